@@ -1,0 +1,89 @@
+"""Every error Outrider raises on purpose, as one tree.
+
+::
+
+    OutriderError
+    ├── InvalidRequestError      a request's field is wrong; names the field
+    ├── ConfigError              a setting is wrong or unknown; names the setting
+    ├── ModelError               a model folder cannot be served
+    │   └── NonFiniteLogitsError   a forward gave NaN or infinite logits for one session
+    ├── PairMismatchError        a draft that does not fit its target
+    ├── CapacityError            no room now; says when to try again
+    │   └── OutOfPagesError        the KV pool cannot hold a session
+    ├── UnavailableError         the other side is not there, or a link to it broke
+    ├── DeadlineError            the caller's time is up
+    ├── RequestCancelledError    the caller went away or asked to end it
+    ├── ProtocolError            the other side broke the contract
+    └── IntegrityError           our own books do not add up (a bug, never the caller's fault)
+
+This module knows no transport: the table from these to gRPC statuses is ``outrider.transport.status``.
+"""
+
+from __future__ import annotations
+
+
+class OutriderError(Exception):
+    """Base of every error Outrider raises on purpose."""
+
+    field: str = ""
+    """The request's, item's or setting's field at fault; empty when there is none."""
+
+
+class InvalidRequestError(OutriderError):
+    """A field of a request is wrong; the message says what would be right."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class ConfigError(OutriderError):
+    """A setting is wrong or unknown; the message says what would be right."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field
+
+
+class ModelError(OutriderError):
+    """A model folder cannot be served: missing, truncated, or of an architecture that is not supported."""
+
+
+class NonFiniteLogitsError(ModelError):
+    """A forward gave NaN or infinite logits for one session; the others are unharmed."""
+
+
+class PairMismatchError(OutriderError):
+    """A draft and a target that cannot work together; the message says in what they differ."""
+
+
+class CapacityError(OutriderError):
+    """There is no room now."""
+
+    def __init__(self, message: str, *, retry_after_ms: int = 1000) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class OutOfPagesError(CapacityError):
+    """The KV pool cannot hold a session of this length now."""
+
+
+class UnavailableError(OutriderError):
+    """The other side is not there, or the link to it broke."""
+
+
+class DeadlineError(OutriderError):
+    """The caller's time is up."""
+
+
+class RequestCancelledError(OutriderError):
+    """The caller went away or asked to end the request."""
+
+
+class ProtocolError(OutriderError):
+    """The other side broke the contract."""
+
+
+class IntegrityError(OutriderError):
+    """Our own books do not add up."""

@@ -1,0 +1,126 @@
+"""What a user asks for and what a user holds: requests, deltas, results.
+
+Plain values, shared by the SDK and the coordinator. Knows no transport and no text processing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider.types import AcceptanceMethod, FinishReason, SamplingParams, TokenLogprob
+
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One request for text. Exactly one of ``prompt`` and ``prompt_token_ids`` is set."""
+
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """Its ``bad_words`` stays empty here: words are text until the coordinator has tokenized them."""
+    bad_words: tuple[str, ...] = ()
+    seed: int | None = None
+    """Keys every random stream, 0 to 2**64 - 1; drawn at random when None and told in the result."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    """How many of the likeliest tokens besides the emitted one; None computes nothing."""
+    prompt_logprobs: int | None = None
+    num_speculative_tokens: int | None = None
+    """Draft length of this request; 0 turns speculation off, None is the coordinator's."""
+    acceptance_method: AcceptanceMethod | None = None
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens counted."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """What speculation did for one request."""
+
+    num_steps: int
+    """Scoring passes, the prefill's included."""
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    acceptance_histogram: tuple[int, ...]
+    """Entry j: steps, among those that had a proposal, in which j tokens were accepted."""
+    mean_acceptance_length: float
+    """Tokens gained per step with a proposal, recovered or bonus included; 0 when there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds since the request arrived, and where the time of its steps went."""
+
+    queue: float
+    first_token: float
+    total: float
+    draft: float = 0.0
+    """The draft service's own time, summed over steps."""
+    target: float = 0.0
+    """The target service's own time, summed over steps."""
+    accept: float = 0.0
+    """The coordinator's time to judge, summed over steps."""
+    wire: float = 0.0
+    """Waiting for either service less its own time, summed over steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A finished generation."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    matched_stop: int | str | None
+    """The token id or the text that stopped it."""
+    logprobs: tuple[TokenLogprob, ...] | None
+    """One for each output token when asked for."""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None
+    """One for each prompt token when asked for; the first has none."""
+    usage: Usage
+    speculation: SpeculationStats
+    seed: int
+    request_id: str
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New output. The last one of a stream carries the result."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    result: GenerationResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Facts of what is served."""
+
+    target_model: str
+    draft_model: str
+    """Empty when there is none."""
+    max_model_len: int
+    num_token_ids: int
+    eos_token_ids: tuple[int, ...]
+    num_speculative_tokens: int
+    acceptance_method: AcceptanceMethod
+    draft_attached: bool
+    version: str
+    num_running: int
+    num_waiting: int
+    target_pages_free: int
+    draft_pages_free: int

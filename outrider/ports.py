@@ -1,0 +1,243 @@
+"""The seam: what a coordinator asks of a draft and a target, in process or over the wire.
+
+Two ports, ``Draft`` and ``Target``, each with ``describe`` and ``attach``. An attached link is a duplex of typed messages; closing it
+releases its sessions. The services implement the ports in process, ``outrider.transport`` implements them again over gRPC, and a
+coordinator cannot tell them apart.
+
+State goes by length: ``base_length`` is how many tokens of the session to keep, ``token_ids`` the committed tokens after them. Each item sent to
+a session has a higher ``generation`` than the one before; a reply carries it back. The .proto files say the same, field by field.
+
+Knows no transport, no device, no thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from outrider.types import (
+    AcceptanceMethod,
+    Evidence,
+    LogprobsMode,
+    ModelDescription,
+    PositionLogprobs,
+    SamplingParams,
+    ScoreForm,
+    Support,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Opens a session, or opens it anew: all that a service must know to give the same answers as any other."""
+
+    session: int
+    generation: int
+    sampling: SamplingParams
+    seed: int
+    acceptance_method: AcceptanceMethod
+    prompt_length: int
+    max_length: int
+    """Most tokens the session will ever hold; pages for them are reserved now, or the answer is ``Refused``."""
+    num_token_ids: int
+    """Ids that may be drawn are below this."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Tokens that ``min_tokens`` bans: ends of sequence and stop tokens."""
+    banned_token_ids: tuple[int, ...] = ()
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW
+    dense: bool = False
+    """Whole rows in place of a sparse support, for rejection and typical."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Ends a session."""
+
+    session: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Brings a draft session up to date and asks for a proposal of up to ``draft_length`` tokens, possibly 0."""
+
+    session: int
+    generation: int
+    base_length: int
+    prefix_hash: int
+    """``extend_prefix_hash(0, first base_length tokens)``; another text than the service's is ``SessionLost``."""
+    token_ids: tuple[int, ...]
+    draft_length: int
+    ahead: int = 0
+    adopt: int | None = None
+    trace_parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Brings a target session up to date and asks what it says of K+1 positions."""
+
+    session: int
+    generation: int
+    base_length: int
+    prefix_hash: int
+    token_ids: tuple[int, ...]
+    """At least one."""
+    draft_token_ids: tuple[int, ...] = ()  # [K]
+    support: Support | None = None
+    """For sparse rejection with K > 0; None otherwise."""
+    trace_parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The answer to ``Extend``: K draft tokens, possibly fewer than asked for, possibly none."""
+
+    session: int
+    generation: int
+    base_length: int
+    """Committed tokens it builds on: the Extend's ``base_length + len(token_ids)``."""
+    token_ids: tuple[int, ...]  # [K]
+    evidence: Evidence = None
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A draft continuation prepared for one outcome."""
+
+    branch_id: int
+    num_accepted: int
+    next_token_id: int
+    token_ids: tuple[int, ...]
+    evidence: Evidence = None
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Continuations pushed while the target scores; they count only while ``base_length`` is still the base."""
+
+    session: int
+    generation: int
+    base_length: int
+    branches: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The answer to ``Score``."""
+
+    session: int
+    generation: int
+    base_length: int
+    """Committed tokens it builds on: the Score's ``base_length + len(token_ids)``; position 0 is the token at this index."""
+    form: ScoreForm
+    logprobs: tuple[PositionLogprobs, ...] = ()  # [K+1] when wanted (with DenseScores: its own rows instead)
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # of the prompt tokens brought, the session's first left out
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost:
+    """The service holds less than ``base_length`` or another text: open again and send it all from 0."""
+
+    session: int
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFailed:
+    """This session cannot go on; the others are unharmed."""
+
+    session: int
+    generation: int
+    code: str
+    """The error's class name in ``outrider.errors``."""
+    message: str
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No room: on a draft it means K = 0, on a target it ends admission."""
+
+    session: int
+    generation: int
+    retry_after_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardReport:
+    """What the forward behind a batch of events cost, by the service's own clock."""
+
+    queue_ns: int
+    forward_ns: int
+    sample_ns: int
+    total_ns: int
+    batch_size: int
+    num_tokens: int
+    num_pages_free: int
+
+
+DraftCommand = Open | Extend | Release
+TargetCommand = Open | Score | Release
+DraftEvent = Proposal | Branches | SessionLost | SessionFailed | Refused
+TargetEvent = Scores | SessionLost | SessionFailed | Refused
+
+CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
+EventT_co = TypeVar("EventT_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch(Generic[EventT_co]):
+    """Events in order, and what they cost (None when no forward was needed)."""
+
+    events: tuple[EventT_co, ...]
+    report: ForwardReport | None = None
+
+
+class Link(Protocol[CommandT_contra, EventT_co]):
+    """A duplex of messages: ordered, lossless, and gone as a whole."""
+
+    def send(self, commands: Sequence[CommandT_contra]) -> None:
+        """Queues one message and returns at once; raises UnavailableError when the link is gone."""
+        ...
+
+    def events(self) -> AsyncIterator[EventBatch[EventT_co]]:
+        """The answers as they come; ends after ``close``, raises UnavailableError when the link breaks. One reader only."""
+        ...
+
+    async def close(self) -> None:
+        """Releases the link's sessions on the service; idempotent."""
+        ...
+
+
+DraftLink = Link[DraftCommand, DraftEvent]
+TargetLink = Link[TargetCommand, TargetEvent]
+
+
+class Draft(Protocol):
+    """A small model, or none, that proposes."""
+
+    async def describe(self) -> ModelDescription:
+        """Facts of the draft; raises UnavailableError when it cannot be reached."""
+        ...
+
+    async def attach(self) -> DraftLink:
+        """Opens a link; raises UnavailableError when it cannot be reached."""
+        ...
+
+
+class Target(Protocol):
+    """The large model, that scores."""
+
+    async def describe(self) -> ModelDescription:
+        """Facts of the target; raises UnavailableError when it cannot be reached."""
+        ...
+
+    async def attach(self) -> TargetLink:
+        """Opens a link; raises UnavailableError when it cannot be reached."""
+        ...

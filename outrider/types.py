@@ -1,0 +1,197 @@
+"""Values that every part of Outrider shares.
+
+Owns what travels between the parts as plain Python and numpy: sampling parameters, evidence, scores, logprobs, facts of a
+model. Knows no transport, no device and no configuration.
+
+Shape letters: ``K`` draft length, ``S`` support width, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int32]
+
+_HASH_MULTIPLIER = 1_000_003
+_HASH_MODULUS = (1 << 61) - 1
+
+
+def extend_prefix_hash(prefix_hash: int, token_ids: Iterable[int]) -> int:
+    """The running hash of a text, carried on over more tokens; the empty text's is 0."""
+    for token_id in token_ids:
+        prefix_hash = (prefix_hash * _HASH_MULTIPLIER + token_id + 1) % _HASH_MODULUS
+    return prefix_hash
+
+
+class AcceptanceMethod(enum.StrEnum):
+    """The rule by which draft tokens are kept; temperature 0 is greedy under every rule."""
+
+    REJECTION = "rejection"
+    COUPLED = "coupled"
+    TYPICAL = "typical"
+
+
+class LogprobsMode(enum.StrEnum):
+    """Which distribution logprobs speak of: the model's own, or the one that was drawn from."""
+
+    RAW = "raw"
+    PROCESSED = "processed"
+
+
+class FinishReason(enum.StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What shapes the distribution a token is drawn from; defaults are the ones vLLM's users know."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Nucleus mass in (0, 1]; 1 is off."""
+    top_k: int = 0
+    """How many of the likeliest tokens are kept; 0 and -1 keep all."""
+    min_p: float = 0.0
+    """Tokens below this share of the largest probability are dropped, in [0, 1]; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output; above 0, 1 is off."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for every time a token stands in the output, from -2 to 2."""
+    presence_penalty: float = 0.0
+    """Subtracted when a token stands in the output, from -2 to 2."""
+    min_tokens: int = 0
+    """End and stop tokens are banned until so many tokens are out."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit), from -100 to 100."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token runs that may not be completed."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """When not empty, the only tokens that may be drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The logprob of one token at one position."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 + how many tokens are strictly likelier."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logprob) of the likeliest, best first, as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """What a target says of one position: logprob and rank of every token that may be emitted there, and the likeliest."""
+
+    tokens: tuple[TokenLogprob, ...]
+    """Every token that may be emitted here, in no order; their ``top`` is empty."""
+    top: tuple[TokenLogprob, ...]
+    """The likeliest, best first; their ``top`` is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseEvidence:
+    """The distributions draft tokens were drawn from, row after row."""
+
+    counts: IntArray  # [K] ids in each row
+    token_ids: IntArray  # [sum(counts)] distinct in a row
+    probs: FloatArray  # [sum(counts)] each row sums to 1
+
+
+@dataclass(frozen=True, slots=True)
+class DenseEvidence:
+    """The distributions draft tokens were drawn from, as whole rows. The reference form."""
+
+    probs: FloatArray  # [K, V]
+
+
+Evidence = SparseEvidence | DenseEvidence | None
+"""What is needed to judge a proposal; None where the rule needs nothing (greedy, coupled, typical)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """The ids, position by position, of which a target is asked the probabilities."""
+
+    counts: IntArray  # [K]
+    token_ids: IntArray  # [sum(counts)]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Greedy and coupled: the target's own token at each position."""
+
+    token_ids: tuple[int, ...]  # [K+1]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseScores:
+    """Rejection: the target on the support, the mass outside it, and a token already drawn outside it."""
+
+    support_probs: FloatArray  # [sum(counts)]
+    outside_mass: FloatArray  # [K+1] the last row has an empty support
+    outside_token_ids: IntArray  # [K+1] -1 when nothing is outside; the last is the bonus
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalScores:
+    """Typical acceptance."""
+
+    draft_token_probs: FloatArray  # [K]
+    entropies: FloatArray  # [K] nats, with ln(p + 1e-5)
+    argmax_token_ids: IntArray  # [K]
+    bonus_token_id: int
+    """Drawn at position K."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseScores:
+    """Whole rows. The reference form."""
+
+    target_probs: FloatArray  # [K+1, V]
+    logprobs: FloatArray | None = None  # [K+1, V] when logprobs are wanted
+
+
+ScoreForm = TokenScores | SparseScores | TypicalScores | DenseScores
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What a service says of itself and its model."""
+
+    role: str
+    """"draft" or "target"."""
+    model_name: str
+    architecture: str
+    """Empty for a draft without a model."""
+    vocab_size: int
+    """Rows of the model's output, padding included; 0 for a draft without a model."""
+    num_token_ids: int
+    """Ids the tokenizer knows are all below this; ids from here to ``vocab_size`` are never proposed or emitted. 0: any id."""
+    max_model_len: int
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    """The id put before every prompt, if the tokenizer asks for one."""
+    dtype: str = ""
+    device: str = ""
+    page_size: int = 0
+    num_pages: int = 0
+    tokenizer_files: dict[str, bytes] = field(default_factory=dict, repr=False)
+    tokenizer_hash: str = ""
+    """SHA-256 of what decides the ids; empty when there is no tokenizer."""
+    acceptance_methods: tuple[AcceptanceMethod, ...] = tuple(AcceptanceMethod)
+    tensor_planes: tuple[str, ...] = ("inline",)
+    version: str = ""

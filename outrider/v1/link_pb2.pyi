@@ -1,0 +1,387 @@
+from outrider.v1 import sampling_pb2 as _sampling_pb2
+from outrider.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TokenizerFile(_message.Message):
+    __slots__ = ("name", "content")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    content: bytes
+    def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class ModelDescription(_message.Message):
+    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "bos_token_id")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FILES_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_METHODS_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PLANES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BOS_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    model_name: str
+    architecture: str
+    vocab_size: int
+    num_token_ids: int
+    max_model_len: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    device: str
+    page_size: int
+    num_pages: int
+    tokenizer_files: _containers.RepeatedCompositeFieldContainer[TokenizerFile]
+    tokenizer_hash: str
+    acceptance_methods: _containers.RepeatedScalarFieldContainer[_sampling_pb2.AcceptanceMethod]
+    tensor_planes: _containers.RepeatedScalarFieldContainer[_tensor_pb2.TensorPlane]
+    version: str
+    bos_token_id: int
+    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., bos_token_id: _Optional[int] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("session", "generation", "sampling", "seed", "acceptance_method", "prompt_length", "max_length", "eos_token_ids", "num_token_ids", "num_logprobs", "num_prompt_logprobs", "logprobs_mode", "dense", "banned_token_ids")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_METHOD_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_MODE_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    BANNED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    generation: int
+    sampling: _sampling_pb2.SamplingParams
+    seed: int
+    acceptance_method: _sampling_pb2.AcceptanceMethod
+    prompt_length: int
+    max_length: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_token_ids: int
+    num_logprobs: int
+    num_prompt_logprobs: int
+    logprobs_mode: _sampling_pb2.LogprobsMode
+    dense: bool
+    banned_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., prompt_length: _Optional[int] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_token_ids: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[_sampling_pb2.LogprobsMode, str]] = ..., dense: _Optional[bool] = ..., banned_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("session", "generation")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    generation: int
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class Extend(_message.Message):
+    __slots__ = ("session", "generation", "base_length", "prefix_hash", "token_ids", "draft_length", "ahead", "adopt", "trace_parent")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_FIELD_NUMBER: _ClassVar[int]
+    TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    generation: int
+    base_length: int
+    prefix_hash: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    draft_length: int
+    ahead: int
+    adopt: int
+    trace_parent: str
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_length: _Optional[int] = ..., ahead: _Optional[int] = ..., adopt: _Optional[int] = ..., trace_parent: _Optional[str] = ...) -> None: ...
+
+class SparseEvidence(_message.Message):
+    __slots__ = ("counts", "token_ids", "probs")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROBS_FIELD_NUMBER: _ClassVar[int]
+    counts: bytes
+    token_ids: bytes
+    probs: bytes
+    def __init__(self, counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., probs: _Optional[bytes] = ...) -> None: ...
+
+class Evidence(_message.Message):
+    __slots__ = ("sparse", "dense")
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    sparse: SparseEvidence
+    dense: _tensor_pb2.Tensor
+    def __init__(self, sparse: _Optional[_Union[SparseEvidence, _Mapping]] = ..., dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("session", "generation", "base_length", "token_ids", "evidence")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    generation: int
+    base_length: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    evidence: Evidence
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
+
+class Branch(_message.Message):
+    __slots__ = ("branch_id", "num_accepted", "next_token_id", "token_ids", "evidence")
+    BRANCH_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    branch_id: int
+    num_accepted: int
+    next_token_id: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    evidence: Evidence
+    def __init__(self, branch_id: _Optional[int] = ..., num_accepted: _Optional[int] = ..., next_token_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
+
+class Branches(_message.Message):
+    __slots__ = ("session", "generation", "base_length", "branches")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    generation: int
+    base_length: int
+    branches: _containers.RepeatedCompositeFieldContainer[Branch]
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ...) -> None: ...
+
+class Score(_message.Message):
+    __slots__ = ("session", "generation", "base_length", "prefix_hash", "token_ids", "draft_token_ids", "support_counts", "support_token_ids", "trace_parent")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    generation: int
+    base_length: int
+    prefix_hash: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    support_counts: bytes
+    support_token_ids: bytes
+    trace_parent: str
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., trace_parent: _Optional[str] = ...) -> None: ...
+
+class TokenScores(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SparseScores(_message.Message):
+    __slots__ = ("support_probs", "outside_mass", "outside_token_ids")
+    SUPPORT_PROBS_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_MASS_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    support_probs: bytes
+    outside_mass: bytes
+    outside_token_ids: bytes
+    def __init__(self, support_probs: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., outside_token_ids: _Optional[bytes] = ...) -> None: ...
+
+class TypicalScores(_message.Message):
+    __slots__ = ("draft_token_probs", "entropies", "argmax_token_ids", "bonus_token_id")
+    DRAFT_TOKEN_PROBS_FIELD_NUMBER: _ClassVar[int]
+    ENTROPIES_FIELD_NUMBER: _ClassVar[int]
+    ARGMAX_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BONUS_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    draft_token_probs: bytes
+    entropies: bytes
+    argmax_token_ids: bytes
+    bonus_token_id: int
+    def __init__(self, draft_token_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., argmax_token_ids: _Optional[bytes] = ..., bonus_token_id: _Optional[int] = ...) -> None: ...
+
+class DenseScores(_message.Message):
+    __slots__ = ("target_probs", "logprobs")
+    TARGET_PROBS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    target_probs: _tensor_pb2.Tensor
+    logprobs: _tensor_pb2.Tensor
+    def __init__(self, target_probs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
+
+class Scores(_message.Message):
+    __slots__ = ("session", "generation", "base_length", "tokens", "sparse", "typical", "dense", "logprobs", "prompt_logprobs")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    generation: int
+    base_length: int
+    tokens: TokenScores
+    sparse: SparseScores
+    typical: TypicalScores
+    dense: DenseScores
+    logprobs: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.PositionLogprobs]
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.PositionLogprobs]
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Union[TokenScores, _Mapping]] = ..., sparse: _Optional[_Union[SparseScores, _Mapping]] = ..., typical: _Optional[_Union[TypicalScores, _Mapping]] = ..., dense: _Optional[_Union[DenseScores, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.PositionLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_sampling_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
+
+class SessionLost(_message.Message):
+    __slots__ = ("session", "generation", "reason")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    generation: int
+    reason: str
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SessionFailed(_message.Message):
+    __slots__ = ("session", "generation", "code", "message", "field")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    generation: int
+    code: str
+    message: str
+    field: str
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("session", "generation", "retry_after_ms", "reason")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    generation: int
+    retry_after_ms: int
+    reason: str
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., retry_after_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ForwardReport(_message.Message):
+    __slots__ = ("queue_ns", "forward_ns", "sample_ns", "total_ns", "batch_size", "num_tokens", "num_pages_free")
+    QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
+    queue_ns: int
+    forward_ns: int
+    sample_ns: int
+    total_ns: int
+    batch_size: int
+    num_tokens: int
+    num_pages_free: int
+    def __init__(self, queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_pages_free: _Optional[int] = ...) -> None: ...
+
+class DraftCommand(_message.Message):
+    __slots__ = ("open", "extend", "release")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    EXTEND_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    extend: Extend
+    release: Release
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+
+class DraftCommands(_message.Message):
+    __slots__ = ("commands",)
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    commands: _containers.RepeatedCompositeFieldContainer[DraftCommand]
+    def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ...) -> None: ...
+
+class DraftEvent(_message.Message):
+    __slots__ = ("proposal", "branches", "session_lost", "session_failed", "refused")
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_LOST_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FAILED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    proposal: Proposal
+    branches: Branches
+    session_lost: SessionLost
+    session_failed: SessionFailed
+    refused: Refused
+    def __init__(self, proposal: _Optional[_Union[Proposal, _Mapping]] = ..., branches: _Optional[_Union[Branches, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+
+class DraftEvents(_message.Message):
+    __slots__ = ("events", "report")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[DraftEvent]
+    report: ForwardReport
+    def __init__(self, events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ...) -> None: ...
+
+class TargetCommand(_message.Message):
+    __slots__ = ("open", "score", "release")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    score: Score
+    release: Release
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+
+class TargetCommands(_message.Message):
+    __slots__ = ("commands",)
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    commands: _containers.RepeatedCompositeFieldContainer[TargetCommand]
+    def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ...) -> None: ...
+
+class TargetEvent(_message.Message):
+    __slots__ = ("scores", "session_lost", "session_failed", "refused")
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_LOST_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FAILED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    scores: Scores
+    session_lost: SessionLost
+    session_failed: SessionFailed
+    refused: Refused
+    def __init__(self, scores: _Optional[_Union[Scores, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+
+class TargetEvents(_message.Message):
+    __slots__ = ("events", "report")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[TargetEvent]
+    report: ForwardReport
+    def __init__(self, events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ...) -> None: ...

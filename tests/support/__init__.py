@@ -1,0 +1,1 @@
+"""Fakes, scripted ports and tiny models that tests share."""
