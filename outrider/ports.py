@@ -1,11 +1,12 @@
 """The seam: what a coordinator asks of a draft and a target, in process or over the wire.
 
-Two ports, ``Draft`` and ``Target``, each with ``describe`` and ``attach``. An attached link is a duplex of typed messages; closing it
-releases its sessions. The services implement the ports in process, ``outrider.transport`` implements them again over gRPC, and a
-coordinator cannot tell them apart.
+Two ports, ``Draft`` and ``Target``, each with ``describe`` and ``attach``. An attached link is a duplex of typed messages;
+closing it releases its sessions. The services implement the ports in process, ``outrider.transport`` implements them
+again over gRPC, and a coordinator cannot tell them apart.
 
-State goes by length: ``base_length`` is how many tokens of the session to keep, ``token_ids`` the committed tokens after them. Each item sent to
-a session has a higher ``generation`` than the one before; a reply carries it back. The .proto files say the same, field by field.
+State goes by length: ``base_length`` is how many tokens of the session to keep, ``token_ids`` the committed tokens after
+them. Each item sent to a session has a higher ``generation`` than the one before; a reply carries it back. The .proto
+files say the same, field by field.
 
 Knows no transport, no device, no thread.
 """
@@ -132,7 +133,7 @@ class Scores:
     session: int
     generation: int
     base_length: int
-    """Committed tokens it builds on: the Score's ``base_length + len(token_ids)``; position 0 is the token at this index."""
+    """Committed tokens it builds on: the Score's ``base_length + len(token_ids)``; position 0 is the token there."""
     form: ScoreForm
     logprobs: tuple[PositionLogprobs, ...] = ()  # [K+1] when wanted (with DenseScores: its own rows instead)
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # of the prompt tokens brought, the session's first left out
@@ -149,7 +150,7 @@ class SessionLost:
 
 @dataclass(frozen=True, slots=True)
 class SessionFailed:
-    """This session cannot go on; the others are unharmed."""
+    """A session that cannot go on; the others are unharmed."""
 
     session: int
     generation: int
@@ -207,7 +208,7 @@ class Link(Protocol[CommandT_contra, EventT_co]):
         ...
 
     def events(self) -> AsyncIterator[EventBatch[EventT_co]]:
-        """The answers as they come; ends after ``close``, raises UnavailableError when the link breaks. One reader only."""
+        """The answers as they come, to one reader; ends after ``close``, raises UnavailableError when the link breaks."""
         ...
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """Values that every part of Outrider shares.
 
-Owns what travels between the parts as plain Python and numpy: sampling parameters, evidence, scores, logprobs, facts of a
-model. Knows no transport, no device and no configuration.
+Owns what travels between the parts as plain Python and numpy: sampling parameters, evidence, scores, logprobs, facts of
+a model. Knows no transport, no device and no configuration.
 
 Shape letters: ``K`` draft length, ``S`` support width, ``V`` vocabulary.
 """
@@ -94,7 +94,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """What a target says of one position: logprob and rank of every token that may be emitted there, and the likeliest."""
+    """What a target says of one position: logprob and rank of each token that may be emitted, and the likeliest."""
 
     tokens: tuple[TokenLogprob, ...]
     """Every token that may be emitted here, in no order; their ``top`` is empty."""
@@ -180,7 +180,7 @@ class ModelDescription:
     vocab_size: int
     """Rows of the model's output, padding included; 0 for a draft without a model."""
     num_token_ids: int
-    """Ids the tokenizer knows are all below this; ids from here to ``vocab_size`` are never proposed or emitted. 0: any id."""
+    """Ids the tokenizer knows are below this; ids from here to ``vocab_size`` are never proposed or emitted. 0: any."""
     max_model_len: int
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
