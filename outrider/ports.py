@@ -1,11 +1,11 @@
 """The seam: what a coordinator asks of a draft and a target, in process or over the wire.
 
-Two ports, ``Draft`` and ``Target``, each with ``describe`` and ``attach``. An attached link is a duplex of typed messages;
-closing it releases its sessions. The services implement the ports in process, ``outrider.transport`` implements them
-again over gRPC, and a coordinator cannot tell them apart.
+Two ports, ``Draft`` and ``Target``, each with ``describe`` and ``attach``. An attached link is a duplex of typed
+messages; closing it releases its sessions. The services implement the ports in process, ``outrider.transport``
+implements them again over gRPC, and a coordinator cannot tell them apart.
 
-State goes by length: ``base_length`` is how many tokens of the session to keep, ``token_ids`` the committed tokens after
-them. Each item sent to a session has a higher ``generation`` than the one before; a reply carries it back. The .proto
+State goes by length: ``base_length`` is how many tokens of the session to keep, ``token_ids`` the committed tokens
+after them. Each item sent to a session has a higher ``generation`` than the one before; a reply carries it back. The .proto
 files say the same, field by field.
 
 Knows no transport, no device, no thread.
@@ -208,7 +208,7 @@ class Link(Protocol[CommandT_contra, EventT_co]):
         ...
 
     def events(self) -> AsyncIterator[EventBatch[EventT_co]]:
-        """The answers as they come, to one reader; ends after ``close``, raises UnavailableError when the link breaks."""
+        """The answers, to one reader; ends after ``close``, raises UnavailableError when the link breaks."""
         ...
 
     async def close(self) -> None:
