@@ -5,8 +5,8 @@ messages; closing it releases its sessions. The services implement the ports in 
 implements them again over gRPC, and a coordinator cannot tell them apart.
 
 State goes by length: ``base_length`` is how many tokens of the session to keep, ``token_ids`` the committed tokens
-after them. Each item sent to a session has a higher ``generation`` than the one before; a reply carries it back. The .proto
-files say the same, field by field.
+after them. Each item sent to a session has a higher ``generation`` than the one before; a reply carries it back. The
+.proto files say the same, field by field.
 
 Knows no transport, no device, no thread.
 """
