@@ -1,0 +1,105 @@
+"""What one forward is asked to do, and the arrays a kernel needs to do it.
+
+Owns the ragged layout of a batch, in numpy. Refuses to know tensors, devices and models: the runner moves a
+``ForwardBatch`` to its device once, and nothing is worked out again layer by layer.
+
+Shape letters: ``T`` tokens of all rows, ``B`` rows, ``P`` pages of the row with the most, ``N`` positions that get
+logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as TokenIds
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.engine.sequences import PageCopy, Sequence, SequenceTable
+from outrider.errors import InvalidRequestError
+
+LongArray = NDArray[np.int64]
+
+NO_PAGE = -1
+"""Fills up the page tables of rows with fewer pages than the longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardRow:
+    """Append these tokens to this sequence."""
+
+    sequence: Sequence
+    token_ids: TokenIds[int]
+    num_logits: int = 1
+    """Logits are wanted after each of the last so many of them; 0 for a prefill chunk that is not the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One ragged forward: row b's tokens are ``token_ids[query_starts[b]:query_starts[b + 1]]``."""
+
+    token_ids: LongArray  # [T]
+    positions: LongArray  # [T] of each token in its sequence
+    slots: LongArray  # [T] where its KV goes: page * page_size + offset
+    page_tables: LongArray  # [B, P] pages of each row's context; NO_PAGE after its last
+    query_starts: LongArray  # [B+1]
+    context_lengths: LongArray  # [B] tokens of the sequence, those of this forward included
+    logit_indices: LongArray  # [N] rows of the hidden states that go through the head, in the order of the rows
+    page_copies: tuple[PageCopy, ...]
+    """Done before anything else: all sources are read before any destination is written."""
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return len(self.context_lengths)
+
+
+def check_rows(table: SequenceTable, rows: TokenIds[ForwardRow]) -> None:
+    """Raise ``InvalidRequestError`` unless every row can be planned; changes nothing."""
+    seen: set[Sequence] = set()
+    for row in rows:
+        if row.sequence in seen:
+            raise InvalidRequestError("sequence", "stands in two rows of one forward")
+        seen.add(row.sequence)
+        if not row.token_ids:
+            raise InvalidRequestError("token_ids", "a row needs at least one token")
+        if not 0 <= row.num_logits <= len(row.token_ids):
+            raise InvalidRequestError("num_logits", f"must be from 0 to {len(row.token_ids)}, not {row.num_logits}")
+        table.require_room(row.sequence, len(row.token_ids))
+
+
+def plan_forward(table: SequenceTable, rows: TokenIds[ForwardRow]) -> ForwardBatch:
+    """Extend every row's sequence and lay the batch out; ``InvalidRequestError`` and no change if any row is bad."""
+    check_rows(table, rows)
+    starts = [row.sequence.length for row in rows]
+    slots = [slot for row in rows for slot in table.extend(row.sequence, row.token_ids)]
+    query_starts = np.cumsum([0, *(len(row.token_ids) for row in rows)], dtype=np.int64)
+    return ForwardBatch(
+        token_ids=_long([token_id for row in rows for token_id in row.token_ids]),
+        positions=_long(
+            [p for row, start in zip(rows, starts, strict=True) for p in range(start, row.sequence.length)]
+        ),
+        slots=_long(slots),
+        page_tables=_page_tables(table, rows),
+        query_starts=query_starts,
+        context_lengths=_long([row.sequence.length for row in rows]),
+        logit_indices=_logit_indices(rows, query_starts),
+        page_copies=tuple(table.pending_copies()),
+    )
+
+
+def _long(values: TokenIds[int]) -> LongArray:
+    return np.asarray(values, dtype=np.int64)
+
+
+def _page_tables(table: SequenceTable, rows: TokenIds[ForwardRow]) -> LongArray:
+    counts = [table.pool.pages_for(row.sequence.length) for row in rows]
+    tables = np.full((len(rows), max(counts, default=0)), NO_PAGE, dtype=np.int64)
+    for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        tables[index, :count] = row.sequence.page_table[:count]
+    return tables
+
+
+def _logit_indices(rows: TokenIds[ForwardRow], query_starts: LongArray) -> LongArray:
+    ends = query_starts[1:].tolist()
+    return _long([i for row, end in zip(rows, ends, strict=True) for i in range(end - row.num_logits, end)])

@@ -1,0 +1,38 @@
+"""Products with a weight that never changes: y = x W^T (+ b).
+
+Contract: ``prepare_weight`` takes a weight ``[N, K]`` and gives a callable ``(x [T, K], bias [N] | None) -> [T, N]``
+that owns it, in whatever layout is fastest on its device; the caller drops its own reference, so that there is one
+copy. Quantised and sharded weights find their place behind the same callable.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from outrider.engine.kernels.linear.packed import PackedWeight, can_pack
+from outrider.engine.kernels.linear.reference import PlainWeight, UpcastWeight
+
+__all__ = ["PreparedWeight", "prepare_weight"]
+
+
+class PreparedWeight(Protocol):
+    """A weight ready to be multiplied with."""
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x`` [T, K] to [T, N]."""
+        ...
+
+
+def prepare_weight(weight: torch.Tensor, *, keep_layout: bool = False) -> PreparedWeight:
+    """Choose the fastest layout for ``weight`` [N, K] on its device; with ``keep_layout`` no second copy is made of
+    it.
+    """
+    if weight.device.type != "cpu":
+        return PlainWeight(weight)
+    if can_pack(weight.dtype) and not keep_layout:
+        return PackedWeight(weight)
+    if weight.dtype == torch.bfloat16:
+        return UpcastWeight(weight)
+    return PlainWeight(weight)

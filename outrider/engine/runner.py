@@ -1,0 +1,176 @@
+"""One model on one device: load it once, then run ragged forwards over its paged KV cache.
+
+Owns the weights, the cache and the sequence table, and the order of a forward: check, plan, move to the device, copy
+forked pages, compute. Not thread-safe: one thread calls it. Refuses to know sampling, sessions and requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from outrider.engine.batch import ForwardBatch, ForwardRow, check_rows, plan_forward
+from outrider.engine.kernels.kv_store import copy_pages
+from outrider.engine.kernels.paged_attention import plan_attention
+from outrider.engine.loading import Progress, load_weights
+from outrider.engine.memory import KvRequest, choose_num_pages
+from outrider.engine.models import Decoder, ModelConfig, read_model_config
+from outrider.engine.models.decoder import DeviceBatch
+from outrider.engine.pages import PagePool
+from outrider.engine.sequences import SequenceTable
+from outrider.errors import ConfigError, InvalidRequestError
+
+_WARM_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+class ModelRunner:
+    """A loaded model. ``sequences`` holds its KV sequences; ``forward`` appends tokens to them and gives logits."""
+
+    def __init__(self, decoder: Decoder, *, page_size: int, num_pages: int, max_model_len: int) -> None:
+        self.config: ModelConfig = decoder.config
+        self.max_model_len = max_model_len
+        """No sequence may hold more tokens."""
+        self.page_size = page_size
+        self.num_forwards = 0
+        """Forwards that rows went through since loading; warm-up does not count."""
+        self.sequences = SequenceTable(PagePool(num_pages, page_size))
+        self._decoder = decoder
+        self.kv_cache = torch.empty(  # [L, S, 2, H_kv, D]; what a free page holds is never read
+            self.config.num_layers,
+            num_pages * page_size,
+            2,
+            self.config.num_kv_heads,
+            self.config.head_dim,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights, cache and logits are."""
+        return self._decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of weights and cache."""
+        return self._decoder.dtype
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | str = "auto",
+        page_size: int = 16,
+        num_pages: int | None = None,
+        kv_cache_bytes: int | None = None,
+        max_model_len: int | None = None,
+        progress: Progress | None = None,
+    ) -> ModelRunner:
+        """Load a folder in the Hugging Face layout.
+
+        ``dtype`` "auto" is the type of the weights on file. ``max_model_len`` None is the model's own limit. The cache
+        takes ``num_pages``, else what fits ``kv_cache_bytes``, else a share of the free memory. ``progress(done,
+        total)`` counts bytes of weights. ``ModelError`` when the folder cannot be served, ``ConfigError`` when a
+        setting does not fit it.
+        """
+        config = read_model_config(Path(folder))
+        length = _choose_length(config, max_model_len)
+        target_dtype = _choose_dtype(config, dtype)
+        with torch.inference_mode():
+            decoder = Decoder(config, dtype=target_dtype, device=torch.device(device))
+            load_weights(decoder, Path(folder), progress)
+            request = KvRequest(page_size, length, config.kv_bytes_per_token(target_dtype), num_pages, kv_cache_bytes)
+            pages = choose_num_pages(request, decoder.device)
+            return cls(decoder, page_size=page_size, num_pages=pages, max_model_len=length)
+
+    def forward(self, rows: Sequence[ForwardRow]) -> torch.Tensor:
+        """Append each row's tokens to its sequence in one pass; returns their logits [N, V] float32, row by row.
+
+        ``InvalidRequestError``, and nothing changed, if any row is bad: an id out of range, a length past the
+        reservation or past ``max_model_len``, a sequence named twice. When the device fails midway the sequences keep
+        their former lengths.
+        """
+        if not rows:
+            return torch.empty(0, self.config.vocab_size, device=self.device)
+        check_rows(self.sequences, rows)
+        self._check_tokens(rows)
+        with self._restoring_lengths(rows), torch.inference_mode():
+            logits = self._compute(plan_forward(self.sequences, rows))
+        self.num_forwards += 1
+        return logits
+
+    def warm_up(self) -> None:
+        """Run small forwards so that the first request finds everything allocated and chosen; leaves no trace."""
+        count = self.num_forwards
+        longest = min(self.max_model_len, self.sequences.pool.num_free * self.page_size)
+        sequence = self.sequences.open(min(longest, max(_WARM_UP_TOKENS)))
+        for num_tokens in _WARM_UP_TOKENS:
+            if num_tokens <= sequence.max_length:
+                self.forward([ForwardRow(sequence, [0] * num_tokens, num_tokens)])
+                self.sequences.truncate(sequence, 0)
+        self.sequences.release(sequence)
+        self.num_forwards = count
+
+    def _compute(self, batch: ForwardBatch) -> torch.Tensor:
+        copy_pages(self.kv_cache, batch.page_copies, page_size=self.page_size)
+        self.sequences.confirm_copies()
+        return self._decoder(self._to_device(batch), self.kv_cache)
+
+    def _to_device(self, batch: ForwardBatch) -> DeviceBatch:
+        windows = set(self.config.sliding_windows)
+        return DeviceBatch(
+            token_ids=torch.from_numpy(batch.token_ids).to(self.device),
+            positions=torch.from_numpy(batch.positions).to(self.device),
+            slots=torch.from_numpy(batch.slots).to(self.device),
+            plans={
+                window: plan_attention(
+                    batch, page_size=self.page_size, window=window, device=self.device, dtype=self.dtype
+                )
+                for window in windows
+            },
+            logit_indices=torch.from_numpy(batch.logit_indices).to(self.device),
+        )
+
+    def _check_tokens(self, rows: Sequence[ForwardRow]) -> None:
+        for row in rows:
+            length = row.sequence.length + len(row.token_ids)
+            if length > self.max_model_len:
+                raise InvalidRequestError("token_ids", f"{length} tokens pass max_model_len {self.max_model_len}")
+            if min(row.token_ids) < 0 or max(row.token_ids) >= self.config.vocab_size:
+                wrong = next(token for token in row.token_ids if not 0 <= token < self.config.vocab_size)
+                raise InvalidRequestError("token_ids", f"{wrong} is not from 0 to {self.config.vocab_size - 1}")
+
+    @contextlib.contextmanager
+    def _restoring_lengths(self, rows: Sequence[ForwardRow]) -> Iterator[None]:
+        lengths = [row.sequence.length for row in rows]
+        try:
+            yield
+        except BaseException:
+            for row, length in zip(rows, lengths, strict=True):
+                if row.sequence.length > length:
+                    self.sequences.truncate(row.sequence, length)
+            raise
+
+
+def _choose_length(config: ModelConfig, max_model_len: int | None) -> int:
+    if max_model_len is None:
+        return config.max_position
+    if not 1 <= max_model_len <= config.max_position:
+        raise ConfigError("max_model_len", f"must be from 1 to {config.max_position}, not {max_model_len}")
+    return max_model_len
+
+
+def _choose_dtype(config: ModelConfig, dtype: torch.dtype | str) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return config.dtype
+    chosen = getattr(torch, dtype, None)
+    if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
+        raise ConfigError("dtype", f"{dtype!r} is not auto, float32, bfloat16 or float16")
+    return chosen

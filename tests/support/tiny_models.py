@@ -1,0 +1,126 @@
+"""Tiny random models in the Hugging Face layout, tokenizer included, for tests of the engine and of the services.
+
+Weights are large enough for distributions to be far from flat, and every bias and norm is random, so that one left out
+shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+EOS_TOKEN = "<|end|>"
+DEFAULT_VOCAB_SIZE = 272
+
+_CONFIGS: dict[str, type[PreTrainedConfig]] = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+}
+_DEFAULTS: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+ARCHITECTURES = tuple(_CONFIGS)
+
+
+def build_tiny_model(
+    folder: Path | str,
+    architecture: str = "llama",
+    *,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **config: Any,
+) -> Path:
+    """Write a random model of an architecture ("llama", "mistral", "qwen2", "qwen3") and its tokenizer to ``folder``.
+
+    ``config`` overrides fields of its configuration. The same arguments give the same weights. The tokenizer has an id
+    for each byte that fits and the end token after them (``eos_token_id``); ids above it are padding. Below 257 rows
+    it knows only the first characters of the printable ASCII range and drops the rest.
+    """
+    folder = Path(folder)
+    end_id = min(256, vocab_size - 1)
+    settings = {**_DEFAULTS, "vocab_size": vocab_size, "eos_token_id": end_id, **config}
+    model = _random_model(_CONFIGS[architecture](**settings), seed)
+    torch.nn.Module.to(model, dtype)  # in place; transformers' own wrapper of it is not typed
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    _write_tokenizer(folder, end_id)
+    return folder
+
+
+def cached_tiny_model(architecture: str = "llama", **arguments: Any) -> Path:
+    """The same as ``build_tiny_model``, built once for all test runs on this machine; the folder must not be
+    changed.
+    """
+    key = hashlib.sha256(json.dumps([architecture, arguments], sort_keys=True, default=str).encode()).hexdigest()[:16]
+    source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
+    folder = Path(tempfile.gettempdir()) / "outrider-tiny-models" / f"{architecture}-{source}-{key}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(dir=folder.parent))
+        build_tiny_model(building, architecture, **arguments)
+        try:
+            building.rename(folder)  # only a whole model ever has the name, whoever else builds it
+        except OSError:
+            shutil.rmtree(building)
+    return folder
+
+
+def load_reference(folder: Path) -> PreTrainedModel:
+    """The transformers model of a folder in float32: the truth that the engine is held against."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model
+
+
+def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 1:
+                    parameter.copy_(0.2 * torch.randn_like(parameter) + (1.0 if "norm" in name else 0.0))
+    return model
+
+
+def _write_tokenizer(folder: Path, end_id: int) -> None:
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda c: (ord(c) > 126, ord(c)))
+    vocab = {character: index for index, character in enumerate(characters[:end_id])}
+    tokenizer = Tokenizer(models.BPE(vocab={**vocab, EOS_TOKEN: end_id}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([EOS_TOKEN])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS_TOKEN}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
