@@ -1,0 +1,51 @@
+# Everything a person or a build does by name. `make install` is quick when nothing changed.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
+	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$name && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PACKAGES := outrider draft_service target_service coordinator
+CHECKED := $(PACKAGES) tests tools scripts
+TEST_WORKERS ?= 2
+TESTS ?= tests
+
+.PHONY: help install demo test check format proto docs
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+install: $(INSTALLED)  ## .venv with everything: services, SDK, tools
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --progress-bar off \
+		-c constraints.txt -e ".[engine,telemetry,dev]"
+	@touch $@
+
+demo: install  ## starts the three services on the embedded pair, streams, proves, measures
+	$(BIN)/outrider demo
+
+test: install  ## the whole suite; TESTS=tests/cli for a part of it
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(TESTS)
+
+check: install  ## format, lint, types, import contracts, generated code, generated docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(CHECKED)
+	$(BIN)/lint-imports
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check_generated.sh
+	$(BIN)/python scripts/generate_configuration.py --check
+
+format: install  ## formats the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: install  ## generates outrider/v1 from proto/
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/generate_protos.sh
+
+docs: install  ## generates docs/configuration.md from the schema
+	$(BIN)/python scripts/generate_configuration.py

@@ -1,0 +1,69 @@
+"""The types of single settings: their bounds, and the spellings that are understood.
+
+A setting that several sections share has one type here, so that its bounds and its text cannot differ between them.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from outrider.types import AcceptanceMethod
+
+_VLLM_ACCEPTANCE = {
+    "rejection_sampler": AcceptanceMethod.REJECTION,
+    "typical_acceptance_sampler": AcceptanceMethod.TYPICAL,
+}
+
+
+class DraftMethod(enum.StrEnum):
+    """Where proposals come from; the names are vLLM's."""
+
+    DRAFT_MODEL = "draft_model"
+    NGRAM = "ngram"
+    NONE = "none"
+
+
+class EvidenceForm(enum.StrEnum):
+    """How much of a distribution travels with a proposal."""
+
+    SPARSE = "sparse"
+    DENSE = "dense"
+
+
+def _refuse_bool(value: Any) -> Any:  # noqa: ANN401 - whatever a source held
+    if isinstance(value, bool):
+        raise ValueError("should be a number")
+    return value
+
+
+def _known_acceptance(value: Any) -> Any:  # noqa: ANN401
+    return _VLLM_ACCEPTANCE.get(value, value) if isinstance(value, str) else value
+
+
+def _known_device(value: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
+        raise ValueError("should be cpu, cuda or cuda:N")
+    return value
+
+
+# Python counts a bool as a number; a "yes" in a YAML file is not one.
+Int = Annotated[int, BeforeValidator(_refuse_bool)]
+Float = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=False)]
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+Device = Annotated[str, AfterValidator(_known_device)]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Acceptance = Annotated[AcceptanceMethod, BeforeValidator(_known_acceptance)]
+Text = Annotated[str, Field(min_length=1)]
+Port = Annotated[Int, Field(ge=1, le=65535)]
+Positive = Annotated[Int, Field(ge=1)]
+NonNegative = Annotated[Int, Field(ge=0)]
+Seconds = Annotated[Float, Field(ge=0)]
+PositiveSeconds = Annotated[Float, Field(gt=0)]
+DraftLength = Annotated[Int, Field(ge=0, le=64)]
+Share = Annotated[Float, Field(gt=0, le=1)]
+NonNegativeFloat = Annotated[Float, Field(ge=0)]

@@ -1,0 +1,101 @@
+"""From sources to settings: flag over environment over file over default.
+
+Owns where a value comes from and how an error names it. Each source is first flattened to (section, key) -> value, then
+the sources are laid over one another, then the schema checks the whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from outrider.config.flags import parse_flags
+from outrider.config.schema import CoordinatorSettings, DraftSettings, Section, Settings, TargetSettings
+from outrider.config.sources import Source, read_environment, read_file, read_flags
+from outrider.errors import ConfigError
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """Settings, and for each value that is no default where it comes from."""
+
+    settings: Settings
+    origins: dict[tuple[str, str], str]
+    """(section, key) -> "flag", a variable's name or a file's path."""
+
+
+def load(
+    section: type[SectionT], argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
+) -> SectionT:
+    """The settings of one process; ``ConfigError`` names the setting at fault. ``--help`` prints and exits."""
+    flags, config = parse_flags(section, argv)
+    sources = _sources({(section.name, key): value for key, value in flags.items()}, None, config, environ)
+    values, _ = merge(sources)
+    return _validate(section, values)
+
+
+def load_all(
+    flags: Mapping[tuple[str, str], Any],
+    *,
+    speculative_config: str | None = None,
+    config: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Effective:
+    """All sections. ``flags`` holds what the command line set: (section, key) -> value."""
+    values, origins = merge(_sources(flags, speculative_config, config, environ))
+    settings = Settings(
+        target=_validate(TargetSettings, values),
+        draft=_validate(DraftSettings, values),
+        coordinator=_validate(CoordinatorSettings, values),
+    )
+    return Effective(settings, origins)
+
+
+def merge(sources: Sequence[Source]) -> tuple[dict[str, dict[str, Any]], dict[tuple[str, str], str]]:
+    """The sources laid over one another, weakest first: section -> key -> value, and each value's origin."""
+    values: dict[str, dict[str, Any]] = {}
+    origins: dict[tuple[str, str], str] = {}
+    for source in sources:
+        for (section, key), value in source.values.items():
+            values.setdefault(section, {})[key] = value
+            origins[section, key] = source.origins.get((section, key), source.name)
+    return values, origins
+
+
+def _sources(
+    flags: Mapping[tuple[str, str], Any],
+    speculative_config: str | None,
+    config: str | None,
+    environ: Mapping[str, str] | None,
+) -> list[Source]:
+    environ = os.environ if environ is None else environ
+    environment = read_environment(environ)
+    path = config or environ.get("OUTRIDER_CONFIG")
+    file = [read_file(path)] if path else []
+    return [*file, environment, read_flags(flags, speculative_config)]
+
+
+def _validate(section: type[SectionT], values: Mapping[str, Mapping[str, Any]]) -> SectionT:
+    try:
+        return section.model_validate(dict(values.get(section.name, {})))
+    except ValidationError as error:
+        raise _as_config_error(error, f"{section.name}.") from error
+
+
+def _as_config_error(error: ValidationError, prefix: str) -> ConfigError:
+    first = error.errors()[0]
+    # A union's own branches ("int", "none") follow the key in the location; the key is what a user knows.
+    key = str(first["loc"][0]) if first["loc"] else ""
+    if first["type"] == "missing":
+        return ConfigError(prefix + key, "must be set")
+    message = first["msg"].removeprefix("Value error, ").replace("Input should", "should")
+    if not key:  # said by a validator of the whole section as "key: message"
+        key, _, message = message.partition(": ")
+        return ConfigError(prefix + key, message)
+    return ConfigError(prefix + key, f"{message[0].lower()}{message[1:]}, not {first['input']!r}")

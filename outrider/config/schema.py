@@ -1,0 +1,213 @@
+"""The schema: every setting, its default, its unit and its meaning. ``docs/configuration.md`` is made from it.
+
+Units stand in the names: ``_ms``, ``_s``, ``_bytes``; counts begin with ``num_`` or ``max_``.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from outrider.config.fields import (
+    Acceptance,
+    Device,
+    DraftLength,
+    DraftMethod,
+    Dtype,
+    EvidenceForm,
+    LogLevel,
+    NonNegative,
+    NonNegativeFloat,
+    Port,
+    Positive,
+    PositiveSeconds,
+    Seconds,
+    Share,
+    Text,
+)
+from outrider.types import AcceptanceMethod, LogprobsMode
+
+_HOST: Text = Field(
+    "127.0.0.1", description="Address to listen on; 0.0.0.0 is every interface, unix:/path is a socket file."
+)
+_DEVICE: Device = Field("cpu", description="Where the model runs: cpu, cuda or cuda:N.")
+_DTYPE: Dtype = Field(
+    "auto", description="Type of weights and KV cache; auto is float32 on a CPU, else the type on file."
+)
+_PAGE_SIZE: Positive = Field(16, description="Tokens in a KV page.")
+_NUM_PAGES: Positive | None = Field(
+    None, description="KV pages; unset: what kv_cache_bytes holds, else a share of the free memory."
+)
+_KV_CACHE_BYTES: Positive | None = Field(None, description="Bytes for the KV cache; not together with num_pages.")
+_MAX_BATCHED_TOKENS: Positive = Field(
+    512, description="Most tokens in one forward; long prompts are cut into chunks of it."
+)
+_NUM_THREADS: Positive | None = Field(None, description="Threads for computing on a CPU; unset: one for each core.")
+_DRAIN_DELAY_S: Seconds = Field(
+    1.0, description="After SIGTERM, how long health says NOT_SERVING before calls are refused."
+)
+_DRAIN_GRACE_S: Seconds = Field(30.0, description="After that, how long running streams may take to finish.")
+_LOG_LEVEL: LogLevel = Field("info", description="Least level that is logged: debug, info, warning or error.")
+
+
+class Section(BaseModel):
+    """The settings of one process."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    name: ClassVar[str]
+    """The section's key in a file, and its part of a variable's name."""
+
+
+class TargetSettings(Section):
+    """``python -m target_service``: the large model."""
+
+    name: ClassVar[str] = "target"
+
+    model: Text = Field(description="Folder of the model in the Hugging Face layout.")
+    host: Text = _HOST
+    port: Port = Field(50051, description="Port to listen on.")
+    device: Device = _DEVICE
+    dtype: Dtype = _DTYPE
+    page_size: Positive = _PAGE_SIZE
+    num_pages: Positive | None = _NUM_PAGES
+    kv_cache_bytes: Positive | None = _KV_CACHE_BYTES
+    max_model_len: Positive | None = Field(
+        None, description="Longest prompt and output together, in tokens; unset: the model's."
+    )
+    max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
+    num_threads: Positive | None = _NUM_THREADS
+    drain_delay_s: Seconds = _DRAIN_DELAY_S
+    drain_grace_s: Seconds = _DRAIN_GRACE_S
+    log_level: LogLevel = _LOG_LEVEL
+
+    @model_validator(mode="after")
+    def _one_cache_size(self) -> Self:
+        _check_cache_size(self.num_pages, self.kv_cache_bytes)
+        return self
+
+
+class DraftSettings(Section):
+    """``python -m draft_service``: the small model, or the n-gram proposer."""
+
+    name: ClassVar[str] = "draft"
+
+    method: DraftMethod = Field(
+        DraftMethod.NONE,
+        description="draft_model, ngram (prompt lookup, no model) or none; unset: draft_model where a model is set.",
+    )
+    model: Text | None = Field(None, description="Folder of the draft model in the Hugging Face layout.")
+    host: Text = _HOST
+    port: Port = Field(50052, description="Port to listen on.")
+    device: Device = _DEVICE
+    dtype: Dtype = _DTYPE
+    page_size: Positive = _PAGE_SIZE
+    num_pages: Positive | None = _NUM_PAGES
+    kv_cache_bytes: Positive | None = _KV_CACHE_BYTES
+    max_model_len: Positive | None = Field(
+        None, description="Tokens after which the draft proposes nothing; unset: the model's limit."
+    )
+    max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
+    num_threads: Positive | None = _NUM_THREADS
+    prompt_lookup_max: Positive = Field(5, description="Longest run of tokens that ngram looks up.")
+    prompt_lookup_min: Positive = Field(5, description="Shortest run of tokens that ngram looks up.")
+    support_mass: Share = Field(
+        0.999, description="Rejection: the draft draws from its likeliest tokens with this mass."
+    )
+    support_limit: Positive = Field(1024, description="Rejection: and from at most so many tokens.")
+    drain_delay_s: Seconds = _DRAIN_DELAY_S
+    drain_grace_s: Seconds = _DRAIN_GRACE_S
+    log_level: LogLevel = _LOG_LEVEL
+
+    @model_validator(mode="before")
+    @classmethod
+    def _method_from_model(cls, data: Any) -> Any:  # noqa: ANN401 - raw input
+        if not isinstance(data, dict) or data.get("method") is not None:
+            return data
+        # vLLM lets the model's name stand for the method.
+        if data.get("model") == DraftMethod.NGRAM:
+            return {**data, "method": DraftMethod.NGRAM, "model": None}
+        return {**data, "method": DraftMethod.DRAFT_MODEL if data.get("model") else DraftMethod.NONE}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _check_cache_size(self.num_pages, self.kv_cache_bytes)
+        if self.method is DraftMethod.DRAFT_MODEL and self.model is None:
+            raise ValueError("model: is needed by method draft_model")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min: {self.prompt_lookup_min} is above prompt_lookup_max {self.prompt_lookup_max}"
+            )
+        return self
+
+
+class CoordinatorSettings(Section):
+    """``python -m coordinator``: the public service."""
+
+    name: ClassVar[str] = "coordinator"
+
+    host: Text = _HOST
+    port: Port = Field(50050, description="Port to listen on.")
+    target_address: Text = Field("127.0.0.1:50051", description="Where the target service is: host:port or unix:/path.")
+    draft_address: Text | None = Field(None, description="Where the draft service is; unset: no speculation.")
+    num_speculative_tokens: DraftLength = Field(4, description="Draft length of requests that name none; 0 is none.")
+    acceptance_method: Acceptance = Field(
+        AcceptanceMethod.REJECTION, description="Rule of requests that name none: rejection, coupled or typical."
+    )
+    posterior_threshold: NonNegativeFloat = Field(0.09, description="Typical acceptance: the fixed bound.")
+    posterior_alpha: NonNegativeFloat = Field(0.3, description="Typical acceptance: the entropy's factor.")
+    evidence: EvidenceForm = Field(
+        EvidenceForm.SPARSE, description="sparse, or dense: whole rows of probabilities, the reference, and costly."
+    )
+    disable_by_batch_size: NonNegative = Field(
+        0, description="No speculation while so many requests run or wait; on again when fewer do. 0: never off."
+    )
+    draft_timeout_ms: Positive = Field(1000, description="How long a step waits for the draft before it goes without.")
+    target_timeout_s: PositiveSeconds = Field(60.0, description="How long requests wait for a lost target to be back.")
+    max_running_requests: Positive = Field(64, description="Requests that run at the same time.")
+    max_queue: NonNegative = Field(256, description="Requests that may wait; past it they are refused.")
+    tokenizer: Text | None = Field(None, description="Folder of a tokenizer to use in place of the target's.")
+    logprobs_mode: LogprobsMode = Field(
+        LogprobsMode.RAW, description="raw: of the model's distribution; processed: of the one that was drawn from."
+    )
+    disable_logprobs: bool = Field(False, description="Refuse requests that ask for logprobs.")
+    drain_delay_s: Seconds = _DRAIN_DELAY_S
+    drain_grace_s: Seconds = _DRAIN_GRACE_S
+    log_level: LogLevel = _LOG_LEVEL
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All three sections, as ``outrider serve`` reads them."""
+
+    target: TargetSettings
+    draft: DraftSettings
+    coordinator: CoordinatorSettings
+
+
+SECTIONS: dict[str, type[Section]] = {
+    section.name: section for section in (TargetSettings, DraftSettings, CoordinatorSettings)
+}
+
+
+def to_argv(section: Section) -> list[str]:
+    """The flags that give exactly this section again; defaults are left out."""
+    argv: list[str] = []
+    for key, value in section.model_dump(exclude_defaults=True).items():
+        if value is not None:
+            argv += _flag(key, value)
+    return argv
+
+
+def _flag(key: str, value: object) -> list[str]:
+    name = key.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value.value if isinstance(value, enum.Enum) else value)]
+
+
+def _check_cache_size(num_pages: int | None, kv_cache_bytes: int | None) -> None:
+    if num_pages is not None and kv_cache_bytes is not None:
+        raise ValueError("num_pages: is set together with kv_cache_bytes; one of them decides")

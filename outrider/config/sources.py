@@ -1,0 +1,121 @@
+"""The three sources of settings, each flattened to (section, key) -> value.
+
+Owns the naming of variables, the shape of a file, and the check that every key in either is known. A source may carry a
+``speculative_config``; a key that it and a plain setting of the same source give different values is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from outrider.config import speculative
+from outrider.config.schema import SECTIONS
+from outrider.config.suggestions import check_known, unknown
+from outrider.errors import ConfigError
+
+PREFIX = "OUTRIDER_"
+_CONFIG = f"{PREFIX}CONFIG"
+_SPECULATIVE = f"{PREFIX}{speculative.NAME.upper()}"
+
+Place = tuple[str, str]
+"""(section, key)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one source sets."""
+
+    name: str
+    values: dict[Place, Any]
+    origins: dict[Place, str] = field(default_factory=dict)
+    """Where a single value has a better name for its origin than the source's."""
+
+
+def variable_name(section: str, key: str) -> str:
+    """The variable that sets a setting."""
+    return f"{PREFIX}{section}_{key}".upper()
+
+
+def read_flags(flags: Mapping[Place, Any], speculative_config: str | None = None) -> Source:
+    """What the command line set; None is unset."""
+    plain = {place: value for place, value in flags.items() if value is not None}
+    config = speculative.parse_json(speculative_config) if speculative_config else {}
+    return Source("flag", _with_speculative(plain, config))
+
+
+def read_environment(environ: Mapping[str, str]) -> Source:
+    """Every ``OUTRIDER_*`` variable; an empty one counts as unset, an unknown one is an error."""
+    places = {
+        variable_name(name, key): (name, key) for name, section in SECTIONS.items() for key in section.model_fields
+    }
+    given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value}
+    given = {name: value for name, value in given.items() if not _is_service_link(name, value)}
+    config = speculative.parse_json(given.pop(_SPECULATIVE, "{}"))
+    given.pop(_CONFIG, None)
+    for name in given:
+        if name not in places:
+            raise _unknown_variable(name, [*places, _CONFIG, _SPECULATIVE])
+    plain = {places[name]: value for name, value in given.items()}
+    values = _with_speculative(plain, config)
+    origins = {place: variable_name(*place) if place in plain else _SPECULATIVE for place in values}
+    return Source("environment", values, origins)
+
+
+def read_file(path: str) -> Source:
+    """A YAML file: sections by name, their keys below them."""
+    content = _parse_yaml(Path(path))
+    check_known(content, [*SECTIONS, speculative.NAME])
+    plain = {(name, key): value for name in SECTIONS for key, value in _section_items(content.get(name) or {}, name)}
+    config = speculative.as_mapping(content.get(speculative.NAME) or {})
+    return Source(path, _with_speculative(plain, config))
+
+
+def _parse_yaml(path: Path) -> Mapping[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("config", f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("config", f"{path} is not YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise ConfigError("config", f"{path} should hold sections by name ({', '.join(SECTIONS)})")
+    return {str(key): value for key, value in content.items()}
+
+
+def _section_items(content: object, name: str) -> list[tuple[str, Any]]:
+    if not isinstance(content, Mapping):
+        raise ConfigError(name, "should hold settings by name")
+    items = [(str(key), value) for key, value in content.items()]
+    check_known([key for key, _ in items], SECTIONS[name].model_fields, prefix=f"{name}.")
+    return items
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Whether Kubernetes made this variable for a Service that happens to be called outrider-something."""
+    return value.startswith(("tcp://", "udp://")) or re.search(r"_(SERVICE_(HOST|PORT)|PORT_\d+_)", name) is not None
+
+
+def _unknown_variable(name: str, known: list[str]) -> ConfigError:
+    # Compared without the prefix, which all names share and which would make any two of them look near.
+    error = unknown(name.removeprefix(PREFIX).lower(), [item.removeprefix(PREFIX).lower() for item in known])
+    nearest = str(error).partition("did you mean ")[2].rstrip("?")
+    hint = f"did you mean {PREFIX}{nearest.upper()}?" if nearest else "see docs/configuration.md for those that are"
+    return ConfigError(name, f"is not a setting; {hint}")
+
+
+def _with_speculative(plain: dict[Place, Any], config: Mapping[str, Any]) -> dict[Place, Any]:
+    translated = speculative.translate(config)
+    for place, value in translated.items():
+        if place in plain and str(plain[place]) != str(value):
+            raise ConfigError(
+                ".".join(place), f"is {plain[place]!r} here and {value!r} in {speculative.NAME}; one of them should go"
+            )
+    return {**translated, **plain}

@@ -1,0 +1,27 @@
+"""What is said of a key that nobody knows: its name, and the nearest one that is known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from outrider.errors import ConfigError
+
+
+def check_known(keys: Iterable[str], known: Iterable[str], *, prefix: str = "") -> None:
+    """``ConfigError`` for the first of ``keys`` that is not among ``known``."""
+    names = list(known)
+    for key in keys:
+        if key not in names:
+            raise unknown(key, names, prefix=prefix)
+
+
+def unknown(key: str, known: Iterable[str], *, prefix: str = "") -> ConfigError:
+    """The error for an unknown key; ``prefix`` is put before the key and before the suggestion."""
+    names = list(known)
+    # Dashes and case are the likeliest slips; they should not hide what is otherwise the same name.
+    nearest = difflib.get_close_matches(key.lower().replace("-", "_"), names, n=1, cutoff=0.5) or (
+        difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    )
+    hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"known are {', '.join(sorted(names))}"
+    return ConfigError(f"{prefix}{key}", f"is not a setting; {hint}")

@@ -1,0 +1,66 @@
+"""Logging of one process: lines for people on a terminal, one JSON object a line everywhere else.
+
+Library code only ever calls ``logging.getLogger(__name__)``; a process's ``__main__`` calls ``set_up_logging`` once.
+What a record carries besides its message is given as ``extra={"fields": {...}}`` and becomes keys of the object.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+_QUIET = ("grpc", "asyncio", "urllib3", "transformers", "filelock")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record: time, level, service, logger, message, the record's fields, error."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        entry: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str, ensure_ascii=False)
+
+
+class PlainFormatter(logging.Formatter):
+    """A line for people: time, level, service, message, fields."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__(f"%(asctime)s %(levelname)-7s {service}: %(message)s", datefmt="%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        """The line without a traceback."""
+        fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
+        return super().formatMessage(record) + fields
+
+
+def set_up_logging(level: str = "info", *, service: str, stream: TextIO | None = None) -> None:
+    """Send every record at or above ``level`` to ``stream`` (default: standard error); calling again replaces it."""
+    stream = sys.stderr if stream is None else stream
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(PlainFormatter(service) if stream.isatty() else JsonFormatter(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    fields = getattr(record, "fields", {})
+    return dict(fields) if isinstance(fields, dict) else {}
