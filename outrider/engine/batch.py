@@ -9,6 +9,7 @@ logits.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ def plan_forward(table: SequenceTable, rows: TokenIds[ForwardRow]) -> ForwardBat
     check_rows(table, rows)
     starts = [row.sequence.length for row in rows]
     slots = [slot for row in rows for slot in table.extend(row.sequence, row.token_ids)]
-    query_starts = np.cumsum([0, *(len(row.token_ids) for row in rows)], dtype=np.int64)
+    query_starts = _long(list(itertools.accumulate((len(row.token_ids) for row in rows), initial=0)))
     return ForwardBatch(
         token_ids=_long([token_id for row in rows for token_id in row.token_ids]),
         positions=_long(

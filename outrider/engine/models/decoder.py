@@ -18,6 +18,7 @@ from outrider.engine.kernels.kv_store import store_kv
 from outrider.engine.kernels.paged_attention import AttentionPlan, paged_attention
 from outrider.engine.models.config import ModelConfig
 from outrider.engine.models.linear import Linear
+from outrider.engine.models.norm import RmsNorm
 from outrider.engine.models.rope import RotaryEmbedding, rotate
 
 
@@ -90,17 +91,15 @@ class DecoderLayer:
     """Attention and MLP, each normalised before and added after."""
 
     def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._eps = config.rms_norm_eps
-        self.attention_norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        self.attention_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.attention = Attention(config, layer, dtype, device)
-        self.mlp_norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        self.mlp_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.mlp = Mlp(config, dtype, device)
 
     def __call__(self, hidden: torch.Tensor, kv: torch.Tensor, angles: _Angles, batch: DeviceBatch) -> None:
         """Change ``hidden`` [T, hidden] in place."""
-        size = hidden.shape[-1:]
-        hidden.add_(self.attention(F.rms_norm(hidden, size, self.attention_norm, self._eps), kv, angles, batch))
-        hidden.add_(self.mlp(F.rms_norm(hidden, size, self.mlp_norm, self._eps)))
+        hidden.add_(self.attention(self.attention_norm(hidden), kv, angles, batch))
+        hidden.add_(self.mlp(self.mlp_norm(hidden)))
 
 
 class Decoder:
@@ -112,7 +111,7 @@ class Decoder:
         self.device = device
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.layers = [DecoderLayer(config, layer, dtype, device) for layer in range(config.num_layers)]
-        self.norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.head = Linear(
             config.hidden_size,
             config.vocab_size,
@@ -135,5 +134,4 @@ class Decoder:
             layer(hidden, kv, angles, batch)
         if not batch.logit_indices.numel():
             return torch.empty(0, self.config.vocab_size, device=self.device)
-        wanted = hidden.index_select(0, batch.logit_indices)
-        return self.head(F.rms_norm(wanted, wanted.shape[-1:], self.norm, self.config.rms_norm_eps)).float()
+        return self.head(self.norm(hidden.index_select(0, batch.logit_indices))).float()

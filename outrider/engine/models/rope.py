@@ -23,14 +23,18 @@ class RotaryEmbedding:
         self._head_dim = head_dim
         self._exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim  # [D/2]
         self._unstretched_length = max_position / rope.factor if rope.rope_type == "dynamic" else 0.0
-        self._inverse_frequencies = _SCALINGS[rope.rope_type](rope, 1.0 / rope.theta**self._exponents, head_dim)
+        frequencies = _SCALINGS[rope.rope_type](rope, 1.0 / rope.theta**self._exponents, head_dim)
+        self._inverse_frequencies = frequencies.repeat(2)  # [D], both halves alike
+        self._signs = torch.tensor([-1.0, 1.0], device=device).repeat_interleave(head_dim // 2)  # [D]
         self._scale = _attention_factor(rope) if rope.rope_type == "yarn" else 1.0
 
     def cos_sin(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and signed sines of ``positions`` [T], each [T, 1, D], as ``rotate`` takes them."""
-        angles = positions.float().unsqueeze(1) * self._frequencies_at(positions)  # [T, D/2]
-        cos, sin = angles.cos().mul_(self._scale), angles.sin().mul_(self._scale)
-        return torch.cat((cos, cos), 1).unsqueeze(1).to(dtype), torch.cat((-sin, sin), 1).unsqueeze(1).to(dtype)
+        angles = positions.float().view(-1, 1, 1) * self._frequencies_at(positions)  # [T, 1, D]
+        cos, sin = angles.cos(), angles.sin().mul_(self._signs)
+        if self._scale != 1.0:
+            cos, sin = cos.mul_(self._scale), sin.mul_(self._scale)
+        return cos.to(dtype), sin.to(dtype)
 
     def _frequencies_at(self, positions: torch.Tensor) -> torch.Tensor:
         if self._rope.rope_type != "dynamic":
@@ -38,10 +42,10 @@ class RotaryEmbedding:
         # The base grows with the length at which a position is the last. Taken position by position, so that a token's
         # key is the same whatever it was computed together with: a rollback or another chunking must not change the
         # text.
-        lengths = (positions + 1).clamp(min=self._unstretched_length).double().unsqueeze(1)  # [T, 1]
+        lengths = (positions + 1).clamp(min=self._unstretched_length).double().view(-1, 1, 1)
         stretch = self._rope.factor * lengths / self._unstretched_length - (self._rope.factor - 1)
         base = self._rope.theta * stretch ** (self._head_dim / (self._head_dim - 2))
-        return (1.0 / base**self._exponents).float()  # [T, D/2]
+        return (1.0 / base**self._exponents).float().repeat(1, 1, 2)  # [T, 1, D]
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:

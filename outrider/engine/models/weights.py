@@ -30,7 +30,7 @@ def weight_targets(decoder: Decoder) -> dict[str, WeightTarget]:
     """Every tensor that a checkpoint of this model must have."""
     targets = {
         "model.embed_tokens.weight": _whole(decoder.embedding),
-        "model.norm.weight": _whole(decoder.norm),
+        "model.norm.weight": _whole(decoder.norm.weight),
     }
     if not decoder.config.tied_embeddings:
         targets["lm_head.weight"] = _whole(decoder.head.weight, decoder.head)
@@ -46,8 +46,8 @@ def is_ignored(name: str, decoder: Decoder) -> bool:
 
 
 def _layer_targets(layer: DecoderLayer, decoder: Decoder) -> Iterator[tuple[str, WeightTarget]]:
-    yield "input_layernorm.weight", _whole(layer.attention_norm)
-    yield "post_attention_layernorm.weight", _whole(layer.mlp_norm)
+    yield "input_layernorm.weight", _whole(layer.attention_norm.weight)
+    yield "post_attention_layernorm.weight", _whole(layer.mlp_norm.weight)
     yield from _attention_targets(layer.attention, decoder)
     yield from _mlp_targets(layer.mlp, decoder)
 

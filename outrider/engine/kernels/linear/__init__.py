@@ -17,6 +17,10 @@ from outrider.engine.kernels.linear.reference import PlainWeight, UpcastWeight
 __all__ = ["PreparedWeight", "prepare_weight"]
 
 
+_MIN_PACKED_SIZE = 1 << 18
+"""Elements; below, what packing saves is less than what calling oneDNN costs (some 20 us)."""
+
+
 class PreparedWeight(Protocol):
     """A weight ready to be multiplied with."""
 
@@ -31,7 +35,7 @@ def prepare_weight(weight: torch.Tensor, *, keep_layout: bool = False) -> Prepar
     """
     if weight.device.type != "cpu":
         return PlainWeight(weight)
-    if can_pack(weight.dtype) and not keep_layout:
+    if weight.numel() >= _MIN_PACKED_SIZE and can_pack(weight.dtype) and not keep_layout:
         return PackedWeight(weight)
     if weight.dtype == torch.bfloat16:
         return UpcastWeight(weight)

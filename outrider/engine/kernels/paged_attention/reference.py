@@ -151,7 +151,7 @@ def _plan_row(
 ) -> RowPlan:
     first_page, last_page = span.first // page_size, (span.end - 1) // page_size
     pages = batch.page_tables[row, first_page : last_page + 1]
-    is_run = bool((np.diff(pages) == 1).all())
+    is_run = bool((pages[1:] - pages[:-1] == 1).all())
     offset = span.first - first_page * page_size
     needs_mask = span.needs_mask(window)
     return RowPlan(

@@ -1,0 +1,243 @@
+"""The synchronous heart of a service: commands in, one forward a step, events out.
+
+Owns the order of things: which items are taken, which jobs wait, who is served by the next forward, what is reported.
+What an item means and how its tokens are computed is the ``Stage``'s. Deterministic and without threads;
+``outrider.engine.worker`` gives it one. Refuses to know models, devices and transports.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from outrider.engine.ledger import Ledger, Session, SessionKey, Text
+from outrider.engine.scheduling import Job, share_tokens
+from outrider.errors import OutriderError
+from outrider.ports import EventBatch, ForwardReport, Open, Refused, Release, SessionFailed, SessionLost
+
+DEFAULT_MAX_BATCHED_TOKENS = 512
+
+
+class Item(Protocol):
+    """What ``Extend`` and ``Score`` have in common."""
+
+    @property
+    def session(self) -> int:
+        """The session's number on its link."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """The item's."""
+        ...
+
+    @property
+    def base_length(self) -> int:
+        """Tokens to keep."""
+        ...
+
+    @property
+    def prefix_hash(self) -> int:
+        """Of those."""
+        ...
+
+
+TextT = TypeVar("TextT", bound=Text)
+ItemT = TypeVar("ItemT", bound=Item)
+JobT = TypeVar("JobT", bound=Job)
+EventT = TypeVar("EventT")
+ItemT_contra = TypeVar("ItemT_contra", bound=Item, contravariant=True)
+EventT_co = TypeVar("EventT_co", covariant=True)
+
+CommonEvent = SessionLost | SessionFailed | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(Generic[EventT_co]):
+    """What came of one forward."""
+
+    results: Sequence[EventT_co | OutriderError | None]
+    """For each job served: its answer, why its session fails, or None when it goes on."""
+    forward_ns: int
+    sample_ns: int
+
+
+class Stage(Protocol[TextT, ItemT_contra, JobT, EventT_co]):
+    """What a service does with an item."""
+
+    @property
+    def num_pages_free(self) -> int:
+        """KV pages that are free."""
+        ...
+
+    def check(self, session: Session[TextT], item: ItemT_contra) -> EventT_co | None:
+        """An answer that needs no forward, or None; ``InvalidRequestError`` for a bad item. Changes nothing."""
+        ...
+
+    def begin(self, session: Session[TextT], item: ItemT_contra) -> JobT:
+        """What is to be computed, now that the session's text was cut to the item's base."""
+        ...
+
+    def advance(self, shares: Sequence[tuple[JobT, int]]) -> Pass[EventT_co]:
+        """One forward over so many tokens of each of these jobs."""
+        ...
+
+
+@dataclass(slots=True)
+class _Pending(Generic[TextT, JobT]):
+    session: Session[TextT]
+    generation: int
+    job: JobT
+    arrived_ns: int
+    started_ns: int | None = None
+    forward_ns: int = 0
+    sample_ns: int = 0
+
+
+class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
+    """Implements ``outrider.engine.worker.Core`` over a ledger and a stage."""
+
+    def __init__(
+        self,
+        ledger: Ledger[TextT],
+        stage: Stage[TextT, ItemT, JobT, EventT],
+        *,
+        max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._ledger = ledger
+        self._stage = stage
+        self._max_batched_tokens = max_batched_tokens
+        self._clock = clock
+        self._ready: dict[int, list[EventT | CommonEvent]] = {}
+        # In the order in which they were last served, longest ago first.
+        self._pending: dict[SessionKey, _Pending[TextT, JobT]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` would do anything."""
+        return bool(self._ready or self._pending)
+
+    def handle(
+        self, link_id: int, commands: Sequence[Open | Release | ItemT], *, arrived_ns: int | None = None
+    ) -> None:
+        """Take in one message of a link; computes nothing."""
+        arrived = self._clock() if arrived_ns is None else arrived_ns
+        for command in commands:
+            if isinstance(command, Open):
+                self._open(link_id, command)
+            elif isinstance(command, Release):
+                self._release(link_id, command)
+            else:
+                self._item(link_id, command, arrived)
+
+    def drop_link(self, link_id: int) -> None:
+        """Release everything that the link holds."""
+        for key in [key for key in self._pending if key[0] == link_id]:
+            del self._pending[key]
+        self._ready.pop(link_id, None)
+        self._ledger.drop_link(link_id)
+
+    def step(self) -> list[tuple[int, EventBatch[EventT | CommonEvent]]]:
+        """Answers that needed no forward, if there are any; otherwise one forward and what it answers."""
+        if self._ready:
+            ready, self._ready = self._ready, {}
+            return [(link_id, EventBatch(tuple(events))) for link_id, events in ready.items()]
+        served = self._choose()
+        if not served:
+            return []
+        started = self._clock()
+        outcome = self._stage.advance([(pending.job, share) for pending, share in served])
+        for pending, _ in served:
+            pending.started_ns = started if pending.started_ns is None else pending.started_ns
+            pending.forward_ns += outcome.forward_ns
+            pending.sample_ns += outcome.sample_ns
+        answers = self._settle([pending for pending, _ in served], outcome.results)
+        num_tokens = sum(share for _, share in served)
+        return [
+            (link_id, self._batch(link_id, answers, batch_size=len(served), num_tokens=num_tokens))
+            for link_id in dict.fromkeys(pending.session.link_id for pending, _ in answers)
+        ]
+
+    def _open(self, link_id: int, command: Open) -> None:
+        event = self._ledger.open(link_id, command)
+        self._cancel_stale((link_id, command.session))
+        if event is not None:
+            self._answer(link_id, event)
+
+    def _release(self, link_id: int, command: Release) -> None:
+        if self._ledger.release(link_id, command):
+            self._pending.pop((link_id, command.session), None)
+
+    def _item(self, link_id: int, item: ItemT, arrived_ns: int) -> None:
+        session = self._ledger.find(link_id, item.session, item.generation)
+        if session is None:
+            return
+        if isinstance(session, SessionLost):
+            self._answer(link_id, session)
+            return
+        self._pending.pop(session.key, None)
+        try:
+            answer: EventT | CommonEvent | None = self._stage.check(session, item)
+        except OutriderError as error:
+            answer = self._ledger.fail(link_id, item.session, item.generation, error)
+        else:
+            answer = answer or self._ledger.rewind(session, item.base_length, item.prefix_hash)
+        if answer is not None:
+            self._answer(link_id, answer)
+            return
+        job = self._stage.begin(session, item)
+        self._pending[session.key] = _Pending(session, item.generation, job, arrived_ns)
+
+    def _cancel_stale(self, key: SessionKey) -> None:
+        """Drop a job whose session was opened anew, failed or went."""
+        pending = self._pending.get(key)
+        if pending is not None and not self._ledger.holds(pending.session):
+            del self._pending[key]
+
+    def _answer(self, link_id: int, event: EventT | CommonEvent) -> None:
+        self._ready.setdefault(link_id, []).append(event)
+
+    def _choose(self) -> list[tuple[_Pending[TextT, JobT], int]]:
+        waiting = list(self._pending.values())
+        shares = share_tokens([pending.job for pending in waiting], self._max_batched_tokens)
+        return [(pending, share) for pending, share in zip(waiting, shares, strict=True) if share]
+
+    def _settle(
+        self, served: Sequence[_Pending[TextT, JobT]], results: Sequence[EventT | OutriderError | None]
+    ) -> list[tuple[_Pending[TextT, JobT], EventT | CommonEvent]]:
+        answers: list[tuple[_Pending[TextT, JobT], EventT | CommonEvent]] = []
+        for pending, result in zip(served, results, strict=True):
+            key = pending.session.key
+            del self._pending[key]
+            if result is None:
+                self._pending[key] = pending  # to the back
+            elif isinstance(result, OutriderError):
+                answers.append((pending, self._ledger.fail(*key, pending.generation, result)))
+            else:
+                answers.append((pending, result))
+        return answers
+
+    def _batch(
+        self,
+        link_id: int,
+        answers: Sequence[tuple[_Pending[TextT, JobT], EventT | CommonEvent]],
+        *,
+        batch_size: int,
+        num_tokens: int,
+    ) -> EventBatch[EventT | CommonEvent]:
+        mine = [(pending, event) for pending, event in answers if pending.session.link_id == link_id]
+        jobs = [pending for pending, _ in mine]
+        arrived = min(pending.arrived_ns for pending in jobs)
+        report = ForwardReport(
+            queue_ns=max((pending.started_ns or 0) - pending.arrived_ns for pending in jobs),
+            forward_ns=max(pending.forward_ns for pending in jobs),
+            sample_ns=max(pending.sample_ns for pending in jobs),
+            total_ns=self._clock() - arrived,
+            batch_size=batch_size,
+            num_tokens=num_tokens,
+            num_pages_free=self._stage.num_pages_free,
+        )
+        return EventBatch(tuple(event for _, event in mine), report)

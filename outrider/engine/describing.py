@@ -1,0 +1,39 @@
+"""What a service with a model says of itself.
+
+Owns the making of a ``ModelDescription`` from a folder and a runner. Refuses to know links and sessions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outrider import __version__
+from outrider.engine.tokenizer_files import read_tokenizer
+from outrider.types import ModelDescription
+
+if TYPE_CHECKING:
+    from outrider.engine.runner import ModelRunner
+
+
+def describe_model(role: str, folder: Path | str, runner: ModelRunner) -> ModelDescription:
+    """Facts of a loaded model and of the tokenizer in its folder; ``ModelError`` when the two do not fit."""
+    config = runner.config
+    tokenizer = read_tokenizer(Path(folder), vocab_size=config.vocab_size)
+    return ModelDescription(
+        role=role,
+        model_name=Path(folder).resolve().name,
+        architecture=config.architecture,
+        vocab_size=config.vocab_size,
+        num_token_ids=tokenizer.num_token_ids or config.vocab_size,
+        max_model_len=runner.max_model_len,
+        eos_token_ids=config.eos_token_ids,
+        bos_token_id=tokenizer.bos_token_id,
+        dtype=str(runner.dtype).removeprefix("torch."),
+        device=str(runner.device),
+        page_size=runner.page_size,
+        num_pages=runner.sequences.pool.num_pages,
+        tokenizer_files=tokenizer.files,
+        tokenizer_hash=tokenizer.sha256,
+        version=__version__,
+    )

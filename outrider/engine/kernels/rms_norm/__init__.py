@@ -1,0 +1,31 @@
+"""Root-mean-square normalisation with a weight that never changes: y = x / sqrt(mean(x^2) + eps) * w.
+
+Contract: ``prepare_norm`` takes a weight ``[N]`` and gives a callable ``x [..., N] -> [..., N]`` that does not change
+``x``.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from outrider.engine.kernels.rms_norm.few_ops import FewOpsNorm
+from outrider.engine.kernels.rms_norm.reference import ReferenceNorm
+
+__all__ = ["PreparedNorm", "prepare_norm"]
+
+
+class PreparedNorm(Protocol):
+    """A normalisation ready to compute."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., N] to the same shape."""
+        ...
+
+
+def prepare_norm(weight: torch.Tensor, eps: float) -> PreparedNorm:
+    """Choose the fastest form for ``weight`` [N] on its device."""
+    if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        return FewOpsNorm(weight, eps)
+    return ReferenceNorm(weight, eps)

@@ -1,0 +1,251 @@
+"""The rules of sessions that every service keeps: generations, tombstones, base lengths, reservations.
+
+Owns which sessions are open on which link, the newest generation of each, and what text each holds. Refuses to know
+what is computed over that text, by whom, and where its KV lies: texts are kept by a ``TextStore``. Plain Python.
+
+A session that was released, refused or has failed leaves a tombstone, and items for it are ignored, because they
+crossed the answer on the wire. Only ``Open`` with a higher generation brings it back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from outrider.errors import InvalidRequestError, OutOfPagesError, OutriderError
+from outrider.ports import Open, Refused, Release, SessionFailed, SessionLost
+
+MAX_TOMBSTONES = 65_536
+"""Tombstones kept for one link, the latest: an item can cross an answer only for a short while."""
+
+
+class Text(Protocol):
+    """Tokens that a session holds."""
+
+    @property
+    def length(self) -> int:
+        """How many."""
+        ...
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Which."""
+        ...
+
+
+TextT = TypeVar("TextT", bound=Text)
+TextT_inv = TypeVar("TextT_inv", bound=Text)
+
+
+class TextStore(Protocol[TextT_inv]):
+    """Keeps texts; ``outrider.engine.sequences.SequenceTable`` is one."""
+
+    def open(self, max_length: int) -> TextT_inv:
+        """An empty text that can grow to ``max_length``; ``OutOfPagesError`` when there is no room."""
+        ...
+
+    def truncate(self, sequence: TextT_inv, length: int) -> None:
+        """Keep the first ``length`` tokens."""
+        ...
+
+    def prefix_hash(self, sequence: TextT_inv, length: int) -> int:
+        """``extend_prefix_hash(0, first length tokens)``."""
+        ...
+
+    def release(self, sequence: TextT_inv) -> None:
+        """Give back what it takes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a service can take."""
+
+    vocab_size: int
+    """Token ids are below this; 0: any."""
+    max_model_len: int
+    trims: bool
+    """A longer session is taken all the same, and kept as far as it fits (a draft); otherwise it fails."""
+    retry_after_ms: int = 200
+    """What ``Refused`` says."""
+
+
+@dataclass(slots=True)
+class Session(Generic[TextT]):
+    """One open session."""
+
+    link_id: int
+    open: Open
+    text: TextT
+    reserved_length: int
+    """Tokens that ``text`` can grow to."""
+    generation: int
+    """The newest item's."""
+
+    @property
+    def key(self) -> SessionKey:
+        """Its link and its number there."""
+        return self.link_id, self.open.session
+
+
+SessionKey = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _LinkBooks(Generic[TextT]):
+    sessions: dict[int, Session[TextT]] = field(default_factory=dict)
+    tombstones: OrderedDict[int, int] = field(default_factory=OrderedDict)
+
+    def newest_generation(self, session: int) -> int:
+        known = self.sessions.get(session)
+        return known.generation if known is not None else self.tombstones.get(session, -1)
+
+
+class Ledger(Generic[TextT]):
+    """All sessions of one service."""
+
+    def __init__(self, store: TextStore[TextT], limits: Limits) -> None:
+        self._store = store
+        self._limits = limits
+        self._links: dict[int, _LinkBooks[TextT]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(books.sessions) for books in self._links.values())
+
+    def holds(self, session: Session[TextT]) -> bool:
+        """Whether this very session is still open."""
+        books = self._links.get(session.link_id)
+        return books is not None and books.sessions.get(session.open.session) is session
+
+    def open(self, link_id: int, command: Open) -> Refused | SessionFailed | None:
+        """Open a session, or open it anew and empty; None when that worked or the item is an old one."""
+        books = self._links.setdefault(link_id, _LinkBooks())
+        newest = books.newest_generation(command.session)
+        if command.generation < newest:
+            return None
+        if command.generation == newest:
+            return self._open_twice(link_id, books, command)
+        self._forget(books, command.session)
+        try:
+            check_open(command, self._limits)
+            reserved = min(command.max_length, self._limits.max_model_len)
+            text = self._store.open(reserved)
+        except OutOfPagesError as error:
+            self._bury(books, command.session, command.generation)
+            return Refused(command.session, command.generation, self._limits.retry_after_ms, str(error))
+        except InvalidRequestError as error:
+            return self.fail(link_id, command.session, command.generation, error)
+        books.tombstones.pop(command.session, None)
+        books.sessions[command.session] = Session(link_id, command, text, reserved, command.generation)
+        return None
+
+    def find(self, link_id: int, session: int, generation: int) -> Session[TextT] | SessionLost | None:
+        """The session an item is for, its generation noted; None when the item is to be ignored."""
+        books = self._links.setdefault(link_id, _LinkBooks())
+        found = books.sessions.get(session)
+        if found is None:
+            buried = session in books.tombstones
+            return None if buried else SessionLost(session, generation, "the session is not open on this link")
+        if generation < found.generation:
+            return None
+        found.generation = generation
+        return found
+
+    def rewind(self, session: Session[TextT], base_length: int, prefix_hash: int) -> SessionLost | None:
+        """Keep the first ``base_length`` tokens, if they are there and are the text that the hash is of."""
+        reason = ""
+        if base_length > session.text.length:
+            reason = f"{session.text.length} tokens are held, fewer than base_length {base_length}"
+        elif self._store.prefix_hash(session.text, base_length) != prefix_hash:
+            reason = f"the first {base_length} tokens are another text"
+        if reason:
+            return SessionLost(session.open.session, session.generation, reason)
+        self._store.truncate(session.text, base_length)
+        return None
+
+    def release(self, link_id: int, command: Release) -> bool:
+        """End a session; False when the item is an old one."""
+        books = self._links.setdefault(link_id, _LinkBooks())
+        if command.generation < books.newest_generation(command.session):
+            return False
+        self._forget(books, command.session)
+        self._bury(books, command.session, command.generation)
+        return True
+
+    def fail(self, link_id: int, session: int, generation: int, error: OutriderError) -> SessionFailed:
+        """End a session that cannot go on; its pages are free."""
+        books = self._links.setdefault(link_id, _LinkBooks())
+        self._forget(books, session)
+        self._bury(books, session, generation)
+        return SessionFailed(session, generation, type(error).__name__, str(error), error.field)
+
+    def drop_link(self, link_id: int) -> None:
+        """End all sessions of a link and forget its tombstones."""
+        books = self._links.pop(link_id, None)
+        if books is not None:
+            for session in list(books.sessions):
+                self._forget(books, session)
+
+    def _open_twice(self, link_id: int, books: _LinkBooks[TextT], command: Open) -> SessionFailed | None:
+        known = books.sessions.get(command.session)
+        if known is None or known.open == command:
+            return None
+        error = InvalidRequestError("session", f"{command.session} is open with this generation and other parameters")
+        return self.fail(link_id, command.session, command.generation, error)
+
+    def _forget(self, books: _LinkBooks[TextT], session: int) -> None:
+        known = books.sessions.pop(session, None)
+        if known is not None:
+            self._store.release(known.text)
+
+    @staticmethod
+    def _bury(books: _LinkBooks[TextT], session: int, generation: int) -> None:
+        books.tombstones[session] = generation
+        books.tombstones.move_to_end(session)
+        if len(books.tombstones) > MAX_TOMBSTONES:
+            books.tombstones.popitem(last=False)
+
+
+def check_open(command: Open, limits: Limits) -> None:
+    """Raise ``InvalidRequestError`` naming the field for which a session cannot be opened here."""
+    _require(command.max_length >= 1, "max_length", "must be at least 1")
+    if not limits.trims:
+        _require(command.max_length <= limits.max_model_len, "max_length", f"must be at most {limits.max_model_len}")
+    _require(0 <= command.prompt_length <= command.max_length, "prompt_length", "must be from 0 to max_length")
+    highest = limits.vocab_size or math.inf
+    _require(1 <= command.num_token_ids <= highest, "num_token_ids", f"must be from 1 to {highest}")
+    _require((command.num_logprobs or 0) >= 0, "num_logprobs", "must not be negative")
+    _require((command.num_prompt_logprobs or 0) >= 0, "num_prompt_logprobs", "must not be negative")
+    _check_sampling(command, limits.vocab_size)
+
+
+def _check_sampling(command: Open, vocab_size: int) -> None:
+    sampling = command.sampling
+    _require(math.isfinite(sampling.temperature), "temperature", "must be a number")
+    _require(sampling.temperature >= 0, "temperature", "must not be negative")
+    _require(0 < sampling.top_p <= 1, "top_p", "must be above 0 and at most 1")
+    _require(0 <= sampling.min_p <= 1, "min_p", "must be from 0 to 1")
+    _require(sampling.top_k >= -1, "top_k", "must be at least -1")
+    _require(sampling.repetition_penalty > 0, "repetition_penalty", "must be above 0")
+    _require(all(math.isfinite(bias) for _, bias in sampling.logit_bias), "logit_bias", "must be numbers")
+    check_ids("logit_bias", (token_id for token_id, _ in sampling.logit_bias), vocab_size)
+    check_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
+    check_ids("bad_words", (token_id for word in sampling.bad_words for token_id in word), vocab_size)
+    check_ids("eos_token_ids", command.eos_token_ids, vocab_size)
+    check_ids("banned_token_ids", command.banned_token_ids, vocab_size)
+
+
+def check_ids(name: str, token_ids: Iterable[int], limit: int) -> None:
+    """Raise ``InvalidRequestError`` unless every id is from 0 to ``limit`` - 1; a limit of 0 is none."""
+    for token_id in token_ids:
+        if token_id < 0 or (limit and token_id >= limit):
+            bounds = f"from 0 to {limit - 1}" if limit else "at least 0"
+            raise InvalidRequestError(name, f"token id {token_id} must be {bounds}")
+
+
+def _require(holds: bool, name: str, message: str) -> None:
+    if not holds:
+        raise InvalidRequestError(name, message)

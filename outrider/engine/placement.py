@@ -1,0 +1,30 @@
+"""Whether a device is there, what type a model takes on it, and how many threads compute.
+
+Owns the choices that are made before anything is loaded. Refuses to know models.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.errors import ConfigError
+
+
+def prepare_device(device: str, dtype: str, num_threads: int | None) -> str:
+    """Check the device and set the number of threads; returns the type to load, "auto" being float32 on a CPU.
+
+    ``ConfigError`` when the device is not there.
+    """
+    chosen = torch.device(device)
+    if chosen.type == "cuda":
+        _require_cuda(chosen)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    return "float32" if dtype == "auto" and chosen.type == "cpu" else dtype
+
+
+def _require_cuda(device: torch.device) -> None:
+    if not torch.cuda.is_available():
+        raise ConfigError("device", f"{device} was asked for and there is no CUDA device; cpu is")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError("device", f"{device} was asked for and there are {torch.cuda.device_count()} CUDA devices")

@@ -1,0 +1,61 @@
+"""The layout of a ragged batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from outrider.engine.batch import NO_PAGE, ForwardRow, plan_forward
+from outrider.engine.pages import PagePool
+from outrider.engine.sequences import Sequence, SequenceTable
+from outrider.errors import InvalidRequestError
+
+
+def test_a_ragged_batch_is_laid_out_row_after_row() -> None:
+    table = SequenceTable(PagePool(8, 4))
+    first, second = table.open(12), table.open(12)
+    table.extend(first, [1, 2, 3, 4, 5])
+    batch = plan_forward(table, [ForwardRow(second, [7, 8, 9], 1), ForwardRow(first, [6, 7], 2)])
+    assert batch.num_rows == 2
+    np.testing.assert_array_equal(batch.token_ids, [7, 8, 9, 6, 7])
+    np.testing.assert_array_equal(batch.positions, [0, 1, 2, 5, 6])
+    np.testing.assert_array_equal(batch.slots, [12, 13, 14, 5, 6])
+    np.testing.assert_array_equal(batch.page_tables, [[3, NO_PAGE], [0, 1]])
+    np.testing.assert_array_equal(batch.query_starts, [0, 3, 5])
+    np.testing.assert_array_equal(batch.context_lengths, [3, 7])
+    np.testing.assert_array_equal(batch.logit_indices, [2, 3, 4])
+    assert batch.page_copies == ()
+    assert (first.length, second.length) == (7, 3)
+
+
+def test_fork_copies_and_copies_on_write_go_with_the_next_forward() -> None:
+    table = SequenceTable(PagePool(8, 4))
+    parent = table.open(12)
+    table.extend(parent, list(range(10)))
+    child, copies = table.fork(parent, 12)
+    shared = parent.page_table[1]
+    table.truncate(parent, 6)
+    batch = plan_forward(table, [ForwardRow(parent, [1], 1), ForwardRow(child, [1], 1)])
+    assert parent.page_table[1] != shared == child.page_table[1]
+    assert sorted(batch.page_copies) == sorted([*copies, (shared, parent.page_table[1])])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (lambda a, b: [ForwardRow(a, [1]), ForwardRow(b, [])], "token_ids"),
+        (lambda a, b: [ForwardRow(a, [1]), ForwardRow(b, [1, 2], 3)], "num_logits"),
+        (lambda a, b: [ForwardRow(a, [1]), ForwardRow(b, [1, 2], -1)], "num_logits"),
+        (lambda a, b: [ForwardRow(a, [1]), ForwardRow(b, [1] * 9)], "token_ids"),
+        (lambda a, b: [ForwardRow(a, [1]), ForwardRow(a, [1])], "sequence"),
+    ],
+)
+def test_a_bad_row_changes_nothing(spoil: Callable[[Sequence, Sequence], list[ForwardRow]], field: str) -> None:
+    table = SequenceTable(PagePool(8, 4))
+    first, second = table.open(8), table.open(8)
+    with pytest.raises(InvalidRequestError) as raised:
+        plan_forward(table, spoil(first, second))
+    assert raised.value.field == field
+    assert (first.length, second.length) == (0, 0)

@@ -1,0 +1,112 @@
+"""What a model folder's JSON files become."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from outrider.engine.models import read_model_config
+from tests.support.tiny_models import EOS_TOKEN, build_tiny_model, cached_tiny_model
+
+
+def write_config(folder: Path, **fields: object) -> Path:
+    """A published config.json; those of an older transformers have rope_theta and rope_scaling, not rope_parameters."""
+    base = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 3,
+        "vocab_size": 100,
+        "max_position_embeddings": 512,
+        "eos_token_id": 2,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps({**base, **fields}))
+    return folder
+
+
+def test_an_older_config_is_understood(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    }
+    config = read_model_config(write_config(tmp_path, rope_theta=500000.0, rope_scaling=scaling))
+    assert (config.rope.rope_type, config.rope.theta, config.rope.factor) == ("llama3", 500000.0, 8.0)
+    assert config.rope.original_max_position == 128
+    assert (config.head_dim, config.dtype, config.max_position) == (8, torch.bfloat16, 512)
+    assert config.kv_bytes_per_token(torch.float16) == 2 * 3 * 2 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("scaling", "max_position"),
+    [
+        (None, 512),
+        ({"rope_type": "linear", "factor": 2.0}, 1024),
+        ({"rope_type": "dynamic", "factor": 4.0}, 2048),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
+    ],
+)
+def test_the_longest_sequence_counts_the_scaling(
+    tmp_path: Path, scaling: dict[str, object] | None, max_position: int
+) -> None:
+    assert read_model_config(write_config(tmp_path, rope_scaling=scaling)).max_position == max_position
+
+
+def test_every_end_token_of_the_generation_config_counts(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    assert read_model_config(tmp_path).eos_token_ids == (2,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    assert read_model_config(tmp_path).eos_token_ids == (7, 8)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert read_model_config(tmp_path).eos_token_ids == (2,)
+
+
+def test_sliding_windows_are_read_layer_by_layer(tmp_path: Path) -> None:
+    qwen2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "sliding_window": 5}
+    assert read_model_config(write_config(tmp_path, **qwen2)).sliding_windows == (None, None, None)
+    used = read_model_config(write_config(tmp_path, **qwen2, use_sliding_window=True, max_window_layers=1))
+    assert (used.sliding_windows, used.sliding_window) == ((None, 5, 5), 5)
+    mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 6}
+    assert read_model_config(write_config(tmp_path, **mistral)).sliding_windows == (6, 6, 6)
+
+
+def test_biases_are_where_each_architecture_has_them(tmp_path: Path) -> None:
+    qwen2 = read_model_config(write_config(tmp_path, architectures=["Qwen2ForCausalLM"], model_type="qwen2"))
+    assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.mlp_bias, qwen2.qk_norm) == (True, False, False, False)
+    llama = read_model_config(write_config(tmp_path, attention_bias=True, mlp_bias=True))
+    assert (llama.qkv_bias, llama.output_bias, llama.mlp_bias, llama.qk_norm) == (True, True, True, False)
+    qwen3 = read_model_config(write_config(tmp_path, architectures=["Qwen3ForCausalLM"], model_type="qwen3"))
+    assert (qwen3.qkv_bias, qwen3.output_bias, qwen3.qk_norm) == (False, False, True)
+
+
+@pytest.mark.parametrize("vocab_size", [8, 272])
+def test_tiny_models_have_a_tokenizer_that_fits(tmp_path: Path, vocab_size: int) -> None:
+    folder = build_tiny_model(tmp_path, vocab_size=vocab_size)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    config = read_model_config(folder)
+    assert tokenizer.get_vocab_size() <= vocab_size
+    assert config.eos_token_ids == (tokenizer.token_to_id(EOS_TOKEN),)
+    text = "def f(n):\n    return 'é'" if vocab_size > 256 else "!$#"
+    token_ids = tokenizer.encode(text).ids
+    assert max(token_ids) < vocab_size
+    assert tokenizer.decode(token_ids) == text
+
+
+def test_tiny_models_repeat_and_differ_by_seed(tmp_path: Path) -> None:
+    bytes_of = [
+        (build_tiny_model(tmp_path / str(index), seed=seed) / "model.safetensors").read_bytes()
+        for index, seed in enumerate((1, 1, 2))
+    ]
+    assert bytes_of[0] == bytes_of[1] != bytes_of[2]
+    assert cached_tiny_model(seed=1) == cached_tiny_model(seed=1) != cached_tiny_model(seed=2)

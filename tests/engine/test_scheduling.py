@@ -1,0 +1,67 @@
+"""Who gets how many tokens of a forward."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from outrider.engine.scheduling import share_tokens
+
+
+@dataclass
+class FakeJob:
+    num_left: int
+    num_last: int = 1
+
+
+def test_running_rows_all_go_and_a_prefill_gets_what_is_left() -> None:
+    jobs = [FakeJob(4000), *[FakeJob(5, 5) for _ in range(16)]]
+    shares = share_tokens(jobs, 512)
+    assert shares[1:] == [5] * 16
+    assert shares[0] == 512 - 80
+
+
+def test_prefills_share_equally_and_a_short_one_leaves_its_rest_to_the_others() -> None:
+    assert share_tokens([FakeJob(4000), FakeJob(4000)], 512) == [256, 256]
+    assert share_tokens([FakeJob(4000), FakeJob(100), FakeJob(3000)], 512) == [206, 100, 206]
+
+
+def test_the_last_tokens_are_never_cut() -> None:
+    assert share_tokens([FakeJob(20, 5)], 18) == [15]
+    assert share_tokens([FakeJob(9, 9)], 4) == [9]
+
+
+def test_running_rows_cannot_starve_a_prefill() -> None:
+    jobs = [FakeJob(5, 5) for _ in range(200)] + [FakeJob(4000)]
+    shares = share_tokens(jobs, 512)
+    assert shares[-1] >= 64
+    assert sum(shares) <= 512
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_job_is_served_in_bounded_turns_and_the_budget_holds(seed: int) -> None:
+    generator = random.Random(seed)
+    jobs = []
+    for _ in range(generator.randint(1, 60)):
+        num_last = generator.randint(1, 9)
+        jobs.append(FakeJob(num_last + generator.choice([0, 1, 300, 2000]), num_last))
+    budget = generator.choice([16, 64, 512])
+    waited = {id(job): 0 for job in jobs}
+    while jobs:
+        shares = share_tokens(jobs, budget)
+        assert any(shares)
+        assert sum(shares) <= max(budget, *(job.num_last + 7 for job in jobs))
+        back = []
+        for job, share in list(zip(jobs, shares, strict=True)):
+            assert share <= job.num_left
+            assert share == job.num_left or job.num_left - share >= job.num_last
+            waited[id(job)] = 0 if share else waited[id(job)] + 1
+            assert waited[id(job)] <= 60
+            if share:
+                jobs.remove(job)
+                job.num_left -= share
+                if job.num_left:
+                    back.append(job)
+        jobs += back

@@ -1,0 +1,204 @@
+"""The engine's thread and the links to it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from outrider.engine import worker as worker_module
+from outrider.engine.worker import EngineWorker
+from outrider.errors import UnavailableError
+from outrider.ports import EventBatch
+
+DEADLINE_S = 20.0
+
+
+class EchoCore:
+    """Answers each command in the step after it arrived; all that has arrived goes into one step."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, str]] = []
+        self.steps: list[list[tuple[int, str]]] = []
+        self.dropped: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting)
+
+    def handle(self, link_id: int, commands: Sequence[str], *, arrived_ns: int | None = None) -> None:
+        self.waiting += [(link_id, command) for command in commands]
+
+    def drop_link(self, link_id: int) -> None:
+        self.dropped.append(link_id)
+        self.waiting = [entry for entry in self.waiting if entry[0] != link_id]
+
+    def step(self) -> list[tuple[int, EventBatch[str]]]:
+        self.entered.set()
+        if not self.gate.wait(DEADLINE_S):
+            raise TimeoutError
+        taken, self.waiting = self.waiting, []
+        self.steps.append(taken)
+        if any(command == "crash" for _, command in taken):
+            raise RuntimeError("device lost")
+        return [(link_id, EventBatch((command,))) for link_id, command in taken]
+
+
+@pytest.fixture
+async def core() -> EchoCore:
+    return EchoCore()
+
+
+@pytest.fixture
+async def worker(core: EchoCore) -> AsyncIterator[EngineWorker[str, str]]:
+    engine: EngineWorker[str, str] = EngineWorker(core)
+    yield engine
+    core.gate.set()
+    await asyncio.to_thread(engine.close)
+
+
+async def next_events(events: AsyncIterator[EventBatch[str]]) -> tuple[str, ...]:
+    batch = await asyncio.wait_for(anext(events), DEADLINE_S)
+    return batch.events
+
+
+async def test_answers_come_in_order(worker: EngineWorker[str, str]) -> None:
+    link = worker.attach()
+    events = link.events()
+    link.send(["a", "b"])
+    link.send(["c"])
+    assert [await next_events(events) for _ in range(3)] == [("a",), ("b",), ("c",)]
+
+
+async def test_what_arrives_during_a_step_goes_into_the_next_one_together(
+    core: EchoCore, worker: EngineWorker[str, str]
+) -> None:
+    first, second = worker.attach(), worker.attach()
+    core.gate.clear()
+    first.send(["a"])
+    assert await asyncio.to_thread(core.entered.wait, DEADLINE_S)
+    first.send(["b"])
+    second.send(["c", "d"])
+    core.gate.set()
+    events = second.events()
+    await next_events(events)
+    await next_events(events)
+    assert [[command for _, command in step] for step in core.steps] == [["a"], ["b", "c", "d"]]
+
+
+async def test_close_releases_and_ends_the_events(core: EchoCore, worker: EngineWorker[str, str]) -> None:
+    link = worker.attach()
+    link.send(["a"])
+    await link.close()
+    assert core.dropped == [link.link_id]
+    await link.close()
+    assert core.dropped == [link.link_id]
+    async for batch in link.events():
+        assert batch.events == ("a",)
+    with pytest.raises(UnavailableError, match="closed"):
+        link.send(["b"])
+
+
+async def test_a_crash_breaks_every_link_and_tells(core: EchoCore) -> None:
+    failures: list[BaseException] = []
+    told = threading.Event()
+
+    def on_failure(error: BaseException) -> None:
+        failures.append(error)
+        told.set()
+
+    worker: EngineWorker[str, str] = EngineWorker(core, on_failure=on_failure)
+    links = [worker.attach(), worker.attach()]
+    links[0].send(["crash"])
+    for link in links:
+        with pytest.raises(UnavailableError, match="device lost"):
+            await next_events(link.events())
+        with pytest.raises(UnavailableError, match="device lost"):
+            link.send(["a"])
+        await asyncio.wait_for(link.close(), DEADLINE_S)
+    assert await asyncio.to_thread(told.wait, DEADLINE_S)
+    assert [str(error) for error in failures] == ["device lost"]
+    assert not worker.is_alive
+    with pytest.raises(UnavailableError):
+        worker.attach()
+    await asyncio.to_thread(worker.close)
+
+
+async def test_closing_the_worker_breaks_links_and_releases_their_sessions(
+    core: EchoCore, worker: EngineWorker[str, str]
+) -> None:
+    link = worker.attach()
+    waiting = asyncio.create_task(next_events(link.events()))
+    await asyncio.to_thread(worker.close)
+    with pytest.raises(UnavailableError, match="shut down"):
+        await asyncio.wait_for(waiting, DEADLINE_S)
+    assert core.dropped == [link.link_id]
+
+
+async def test_a_flood_breaks_its_own_link_alone(
+    core: EchoCore, worker: EngineWorker[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "MAX_PENDING_COMMANDS", 8)
+    flooding, other = worker.attach(), worker.attach()
+    core.gate.clear()
+    other.send(["a"])
+    assert await asyncio.to_thread(core.entered.wait, DEADLINE_S)
+    flooding.send(["x"] * 8)
+    with pytest.raises(UnavailableError, match="waiting"):
+        flooding.send(["x"])
+    core.gate.set()
+    assert await next_events(other.events()) == ("a",)
+    with pytest.raises(UnavailableError):
+        async for _ in flooding.events():
+            pass
+    other.send(["b"])
+    assert await next_events(other.events()) == ("b",)
+    assert core.dropped == [flooding.link_id]
+
+
+async def test_a_reader_that_never_reads_loses_its_link(
+    core: EchoCore, worker: EngineWorker[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "MAX_UNREAD_BATCHES", 3)
+    idle, other = worker.attach(), worker.attach()
+    idle.send(["x"] * 5)
+    other.send(["done"])
+    assert await next_events(other.events()) == ("done",)
+    with pytest.raises(UnavailableError, match="unread"):
+        async for _ in idle.events():
+            pass
+
+
+def test_a_loop_that_went_away_costs_only_its_own_link(core: EchoCore) -> None:
+    worker: EngineWorker[str, str] = EngineWorker(core)
+
+    async def leave() -> None:
+        core.gate.clear()
+        worker.attach().send(["a"])
+
+    asyncio.run(leave())
+    core.gate.set()
+
+    async def ask() -> tuple[str, ...]:
+        link = worker.attach()
+        link.send(["b"])
+        return await next_events(link.events())
+
+    assert asyncio.run(ask()) == ("b",)
+    worker.close()
+    assert 0 in core.dropped
+
+
+def test_imports_no_torch() -> None:
+    code = (
+        "import sys, outrider.engine.worker, outrider.engine.core, outrider.engine.local_port, draft_service.service\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
