@@ -1,0 +1,61 @@
+"""Texts without KV: what a session of a draft without a model holds.
+
+Owns their tokens and running hashes. A ``TextStore`` of the ledger, without pages, so nothing is ever refused.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from outrider.types import extend_prefix_hash
+
+
+class PlainText:
+    """Tokens of one session, 32 bits each."""
+
+    __slots__ = ("_hashes", "token_ids")
+
+    def __init__(self) -> None:
+        self.token_ids: array[int] = array("i")
+        self._hashes = [0]  # of the lengths 0, 1, ... as far as anybody asked
+
+    @property
+    def length(self) -> int:
+        """How many tokens."""
+        return len(self.token_ids)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Append tokens."""
+        self.token_ids.extend(token_ids)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` tokens."""
+        del self.token_ids[length:]
+        del self._hashes[length + 1 :]
+
+    def prefix_hash(self, length: int) -> int:
+        """``extend_prefix_hash(0, first length tokens)``; each token is hashed once."""
+        hashes = self._hashes
+        for token_id in self.token_ids[len(hashes) - 1 : length]:
+            hashes.append(extend_prefix_hash(hashes[-1], (token_id,)))
+        return hashes[length]
+
+
+class PlainTexts:
+    """All texts of a service."""
+
+    def open(self, max_length: int) -> PlainText:
+        """An empty text."""
+        return PlainText()
+
+    def truncate(self, sequence: PlainText, length: int) -> None:
+        """Keep the first ``length`` tokens."""
+        sequence.truncate(length)
+
+    def prefix_hash(self, sequence: PlainText, length: int) -> int:
+        """``extend_prefix_hash(0, first length tokens)``."""
+        return sequence.prefix_hash(length)
+
+    def release(self, sequence: PlainText) -> None:
+        """Nothing is held besides the text itself."""

@@ -1,0 +1,180 @@
+"""Generations, tombstones, base lengths and reservations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outrider.engine import ledger as ledger_module
+from outrider.engine.ledger import Ledger, Limits, Session
+from outrider.engine.pages import PagePool
+from outrider.engine.sequences import Sequence, SequenceTable
+from outrider.errors import NonFiniteLogitsError
+from outrider.ports import Open, Refused, Release, SessionFailed, SessionLost
+from outrider.types import AcceptanceMethod, SamplingParams, extend_prefix_hash
+
+OPEN = Open(
+    session=7,
+    generation=1,
+    sampling=SamplingParams(),
+    seed=3,
+    acceptance_method=AcceptanceMethod.REJECTION,
+    prompt_length=4,
+    max_length=8,
+    num_token_ids=50,
+)
+
+
+@pytest.fixture
+def table() -> SequenceTable:
+    return SequenceTable(PagePool(4, 4))
+
+
+@pytest.fixture
+def ledger(table: SequenceTable) -> Ledger[Sequence]:
+    return Ledger(table, Limits(vocab_size=50, max_model_len=16, trims=False))
+
+
+def found(ledger: Ledger[Sequence], generation: int = 2) -> Session[Sequence]:
+    session = ledger.find(0, 7, generation)
+    assert isinstance(session, Session)
+    return session
+
+
+def test_open_reserves_and_release_gives_back(ledger: Ledger[Sequence], table: SequenceTable) -> None:
+    assert ledger.open(0, OPEN) is None
+    assert table.pool.num_free == 2
+    assert ledger.release(0, Release(7, 2))
+    assert table.pool.num_free == 4
+    table.check_integrity()
+
+
+def test_no_room_is_refused_and_leaves_a_tombstone_until_opened_anew(
+    ledger: Ledger[Sequence], table: SequenceTable
+) -> None:
+    assert ledger.open(0, replace(OPEN, session=1, max_length=12)) is None
+    refused = ledger.open(0, OPEN)
+    assert isinstance(refused, Refused)
+    assert refused.retry_after_ms > 0
+    assert ledger.find(0, 7, 2) is None
+    ledger.release(0, Release(1, 2))
+    assert ledger.open(0, replace(OPEN, generation=3)) is None
+    assert found(ledger, 4).open.generation == 3
+
+
+def test_older_items_are_ignored(ledger: Ledger[Sequence]) -> None:
+    ledger.open(0, OPEN)
+    found(ledger, 5)
+    assert ledger.find(0, 7, 4) is None
+    assert isinstance(ledger.find(0, 7, 5), Session)
+    assert ledger.open(0, OPEN) is None
+    assert not ledger.release(0, Release(7, 4))
+    assert isinstance(ledger.find(0, 7, 6), Session)
+
+
+def test_a_released_session_ignores_items_and_an_unknown_one_is_lost(ledger: Ledger[Sequence]) -> None:
+    assert isinstance(ledger.find(0, 7, 0), SessionLost)
+    ledger.open(0, OPEN)
+    ledger.release(0, Release(7, 2))
+    assert ledger.find(0, 7, 9) is None
+    assert isinstance(ledger.find(1, 7, 9), SessionLost)  # another link's session of the same number
+
+
+def test_opening_anew_starts_empty_in_the_same_room(ledger: Ledger[Sequence], table: SequenceTable) -> None:
+    ledger.open(0, replace(OPEN, max_length=16))
+    table.extend(found(ledger).text, [1, 2, 3])
+    assert ledger.open(0, replace(OPEN, max_length=16, generation=3)) is None
+    assert found(ledger, 4).text.length == 0
+    table.check_integrity()
+    assert len(table) == 1
+
+
+def test_the_same_open_twice_is_one_and_another_with_its_generation_fails(
+    ledger: Ledger[Sequence], table: SequenceTable
+) -> None:
+    ledger.open(0, OPEN)
+    assert ledger.open(0, OPEN) is None
+    failed = ledger.open(0, replace(OPEN, seed=4))
+    assert isinstance(failed, SessionFailed)
+    assert (failed.code, failed.field) == ("InvalidRequestError", "session")
+    assert table.pool.num_free == 4
+
+
+def test_rewind_keeps_what_is_there_and_the_same_text(ledger: Ledger[Sequence], table: SequenceTable) -> None:
+    ledger.open(0, OPEN)
+    session = found(ledger)
+    table.extend(session.text, [1, 2, 3])
+    too_long = ledger.rewind(session, 4, extend_prefix_hash(0, [1, 2, 3, 4]))
+    assert isinstance(too_long, SessionLost)
+    assert "4" in too_long.reason
+    other = ledger.rewind(session, 2, extend_prefix_hash(0, [2, 1]))
+    assert isinstance(other, SessionLost)
+    assert session.text.token_ids == [1, 2, 3]
+    assert ledger.rewind(session, 2, extend_prefix_hash(0, [1, 2])) is None
+    assert session.text.token_ids == [1, 2]
+
+
+def test_failing_frees_and_names_the_error(ledger: Ledger[Sequence], table: SequenceTable) -> None:
+    ledger.open(0, OPEN)
+    failed = ledger.fail(0, 7, 2, NonFiniteLogitsError("nan"))
+    assert failed == SessionFailed(7, 2, "NonFiniteLogitsError", "nan")
+    assert table.pool.num_free == 4
+    assert ledger.find(0, 7, 3) is None
+
+
+def test_dropping_a_link_frees_its_sessions_alone(ledger: Ledger[Sequence], table: SequenceTable) -> None:
+    for link_id in (0, 1):
+        ledger.open(link_id, OPEN)
+    ledger.drop_link(0)
+    assert table.pool.num_free == 2
+    assert len(ledger) == 1
+    assert isinstance(ledger.find(1, 7, 2), Session)
+    assert isinstance(ledger.find(0, 7, 2), SessionLost)
+
+
+def test_tombstones_are_bounded(ledger: Ledger[Sequence], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "MAX_TOMBSTONES", 3)
+    for session in range(5):
+        ledger.open(0, replace(OPEN, session=session))
+        ledger.release(0, Release(session, 2))
+    assert isinstance(ledger.find(0, 0, 3), SessionLost)
+    assert ledger.find(0, 4, 3) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("max_length", {"max_length": 17}),
+        ("max_length", {"max_length": 0, "prompt_length": 0}),
+        ("prompt_length", {"prompt_length": 9}),
+        ("num_token_ids", {"num_token_ids": 51}),
+        ("num_token_ids", {"num_token_ids": 0}),
+        ("num_logprobs", {"num_logprobs": -1}),
+        ("temperature", {"sampling": SamplingParams(temperature=float("nan"))}),
+        ("temperature", {"sampling": SamplingParams(temperature=-1)}),
+        ("top_p", {"sampling": SamplingParams(top_p=0)}),
+        ("min_p", {"sampling": SamplingParams(min_p=1.5)}),
+        ("top_k", {"sampling": SamplingParams(top_k=-2)}),
+        ("repetition_penalty", {"sampling": SamplingParams(repetition_penalty=0)}),
+        ("logit_bias", {"sampling": SamplingParams(logit_bias=((50, 1.0),))}),
+        ("allowed_token_ids", {"sampling": SamplingParams(allowed_token_ids=(-1,))}),
+        ("bad_words", {"sampling": SamplingParams(bad_words=((1, 99),))}),
+        ("banned_token_ids", {"banned_token_ids": (50,)}),
+    ],
+)
+def test_a_bad_open_fails_and_names_the_field(
+    ledger: Ledger[Sequence], table: SequenceTable, field: str, changes: dict[str, Any]
+) -> None:
+    failed = ledger.open(0, replace(OPEN, **changes))
+    assert isinstance(failed, SessionFailed)
+    assert (failed.code, failed.field) == ("InvalidRequestError", field)
+    assert table.pool.num_free == 4
+    assert ledger.find(0, 7, 2) is None
+
+
+def test_a_draft_takes_a_longer_session_as_far_as_it_fits(table: SequenceTable) -> None:
+    ledger = Ledger(table, Limits(vocab_size=0, max_model_len=16, trims=True))
+    assert ledger.open(0, replace(OPEN, max_length=1000)) is None
+    assert found(ledger).reserved_length == 16
