@@ -9,7 +9,8 @@ The schema has three sections, ``target``, ``draft`` and ``coordinator``. A serv
 and ``outrider serve`` reads all three (``load_all``). Sources, strongest first: flags (``--page-size 32``),
 environment (``OUTRIDER_TARGET_PAGE_SIZE=32``), file (``--config file.yaml``: ``target: {page_size: 32}``), defaults.
 Environment, file and ``outrider serve`` also take a ``speculative_config`` in vLLM's keys. An unknown key is a
-``ConfigError`` that suggests the nearest one. Settings are frozen; None means what the field's text says it means.
+``ConfigError`` that suggests the nearest one. Settings are frozen; None means what the field's text says.
+A service's ``__main__`` wraps itself in ``outrider.telemetry.exit_cleanly``, which makes such an error one clear line.
 """
 
 from outrider.config.loading import Effective, load, load_all, merge

@@ -43,7 +43,7 @@ class PlainFormatter(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)-7s {service}: %(message)s", datefmt="%H:%M:%S")
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+    def formatMessage(self, record: logging.LogRecord) -> str:
         """The line without a traceback."""
         fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
         return super().formatMessage(record) + fields

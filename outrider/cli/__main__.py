@@ -1,0 +1,6 @@
+"""``python -m outrider.cli``."""
+
+from outrider.cli.app import main
+
+if __name__ == "__main__":
+    main()

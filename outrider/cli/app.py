@@ -1,0 +1,44 @@
+"""The ``outrider`` command: its subcommands and ``--version``. Each subcommand is one module beside this one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from outrider import __version__
+from outrider.cli.config import config
+from outrider.cli.demo import demo
+from outrider.cli.generate import generate
+from outrider.cli.info import info
+from outrider.cli.serve import serve
+
+app = typer.Typer(
+    name="outrider",
+    help="Speculative decoding as real microservices.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (serve, generate, demo, info, config):
+    app.command()(command)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"outrider {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Speculative decoding as real microservices."""
+
+
+def main() -> None:
+    """The console script."""
+    app()

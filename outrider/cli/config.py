@@ -1,0 +1,48 @@
+"""``outrider config``: every setting, its value now and where that comes from."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from outrider.cli.options import errors_as_lines, output
+from outrider.cli.settings_flags import ConfigFile, SetOptions, SpeculativeConfig, parse_set
+from outrider.config import Effective, load_all
+from outrider.config.reference import effective_rows
+from outrider.config.sources import variable_name
+from outrider.errors import ConfigError
+
+_MODEL = ("target", "model")
+_UNSET = "must be set"
+
+
+def config(
+    *,
+    speculative_config: SpeculativeConfig = None,
+    config: ConfigFile = None,
+    set_options: SetOptions = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Only settings that are not at their default.")] = False,
+) -> None:
+    """Show every setting as `outrider serve` would use it, and where its value comes from."""
+    with errors_as_lines():
+        rows = effective_rows(_load(speculative_config, config, set_options))
+    table = Table("setting", "value", "from", "variable", box=None, pad_edge=False)
+    for row in rows:
+        if not changed or row.origin != "default":
+            origin = "argument of serve" if row.value == _UNSET else row.origin
+            table.add_row(row.name, row.value, origin, variable_name(*row.name.split(".", 1)))
+    output.print(table)
+
+
+def _load(speculative_config: str | None, config: str | None, set_options: list[str] | None) -> Effective:
+    flags = parse_set(set_options)
+    try:
+        return load_all(flags, speculative_config=speculative_config, config=config)
+    except ConfigError as error:
+        # The one setting without a default is usually given as an argument of `serve`.
+        if error.field != ".".join(_MODEL) or os.environ.get(variable_name(*_MODEL)):
+            raise
+        return load_all({**flags, _MODEL: _UNSET}, speculative_config=speculative_config, config=config)

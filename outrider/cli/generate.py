@@ -1,0 +1,112 @@
+"""``outrider generate``: streams one generation to the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli.options import DEFAULT_ADDRESS, Address, errors_as_lines, progress
+from outrider.cli.statistics import print_statistics
+from outrider.client import Client
+from outrider.errors import InvalidRequestError
+from outrider.generation import DEFAULT_MAX_TOKENS
+
+Prompt = Annotated[str, typer.Argument(help="The text to go on from.", show_default=False)]
+_OFF = "off"
+
+
+def _option(name: str, text: str, default: str = _OFF) -> Any:  # noqa: ANN401 - typer's own type
+    """An option whose default is the server's; what that is stands in its help."""
+    return typer.Option(name, help=f"{text} Default {default}.", show_default=False)
+
+
+def generate(
+    prompt: Prompt,
+    *,
+    address: Address = DEFAULT_ADDRESS,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = DEFAULT_MAX_TOKENS,
+    min_tokens: Annotated[int, typer.Option(help="No end before so many tokens are out.")] = 0,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus mass; 1 is off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="How many of the likeliest tokens are kept; 0 and -1 keep all.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Drops tokens below this share of the likeliest's; 0 is off.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages tokens already seen.")] = 1.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Per occurrence in the output, -2 to 2.")] = 0.0,
+    presence_penalty: Annotated[float, typer.Option(help="Once for a token in the output, -2 to 2.")] = 0.0,
+    logit_bias: Annotated[list[str] | None, typer.Option(metavar="ID=BIAS", help="May be repeated.")] = None,
+    bad_words: Annotated[list[str] | None, typer.Option("--bad-word", help="Never completed. May be repeated.")] = None,
+    allowed_token_ids: Annotated[list[int] | None, typer.Option("--allowed-token-id", help="May be repeated.")] = None,
+    seed: Annotated[int | None, _option("--seed", "Repeats a generation.", "random")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends it. May be repeated.")] = None,
+    stop_token_ids: Annotated[list[int] | None, typer.Option("--stop-token-id", help="May be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past ends of sequence.")] = False,
+    include_stop_str_in_output: Annotated[bool, typer.Option("--include-stop-str-in-output")] = False,
+    num_speculative_tokens: Annotated[
+        int | None, _option("--num-speculative-tokens", "Draft length; 0: no speculation.", "the server's")
+    ] = None,
+    acceptance_method: Annotated[
+        str | None, _option("--acceptance-method", "rejection, coupled or typical.", "the server's")
+    ] = None,
+    timeout: Annotated[float | None, _option("--timeout", "Seconds until it is given up.", "none")] = None,
+    request_id: Annotated[str, typer.Option(help="Names the request in logs.")] = "",
+    echo: Annotated[bool, typer.Option("--echo", help="Write the prompt first.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Say afterwards how fast it was and where the time went.")
+    ] = False,
+) -> None:
+    """Generate text and stream it to the terminal."""
+    with errors_as_lines(), Client(address) as client:
+        if echo:
+            _write(prompt)
+        result = None
+        for delta in client.stream(
+            prompt=prompt,
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            logit_bias=_parse_bias(logit_bias),
+            bad_words=bad_words,
+            allowed_token_ids=allowed_token_ids or None,
+            seed=seed,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            ignore_eos=ignore_eos,
+            include_stop_str_in_output=include_stop_str_in_output,
+            num_speculative_tokens=num_speculative_tokens,
+            acceptance_method=acceptance_method,
+            timeout=timeout,
+            request_id=request_id or None,
+        ):
+            _write(delta.text)
+            result = delta.result
+        _write("\n")
+        if stats and result is not None:
+            draft_length = num_speculative_tokens
+            if draft_length is None:
+                draft_length = client.model_info().num_speculative_tokens
+            print_statistics(progress, result, draft_length)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _parse_bias(options: list[str] | None) -> dict[int, float] | None:
+    return dict(_parse_one_bias(option) for option in options) if options else None
+
+
+def _parse_one_bias(option: str) -> tuple[int, float]:
+    token_id, _, bias = option.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise InvalidRequestError("logit_bias", f"should be ID=BIAS, not {option!r}") from None

@@ -1,0 +1,105 @@
+"""``outrider serve``: the three services on this host, as one command."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli.options import Verbose, errors_as_lines, output
+from outrider.cli.settings_flags import ConfigFile, SetOptions, SpeculativeConfig, parse_set
+from outrider.cli.stack.plan import Place, StackPlan, plan_stack
+from outrider.cli.stack.preflight import check, free_port
+from outrider.cli.stack.running import run_until_signal
+from outrider.config import Effective, load_all
+
+Target = Annotated[str | None, typer.Argument(help="Folder of the target model in the Hugging Face layout.")]
+DraftModel = Annotated[
+    str | None, typer.Option("--draft-model", help="Folder of the draft model; none: no speculation.")
+]
+Method = Annotated[str | None, typer.Option("--method", help="draft_model, ngram or none.")]
+DraftLength = Annotated[int | None, typer.Option("--num-speculative-tokens", "-k", help="Draft length. Default 4.")]
+Acceptance = Annotated[
+    str | None, typer.Option("--acceptance-method", help="rejection, coupled or typical. Default rejection.")
+]
+Host = Annotated[str | None, typer.Option("--host", help="Address to listen on. Default 127.0.0.1.")]
+Port = Annotated[int | None, typer.Option("--port", "-p", help="Port to listen on. Default 50050.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N, for both models. Default cpu.")]
+DraftDevice = Annotated[str | None, typer.Option("--draft-device", help="Another device for the draft.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16, for both models.")]
+DraftDtype = Annotated[str | None, typer.Option("--draft-dtype", help="Another type for the draft.")]
+MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest prompt and output, in tokens.")]
+PageSize = Annotated[int | None, typer.Option("--page-size", help="Tokens in a KV page. Default 16.")]
+MaxBatched = Annotated[int | None, typer.Option("--max-batched-tokens", help="Most tokens in a forward. Default 512.")]
+NumThreads = Annotated[int | None, typer.Option("--num-threads", help="CPU threads of each model.")]
+DisableByBatch = Annotated[
+    int | None, typer.Option("--disable-by-batch-size", help="No speculation while so many requests run or wait.")
+]
+Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="Folder of a tokenizer in place of the target's.")]
+LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")]
+
+
+def serve(
+    target: Target = None,
+    *,
+    draft_model: DraftModel = None,
+    method: Method = None,
+    num_speculative_tokens: DraftLength = None,
+    acceptance_method: Acceptance = None,
+    host: Host = None,
+    port: Port = None,
+    device: Device = None,
+    draft_device: DraftDevice = None,
+    dtype: Dtype = None,
+    draft_dtype: DraftDtype = None,
+    max_model_len: MaxModelLen = None,
+    page_size: PageSize = None,
+    max_batched_tokens: MaxBatched = None,
+    num_threads: NumThreads = None,
+    disable_by_batch_size: DisableByBatch = None,
+    tokenizer: Tokenizer = None,
+    log_level: LogLevel = None,
+    speculative_config: SpeculativeConfig = None,
+    config: ConfigFile = None,
+    set_options: SetOptions = None,
+    verbose: Verbose = 0,
+) -> None:
+    """Start draft, target and coordinator on this host; print the address when everything is ready."""
+    flags: dict[Place, Any] = {
+        ("target", "model"): target,
+        ("draft", "model"): draft_model,
+        ("draft", "method"): method,
+        ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
+        ("coordinator", "acceptance_method"): acceptance_method,
+        ("coordinator", "host"): host,
+        ("coordinator", "port"): port,
+        ("target", "max_model_len"): max_model_len,
+        ("coordinator", "disable_by_batch_size"): disable_by_batch_size,
+        ("coordinator", "tokenizer"): tokenizer,
+        **_both("device", device, draft_device),
+        **_both("dtype", dtype, draft_dtype),
+        **_both("page_size", page_size),
+        **_both("max_batched_tokens", max_batched_tokens),
+        **_both("num_threads", num_threads),
+        **_both("log_level", log_level),
+        ("coordinator", "log_level"): log_level,
+    }
+    with errors_as_lines():
+        flags.update(parse_set(set_options))
+        effective = load_all(flags, speculative_config=speculative_config, config=config)
+        asyncio.run(run_until_signal(prepare(effective), verbose=verbose, on_ready=_print_ready))
+
+
+def prepare(effective: Effective) -> StackPlan:
+    """The plan for these settings, after what can be refused at once has been."""
+    check(effective.settings)
+    return plan_stack(effective.settings, explicit=effective.origins, free_port=free_port)
+
+
+def _both(key: str, value: object, draft_value: object = None) -> dict[Place, Any]:
+    return {("target", key): value, ("draft", key): value if draft_value is None else draft_value}
+
+
+def _print_ready(plan: StackPlan) -> None:
+    output.print(f"Outrider is ready at {plan.address}", markup=False)

@@ -1,0 +1,70 @@
+"""What is refused before any process is started: a port in use, a folder that is no model.
+
+Only what can be seen without torch and in no time; the services check the rest when they load.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+from pathlib import Path
+
+from outrider.cli.stack.plan import LOOPBACK
+from outrider.config import Settings
+from outrider.config.fields import DraftMethod
+from outrider.errors import ConfigError, ModelError
+
+
+def check(settings: Settings) -> None:
+    """``ConfigError`` or ``ModelError`` for the first thing that cannot work."""
+    check_model_folder(Path(settings.target.model), "target", needs_tokenizer=settings.coordinator.tokenizer is None)
+    if settings.draft.method is DraftMethod.DRAFT_MODEL and settings.draft.model is not None:
+        check_model_folder(Path(settings.draft.model), "draft", needs_tokenizer=False)
+    check_port(settings.coordinator.host, settings.coordinator.port)
+
+
+def check_model_folder(folder: Path, role: str, *, needs_tokenizer: bool) -> None:
+    """Whether the folder looks like a model in the Hugging Face layout."""
+    if not folder.is_dir():
+        problem = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise ModelError(f"{role} model: {folder} {problem}")
+    _check_config(folder / "config.json", role)
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{role} model: {folder} has no *.safetensors")
+    if needs_tokenizer and not (folder / "tokenizer.json").is_file():
+        raise ModelError(f"{role} model: {folder} has no tokenizer.json (--tokenizer names another folder)")
+
+
+def _check_config(path: Path, role: str) -> None:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{role} model: {path.parent} has no config.json") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{role} model: {path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{role} model: {path} should hold a JSON object")
+
+
+def check_port(host: str, port: int) -> None:
+    """Whether the address can be listened on now."""
+    if host.startswith("unix:"):
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do: an address still in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError as error:
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"
+            raise ConfigError("coordinator.port", f"{host}:{port} {reason}") from error
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,120 @@
+"""One child process: started so that it cannot outlive us, read line by line, stopped politely and then firmly."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from outrider.cli.stack.plan import ServiceSpec
+from outrider.telemetry.endings import ERROR_PREFIX
+
+_KEPT_LINES = 100
+_LINE_LIMIT_BYTES = 1 << 20
+
+
+class ChildProcess:
+    """A running service. Everything it writes is kept for a while and handed to ``on_line``."""
+
+    def __init__(self, spec: ServiceSpec, process: asyncio.subprocess.Process, on_line: Callable[[str], None]) -> None:
+        self.spec = spec
+        self._process = process
+        self._lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        self._reader = asyncio.create_task(self._read(on_line))
+
+    @classmethod
+    async def start(cls, spec: ServiceSpec, on_line: Callable[[str], None]) -> ChildProcess:
+        """Start it, in a process group of its own: an interrupt typed at a terminal is ours to pass on, in order."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "outrider.cli.stack.child", str(os.getpid()), spec.module, *spec.argv),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=_LINE_LIMIT_BYTES,
+            env=_environment(),
+            process_group=0,
+        )
+        return cls(spec, process, on_line)
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self._process.returncode is not None
+
+    async def wait(self) -> str:
+        """Wait for its end; how it ended, for people."""
+        await self._process.wait()
+        # Shielded: whoever stops waiting does not stop the reading.
+        await asyncio.shield(self._reader)
+        return self._ending()
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL when that took too long."""
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), self.spec.stop_within_s)
+        except TimeoutError:
+            self.kill()
+        await self.wait()
+
+    def kill(self) -> None:
+        """SIGKILL, now."""
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def _read(self, on_line: Callable[[str], None]) -> None:
+        stream = self._process.stdout
+        if stream is None:
+            return
+        async for raw in stream:
+            line = raw.decode(errors="replace").rstrip()
+            self._lines.append(line)
+            on_line(line)
+
+    def _ending(self) -> str:
+        code = self._process.returncode or 0
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        reason = last_error(list(self._lines))
+        return f"{reason} ({how})" if reason else how
+
+
+def last_error(lines: list[str]) -> str:
+    """The reason a service gave for its end: its error line, else its last logged error, else its last line."""
+    for line in reversed(lines):
+        if line.startswith(ERROR_PREFIX):
+            return line.removeprefix(ERROR_PREFIX)
+    for line in reversed(lines):
+        if message := _logged_error(line):
+            return message
+    plain = [line for line in lines if line and not line.startswith("{")]
+    return plain[-1] if plain else ""
+
+
+def _logged_error(line: str) -> str:
+    if not line.startswith("{"):
+        return ""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return ""
+    return str(record.get("message", "")) if record.get("level") in {"error", "critical"} else ""
+
+
+def _environment() -> dict[str, str]:
+    """Ours without the settings, which the flags say in full, and with output that is not held back."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("OUTRIDER_")}
+    return {**kept, "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,130 @@
+"""Starts the services in order, keeps them running, stops them in order.
+
+Owns the order, the backoff and what is reported. Knows no settings: a plan says what to run, a probe says whether an
+address serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Protocol
+
+from outrider.cli.stack.plan import ServiceSpec, StackPlan
+from outrider.cli.stack.process import ChildProcess
+from outrider.errors import UnavailableError
+
+_POLL_S = 0.05
+_FIRST_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 30.0
+_STEADY_S = 60.0
+
+Probe = Callable[[str], Awaitable[bool]]
+"""Whether the server at an address says that it is serving; answers within a bounded time."""
+
+
+class Listener(Protocol):
+    """Told what happens, for people."""
+
+    def starting(self, spec: ServiceSpec) -> None:
+        """The process is being started."""
+
+    def serving(self, spec: ServiceSpec) -> None:
+        """The process serves."""
+
+    def lost(self, spec: ServiceSpec, reason: str, retry_in_s: float) -> None:
+        """The process ended by itself and will be started again."""
+
+    def line(self, spec: ServiceSpec, text: str) -> None:
+        """The process wrote a line."""
+
+
+class Stack:
+    """The services of one plan, as an async context manager: serving inside, gone outside."""
+
+    def __init__(self, plan: StackPlan, *, probe: Probe, listener: Listener) -> None:
+        self.plan = plan
+        self._probe = probe
+        self._listener = listener
+        self._children: dict[str, ChildProcess] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The running processes by service."""
+        return {name: child.pid for name, child in self._children.items() if not child.ended}
+
+    async def __aenter__(self) -> Stack:
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop the coordinator, which lets running streams finish, then the models. Cancelled: kill what is left."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        self._keepers.clear()
+        try:
+            await self._stop_children([self.plan.coordinator])
+            await self._stop_children(list(self.plan.models))
+        finally:
+            for child in self._children.values():
+                child.kill()
+
+    async def _start(self) -> None:
+        await self._start_models()
+        await self._start_service(self.plan.coordinator)
+        for spec in (*self.plan.models, self.plan.coordinator):
+            self._keepers.append(asyncio.create_task(self._keep(spec)))
+
+    async def _start_models(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for spec in self.plan.models:
+                    group.create_task(self._start_service(spec))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _start_service(self, spec: ServiceSpec) -> None:
+        """Start one and wait until it serves; ``UnavailableError`` with its own words when it ends before."""
+        self._listener.starting(spec)
+        child = await ChildProcess.start(spec, lambda line: self._listener.line(spec, line))
+        self._children[spec.name] = child
+        ended = asyncio.create_task(child.wait())
+        try:
+            while not await self._probe(spec.address):
+                if ended.done():
+                    raise UnavailableError(f"the {spec.name} service did not start: {ended.result()}")
+                await asyncio.wait([ended], timeout=_POLL_S)
+        finally:
+            ended.cancel()
+        self._listener.serving(spec)
+
+    async def _keep(self, spec: ServiceSpec) -> None:
+        """Start the service again whenever it ends, later and later while it does not last."""
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            started = time.monotonic()
+            reason = await self._children[spec.name].wait()
+            backoff_s = _FIRST_BACKOFF_S if time.monotonic() - started > _STEADY_S else backoff_s
+            self._listener.lost(spec, reason, backoff_s)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+            with contextlib.suppress(UnavailableError):
+                await self._start_service(spec)
+
+    async def _stop_children(self, specs: list[ServiceSpec]) -> None:
+        children = [self._children[spec.name] for spec in specs if spec.name in self._children]
+        await asyncio.gather(*(child.stop() for child in children))

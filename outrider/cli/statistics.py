@@ -1,0 +1,67 @@
+"""One generation in figures: how fast, how much of the draft was kept, where the time went."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from outrider.generation import GenerationResult, SpeculationStats
+
+
+def print_statistics(console: Console, result: GenerationResult, draft_length: int) -> None:
+    """A table of two columns."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in statistics(result, draft_length):
+        table.add_row(name, value, style="dim")
+    console.print(table)
+
+
+def statistics(result: GenerationResult, draft_length: int) -> list[tuple[str, str]]:
+    """(name, value with its unit)."""
+    timing, stats = result.timing, result.speculation
+    return [
+        ("tokens", f"{result.usage.prompt_tokens} prompt, {result.usage.completion_tokens} output"),
+        ("finished", f"{result.finish_reason.value}, seed {result.seed}"),
+        ("time to first token", f"{1000 * timing.first_token:.1f} ms"),
+        ("total", f"{1000 * timing.total:.1f} ms"),
+        ("speed", _rate(tokens_per_second(result))),
+        ("target passes", f"{stats.num_steps}"),
+        ("acceptance", _share(acceptance(stats, draft_length))),
+        ("acceptance rate", _share(acceptance_rate(stats))),
+        ("mean acceptance length", f"{stats.mean_acceptance_length:.2f}" if stats.num_draft_tokens else "no data"),
+        ("in draft", f"{1000 * timing.draft:.1f} ms"),
+        ("in target", f"{1000 * timing.target:.1f} ms"),
+        ("in accept", f"{1000 * timing.accept:.1f} ms"),
+        ("on the wire", f"{1000 * timing.wire:.1f} ms"),
+    ]
+
+
+def tokens_per_second(result: GenerationResult) -> float | None:
+    """Output tokens after the first, by the time after it; None where there is no second one."""
+    seconds = result.timing.total - result.timing.first_token
+    tokens = result.usage.completion_tokens - 1
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def acceptance(stats: SpeculationStats, draft_length: int) -> float | None:
+    """Accepted by judged tokens: those after a step's first rejection were not judged. None without a draft.
+
+    A step that kept ``draft_length`` tokens rejected none, any other step one. (A proposal that was trimmed at the end
+    of its request and kept whole counts as a rejection: at most one a request.)
+    """
+    num_steps = sum(stats.acceptance_histogram)
+    num_judged = stats.num_accepted_tokens + num_steps - sum(stats.acceptance_histogram[draft_length:])
+    return stats.num_accepted_tokens / num_judged if num_judged else None
+
+
+def acceptance_rate(stats: SpeculationStats) -> float | None:
+    """Accepted by drafted tokens, as vLLM counts."""
+    return stats.num_accepted_tokens / stats.num_draft_tokens if stats.num_draft_tokens else None
+
+
+def _rate(value: float | None) -> str:
+    return "no data" if value is None else f"{value:.1f} tokens/s"
+
+
+def _share(value: float | None) -> str:
+    return "no data" if value is None else f"{value:.2f}"

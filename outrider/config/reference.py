@@ -1,0 +1,70 @@
+"""The schema as rows for people: what ``outrider config`` prints and ``docs/configuration.md`` is made from."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from pydantic.fields import FieldInfo
+
+from outrider.config.loading import Effective
+from outrider.config.schema import SECTIONS, Section
+from outrider.config.sources import variable_name
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting."""
+
+    section: str
+    key: str
+    flag: str
+    variable: str
+    default: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveRow:
+    """One setting's value and where it comes from."""
+
+    name: str
+    value: str
+    origin: str
+
+
+def setting_rows(section: type[Section]) -> list[SettingRow]:
+    """Every setting of a section, in the schema's order."""
+    return [_row(section.name, key, field) for key, field in section.model_fields.items()]
+
+
+def effective_rows(effective: Effective) -> list[EffectiveRow]:
+    """Every setting of every section as it would be used."""
+    return [
+        EffectiveRow(
+            name=f"{name}.{key}",
+            value=_text(getattr(getattr(effective.settings, name), key)),
+            origin=effective.origins.get((name, key), "default"),
+        )
+        for name, section in SECTIONS.items()
+        for key in section.model_fields
+    ]
+
+
+def _row(section: str, key: str, field: FieldInfo) -> SettingRow:
+    return SettingRow(
+        section=section,
+        key=key,
+        flag=f"--{key.replace('_', '-')}",
+        variable=variable_name(section, key),
+        default="must be set" if field.is_required() else _text(field.default),
+        description=field.description or "",
+    )
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value.value if isinstance(value, enum.Enum) else value)

@@ -1,0 +1,98 @@
+"""Makes docs/configuration.md from the settings' schema; with --check only says whether it is up to date."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from outrider.config.reference import setting_rows
+from outrider.config.schema import SECTIONS
+from outrider.config.speculative import KEYS
+
+PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+
+HEAD = """\
+# Configuration
+
+<!-- Made by scripts/generate_configuration.py from outrider/config/schema.py. Change it there, then `make docs`. -->
+
+One schema serves `outrider serve` and each service started alone. It has three sections, `target`, `draft` and
+`coordinator`. A value comes from the first of these that sets it:
+
+1. **A flag.** `python -m target_service --page-size 32`; `outrider serve` has flags for what is set most often
+   (`outrider serve --help`) and `--set SECTION.KEY=VALUE` for everything.
+2. **The environment.** `OUTRIDER_TARGET_PAGE_SIZE=32`. An empty variable counts as unset. Variables that Kubernetes
+   makes for a Service called `outrider-...` are passed over.
+3. **A file.** `--config file.yaml` or `OUTRIDER_CONFIG=file.yaml`:
+   ```yaml
+   target:
+     model: /models/target
+     page_size: 32
+   draft:
+     model: /models/draft
+   coordinator:
+     num_speculative_tokens: 4
+   ```
+4. **The default** below.
+
+An unknown key, in any of them, is an error that suggests the nearest known one. `outrider config` shows every setting
+as `outrider serve` would use it, and where its value comes from.
+
+`outrider serve` chooses free ports for the draft and target services and sets `coordinator.target_address` and
+`coordinator.draft_address` itself. It also drains without `drain_delay_s`, which is for load balancers, unless that is
+set.
+"""
+
+SPECULATIVE = """
+## `speculative_config`: vLLM's keys
+
+`outrider serve --speculative-config '{"model": "/models/draft", "num_speculative_tokens": 4}'`, the variable
+`OUTRIDER_SPECULATIVE_CONFIG` (JSON) or the file's key `speculative_config`. Each key sets the setting beside it, with
+the strength of the source it stands in; the same setting given twice in one source with different values is an error.
+`acceptance_method` understands `rejection_sampler` and `typical_acceptance_sampler` too, `model: ngram` is method
+`ngram`, and with only one of the two lookup bounds both are that one.
+
+| key | setting |
+|---|---|
+"""
+
+
+def main() -> int:
+    """Write the page, or compare with it."""
+    text = render()
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    sys.stderr.write(f"{PAGE} is stale: run `make docs`\n")
+    return 1
+
+
+def render() -> str:
+    """The page."""
+    return HEAD + "".join(section_text(name) for name in SECTIONS) + SPECULATIVE + speculative_rows()
+
+
+def section_text(name: str) -> str:
+    """One section's table."""
+    section = SECTIONS[name]
+    lines = [f"| `{row.key}` | {row.default} | {row.description} |" for row in setting_rows(section)]
+    prefix = f"OUTRIDER_{name.upper()}_"
+    return (
+        f"\n## `{name}`\n\n{(section.__doc__ or '').replace('``', '`')} Flags `--key`, variables `{prefix}KEY`.\n\n"
+        "| key | default | meaning |\n|---|---|---|\n" + "\n".join(lines) + "\n"
+    )
+
+
+def speculative_rows() -> str:
+    """The keys of vLLM."""
+    rows = [
+        f"| `{key}` | {'`' + '.'.join(place) + '`' if place else 'must be 1: tensor parallel is not built yet'} |"
+        for key, place in KEYS.items()
+    ]
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

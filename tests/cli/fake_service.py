@@ -1,0 +1,51 @@
+"""A service without a model, for the supervisor's tests: standard health on a port, and faults on request.
+
+python -m tests.cli.fake_service --port N [--fail TEXT] [--fail-after-first FILE] [--log FILE] [--name NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--name", default="fake")
+    parser.add_argument("--log", type=Path)
+    parser.add_argument("--fail")
+    parser.add_argument("--ignore-sigterm", action="store_true")
+    options = parser.parse_args()
+    if options.fail:
+        sys.stderr.write(f"error: {options.fail}\n")
+        sys.exit(1)
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_sigterm else lambda *_: stopping.set())
+    server = grpc.server(futures.ThreadPoolExecutor(2), options=[("grpc.so_reuseport", 0)])
+    servicer = health.HealthServicer()
+    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    server.add_insecure_port(f"127.0.0.1:{options.port}")
+    server.start()
+    note(options.log, f"{options.name} up")
+    stopping.wait()
+    server.stop(0).wait()
+    note(options.log, f"{options.name} down")
+
+
+def note(path: Path | None, line: str) -> None:
+    if path is not None:
+        with path.open("a") as log:
+            log.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Child processes started, restarted and stopped, with services that need no model."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from outrider.cli.stack.plan import ServiceSpec, StackPlan
+from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.probe import is_serving
+from outrider.cli.stack.supervisor import Stack
+from outrider.errors import UnavailableError
+
+DEADLINE_S = 30.0
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def starting(self, spec: ServiceSpec) -> None:
+        self.events.append(("starting", spec.name))
+
+    def serving(self, spec: ServiceSpec) -> None:
+        self.events.append(("serving", spec.name))
+
+    def lost(self, spec: ServiceSpec, reason: str, retry_in_s: float) -> None:
+        self.events.append(("lost", f"{spec.name}: {reason}"))
+
+    def has_served_twice(self, name: str) -> bool:
+        return self.events.count(("serving", name)) == 2
+
+    def line(self, spec: ServiceSpec, text: str) -> None:
+        self.events.append(("line", text))
+
+
+def spec(name: str, *argv: str, stop_within_s: float = 10.0) -> ServiceSpec:
+    port = free_port()
+    return ServiceSpec(
+        name=name,
+        module="tests.cli.fake_service",
+        argv=("--port", str(port), "--name", name, *argv),
+        address=f"127.0.0.1:{port}",
+        stop_within_s=stop_within_s,
+    )
+
+
+def plan(*argv: str, target: tuple[str, ...] = (), draft: tuple[str, ...] = ()) -> StackPlan:
+    return StackPlan(
+        models=(spec("target", *argv, *target), spec("draft", *argv, *draft)), coordinator=spec("coordinator", *argv)
+    )
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended but was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_models_serve_before_the_coordinator_starts_and_stop_after_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    recorder = Recorder()
+    async with Stack(plan("--log", str(log)), probe=is_serving, listener=recorder) as stack:
+        pids = stack.pids
+        assert set(pids) == {"target", "draft", "coordinator"}
+        coordinator_start = recorder.events.index(("starting", "coordinator"))
+        assert recorder.events.index(("serving", "target")) < coordinator_start
+        assert recorder.events.index(("serving", "draft")) < coordinator_start
+    assert not any(is_alive(pid) for pid in pids.values())
+    down = [line for line in log.read_text().splitlines() if line.endswith("down")]
+    assert down[0] == "coordinator down"
+    assert sorted(down[1:]) == ["draft down", "target down"]
+
+
+async def test_a_service_that_ends_at_start_is_reported_in_its_own_words() -> None:
+    recorder = Recorder()
+    with pytest.raises(UnavailableError, match=r"draft service did not start: no weights in /nowhere \(exit code 1\)"):
+        async with Stack(plan(draft=("--fail", "no weights in /nowhere")), probe=is_serving, listener=recorder):
+            pytest.fail("it cannot have started")
+    assert ("starting", "coordinator") not in recorder.events
+
+
+async def test_a_killed_draft_and_a_killed_target_are_started_again() -> None:
+    recorder = Recorder()
+    async with Stack(plan(), probe=is_serving, listener=recorder) as stack:
+        for name in ("draft", "target"):
+            before = stack.pids
+            os.kill(before[name], signal.SIGKILL)
+            await until(functools.partial(recorder.has_served_twice, name))
+            assert stack.pids[name] != before[name]
+            assert {key: pid for key, pid in stack.pids.items() if key != name} == {
+                key: pid for key, pid in before.items() if key != name
+            }
+            assert ("lost", f"{name}: killed by SIGKILL") in recorder.events
+
+
+async def test_a_service_that_does_not_stop_is_killed() -> None:
+    stubborn = spec("coordinator", "--ignore-sigterm", stop_within_s=0.2)
+    async with Stack(
+        StackPlan(models=plan().models[:1], coordinator=stubborn), probe=is_serving, listener=Recorder()
+    ) as stack:
+        pids = stack.pids
+    assert not any(is_alive(pid) for pid in pids.values())
+
+
+PARENT = """
+import asyncio, sys
+from outrider.cli.stack.probe import is_serving
+from outrider.cli.stack.supervisor import Stack
+from tests.cli.test_stack import Recorder, plan
+
+async def main():
+    async with Stack(plan("--ignore-sigterm"), probe=is_serving, listener=Recorder()) as stack:
+        print(*stack.pids.values(), flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_no_child_outlives_a_parent_that_was_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 3
+        assert all(is_alive(pid) for pid in pids)
+        parent.kill()
+    deadline = time.monotonic() + DEADLINE_S
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a child is left"
+        time.sleep(0.01)
+
+
+def test_the_lifeline_alone_ends_a_child() -> None:
+    """Where the kernel gives no word of the parent's end, the end of standard input does."""
+    code = (
+        "import sys; sys.platform = 'other'\n"
+        "from outrider.cli.stack.child import main\n"
+        f"main([{str(os.getpid())!r}, 'tests.cli.fake_service', '--port', {str(free_port())!r}, '--ignore-sigterm'])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(DEADLINE_S) == -signal.SIGKILL

@@ -1,0 +1,217 @@
+"""Settings from flags, environment and file: who wins, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.config import CoordinatorSettings, DraftSettings, Section, TargetSettings, load, load_all, to_argv
+from outrider.config.fields import DraftMethod
+from outrider.errors import ConfigError
+from outrider.types import AcceptanceMethod
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "settings.yaml"
+    path.write_text(
+        """
+        target: {model: /models/target, page_size: 8, port: 7001, dtype: bfloat16}
+        draft: {model: /models/draft}
+        coordinator: {num_speculative_tokens: 3}
+        """
+    )
+    return path
+
+
+def test_flag_over_environment_over_file_over_default(file: Path) -> None:
+    environ = {"OUTRIDER_TARGET_PORT": "7002", "OUTRIDER_TARGET_PAGE_SIZE": "32"}
+    settings = load(TargetSettings, ["--config", str(file), "--port", "7003"], environ)
+    assert settings.port == 7003
+    assert settings.page_size == 32
+    assert settings.dtype == "bfloat16"
+    assert settings.max_batched_tokens == 512
+
+
+def test_the_file_may_be_named_by_a_variable(file: Path) -> None:
+    assert load(TargetSettings, [], {"OUTRIDER_CONFIG": str(file)}).page_size == 8
+
+
+def test_one_file_serves_all_processes(file: Path) -> None:
+    assert load(DraftSettings, ["--config", str(file)], {}).model == "/models/draft"
+    assert load(CoordinatorSettings, ["--config", str(file)], {}).num_speculative_tokens == 3
+
+
+def test_an_empty_variable_is_unset(file: Path) -> None:
+    assert load(TargetSettings, ["--config", str(file)], {"OUTRIDER_TARGET_PORT": ""}).port == 7001
+
+
+def test_variables_that_kubernetes_makes_for_a_service_are_passed_over() -> None:
+    environ = {
+        "OUTRIDER_COORDINATOR_PORT": "tcp://10.0.0.7:50050",
+        "OUTRIDER_COORDINATOR_SERVICE_HOST": "10.0.0.7",
+        "OUTRIDER_COORDINATOR_SERVICE_PORT": "50050",
+        "OUTRIDER_COORDINATOR_PORT_50050_TCP_ADDR": "10.0.0.7",
+    }
+    assert load(CoordinatorSettings, [], environ).port == 50050
+
+
+def test_origins_name_the_source_of_each_value(file: Path) -> None:
+    effective = load_all({("target", "port"): 1}, config=str(file), environ={"OUTRIDER_DRAFT_DTYPE": "float32"})
+    assert effective.origins["target", "port"] == "flag"
+    assert effective.origins["draft", "dtype"] == "OUTRIDER_DRAFT_DTYPE"
+    assert effective.origins["target", "page_size"] == str(file)
+    assert ("target", "host") not in effective.origins
+
+
+@pytest.mark.parametrize(
+    ("section", "argv"),
+    [
+        (TargetSettings, ["--model", "/m", "--page-size", "4", "--num-pages", "9", "--device", "cuda:1"]),
+        (DraftSettings, ["--model", "/m", "--support-mass", "0.5"]),
+        (DraftSettings, ["--method", "ngram", "--prompt-lookup-min", "1", "--prompt-lookup-max", "3"]),
+        (CoordinatorSettings, ["--acceptance-method", "typical", "--disable-logprobs", "--logprobs-mode", "processed"]),
+        (CoordinatorSettings, []),
+    ],
+)
+def test_a_section_survives_its_own_flags(section: type[Section], argv: list[str]) -> None:
+    settings = load(section, argv, {})
+    assert load(section, to_argv(settings), {}) == settings
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "content", "said"),
+    [
+        (["--pge-size", "3"], {}, "", ["--pge-size", "did you mean --page-size"]),
+        (["stray"], {}, "", ["'stray'"]),
+        ([], {"OUTRIDER_TRGET_MODEL": "x"}, "", ["OUTRIDER_TRGET_MODEL", "did you mean OUTRIDER_TARGET_MODEL"]),
+        ([], {"OUTRIDER_ZZZZZZ": "x"}, "", ["OUTRIDER_ZZZZZZ", "docs/configuration.md"]),
+        ([], {}, "taget: {model: x}", ["taget", "did you mean target"]),
+        ([], {}, "target: {pagesize: 3}", ["target.pagesize", "did you mean target.page_size"]),
+        ([], {}, "target: {page-size: 3}", ["target.page-size", "did you mean target.page_size"]),
+        ([], {}, "coordinator: {num_speculative_token: 3}", ["did you mean coordinator.num_speculative_tokens"]),
+        (
+            [],
+            {},
+            "speculative_config: {modle: x}",
+            ["speculative_config.modle", "did you mean speculative_config.model"],
+        ),
+        ([], {}, "target: 7", ["target"]),
+        ([], {}, "[1, 2]", ["config", "sections"]),
+        ([], {}, "target: {", ["config", "not YAML"]),
+        (["--page-size", "0", "--model", "m"], {}, "", ["target.page_size", "greater than or equal to 1", "'0'"]),
+        (["--page-size", "many", "--model", "m"], {}, "", ["target.page_size", "valid integer"]),
+        ([], {}, "target: {model: m, page_size: true}", ["target.page_size", "number"]),
+        (["--model", "m", "--device", "tpu"], {}, "", ["target.device", "cpu, cuda or cuda:N", "'tpu'"]),
+        (["--model", "m", "--dtype", "int4"], {}, "", ["target.dtype", "bfloat16"]),
+        (["--model", "m", "--num-pages", "1", "--kv-cache-bytes", "2"], {}, "", ["target.num_pages", "kv_cache_bytes"]),
+        ([], {}, "", ["target.model", "must be set"]),
+        (["--config", "/nowhere.yaml"], {}, "", ["/nowhere.yaml", "cannot be read"]),
+    ],
+)
+def test_what_is_wrong_is_named(
+    tmp_path: Path, argv: Sequence[str], environ: Mapping[str, str], content: str, said: list[str]
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load(TargetSettings, argv, {"OUTRIDER_CONFIG": str(path), **environ})
+    for words in said:
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "argv", "field"),
+    [
+        (DraftSettings, ["--method", "draft_model"], "draft.model"),
+        (DraftSettings, ["--prompt-lookup-min", "6"], "draft.prompt_lookup_min"),
+        (DraftSettings, ["--support-mass", "0"], "draft.support_mass"),
+        (CoordinatorSettings, ["--num-speculative-tokens", "-1"], "coordinator.num_speculative_tokens"),
+        (CoordinatorSettings, ["--posterior-alpha", "-0.1"], "coordinator.posterior_alpha"),
+        (CoordinatorSettings, ["--posterior-threshold", "nan"], "coordinator.posterior_threshold"),
+        (CoordinatorSettings, ["--acceptance-method", "hope"], "coordinator.acceptance_method"),
+        (CoordinatorSettings, ["--port", "70000"], "coordinator.port"),
+    ],
+)
+def test_values_have_bounds(section: type[Section], argv: list[str], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(section, argv, {})
+    assert caught.value.field == field
+
+
+def test_the_draft_method_follows_the_model() -> None:
+    assert load(DraftSettings, ["--model", "/m"], {}).method is DraftMethod.DRAFT_MODEL
+    assert load(DraftSettings, [], {}).method is DraftMethod.NONE
+    assert load(DraftSettings, ["--model", "ngram"], {}).method is DraftMethod.NGRAM
+
+
+def _speculative(text: str, **others: Any) -> Any:
+    return load_all({("target", "model"): "/t"}, speculative_config=text, environ={}, **others).settings
+
+
+def test_vllms_keys_set_our_settings() -> None:
+    settings = _speculative(
+        """{"method": "draft_model", "model": "/d", "num_speculative_tokens": 7, "draft_tensor_parallel_size": 1,
+        "acceptance_method": "typical_acceptance_sampler", "posterior_threshold": 0.2, "posterior_alpha": 0.5,
+        "disable_by_batch_size": 12, "max_model_len": 100, "disable_logprobs": true}"""
+    )
+    assert (settings.draft.method, settings.draft.model) == (DraftMethod.DRAFT_MODEL, "/d")
+    assert settings.draft.max_model_len == 100
+    assert settings.target.max_model_len is None
+    coordinator = settings.coordinator
+    assert coordinator.num_speculative_tokens == 7
+    assert coordinator.acceptance_method is AcceptanceMethod.TYPICAL
+    assert (coordinator.posterior_threshold, coordinator.posterior_alpha) == (0.2, 0.5)
+    assert coordinator.disable_by_batch_size == 12
+    assert coordinator.disable_logprobs
+
+
+def test_vllms_ngram_with_one_bound() -> None:
+    draft = _speculative('{"method": "ngram", "prompt_lookup_max": 3, "max_model_len": null}').draft
+    assert (draft.method, draft.prompt_lookup_max, draft.prompt_lookup_min) == (DraftMethod.NGRAM, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("{", "speculative_config"),
+        ("[1]", "speculative_config"),
+        ('{"num_spec_tokens": 3}', "speculative_config.num_spec_tokens"),
+        ('{"draft_tensor_parallel_size": 2}', "speculative_config.draft_tensor_parallel_size"),
+        ('{"draft_tensor_parallel_size": "1"}', "speculative_config.draft_tensor_parallel_size"),
+        ('{"num_speculative_tokens": -1}', "coordinator.num_speculative_tokens"),
+        ('{"method": "eagle"}', "draft.method"),
+    ],
+)
+def test_a_bad_speculative_config_is_named(text: str, field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _speculative(text)
+    assert caught.value.field == field
+
+
+def test_the_same_setting_twice_in_one_source_must_agree(file: Path) -> None:
+    with file.open("a") as stream:
+        stream.write("\n        speculative_config: {num_speculative_tokens: 5}\n")
+    with pytest.raises(ConfigError, match="num_speculative_tokens"):
+        load_all({}, config=str(file), environ={})
+    # A stronger source simply wins.
+    file.write_text("target: {model: /t}\nspeculative_config: {num_speculative_tokens: 5}\n")
+    flags = {("coordinator", "num_speculative_tokens"): 2}
+    assert load_all(flags, config=str(file), environ={}).settings.coordinator.num_speculative_tokens == 2
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load(CoordinatorSettings, ["--help"], {})
+    text = capsys.readouterr().out
+    for key in CoordinatorSettings.model_fields:
+        assert f"--{key.replace('_', '-')}" in text
+
+
+def test_settings_are_frozen() -> None:
+    settings = load(CoordinatorSettings, [], {})
+    with pytest.raises(ValueError, match="frozen"):
+        settings.port = 1
