@@ -6,14 +6,21 @@ The first signal stops politely, the second at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import typer
 
 from outrider.cli.options import progress
 from outrider.cli.stack.plan import ServiceSpec, StackPlan
 from outrider.cli.stack.probe import is_serving
 from outrider.cli.stack.supervisor import Stack
+from outrider.client import AsyncClient
 from outrider.transport.remote import RemoteDraft, RemoteTarget
+
+ResultT = TypeVar("ResultT")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -47,22 +54,45 @@ class TerminalListener:
 
 async def run_until_signal(plan: StackPlan, *, verbose: int, on_ready: Callable[[StackPlan], None]) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; raises ``UnavailableError`` when a service cannot start."""
-    serving = asyncio.create_task(_serve(plan, verbose, on_ready))
+
+    async def serve() -> None:
+        on_ready(plan)
+        await asyncio.Event().wait()
+
+    with contextlib.suppress(asyncio.CancelledError):
+        await _until_signal(_inside_stack(plan, verbose, serve))
+    progress.print("stopped", style="dim")
+
+
+async def run_with_client(
+    plan: StackPlan, work: Callable[[AsyncClient], Awaitable[ResultT]], *, verbose: int
+) -> ResultT:
+    """Do one piece of work against the services, and stop them; a signal ends it with exit code 130."""
+
+    async def with_client() -> ResultT:
+        async with AsyncClient(plan.address) as client:
+            return await work(client)
+
+    try:
+        return await _until_signal(_inside_stack(plan, verbose, with_client))
+    except asyncio.CancelledError:
+        raise typer.Exit(130) from None
+
+
+async def _until_signal(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The work's result; the first signal cancels it, which stops politely, a second one cancels the stopping too."""
+    task = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
-        loop.add_signal_handler(number, serving.cancel)
-    try:
-        await serving
-    except asyncio.CancelledError:
-        progress.print("stopped", style="dim")
+        loop.add_signal_handler(number, task.cancel)
+    return await task
 
 
-async def _serve(plan: StackPlan, verbose: int, on_ready: Callable[[StackPlan], None]) -> None:
+async def _inside_stack(plan: StackPlan, verbose: int, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
     async with Stack(plan, probe=is_serving, listener=TerminalListener(verbose)):
         if verbose:
             await _report_models(plan)
-        on_ready(plan)
-        await asyncio.Event().wait()
+        return await work()
 
 
 async def _report_models(plan: StackPlan) -> None:

@@ -1,0 +1,170 @@
+"""``outrider demo``: the embedded pair as three services; streams, proves exactness, measures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+from rich.table import Table
+
+from outrider.cli.options import Verbose, errors_as_lines, output, progress
+from outrider.cli.stack.plan import StackPlan, plan_stack
+from outrider.cli.stack.preflight import check_model_folder, free_port
+from outrider.cli.stack.running import run_with_client
+from outrider.client import AsyncClient
+from outrider.config import load_all
+from outrider.demo import DRAFT, TARGET
+from outrider.demo.measure import Comparison, compare
+from outrider.demo.prompts import PROMPTS
+
+TEMPERATURES = (0.0, 0.8)
+_SHOWN_PROMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How much is shown."""
+
+    draft_length: int
+    max_tokens: int
+    num_runs: int
+
+
+def demo(
+    *,
+    target: Annotated[Path, typer.Option(help="Folder of the target.", show_default="the embedded one")] = TARGET,
+    draft: Annotated[Path, typer.Option(help="Folder of the draft.", show_default="the embedded one")] = DRAFT,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    acceptance_method: Annotated[str, typer.Option(help="rejection, coupled or typical.")] = "rejection",
+    num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", "-k", min=1)] = 4,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each generation.")] = 64,
+    runs: Annotated[int, typer.Option(min=1, help="Interleaved runs of each measurement.")] = 5,
+    verbose: Verbose = 0,
+) -> None:
+    """Start three services on the embedded pair, stream code, prove that greedy output is exact, measure the gain."""
+    course = Course(num_speculative_tokens, max_tokens, runs)
+    with errors_as_lines():
+        plan = _plan(target, draft, device, acceptance_method, num_speculative_tokens)
+        is_exact = asyncio.run(run_with_client(plan, lambda client: _show(client, course), verbose=verbose))
+    if not is_exact:
+        raise typer.Exit(1)
+
+
+def _plan(target: Path, draft: Path, device: str, acceptance_method: str, draft_length: int) -> StackPlan:
+    check_model_folder(target, "target", needs_tokenizer=True)
+    check_model_folder(draft, "draft", needs_tokenizer=False)
+    settings = {
+        ("target", "model"): str(target),
+        ("draft", "model"): str(draft),
+        ("target", "device"): device,
+        ("draft", "device"): device,
+        ("coordinator", "acceptance_method"): acceptance_method,
+        ("coordinator", "num_speculative_tokens"): draft_length,
+        ("coordinator", "port"): free_port(),
+    }
+    # A demonstration is the same everywhere: neither variables nor a file have a say.
+    return plan_stack(load_all(settings, environ={}).settings, explicit=settings, free_port=free_port)
+
+
+async def _show(client: AsyncClient, course: Course) -> bool:
+    await _show_streams(client, course)
+    is_exact = await _show_exactness(client, course)
+    await _show_figures(client, course)
+    return is_exact
+
+
+async def _show_streams(client: AsyncClient, course: Course) -> None:
+    for temperature in TEMPERATURES:
+        for prompt in PROMPTS[:_SHOWN_PROMPTS]:
+            _heading(f"temperature {temperature:g}")
+            output.print(prompt, end="", style="bold", markup=False)
+            async for delta in client.stream(
+                prompt=prompt, max_tokens=course.max_tokens, temperature=temperature, seed=1
+            ):
+                output.print(delta.text, end="", markup=False)
+            output.print()
+
+
+async def _show_exactness(client: AsyncClient, course: Course) -> bool:
+    _heading("greedy output, with speculation and without, token by token")
+    results = [await _greedy_pair(client, prompt, course) for prompt in PROMPTS]
+    for prompt, (ours, alone) in zip(PROMPTS, results, strict=True):
+        verdict = f"{len(ours)} tokens, equal" if ours == alone else f"differ at token {_first_difference(ours, alone)}"
+        output.print(f"  {prompt.splitlines()[0]!r}: {verdict}", markup=False)
+    return all(ours == alone for ours, alone in results)
+
+
+async def _greedy_pair(client: AsyncClient, prompt: str, course: Course) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    with_draft, alone = [
+        await client.generate(
+            prompt=prompt, max_tokens=course.max_tokens, temperature=0.0, num_speculative_tokens=length
+        )
+        for length in (course.draft_length, 0)
+    ]
+    return with_draft.token_ids, alone.token_ids
+
+
+def _first_difference(ours: Sequence[int], alone: Sequence[int]) -> int:
+    pairs = zip(ours, alone, strict=False)
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(ours), len(alone)))
+
+
+async def _show_figures(client: AsyncClient, course: Course) -> None:
+    with Progress(console=progress, transient=True) as bar:
+        task = bar.add_task("measuring", total=len(TEMPERATURES) * course.num_runs * 2)
+        comparisons = [
+            await compare(
+                client,
+                PROMPTS,
+                temperature=temperature,
+                draft_length=course.draft_length,
+                num_runs=course.num_runs,
+                max_tokens=course.max_tokens,
+                on_run=lambda: bar.advance(task),
+            )
+            for temperature in TEMPERATURES
+        ]
+    _heading(
+        f"{course.draft_length} draft tokens against none on the same server: "
+        f"medians of {course.num_runs} interleaved runs of {course.max_tokens} tokens"
+    )
+    output.print(figures_table(comparisons))
+
+
+def figures_table(comparisons: Sequence[Comparison]) -> Table:
+    """A row for each temperature."""
+    table = Table(box=None, pad_edge=False)
+    for name in (
+        "temperature",
+        "tokens/s",
+        "without draft",
+        "times as fast",
+        "acceptance",
+        "mean acceptance length",
+        "tokens per target pass",
+    ):
+        table.add_column(name, justify="right")
+    for item in comparisons:
+        table.add_row(
+            f"{item.temperature:g}",
+            f"{item.speed:.1f}",
+            f"{item.plain_speed:.1f}",
+            f"{item.ratio:.2f}",
+            _figure(item.acceptance),
+            _figure(item.mean_acceptance_length),
+            f"{item.tokens_per_pass:.2f}",
+        )
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "no data" if value is None else f"{value:.2f}"
+
+
+def _heading(text: str) -> None:
+    output.print(f"\n--- {text} ---", style="dim", markup=False)

@@ -1,0 +1,86 @@
+"""What the repository promises about itself: contracts, generated documents, packaging."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import outrider
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+
+def test_import_contracts_hold() -> None:
+    outcome = subprocess.run(
+        [BIN / "lint-imports", "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+def test_the_configuration_page_is_fresh() -> None:
+    script = ROOT / "scripts" / "generate_configuration.py"
+    outcome = subprocess.run([sys.executable, script, "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+
+
+def test_the_configuration_check_can_fail(tmp_path: Path) -> None:
+    copy = tmp_path / "scripts" / "generate_configuration.py"
+    copy.parent.mkdir()
+    copy.write_text((ROOT / "scripts" / copy.name).read_text())
+    page = tmp_path / "docs" / "configuration.md"
+    page.parent.mkdir()
+    page.write_text((ROOT / "docs" / page.name).read_text().replace("50050", "50055"))
+    outcome = subprocess.run([sys.executable, copy, "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 1
+    assert "stale" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+)
+def test_links_in_pages_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    for link in re.findall(r"\]\(([^)#]+)", path.read_text()):
+        if not link.startswith("http"):
+            assert (path.parent / link).exists(), f"{page} links to {link}"
+
+
+def test_the_readmes_tree_names_every_folder() -> None:
+    text = (ROOT / "README.md").read_text()
+    for folder in (ROOT / "outrider").iterdir():
+        if folder.is_dir() and not folder.name.startswith("__"):
+            assert re.search(rf"^ +{folder.name}/", text, re.MULTILINE), folder.name
+
+
+def test_the_base_install_has_no_torch() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[<>=\[; ]", line)[0] for line in project["dependencies"]}
+    assert not names & {"torch", "transformers", "triton", "safetensors"}
+    assert "torch" in {re.split(r"[<>=]", line)[0] for line in project["optional-dependencies"]["engine"]}
+
+
+def test_every_requirement_is_locked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(item for extra in project["optional-dependencies"].values() for item in extra)]
+    wanted = {_normal(re.split(r"[<>=\[; ]", line)[0]) for line in lines}
+    locked = {_normal(line.partition("==")[0]) for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert not wanted - locked
+
+
+def test_no_host_and_no_local_path_is_locked() -> None:
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        assert re.fullmatch(r"#.*|[A-Za-z0-9_.-]+==[A-Za-z0-9_.]+", line), line
+
+
+def test_the_version_is_one() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", outrider.__version__)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,68 @@
+"""The coordinator and the SDK work in an environment without torch; an environment without it is made here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCKED = ("torch", "transformers", "triton", "safetensors")
+
+BLOCKER = f"""
+import importlib.abc, sys
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {BLOCKED!r}:
+            raise ModuleNotFoundError("blocked: " + name, name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKER + code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_blocker_blocks() -> None:
+    outcome = run("import torch")
+    assert outcome.returncode == 1
+    assert "blocked: torch" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    "module", ["outrider", "outrider.client", "outrider.transport", "outrider.cli.app", "coordinator"]
+)
+def test_every_module_of_it_imports(module: str) -> None:
+    code = f"""
+import importlib, pkgutil
+package = importlib.import_module({module!r})
+if {module!r} != "outrider" and hasattr(package, "__path__"):
+    for item in pkgutil.walk_packages(package.__path__, {module!r} + "."):
+        if not item.name.endswith("__main__"):
+            importlib.import_module(item.name)
+assert not {set(BLOCKED)!r} & set(sys.modules)
+"""
+    outcome = run(code)
+    assert outcome.returncode == 0, outcome.stderr
+
+
+def test_the_coordinator_process_runs_without_torch() -> None:
+    """It starts, reads its settings and says what is wrong with them: nothing on that way needs torch."""
+    code = """
+import runpy
+sys.argv = ["coordinator", "--prot", "1"]
+runpy.run_module("coordinator", run_name="__main__")
+"""
+    outcome = run(code)
+    assert outcome.returncode == 1
+    assert "--prot: is not a setting; did you mean --port?" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_importing_the_library_is_light() -> None:
+    outcome = run("import outrider; assert not {'grpc', 'numpy.random', 'pydantic'} & set(sys.modules), 'heavy'")
+    assert outcome.returncode == 0, outcome.stderr
