@@ -1,0 +1,119 @@
+"""Make a pair of models of real size without downloading anything.
+
+    python tools/make_synthetic_pair.py 8B 1B --acceptance 0.75 --out pairs/8b-1b
+
+writes `OUT/target` and `OUT/draft` in the Hugging Face layout, and `OUT/synthetic_pair.json`, which says how they
+were made. The models know nothing: each costs what a real model of its shape costs (all matrices are random and dense,
+read and multiplied), while greedy decoding walks one cycle over the whole vocabulary, and the draft foretells the next
+token of the cycle as often as `--acceptance` says, within 0.01 over 10,000 tokens. Figures measured with such a pair
+say what the system costs, not what a real pair of models would gain; every table that uses one must say so.
+"""
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from synthetic_pair.cycle import PairMap, build_map
+from synthetic_pair.folders import DEFAULT_SHARD_BYTES, tensor_bytes, write_folder
+from synthetic_pair.shapes import SHAPES, Shape, find_shape
+from synthetic_pair.weights import Successors, WeightMaker
+
+app = typer.Typer(add_completion=False, help=__doc__)
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def successors(pair: PairMap) -> dict[str, Successors]:
+    """What target and draft say after each token."""
+    none = np.full_like(pair.order, -1)
+    return {
+        "target": Successors(pair.target_next, none),
+        "draft": Successors(pair.draft_next, np.where(pair.foreseen, pair.target_next, none)),
+    }
+
+
+def make_pair(
+    out: Path,
+    target: Shape,
+    draft: Shape,
+    *,
+    acceptance: float,
+    foreseen: float = 0.0,
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cpu",
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+) -> PairMap:
+    """Write both folders and what they are; returns the map they walk. `ValueError` when the shapes do not fit."""
+    if target.vocab_size != draft.vocab_size:
+        raise ValueError(f"the target has {target.vocab_size} tokens and the draft {draft.vocab_size}: no pair")
+    pair = build_map(target.vocab_size, acceptance=acceptance, foreseen=foreseen, seed=seed)
+    says = successors(pair)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns) as bars:
+        for role, shape, model_seed in (("target", target, 2 * seed), ("draft", draft, 2 * seed + 1)):
+            bar = bars.add_task(role, total=tensor_bytes(shape, dtype))
+            maker = WeightMaker(shape, says[role], model_seed, dtype, torch.device(device))
+            write_folder(out / role, maker, shard_bytes=shard_bytes, progress=partial(bars.advance, bar))
+    _describe(out, target, draft, pair, {"acceptance": acceptance, "foreseen": foreseen, "seed": seed})
+    return pair
+
+
+def _describe(out: Path, target: Shape, draft: Shape, pair: PairMap, asked: dict[str, float]) -> None:
+    wrong = ~pair.agrees
+    description = {
+        "synthetic": "random weights; the next token is a function of the last one",
+        "target": dataclasses.asdict(target) | {"num_parameters": target.num_parameters},
+        "draft": dataclasses.asdict(draft) | {"num_parameters": draft.num_parameters},
+        "asked": asked,
+        "over_the_whole_cycle": {
+            "acceptance": float(pair.agrees.mean()),
+            "foreseen": float(pair.foreseen[wrong].mean()) if wrong.any() else None,
+        },
+    }
+    (out / "synthetic_pair.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+@app.command(help=__doc__)
+def main(
+    target_shape: Annotated[str, typer.Argument(help=f"One of {', '.join(SHAPES)}; or 8B, 1B, 3B, 70B, 32B, 0.6B.")],
+    draft_shape: Annotated[str, typer.Argument(help="The same, of the same family.")],
+    *,
+    acceptance: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of judged tokens that are accepted.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    foreseen: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Of the others, the share where the true token is the second choice."),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, another cycle and other weights.")] = 0,
+    dtype: Annotated[str, typer.Option(help=f"One of {', '.join(_DTYPES)}.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="Where the random numbers are made; cuda is much faster.")] = "cpu",
+    shard_gib: Annotated[float, typer.Option(help="Size of a file.")] = DEFAULT_SHARD_BYTES / 2**30,
+) -> None:
+    """Make the pair and say where it is."""
+    if dtype not in _DTYPES:
+        raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(_DTYPES)}", param_hint="--dtype")
+    try:
+        pair = make_pair(
+            out,
+            find_shape(target_shape),
+            find_shape(draft_shape),
+            acceptance=acceptance,
+            foreseen=foreseen,
+            seed=seed,
+            dtype=_DTYPES[dtype],
+            device=device,
+            shard_bytes=int(shard_gib * 2**30),
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    typer.echo(f"{out}: synthetic pair, acceptance {pair.agrees.mean():.4f} over the whole cycle")
+
+
+if __name__ == "__main__":
+    app()

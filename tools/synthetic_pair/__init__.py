@@ -1,0 +1,5 @@
+"""The parts of `tools/make_synthetic_pair.py`: shapes, the cycle that tokens walk, weights, folders.
+
+A synthetic pair costs what a real one costs (every matrix is dense, read and multiplied) while its next token is a
+function of the last one alone, so that how often the draft agrees with its target is chosen, not found.
+"""
