@@ -39,6 +39,7 @@ check: install  ## format, lint, types, import contracts, generated code, genera
 	$(BIN)/lint-imports
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check_generated.sh
 	$(BIN)/python scripts/generate_configuration.py --check
+	$(BIN)/python scripts/generate_modules.py --check
 
 format: install  ## formats the code
 	$(BIN)/ruff format .
@@ -47,5 +48,6 @@ format: install  ## formats the code
 proto: install  ## generates outrider/v1 from proto/
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/generate_protos.sh
 
-docs: install  ## generates docs/configuration.md from the schema
+docs: install  ## generates docs/configuration.md from the schema, docs/modules.md from docstrings
 	$(BIN)/python scripts/generate_configuration.py
+	$(BIN)/python scripts/generate_modules.py
