@@ -1,0 +1,34 @@
+"""What judging a proposal comes to."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+BoolArray = NDArray[np.bool_]
+
+
+class NextToken(enum.Enum):
+    """Where the token after the accepted ones comes from."""
+
+    RECOVERED = "recovered"
+    """Drawn at the first rejection."""
+    BONUS = "bonus"
+    """Drawn after all K were kept, K = 0 included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How many draft tokens are kept, and the token after them."""
+
+    num_accepted: int
+    next_token_id: int
+    source: NextToken
+
+
+def num_leading(kept: BoolArray) -> int:
+    """How many entries are true before the first false one."""
+    return kept.shape[0] if kept.all() else int(kept.argmin())

@@ -1,0 +1,48 @@
+"""From what a target says of a position to what a user is told of the token there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outrider.errors import ProtocolError
+from outrider.ports import Scores
+from outrider.types import DenseScores, FloatArray, PositionLogprobs, TokenLogprob
+
+
+def token_logprob(position: PositionLogprobs, token_id: int) -> TokenLogprob:
+    """The emitted token's logprob with the likeliest beside it; ``ProtocolError`` when the target left it out."""
+    found = next((entry for entry in (*position.tokens, *position.top) if entry.token_id == token_id), None)
+    if found is None:
+        raise ProtocolError(f"scores hold no logprob of token {token_id}, which was emitted")
+    top = tuple((entry.token_id, entry.logprob) for entry in position.top)
+    return TokenLogprob(found.token_id, found.logprob, found.rank, top)
+
+
+def emitted_logprobs(scores: Scores, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
+    """The logprobs of the tokens that came of a verdict, the first at position 0 of the scores."""
+    if isinstance(scores.form, DenseScores):
+        rows = scores.form.logprobs
+        if rows is None or rows.shape[0] < len(token_ids):
+            raise ProtocolError("dense scores came without the logprobs that were asked for")
+        return tuple(_from_row(row, token_id, num_top) for row, token_id in zip(rows, token_ids, strict=False))
+    if len(scores.logprobs) < len(token_ids):
+        raise ProtocolError("scores came without the logprobs that were asked for")
+    return tuple(token_logprob(scores.logprobs[i], token_id) for i, token_id in enumerate(token_ids))
+
+
+def _from_row(row: FloatArray, token_id: int, num_top: int) -> TokenLogprob:
+    likeliest = np.argsort(-row, kind="stable")[:num_top]
+    top = tuple((int(index), float(row[index])) for index in likeliest)
+    return TokenLogprob(token_id, float(row[token_id]), 1 + int(np.count_nonzero(row > row[token_id])), top)
+
+
+def prompt_logprobs(scores: Scores, prompt_token_ids: Sequence[int]) -> tuple[TokenLogprob | None, ...]:
+    """One for each prompt token; the first stands after nothing and has none."""
+    if len(scores.prompt_logprobs) != len(prompt_token_ids) - 1:
+        raise ProtocolError(
+            f"scores hold prompt logprobs of {len(scores.prompt_logprobs)} tokens, not of {len(prompt_token_ids) - 1}"
+        )
+    found = zip(scores.prompt_logprobs, prompt_token_ids[1:], strict=True)
+    return (None, *(token_logprob(position, token_id) for position, token_id in found))

@@ -1,0 +1,364 @@
+"""The speculation loop of one session, as a state machine: events in, actions out.
+
+Owns the order of things: prefill on both sides at once, then propose, score, judge, again and again; K = 0 wherever the
+draft is missing, late, full or not wanted; the rebuild of a side that lost the session. Refuses to know clocks, links
+and other sessions: it never waits, and time comes in as events.
+
+One step::
+
+    Extend -> Proposal -> Score -> Scores -> verdict -> emit
+
+At most one command is unanswered on each side. What each side holds is kept in ``sides``; a command always brings what
+its side lacks, so a rebuild, a late reply and the bonus-token hole are nothing special here.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from coordinator.acceptance import EvidenceError, Verdict, check_proposal, judge
+from coordinator.actions import (
+    Action,
+    ClearDraftTimer,
+    Fail,
+    Finish,
+    Park,
+    RetryDraftAfter,
+    SetDraftTimer,
+    ToDraft,
+    ToTarget,
+)
+from coordinator.committed import CommittedTokens
+from coordinator.failures import as_error
+from coordinator.logprobs import emitted_logprobs, prompt_logprobs
+from coordinator.messages import Messages
+from coordinator.output import Output
+from coordinator.plan import Plan
+from coordinator.sides import (
+    MAX_LOSSES_IN_A_ROW,
+    NOTHING_DRAFTED,
+    Asked,
+    Drafted,
+    DraftFacts,
+    DraftSide,
+    Readiness,
+    TargetSide,
+)
+from coordinator.speculation import DraftLengthPolicy
+from coordinator.tally import Tally
+from coordinator.text import TextTokenizer
+from outrider.errors import DeadlineError, OutriderError, ProtocolError, UnavailableError
+from outrider.ports import DraftEvent, Proposal, Refused, Scores, SessionFailed, SessionLost, TargetEvent
+from outrider.types import FinishReason, TokenLogprob
+
+LOST_DRAFT_RETRY_MS = 1000
+
+
+class Waiting(enum.Enum):
+    """What a session waits for."""
+
+    ADMISSION = "admission"
+    DRAFT = "draft"
+    TARGET = "target"
+    NOTHING = "nothing"
+    """It is over."""
+
+
+class SessionLoop:
+    """One session. Every method is an event; what it asks for is taken with ``take_actions``."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        policy: DraftLengthPolicy,
+        *,
+        draft: DraftFacts | None = None,
+        tokenizer: TextTokenizer | None = None,
+    ) -> None:
+        """``draft`` is None while no draft can be reached."""
+        self.plan = plan
+        self.waiting = Waiting.ADMISSION
+        self.tokens = CommittedTokens(plan.prompt_token_ids)
+        self.output = Output(plan, tokenizer)
+        self.tally = Tally()
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        self._policy = policy
+        self._messages = Messages(plan, self.tokens)
+        self._draft = DraftSide(Readiness.AWAY if draft is None else Readiness.CLOSED, draft or DraftFacts())
+        self._target = TargetSide()
+        self._drafted = NOTHING_DRAFTED
+        self._step = 0
+        self._actions: list[Action] = []
+
+    def take_actions(self) -> list[Action]:
+        """What the events since the last call ask for, in order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    # Events: of the driver.
+
+    def start(self, session: int) -> None:
+        """The session is admitted, for the first time or again, under a number never used on these links."""
+        self._messages.session = session
+        self._begin_step()
+
+    def cancel(self) -> None:
+        """The caller went away or asked to end it."""
+        if self.waiting is not Waiting.NOTHING:
+            self._actions.append(self.output.close())
+            self._end(Finish(FinishReason.CANCELLED))
+
+    def expire(self) -> None:
+        """The caller's time is up."""
+        self.fail(DeadlineError("the request's time is up"))
+
+    def fail(self, error: OutriderError) -> None:
+        """The request cannot go on."""
+        if self.waiting is not Waiting.NOTHING:
+            self._end(Fail(error))
+
+    def draft_timed_out(self, timer: int) -> None:
+        """The draft's time is up: this step goes without, and the draft is taken back when it answers."""
+        if self.waiting is Waiting.DRAFT and timer == self._step:
+            self.tally.num_draft_timeouts += 1
+            self._draft.is_late = True
+            self._send_score()
+
+    def draft_lost(self) -> None:
+        """The draft's link is gone, and with it what the draft held."""
+        if self._draft.readiness is not Readiness.GONE:
+            self._go_without_draft(Readiness.AWAY)
+
+    def draft_back(self, facts: DraftFacts) -> None:
+        """The draft can be reached again, or may have room again."""
+        if self._draft.readiness is Readiness.AWAY:
+            self._draft.facts = facts
+            self._draft.losses = 0
+            self._draft.forget(Readiness.CLOSED)
+
+    def target_lost(self) -> None:
+        """The target's link is gone, and with it what the target held."""
+        self._target.forget(Readiness.AWAY)
+
+    def target_back(self) -> None:
+        """A target can be reached again; the session is rebuilt from the tokens here."""
+        if self._target.readiness is Readiness.AWAY:
+            self._target.forget(Readiness.CLOSED)
+            if self.waiting is Waiting.TARGET:
+                self._send_score()
+
+    # Events: of the draft.
+
+    def on_draft_event(self, event: DraftEvent) -> None:
+        """An event of this session on the draft's link."""
+        if self.waiting in (Waiting.NOTHING, Waiting.ADMISSION):
+            return
+        if isinstance(event, Proposal):
+            self._on_proposal(event)
+        elif event.generation < self._draft.opened or self._draft.readiness is not Readiness.OPEN:
+            self.tally.num_stale_replies += 1
+        elif isinstance(event, SessionLost):
+            self._on_draft_session_lost()
+        elif isinstance(event, SessionFailed):
+            self._go_without_draft(Readiness.GONE)
+        elif isinstance(event, Refused):
+            self._actions.append(RetryDraftAfter(event.retry_after_ms))
+            self._go_without_draft(Readiness.AWAY)
+
+    def _on_proposal(self, event: Proposal) -> None:
+        asked = self._draft.asked
+        if asked is None or event.generation != asked.generation:
+            self.tally.num_stale_replies += 1
+            return
+        self._draft.note_answer(asked)
+        if self.waiting is not Waiting.DRAFT:
+            return  # a prefill, or too late for its step: only the books change
+        if asked.draft_length == 0:
+            self._ask_draft_or_go_on()
+            return
+        self._drafted = self._check(event, asked)
+        self._actions.append(ClearDraftTimer())
+        self._send_score()
+
+    def _check(self, event: Proposal, asked: Asked) -> Drafted:
+        """The proposal if it can be judged, else nothing: bad evidence costs speed and never a wrong token."""
+        rules = self.plan.rules
+        try:
+            if event.base_length != asked.length:
+                raise EvidenceError(f"the proposal builds on {event.base_length} tokens, not on {asked.length}")
+            check_proposal(
+                event.token_ids,
+                event.evidence,
+                expects=rules.evidence_form,
+                asked=asked.draft_length,
+                num_token_ids=rules.num_token_ids,
+            )
+        except EvidenceError:
+            self.tally.num_bad_evidence += 1
+            return NOTHING_DRAFTED
+        evidence = event.evidence if rules.evidence_form is not None and event.token_ids else None
+        return Drafted(event.token_ids, evidence, self._draft.opened)
+
+    def _on_draft_session_lost(self) -> None:
+        self.tally.num_draft_losses += 1
+        self._draft.losses += 1
+        if self._draft.losses > MAX_LOSSES_IN_A_ROW:
+            self._actions.append(RetryDraftAfter(LOST_DRAFT_RETRY_MS))
+            self._go_without_draft(Readiness.AWAY)
+            return
+        self._draft.forget(Readiness.CLOSED)
+        if self.waiting is Waiting.DRAFT:
+            self._ask_draft_or_go_on()
+
+    def _go_without_draft(self, readiness: Readiness) -> None:
+        self._draft.forget(readiness)
+        if self.waiting is Waiting.DRAFT:
+            self._actions.append(ClearDraftTimer())
+            self._send_score()
+
+    # Events: of the target.
+
+    def on_target_event(self, event: TargetEvent) -> None:
+        """An event of this session on the target's link."""
+        if self.waiting in (Waiting.NOTHING, Waiting.ADMISSION):
+            return
+        if isinstance(event, Scores):
+            self._on_scores(event)
+        elif event.generation < self._target.opened or self._target.readiness is not Readiness.OPEN:
+            self.tally.num_stale_replies += 1
+        elif isinstance(event, SessionLost):
+            self._on_target_session_lost(event)
+        elif isinstance(event, SessionFailed):
+            self.fail(as_error(event))
+        elif isinstance(event, Refused):
+            self._park(event)
+
+    def _on_scores(self, event: Scores) -> None:
+        if event.generation != self._target.asked:
+            self.tally.num_stale_replies += 1
+            return
+        base, drafted = len(self.tokens), self._drafted
+        try:
+            if event.base_length != base:
+                raise ProtocolError(f"scores build on {event.base_length} tokens, not on {base}")
+            verdict = judge(
+                self.plan.rules, drafted.token_ids, drafted.evidence, event.form, seed=self.plan.seed, base=base
+            )
+            new = (*drafted.token_ids[: verdict.num_accepted], verdict.next_token_id)
+            logprobs = self._take_logprobs(event, new)
+        except OutriderError as error:
+            self.fail(error)
+            return
+        self._settle(verdict, base)
+        self._grow(new, logprobs)
+
+    def _take_logprobs(self, event: Scores, new: tuple[int, ...]) -> tuple[TokenLogprob, ...] | None:
+        plan = self.plan
+        if plan.num_prompt_logprobs is not None and self.prompt_logprobs is None:
+            self.prompt_logprobs = prompt_logprobs(event, plan.prompt_token_ids)
+        return None if plan.num_logprobs is None else emitted_logprobs(event, new, plan.num_logprobs)
+
+    def _settle(self, verdict: Verdict, base: int) -> None:
+        """Both sides hold what was accepted; the token after it is new to them."""
+        self._target.note_answer(base + verdict.num_accepted)
+        self._draft.settle(self._drafted, verdict.num_accepted)
+        self.tally.count_step(num_draft_tokens=len(self._drafted.token_ids), num_accepted=verdict.num_accepted)
+
+    def _grow(self, new: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None) -> None:
+        growth = self.output.push(new, logprobs)
+        self.tokens.extend(growth.emit.token_ids)
+        self.tally.num_emitted_tokens += len(growth.emit.token_ids)
+        self._actions.append(growth.emit)
+        if growth.finish is not None:
+            self._end(growth.finish)
+        else:
+            self._begin_step()
+
+    def _on_target_session_lost(self, event: SessionLost) -> None:
+        self.tally.num_target_losses += 1
+        self._target.losses += 1
+        self._target.forget(Readiness.CLOSED)
+        if self._target.losses > MAX_LOSSES_IN_A_ROW:
+            self.fail(UnavailableError(f"the target lost the session {self._target.losses} times: {event.reason}"))
+        elif self.waiting is Waiting.TARGET:
+            self._send_score()
+
+    def _park(self, event: Refused) -> None:
+        self._target.forget(Readiness.CLOSED)
+        self._leave()
+        self.waiting = Waiting.ADMISSION
+        self._actions.append(Park(event.retry_after_ms, event.reason))
+
+    # Steps.
+
+    def _begin_step(self) -> None:
+        self._step += 1
+        self._drafted = NOTHING_DRAFTED
+        if self._target.held == 0:
+            # Prefill, of a new session or of one to be rebuilt: both sides at once.
+            if self._will_draft() and self._draft.asked is None:
+                self._ask_draft(0)
+            self._send_score()
+        elif self._draft_length() == 0:
+            self._send_score()
+        else:
+            self.waiting = Waiting.DRAFT
+            self._actions.append(SetDraftTimer(self._step))
+            if self._draft.asked is None:  # otherwise its prefill is not done yet
+                self._ask_draft_or_go_on()
+
+    def _ask_draft_or_go_on(self) -> None:
+        length = self._draft_length()
+        if length:
+            self._ask_draft(length)
+        else:
+            self._actions.append(ClearDraftTimer())
+            self._send_score()
+
+    def _draft_length(self) -> int:
+        """Tokens to ask for in this step: 0 when the draft is not to be called at all."""
+        wanted = min(self._policy.length(self.plan.num_speculative_tokens), self.output.num_remaining - 1)
+        return self._draft.room_after(len(self.tokens), wanted) if self._draft.is_usable else 0
+
+    def _will_draft(self) -> bool:
+        """Whether the step after a prefill, which brings one token, will ask the draft."""
+        wanted = min(self._policy.length(self.plan.num_speculative_tokens), self.output.num_remaining - 2)
+        return self._draft.is_usable and self._draft.room_after(len(self.tokens) + 1, wanted) > 0
+
+    def _ask_draft(self, length: int) -> None:
+        side = self._draft
+        if side.readiness is Readiness.CLOSED:
+            opening = self._messages.open_draft(side)
+            side.readiness, side.opened = Readiness.OPEN, opening.generation
+            self._actions.append(ToDraft(opening))
+        command = self._messages.extend(side, length)
+        side.asked = Asked(command.generation, len(self.tokens), length)
+        self._actions.append(ToDraft(command))
+
+    def _send_score(self) -> None:
+        self.waiting = Waiting.TARGET
+        side = self._target
+        if side.readiness is Readiness.AWAY:
+            return  # sent when a target is back
+        if side.readiness is Readiness.CLOSED:
+            opening = self._messages.open_target(has_prompt_logprobs=self.prompt_logprobs is not None)
+            side.readiness, side.opened = Readiness.OPEN, opening.generation
+            self._actions.append(ToTarget(opening))
+        command = self._messages.score(side, self._drafted)
+        side.asked = command.generation
+        self._actions.append(ToTarget(command))
+
+    def _end(self, ending: Finish | Fail) -> None:
+        self._leave()
+        self.waiting = Waiting.NOTHING
+        self._actions.append(ending)
+
+    def _leave(self) -> None:
+        """Give back what both services hold of this session."""
+        self._actions.append(ClearDraftTimer())
+        if self._draft.readiness is Readiness.OPEN:
+            self._actions.append(ToDraft(self._messages.release()))
+            self._draft.forget(Readiness.CLOSED)
+        if self._target.readiness is Readiness.OPEN:
+            self._actions.append(ToTarget(self._messages.release()))
+            self._target.forget(Readiness.CLOSED)

@@ -1,0 +1,128 @@
+"""What a session knows of its two services: what each holds, and what it has been asked.
+
+Owns the books that the bonus-token hole, late replies and rebuilds fall out of. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from outrider.types import Evidence
+
+MAX_LOSSES_IN_A_ROW = 5
+"""How often a session may be lost without an answer between; past it a target is given up, and a draft left alone."""
+
+
+class Readiness(enum.Enum):
+    """Whether a session may use a service."""
+
+    CLOSED = "closed"
+    """Not open on the service; may be opened."""
+    OPEN = "open"
+    AWAY = "away"
+    """The service cannot be reached, or has no room for this session now."""
+    GONE = "gone"
+    """Of no more use to this session."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFacts:
+    """What a session needs to know of a draft."""
+
+    max_length: int = 0
+    """The longest text it can propose for; 0: any."""
+    num_token_ids: int = 0
+    """Ids it may propose are below this; 0: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An ``Extend`` that has not been answered."""
+
+    generation: int
+    length: int
+    """Committed tokens that the draft holds once it answers."""
+    draft_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A proposal being judged."""
+
+    token_ids: tuple[int, ...] = ()
+    evidence: Evidence = None
+    opened: int = -1
+    """The generation of the ``Open`` under which the draft holds it."""
+
+
+NOTHING_DRAFTED = Drafted()
+
+
+@dataclass(slots=True)
+class DraftSide:
+    """The draft's side of a session."""
+
+    readiness: Readiness
+    facts: DraftFacts
+    held: int = 0
+    """Committed tokens the draft is known to hold."""
+    opened: int = -1
+    """The generation of the latest ``Open``."""
+    asked: Asked | None = None
+    is_late: bool = False
+    """What was asked came too late for its step: it is waited for, and nothing more is asked meanwhile."""
+    losses: int = 0
+    """In a row."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a step may ask for a proposal."""
+        return self.readiness in (Readiness.OPEN, Readiness.CLOSED) and not self.is_late
+
+    def room_after(self, length: int, wanted: int) -> int:
+        """How many of the ``wanted`` tokens can be drafted after ``length`` committed ones."""
+        limit = self.facts.max_length
+        return max(0, min(wanted, limit - length) if limit else wanted)
+
+    def note_answer(self, asked: Asked) -> None:
+        """The draft lives, and holds the committed tokens that it was brought."""
+        self.held = asked.length
+        self.asked, self.is_late, self.losses = None, False, 0
+
+    def settle(self, drafted: Drafted, num_accepted: int) -> None:
+        """After a verdict: of its own K tokens the draft has KV for all but the last.
+
+        So after K acceptances it lacks one, the bonus-token hole, and the next ``Extend`` brings two tokens.
+        """
+        if drafted.token_ids and drafted.opened == self.opened and self.readiness is Readiness.OPEN:
+            self.held += min(num_accepted, len(drafted.token_ids) - 1)
+
+    def forget(self, readiness: Readiness) -> None:
+        """The draft holds nothing of this session any more, and owes no answer."""
+        self.readiness = readiness
+        self.held, self.asked, self.is_late = 0, None, False
+
+
+@dataclass(slots=True)
+class TargetSide:
+    """The target's side of a session."""
+
+    readiness: Readiness = Readiness.CLOSED
+    held: int = 0
+    """Committed tokens the target is known to hold."""
+    opened: int = -1
+    """The generation of the latest ``Open``."""
+    asked: int | None = None
+    """The generation of the ``Score`` that has not been answered."""
+    losses: int = 0
+    """In a row."""
+
+    def note_answer(self, held: int) -> None:
+        """The target lives, and holds so many committed tokens."""
+        self.held, self.asked, self.losses = held, None, 0
+
+    def forget(self, readiness: Readiness) -> None:
+        """The target holds nothing of this session any more, and owes no answer."""
+        self.readiness = readiness
+        self.held, self.asked = 0, None

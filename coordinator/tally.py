@@ -1,0 +1,66 @@
+"""Counters of speculation: of one session, and of a coordinator since its start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from outrider.generation import SpeculationStats
+
+
+@dataclass(slots=True)
+class Tally:
+    """What speculation did. The names are those that vLLM's users know from its metrics."""
+
+    num_steps: int = 0
+    num_drafts: int = 0
+    """Steps that had a proposal."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_emitted_tokens: int = 0
+    num_gained_tokens: int = 0
+    """Tokens gained in steps that had a proposal, before stops cut them off."""
+    accepted_counts: Counter[int] = field(default_factory=Counter)
+    """Steps that had a proposal, by how many tokens were accepted."""
+    draft_lengths: Counter[int] = field(default_factory=Counter)
+    """Steps that had a proposal, by how many tokens it had."""
+    num_bad_evidence: int = 0
+    """Proposals that could not be judged."""
+    num_draft_timeouts: int = 0
+    num_draft_losses: int = 0
+    num_target_losses: int = 0
+    num_stale_replies: int = 0
+
+    def count_step(self, *, num_draft_tokens: int, num_accepted: int) -> None:
+        """Count one verdict."""
+        self.num_steps += 1
+        if not num_draft_tokens:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted
+        self.num_gained_tokens += num_accepted + 1
+        self.accepted_counts[num_accepted] += 1
+        self.draft_lengths[num_draft_tokens] += 1
+
+    def add(self, other: Tally) -> None:
+        """Add another's counts, field by field."""
+        for name in self.__slots__:
+            mine, its = getattr(self, name), getattr(other, name)
+            setattr(self, name, mine + its)
+
+    def accepted_per_position(self) -> tuple[int, ...]:
+        """Entry i: how often draft token i was accepted."""
+        longest = max(self.draft_lengths, default=0)
+        return tuple(sum(n for count, n in self.accepted_counts.items() if count > i) for i in range(longest))
+
+    def summary(self) -> SpeculationStats:
+        """What a user is told."""
+        longest = max(self.draft_lengths, default=-1)
+        return SpeculationStats(
+            num_steps=self.num_steps,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            acceptance_histogram=tuple(self.accepted_counts[count] for count in range(longest + 1)),
+            mean_acceptance_length=self.num_gained_tokens / self.num_drafts if self.num_drafts else 0.0,
+        )

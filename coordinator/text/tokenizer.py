@@ -1,0 +1,74 @@
+"""The tokenizer of a target, from its files' bytes or from a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from outrider.errors import ConfigError, InvalidRequestError
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class TextTokenizer:
+    """Text to ids and back. Safe to share between sessions: nothing in it changes."""
+
+    def __init__(self, tokenizer: Tokenizer, *, bos_token_id: int | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._bos_token_id = bos_token_id
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes], *, bos_token_id: int | None = None) -> TextTokenizer | None:
+        """From a description's tokenizer files; None when there is no ``tokenizer.json`` among them."""
+        content = files.get(TOKENIZER_FILE)
+        return None if content is None else cls._parse(content, "the target's", bos_token_id)
+
+    @classmethod
+    def from_folder(cls, folder: Path | str, *, bos_token_id: int | None = None) -> TextTokenizer:
+        """From a folder that holds a ``tokenizer.json``; ``ConfigError`` when there is none."""
+        path = Path(folder) / TOKENIZER_FILE
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ConfigError("coordinator.tokenizer", f"{path} cannot be read: {error.strerror}") from error
+        return cls._parse(content, str(path), bos_token_id)
+
+    @classmethod
+    def _parse(cls, content: bytes, origin: str, bos_token_id: int | None) -> TextTokenizer:
+        try:
+            tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+        except Exception as error:  # the library raises bare Exception
+            raise ConfigError("coordinator.tokenizer", f"{origin} tokenizer cannot be used: {error}") from error
+        return cls(tokenizer, bos_token_id=bos_token_id)
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """A prompt's ids, the one put before every text included."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        bos = self._bos_token_id
+        if bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        return tuple(ids)
+
+    def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word at the start of a text and after a space, where that makes other tokens."""
+        runs: dict[tuple[int, ...], None] = {}
+        for word in words:
+            # As vLLM does; unlike there, a word that takes another number of tokens after a space is banned too.
+            for text in (word.lstrip(), " " + word.lstrip()):
+                runs[self._encode_word(text)] = None
+        return tuple(runs)
+
+    def _encode_word(self, text: str) -> tuple[int, ...]:
+        ids = tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        if not ids or not text.strip():
+            raise InvalidRequestError("bad_words", "holds a word without any tokens")
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, special tokens left out; bytes that are no whole character become U+FFFD."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
