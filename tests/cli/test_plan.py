@@ -1,0 +1,86 @@
+"""From settings to processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from outrider.cli.stack.plan import StackPlan, address_of, plan_stack
+from outrider.cli.stack.process import last_error
+from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load, load_all
+from outrider.config.fields import DraftMethod
+
+
+def plan(flags: Mapping[tuple[str, str], Any]) -> StackPlan:
+    effective = load_all({("target", "model"): "/t", **flags}, environ={})
+    ports = iter(range(9001, 9010))
+    return plan_stack(effective.settings, explicit=effective.origins, free_port=lambda: next(ports))
+
+
+def test_the_coordinator_is_told_where_the_models_are() -> None:
+    made = plan({("draft", "model"): "/d", ("coordinator", "port"): 7000})
+    target, draft = made.models
+    assert (target.module, draft.module) == ("target_service", "draft_service")
+    assert (target.address, draft.address) == ("127.0.0.1:9001", "127.0.0.1:9002")
+    coordinator = load(CoordinatorSettings, made.coordinator.argv, {})
+    assert coordinator.target_address == target.address
+    assert coordinator.draft_address == draft.address
+    assert made.address == "127.0.0.1:7000"
+
+
+def test_the_flags_of_each_process_are_its_settings() -> None:
+    made = plan({("draft", "model"): "/d", ("target", "page_size"): 64, ("draft", "dtype"): "bfloat16"})
+    target = load(TargetSettings, made.models[0].argv, {})
+    draft = load(DraftSettings, made.models[1].argv, {})
+    assert (target.model, target.page_size, target.port) == ("/t", 64, 9001)
+    assert (draft.model, draft.dtype, draft.method) == ("/d", "bfloat16", DraftMethod.DRAFT_MODEL)
+
+
+def test_without_a_draft_there_is_no_draft_process() -> None:
+    made = plan({})
+    assert [spec.name for spec in made.models] == ["target"]
+    assert load(CoordinatorSettings, made.coordinator.argv, {}).draft_address is None
+
+
+def test_ngram_is_a_draft_process_without_a_model() -> None:
+    made = plan({("draft", "method"): "ngram"})
+    draft = load(DraftSettings, made.models[1].argv, {})
+    assert (draft.method, draft.model) == (DraftMethod.NGRAM, None)
+
+
+def test_a_draft_that_runs_elsewhere_is_left_where_it_is() -> None:
+    made = plan({("coordinator", "draft_address"): "other:50052"})
+    assert load(CoordinatorSettings, made.coordinator.argv, {}).draft_address == "other:50052"
+
+
+def test_there_is_no_drain_delay_unless_it_is_asked_for() -> None:
+    assert load(CoordinatorSettings, plan({}).coordinator.argv, {}).drain_delay_s == 0
+    asked = plan({("coordinator", "drain_delay_s"): 3})
+    assert load(CoordinatorSettings, asked.coordinator.argv, {}).drain_delay_s == 3
+    assert asked.coordinator.stop_within_s > 3 + 30
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("127.0.0.1", "127.0.0.1:1"), ("0.0.0.0", "127.0.0.1:1"), ("name", "name:1"), ("unix:/run/x", "unix:/run/x")],
+)
+def test_an_address_that_listens_everywhere_is_reached_here(host: str, address: str) -> None:
+    assert address_of(host, 1) == address
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["noise", "error: no weights", "more noise"], "no weights"),
+        (['{"level": "info", "message": "x"}', '{"level": "error", "message": "device lost"}'], "device lost"),
+        (
+            ["Traceback (most recent call last):", "ValueError: bad", '{"level": "info", "message": "x"}'],
+            "ValueError: bad",
+        ),
+        ([], ""),
+    ],
+)
+def test_the_reason_of_an_end_is_found_in_what_was_written(lines: list[str], reason: str) -> None:
+    assert last_error(lines) == reason

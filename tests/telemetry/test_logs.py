@@ -1,0 +1,86 @@
+"""What a process writes about itself, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from outrider.errors import ConfigError
+from outrider.telemetry import exit_cleanly, set_up_logging
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _root_logger_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_one_json_object_a_line_where_no_one_is_watching() -> None:
+    stream = io.StringIO()
+    set_up_logging("info", service="target", stream=stream)
+    logging.getLogger("outrider.engine").info("loaded %d pages", 7, extra={"fields": {"num_pages": 7}})
+    logging.getLogger("outrider.engine").debug("not said")
+    (line,) = stream.getvalue().splitlines()
+    entry = json.loads(line)
+    assert entry["message"] == "loaded 7 pages"
+    assert (entry["level"], entry["service"], entry["logger"]) == ("info", "target", "outrider.engine")
+    assert entry["num_pages"] == 7
+
+
+def test_a_traceback_stays_in_its_line() -> None:
+    stream = io.StringIO()
+    set_up_logging("info", service="target", stream=stream)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("outrider").exception("failed")
+    (line,) = stream.getvalue().splitlines()
+    assert "ValueError: broken" in json.loads(line)["error"]
+
+
+def test_lines_for_people_on_a_terminal() -> None:
+    stream = Terminal()
+    set_up_logging("debug", service="draft", stream=stream)
+    logging.getLogger("outrider").debug("ready", extra={"fields": {"port": 5}})
+    assert "draft: ready port=5" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
+
+
+def test_setting_up_again_replaces() -> None:
+    first, second = io.StringIO(), io.StringIO()
+    set_up_logging("info", service="a", stream=first)
+    set_up_logging("warning", service="a", stream=second)
+    logging.getLogger("outrider").info("quiet")
+    logging.getLogger("outrider").warning("heard")
+    assert first.getvalue() == ""
+    assert len(second.getvalue().splitlines()) == 1
+
+
+def test_an_error_of_ours_is_a_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught, exit_cleanly():
+        raise ConfigError("target.port", "is in use")
+    assert caught.value.code == 1
+    assert capsys.readouterr().err == "error: target.port: is in use\n"
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError), exit_cleanly():
+        _ = 1 / 0
+
+
+def test_an_interrupt_is_exit_code_130() -> None:
+    with pytest.raises(SystemExit) as caught, exit_cleanly():
+        raise KeyboardInterrupt
+    assert caught.value.code == 130
