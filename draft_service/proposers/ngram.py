@@ -1,8 +1,8 @@
 """Proposals by prompt lookup: no model, no torch.
 
 Owns the search: of all n from ``max_n`` down to ``min_n``, the first whose last n tokens stand somewhere earlier in the
-text, at the earliest such place; what followed there is proposed. vLLM takes the longest match within the bounds too and,
-among those, the earliest (``vllm/v1/spec_decode/ngram_proposer.py``).
+text, at the earliest such place; what followed there is proposed. vLLM too takes the longest match within the bounds
+and, among those, the earliest (``vllm/v1/spec_decode/ngram_proposer.py``).
 
 A looked-up token is drawn from a distribution that has it alone, and that is the evidence for rejection.
 """
@@ -104,11 +104,15 @@ def _earliest(text: NDArray[np.int32], n: int) -> int | None:
 def certain_evidence(opened: Open, token_ids: Sequence[int]) -> Evidence:
     """Rows with all probability on one token; None where the rule needs no evidence."""
     sampled = opened.sampling.temperature > 0
-    if not token_ids or not sampled or opened.acceptance_method is AcceptanceMethod.COUPLED:
+    if not token_ids or not sampled or opened.acceptance_method is not AcceptanceMethod.REJECTION:
         return None
     if opened.dense:
-        return DenseEvidence(np.eye(opened.num_token_ids, dtype=np.float32)[list(token_ids)])
-    if opened.acceptance_method is not AcceptanceMethod.REJECTION:
-        return None
+        return DenseEvidence(_one_hot(token_ids, opened.num_token_ids))
     ones = np.ones(len(token_ids), dtype=np.float32)
     return SparseEvidence(np.ones(len(token_ids), dtype=np.int32), np.array(token_ids, dtype=np.int32), ones)
+
+
+def _one_hot(token_ids: Sequence[int], width: int) -> NDArray[np.float32]:  # [K] -> [K, V]
+    rows = np.zeros((len(token_ids), width), dtype=np.float32)
+    rows[np.arange(len(token_ids)), list(token_ids)] = 1
+    return rows

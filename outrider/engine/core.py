@@ -107,7 +107,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self._ledger = ledger
+        self.ledger = ledger
         self._stage = stage
         self._max_batched_tokens = max_batched_tokens
         self._clock = clock
@@ -138,7 +138,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         for key in [key for key in self._pending if key[0] == link_id]:
             del self._pending[key]
         self._ready.pop(link_id, None)
-        self._ledger.drop_link(link_id)
+        self.ledger.drop_link(link_id)
 
     def step(self) -> list[tuple[int, EventBatch[EventT | CommonEvent]]]:
         """Answers that needed no forward, if there are any; otherwise one forward and what it answers."""
@@ -162,17 +162,17 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         ]
 
     def _open(self, link_id: int, command: Open) -> None:
-        event = self._ledger.open(link_id, command)
+        event = self.ledger.open(link_id, command)
         self._cancel_stale((link_id, command.session))
         if event is not None:
             self._answer(link_id, event)
 
     def _release(self, link_id: int, command: Release) -> None:
-        if self._ledger.release(link_id, command):
+        if self.ledger.release(link_id, command):
             self._pending.pop((link_id, command.session), None)
 
     def _item(self, link_id: int, item: ItemT, arrived_ns: int) -> None:
-        session = self._ledger.find(link_id, item.session, item.generation)
+        session = self.ledger.find(link_id, item.session, item.generation)
         if session is None:
             return
         if isinstance(session, SessionLost):
@@ -182,9 +182,9 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         try:
             answer: EventT | CommonEvent | None = self._stage.check(session, item)
         except OutriderError as error:
-            answer = self._ledger.fail(link_id, item.session, item.generation, error)
+            answer = self.ledger.fail(link_id, item.session, item.generation, error)
         else:
-            answer = answer or self._ledger.rewind(session, item.base_length, item.prefix_hash)
+            answer = answer or self.ledger.rewind(session, item.base_length, item.prefix_hash)
         if answer is not None:
             self._answer(link_id, answer)
             return
@@ -194,7 +194,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
     def _cancel_stale(self, key: SessionKey) -> None:
         """Drop a job whose session was opened anew, failed or went."""
         pending = self._pending.get(key)
-        if pending is not None and not self._ledger.holds(pending.session):
+        if pending is not None and not self.ledger.holds(pending.session):
             del self._pending[key]
 
     def _answer(self, link_id: int, event: EventT | CommonEvent) -> None:
@@ -215,7 +215,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             if result is None:
                 self._pending[key] = pending  # to the back
             elif isinstance(result, OutriderError):
-                answers.append((pending, self._ledger.fail(*key, pending.generation, result)))
+                answers.append((pending, self.ledger.fail(*key, pending.generation, result)))
             else:
                 answers.append((pending, result))
         return answers

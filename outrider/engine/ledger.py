@@ -115,10 +115,14 @@ class Ledger(Generic[TextT]):
     def __len__(self) -> int:
         return sum(len(books.sessions) for books in self._links.values())
 
+    def get(self, link_id: int, session: int) -> Session[TextT] | None:
+        """An open session, whatever its generation."""
+        books = self._links.get(link_id)
+        return books.sessions.get(session) if books is not None else None
+
     def holds(self, session: Session[TextT]) -> bool:
         """Whether this very session is still open."""
-        books = self._links.get(session.link_id)
-        return books is not None and books.sessions.get(session.open.session) is session
+        return self.get(*session.key) is session
 
     def open(self, link_id: int, command: Open) -> Refused | SessionFailed | None:
         """Open a session, or open it anew and empty; None when that worked or the item is an old one."""
@@ -217,6 +221,7 @@ def check_open(command: Open, limits: Limits) -> None:
     _require(0 <= command.prompt_length <= command.max_length, "prompt_length", "must be from 0 to max_length")
     highest = limits.vocab_size or math.inf
     _require(1 <= command.num_token_ids <= highest, "num_token_ids", f"must be from 1 to {highest}")
+    _require(0 <= command.seed < 2**64, "seed", "must be from 0 to 2**64 - 1")
     _require((command.num_logprobs or 0) >= 0, "num_logprobs", "must not be negative")
     _require((command.num_prompt_logprobs or 0) >= 0, "num_prompt_logprobs", "must not be negative")
     _check_sampling(command, limits.vocab_size)

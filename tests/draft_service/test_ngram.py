@@ -27,7 +27,7 @@ OPEN = Open(
 
 
 def found(text: list[int], *, min_n: int = 1, max_n: int = 3, count: int = 4) -> list[int]:
-    return look_up(np.array(text, dtype=np.int32), min_n=min_n, max_n=max_n, count=count).tolist()
+    return [int(token) for token in look_up(np.array(text, dtype=np.int32), min_n=min_n, max_n=max_n, count=count)]
 
 
 def ask(*commands: Open | Extend, min_n: int = 1, max_n: int = 3, max_model_len: int = 1000) -> list[DraftEvent]:
@@ -136,23 +136,20 @@ def test_a_proposal_stays_within_the_session_and_the_draft() -> None:
 
 def test_text_is_kept_by_length() -> None:
     prompt = [1, 2, 7, 8, 1, 2]
+    core = build_ngram_core(min_n=1, max_n=3)
+    core.handle(0, [OPEN])
     kept = extend_prefix_hash(0, prompt)
-    first, again, shorter = (
-        ask(
-            OPEN,
-            extend(prompt, 1),
-            extend([7, 8], 2, generation=3, base=6, kept=kept),
-            extend([7, 9, 7], 2, generation=4, base=6, kept=kept),
-        )[-1:]
-        + ask(OPEN, extend(prompt, 1))
-        + ask(OPEN, extend(prompt[:5], 1))
-    )
-    assert isinstance(first, Proposal)
-    assert first.base_length == 9
-    assert isinstance(again, Proposal)
-    assert again.token_ids == (7,)
-    assert isinstance(shorter, Proposal)
-    assert shorter.token_ids == (2,)
+    for item, expected in [
+        (extend(prompt, 1), Proposal(1, 2, 6, (7,))),
+        (extend([7, 8], 2, generation=3, base=6, kept=kept), Proposal(1, 3, 8, (1, 2))),
+        (extend([7, 9, 7], 2, generation=4, base=6, kept=kept), Proposal(1, 4, 9, (8, 1))),
+        (extend([], 1, generation=5, base=6, kept=kept), Proposal(1, 5, 6, (7,))),
+    ]:
+        core.handle(0, [item])
+        ((_, batch),) = core.step()
+        (event,) = batch.events
+        assert isinstance(event, Proposal)
+        assert replace(event, evidence=None) == expected
 
 
 def test_another_text_is_lost() -> None:

@@ -1,0 +1,180 @@
+"""The draft in process: ``ports.Draft`` over a proposer.
+
+Owns how a draft is put together, with a model or without, and warmed up. Refuses to know transports: ``__main__``
+serves it. Imports torch only when there is a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draft_service.proposers.ngram import LookupJob, NgramProposer
+from draft_service.texts import PlainText, PlainTexts
+from outrider import __version__
+from outrider.config import DraftSettings
+from outrider.config.fields import DraftMethod
+from outrider.engine.core import DEFAULT_MAX_BATCHED_TOKENS, ServiceCore
+from outrider.engine.ledger import Ledger, Limits
+from outrider.engine.local_port import LocalPort
+from outrider.engine.worker import OnFailure
+from outrider.errors import ConfigError, UnavailableError
+from outrider.ports import Branches, DraftCommand, DraftEvent, Extend, Open, Proposal
+from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
+
+if TYPE_CHECKING:
+    from draft_service.proposers.model import ModelProposer, ProposalJob
+    from outrider.engine.loading import Progress
+    from outrider.engine.runner import ModelRunner
+    from outrider.engine.sequences import Sequence as KvSequence
+
+    ModelCore = ServiceCore[KvSequence, Extend, ProposalJob, Proposal | Branches]
+
+NgramCore = ServiceCore[PlainText, Extend, LookupJob, Proposal | Branches]
+
+UNLIMITED_LENGTH = 2**31 - 1
+"""The longest session of a draft without a model."""
+
+
+class DraftService(LocalPort[DraftCommand, DraftEvent]):
+    """A draft that runs a core, in a thread of its own, until it is closed."""
+
+    def __init__(
+        self,
+        core: ModelCore | NgramCore,
+        description: ModelDescription,
+        *,
+        runner: ModelRunner | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        self.runner = runner
+        """None for a draft without a model."""
+        super().__init__(core, description, on_failure=on_failure)
+
+    @classmethod
+    def load(
+        cls, settings: DraftSettings, *, progress: Progress | None = None, on_failure: OnFailure | None = None
+    ) -> DraftService:
+        """Make the draft that the settings ask for; ``ModelError`` or ``ConfigError`` says why it cannot be served."""
+        if settings.method is DraftMethod.NGRAM:
+            return cls.with_ngram(
+                min_n=settings.prompt_lookup_min,
+                max_n=settings.prompt_lookup_max,
+                max_model_len=settings.max_model_len or UNLIMITED_LENGTH,
+                max_batched_tokens=settings.max_batched_tokens,
+                on_failure=on_failure,
+            )
+        if settings.method is not DraftMethod.DRAFT_MODEL or settings.model is None:
+            raise ConfigError("draft.method", "must be draft_model, with a model, or ngram for a draft to be served")
+        return _load_model(settings, progress=progress, on_failure=on_failure)
+
+    @classmethod
+    def with_ngram(
+        cls,
+        *,
+        min_n: int,
+        max_n: int,
+        max_model_len: int = UNLIMITED_LENGTH,
+        max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+        on_failure: OnFailure | None = None,
+    ) -> DraftService:
+        """A draft that looks up what followed the same words before."""
+        description = ModelDescription(
+            role="draft",
+            model_name="ngram",
+            architecture="",
+            vocab_size=0,
+            num_token_ids=0,
+            max_model_len=max_model_len,
+            version=__version__,
+        )
+        core = build_ngram_core(
+            min_n=min_n, max_n=max_n, max_model_len=max_model_len, max_batched_tokens=max_batched_tokens
+        )
+        return cls(core, description, on_failure=on_failure)
+
+    @classmethod
+    def with_model(
+        cls,
+        proposer: ModelProposer,
+        description: ModelDescription,
+        *,
+        max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+        on_failure: OnFailure | None = None,
+    ) -> DraftService:
+        """A draft that draws from a small model."""
+        core = build_model_core(proposer, max_batched_tokens=max_batched_tokens)
+        return cls(core, description, runner=proposer.runner, on_failure=on_failure)
+
+    async def warm_up(self) -> None:
+        """Propose once in the engine's own thread, as requests will; raises ``UnavailableError`` if that fails."""
+        link = await self.attach()
+        try:
+            link.send(_warm_up_commands(self.description))
+            async for batch in link.events():
+                if not all(isinstance(event, Proposal) for event in batch.events):
+                    raise UnavailableError(f"the warm-up was answered with {batch.events}")
+                return
+        finally:
+            await link.close()
+
+
+def build_model_core(proposer: ModelProposer, *, max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS) -> ModelCore:
+    """The synchronous part of a draft with a model, for a worker's thread or for a test."""
+    runner = proposer.runner
+    limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=True)
+    return ServiceCore(Ledger(runner.sequences, limits), proposer, max_batched_tokens=max_batched_tokens)
+
+
+def build_ngram_core(
+    *,
+    min_n: int,
+    max_n: int,
+    max_model_len: int = UNLIMITED_LENGTH,
+    max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+) -> NgramCore:
+    """The synchronous part of a draft without a model."""
+    limits = Limits(vocab_size=0, max_model_len=max_model_len, trims=True)
+    proposer = NgramProposer(min_n=min_n, max_n=max_n)
+    return ServiceCore(Ledger(PlainTexts(), limits), proposer, max_batched_tokens=max_batched_tokens)
+
+
+def _load_model(settings: DraftSettings, *, progress: Progress | None, on_failure: OnFailure | None) -> DraftService:
+    from draft_service.proposers.model import ModelProposer
+    from outrider.engine.describing import describe_model
+    from outrider.engine.placement import prepare_device
+    from outrider.engine.runner import ModelRunner
+
+    folder = Path(settings.model or "")
+    runner = ModelRunner.load(
+        folder,
+        device=settings.device,
+        dtype=prepare_device(settings.device, settings.dtype, settings.num_threads),
+        page_size=settings.page_size,
+        num_pages=settings.num_pages,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        max_model_len=settings.max_model_len,
+        progress=progress,
+    )
+    description = describe_model("draft", folder, runner)
+    runner.warm_up()
+    proposer = ModelProposer(runner, support_mass=settings.support_mass, support_limit=settings.support_limit)
+    return DraftService.with_model(
+        proposer, description, max_batched_tokens=settings.max_batched_tokens, on_failure=on_failure
+    )
+
+
+def _warm_up_commands(description: ModelDescription) -> list[DraftCommand]:
+    sampled = Open(
+        session=0,
+        generation=0,
+        sampling=SamplingParams(),
+        seed=0,
+        acceptance_method=AcceptanceMethod.REJECTION,
+        prompt_length=1,
+        max_length=min(4, description.max_model_len),
+        num_token_ids=description.num_token_ids or 1,
+    )
+    greedy = replace(sampled, session=1, sampling=SamplingParams(temperature=0.0))
+    return [sampled, greedy, *(Extend(session, 1, 0, 0, (0,), draft_length=2) for session in (0, 1))]

@@ -1,0 +1,95 @@
+"""The target in process: ``ports.Target`` over one loaded model.
+
+Owns how a target is put together and warmed up. Refuses to know transports: ``__main__`` serves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outrider.config import TargetSettings
+from outrider.engine.core import DEFAULT_MAX_BATCHED_TOKENS, ServiceCore
+from outrider.engine.describing import describe_model
+from outrider.engine.ledger import Ledger, Limits
+from outrider.engine.loading import Progress
+from outrider.engine.local_port import LocalPort
+from outrider.engine.placement import prepare_device
+from outrider.engine.runner import ModelRunner
+from outrider.engine.sequences import Sequence as KvSequence
+from outrider.engine.worker import OnFailure
+from outrider.errors import UnavailableError
+from outrider.ports import Open, Score, TargetCommand, TargetEvent
+from outrider.ports import Scores as ScoresEvent
+from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
+from target_service.scorer import ScoreJob, Scorer
+
+TargetCore = ServiceCore[KvSequence, Score, ScoreJob, ScoresEvent]
+
+
+class TargetService(LocalPort[TargetCommand, TargetEvent]):
+    """A target that runs ``runner``, in a thread of its own, until it is closed."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        description: ModelDescription,
+        *,
+        max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        self.runner = runner
+        core = build_core(runner, max_batched_tokens=max_batched_tokens)
+        super().__init__(core, description, on_failure=on_failure)
+
+    @classmethod
+    def load(
+        cls, settings: TargetSettings, *, progress: Progress | None = None, on_failure: OnFailure | None = None
+    ) -> TargetService:
+        """Load the model that the settings name; ``ModelError`` or ``ConfigError`` says why it cannot be served."""
+        runner = ModelRunner.load(
+            settings.model,
+            device=settings.device,
+            dtype=prepare_device(settings.device, settings.dtype, settings.num_threads),
+            page_size=settings.page_size,
+            num_pages=settings.num_pages,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            max_model_len=settings.max_model_len,
+            progress=progress,
+        )
+        description = describe_model("target", settings.model, runner)
+        runner.warm_up()
+        return cls(runner, description, max_batched_tokens=settings.max_batched_tokens, on_failure=on_failure)
+
+    async def warm_up(self) -> None:
+        """Score once in the engine's own thread, as requests will; raises ``UnavailableError`` if that fails."""
+        link = await self.attach()
+        try:
+            link.send(_warm_up_commands(self.description))
+            async for batch in link.events():
+                if not all(isinstance(event, ScoresEvent) for event in batch.events):
+                    raise UnavailableError(f"the warm-up was answered with {batch.events}")
+                return
+        finally:
+            await link.close()
+
+
+def build_core(runner: ModelRunner, *, max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS) -> TargetCore:
+    """The synchronous part, for a worker's thread or for a test."""
+    limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
+    return ServiceCore(Ledger(runner.sequences, limits), Scorer(runner), max_batched_tokens=max_batched_tokens)
+
+
+def _warm_up_commands(description: ModelDescription) -> list[TargetCommand]:
+    sampled = Open(
+        session=0,
+        generation=0,
+        sampling=SamplingParams(),
+        seed=0,
+        acceptance_method=AcceptanceMethod.REJECTION,
+        prompt_length=1,
+        max_length=1,
+        num_token_ids=description.num_token_ids,
+    )
+    greedy = replace(sampled, session=1, sampling=SamplingParams(temperature=0.0))
+    scores = [Score(session, 1, 0, 0, (0,)) for session in (0, 1)]
+    return [sampled, greedy, *scores]

@@ -1,0 +1,100 @@
+"""Drives a service's synchronous core as a coordinator would, without threads and without an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.engine.core import ServiceCore
+from outrider.ports import EventBatch, Extend, ForwardReport, Open, Release, Score
+from outrider.types import AcceptanceMethod, SamplingParams, Support, extend_prefix_hash
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def open_session(
+    session: int = 0,
+    *,
+    prompt_length: int,
+    max_length: int,
+    num_token_ids: int,
+    generation: int = 1,
+    sampling: SamplingParams = GREEDY,
+    seed: int = 11,
+    acceptance_method: AcceptanceMethod = AcceptanceMethod.REJECTION,
+    **more: Any,
+) -> Open:
+    return Open(
+        session=session,
+        generation=generation,
+        sampling=sampling,
+        seed=seed,
+        acceptance_method=acceptance_method,
+        prompt_length=prompt_length,
+        max_length=max_length,
+        num_token_ids=num_token_ids,
+        **more,
+    )
+
+
+def score_item(
+    session: int,
+    generation: int,
+    tokens: Sequence[int],
+    drafts: Sequence[int] = (),
+    *,
+    base_length: int = 0,
+    support: Support | None = None,
+) -> Score:
+    """``tokens`` are all committed ones; those from ``base_length`` on are sent."""
+    kept = extend_prefix_hash(0, tokens[:base_length])
+    return Score(session, generation, base_length, kept, tuple(tokens[base_length:]), tuple(drafts), support)
+
+
+def extend_item(
+    session: int, generation: int, tokens: Sequence[int], draft_length: int, *, base_length: int = 0
+) -> Extend:
+    """``tokens`` are all committed ones; those from ``base_length`` on are sent."""
+    kept = extend_prefix_hash(0, tokens[:base_length])
+    return Extend(session, generation, base_length, kept, tuple(tokens[base_length:]), draft_length)
+
+
+@dataclass
+class Driver:
+    """One link to a core."""
+
+    core: ServiceCore[Any, Any, Any, Any]
+    link_id: int = 0
+    reports: list[ForwardReport] = field(default_factory=list)
+    num_steps: int = 0
+
+    def send(self, *commands: Open | Release | Score | Extend) -> None:
+        self.core.handle(self.link_id, commands)
+
+    def step(self) -> list[Any]:
+        """One step; this link's events."""
+        self.num_steps += 1
+        return self._mine(self.core.step())
+
+    def run(self, *commands: Open | Release | Score | Extend) -> list[Any]:
+        """Send, and step until nothing is left to do; this link's events."""
+        self.send(*commands)
+        events: list[Any] = []
+        while self.core.has_work:
+            events += self.step()
+        return events
+
+    def one(self, *commands: Open | Release | Score | Extend) -> Any:
+        """The single answer to these commands."""
+        (event,) = self.run(*commands)
+        return event
+
+    def _mine(self, batches: list[tuple[int, EventBatch[Any]]]) -> list[Any]:
+        events: list[Any] = []
+        for link_id, batch in batches:
+            if link_id == self.link_id:
+                events += batch.events
+                if batch.report is not None:
+                    self.reports.append(batch.report)
+        return events

@@ -1,0 +1,176 @@
+"""A target's sessions: generations, losses, refusals, bad items, and pages that always come back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.engine.runner import ModelRunner
+from outrider.ports import Refused, Release, Score, Scores, SessionFailed, SessionLost
+from outrider.types import SamplingParams, Support
+from target_service.service import build_core
+from tests.support.core_driver import Driver, open_session, score_item
+from tests.support.tiny_models import build_tiny_model, load_reference
+
+PROMPT = [72, 101, 108, 108, 111, 44, 32, 119]
+NUM_IDS = 257
+
+
+def opened(session: int = 0, **changes: Any) -> Any:
+    return open_session(session, **{"prompt_length": 8, "max_length": 40, "num_token_ids": NUM_IDS, **changes})
+
+
+@pytest.fixture
+def driver(runner: ModelRunner) -> Driver:
+    return Driver(build_core(runner, max_batched_tokens=16))
+
+
+def all_pages_free(runner: ModelRunner) -> bool:
+    runner.sequences.check_integrity()
+    return runner.sequences.pool.num_free == runner.sequences.pool.num_pages
+
+
+def test_too_little_and_another_text_are_lost(driver: Driver) -> None:
+    driver.run(opened(), score_item(0, 2, PROMPT))
+    lost = driver.one(score_item(0, 3, [*PROMPT, 1, 2], base_length=9))
+    assert isinstance(lost, SessionLost)
+    assert (lost.session, lost.generation) == (0, 3)
+    wrong = driver.one(score_item(0, 4, [*PROMPT[:-1], 0, 1], base_length=8))
+    assert isinstance(wrong, SessionLost)
+    again = driver.run(opened(generation=5), score_item(0, 6, PROMPT))
+    assert isinstance(again[0], Scores)
+
+
+def test_a_session_that_was_never_opened_is_lost(driver: Driver) -> None:
+    assert isinstance(driver.one(score_item(5, 2, PROMPT)), SessionLost)
+
+
+def test_the_answer_is_to_the_newest_item_alone(driver: Driver) -> None:
+    driver.send(opened(), score_item(0, 2, PROMPT * 4))
+    driver.step()
+    events = driver.run(score_item(0, 5, PROMPT), score_item(0, 4, PROMPT[:3]))
+    assert [(event.generation, event.base_length) for event in events] == [(5, 8)]
+
+
+def test_release_stops_a_prefill_half_done(driver: Driver, runner: ModelRunner) -> None:
+    driver.send(opened(), score_item(0, 2, PROMPT * 5))
+    assert driver.step() == []
+    driver.send(Release(0, 3))
+    assert not driver.core.has_work
+    assert all_pages_free(runner)
+    assert driver.run(score_item(0, 4, PROMPT)) == []
+
+
+def test_opening_anew_stops_a_prefill_half_done(driver: Driver, runner: ModelRunner) -> None:
+    driver.send(opened(), score_item(0, 2, PROMPT * 5))
+    driver.step()
+    events = driver.run(opened(generation=3), score_item(0, 4, PROMPT))
+    assert [event.generation for event in events] == [4]
+
+
+def test_link_loss_releases_its_sessions_alone(runner: ModelRunner) -> None:
+    core = build_core(runner, max_batched_tokens=16)
+    leaving, staying = Driver(core, 1), Driver(core, 2)
+    leaving.send(opened(), score_item(0, 2, PROMPT * 5))
+    staying.send(opened(), score_item(0, 2, PROMPT))
+    core.step()
+    core.drop_link(1)
+    (answer,) = staying.run(score_item(0, 3, [*PROMPT, 3], base_length=0))
+    assert isinstance(answer, Scores)
+    core.drop_link(2)
+    assert all_pages_free(runner)
+
+
+def test_full_is_refused_and_what_crossed_it_is_ignored(runner: ModelRunner) -> None:
+    driver = Driver(build_core(runner))
+    fits = runner.sequences.pool.num_pages * runner.page_size // 256
+    events = driver.run(*[opened(i, max_length=256) for i in range(fits + 1)], score_item(fits, 2, PROMPT))
+    assert [type(event) for event in events] == [Refused]
+    assert events[0].session == fits
+    assert events[0].retry_after_ms > 0
+    driver.run(Release(0, 2))
+    assert isinstance(driver.run(opened(fits, generation=3), score_item(fits, 4, PROMPT))[0], Scores)
+    driver.run(*[Release(i, 9) for i in range(1, fits + 1)])
+    assert all_pages_free(runner)
+
+
+BAD_ITEMS: list[tuple[str, Score]] = [
+    ("token_ids", Score(0, 2, 0, 0, ())),
+    ("token_ids", score_item(0, 2, [272])),
+    ("token_ids", score_item(0, 2, [-1])),
+    ("token_ids", score_item(0, 2, [1] * 41)),
+    ("draft_token_ids", score_item(0, 2, [1] * 39, [1, 2])),
+    ("draft_token_ids", score_item(0, 2, PROMPT, [257])),
+    ("draft_token_ids", score_item(0, 2, PROMPT, [-3])),
+    ("base_length", Score(0, 2, -1, 0, (1,))),
+    ("support", score_item(0, 2, PROMPT, [1])),
+    ("support", score_item(0, 2, PROMPT, [1], support=Support(np.array([1, 1], np.int32), np.array([1, 2], np.int32)))),
+    ("support", score_item(0, 2, PROMPT, [1], support=Support(np.array([2], np.int32), np.array([1], np.int32)))),
+    ("support", score_item(0, 2, PROMPT, [1], support=Support(np.array([-1], np.int32), np.array([], np.int32)))),
+    ("support", score_item(0, 2, PROMPT, [1], support=Support(np.array([1], np.int32), np.array([257], np.int32)))),
+]
+
+
+@pytest.mark.parametrize(("field", "item"), BAD_ITEMS)
+def test_a_bad_item_fails_its_session_alone(driver: Driver, runner: ModelRunner, field: str, item: Score) -> None:
+    beside = score_item(1, 2, PROMPT)
+    events = driver.run(opened(sampling=SamplingParams()), opened(1), item, beside)
+    failed, scores = events
+    assert isinstance(failed, SessionFailed)
+    assert (failed.session, failed.generation, failed.code, failed.field) == (0, 2, "InvalidRequestError", field)
+    assert isinstance(scores, Scores)
+    assert driver.run(replace(item, generation=3)) == []
+    driver.run(Release(1, 3))
+    assert all_pages_free(runner)
+
+
+def test_logits_that_are_no_numbers_fail_their_session_alone(tmp_path: Path) -> None:
+    folder = build_tiny_model(tmp_path / "model")
+    model: Any = load_reference(folder)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[66] = torch.nan
+    model.save_pretrained(folder)
+    runner = ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=64)
+    driver = Driver(build_core(runner))
+    events = driver.run(
+        opened(0),
+        opened(1),
+        opened(2, sampling=SamplingParams()),
+        score_item(0, 2, PROMPT),
+        score_item(1, 2, [66, *PROMPT]),
+        score_item(2, 2, [3, 66], [4], support=Support(np.array([1], np.int32), np.array([4], np.int32))),
+    )
+    by_session = {event.session: event for event in events}
+    assert isinstance(by_session[0], Scores)
+    for session in (1, 2):
+        assert isinstance(by_session[session], SessionFailed)
+        assert by_session[session].code == "NonFiniteLogitsError"
+    driver.run(Release(0, 3))
+    assert all_pages_free(runner)
+    fresh = driver.run(opened(3), score_item(3, 2, PROMPT))  # in the pages that held NaN
+    assert fresh[0].form == by_session[0].form
+    driver.core.drop_link(0)
+
+
+def test_a_session_with_nothing_allowed_fails_alone(driver: Driver) -> None:
+    banned = opened(0, num_token_ids=2, banned_token_ids=(0, 1))
+    failed, scores = driver.run(banned, opened(1), score_item(0, 2, PROMPT), score_item(1, 2, PROMPT))
+    assert isinstance(failed, SessionFailed)
+    assert isinstance(scores, Scores)
+
+
+def test_reports_tell_true_times_and_pages(driver: Driver, runner: ModelRunner) -> None:
+    driver.run(opened(), opened(1), score_item(0, 2, PROMPT * 4), score_item(1, 2, PROMPT))
+    assert len(driver.reports) == 2
+    for report in driver.reports:
+        assert report.forward_ns > 0
+        assert report.sample_ns > 0
+        assert report.queue_ns + report.forward_ns + report.sample_ns <= report.total_ns
+        assert report.num_pages_free == runner.sequences.pool.num_free
+    assert driver.reports[0].batch_size == 2
+    assert driver.reports[0].num_tokens <= 16
