@@ -1,0 +1,73 @@
+"""``ModelDescription``: what a service says of itself."""
+
+from __future__ import annotations
+
+from outrider.errors import ProtocolError
+from outrider.transport.convert.sampling import method_from_proto, method_to_proto
+from outrider.types import AcceptanceMethod, ModelDescription
+from outrider.v1 import link_pb2 as pb
+from outrider.v1 import tensor_pb2
+
+_PLANES: dict[str, tensor_pb2.TensorPlane] = {
+    "inline": tensor_pb2.TENSOR_PLANE_INLINE,
+    "shared_memory": tensor_pb2.TENSOR_PLANE_SHARED_MEMORY,
+    "peer": tensor_pb2.TENSOR_PLANE_PEER,
+}
+_PLANES_BACK: dict[int, str] = {number: plane for plane, number in _PLANES.items()}
+
+
+def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
+    """All of it."""
+    return pb.ModelDescription(
+        role=description.role,
+        model_name=description.model_name,
+        architecture=description.architecture,
+        vocab_size=description.vocab_size,
+        num_token_ids=description.num_token_ids,
+        max_model_len=description.max_model_len,
+        eos_token_ids=description.eos_token_ids,
+        bos_token_id=description.bos_token_id,
+        dtype=description.dtype,
+        device=description.device,
+        page_size=description.page_size,
+        num_pages=description.num_pages,
+        tokenizer_files=[
+            pb.TokenizerFile(name=name, content=content) for name, content in description.tokenizer_files.items()
+        ],
+        tokenizer_hash=description.tokenizer_hash,
+        acceptance_methods=map(method_to_proto, description.acceptance_methods),
+        tensor_planes=[_PLANES[plane] for plane in description.tensor_planes],
+        version=description.version,
+    )
+
+
+def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
+    """All of it; methods and planes that this version does not know are left out."""
+    if message.role not in ("draft", "target"):
+        raise ProtocolError(f"role: must be draft or target, not {message.role!r}")
+    return ModelDescription(
+        role=message.role,
+        model_name=message.model_name,
+        architecture=message.architecture,
+        vocab_size=message.vocab_size,
+        num_token_ids=message.num_token_ids,
+        max_model_len=message.max_model_len,
+        eos_token_ids=tuple(message.eos_token_ids),
+        bos_token_id=message.bos_token_id if message.HasField("bos_token_id") else None,
+        dtype=message.dtype,
+        device=message.device,
+        page_size=message.page_size,
+        num_pages=message.num_pages,
+        tokenizer_files={file.name: file.content for file in message.tokenizer_files},
+        tokenizer_hash=message.tokenizer_hash,
+        acceptance_methods=tuple(filter(None, map(_known_method, message.acceptance_methods))),
+        tensor_planes=tuple(_PLANES_BACK[plane] for plane in message.tensor_planes if plane in _PLANES_BACK),
+        version=message.version,
+    )
+
+
+def _known_method(number: int) -> AcceptanceMethod | None:
+    try:
+        return method_from_proto(number)
+    except ProtocolError:
+        return None

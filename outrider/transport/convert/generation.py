@@ -1,0 +1,204 @@
+"""``generation.proto``: requests, deltas, results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outrider.errors import InvalidRequestError, ProtocolError
+from outrider.generation import (
+    DEFAULT_MAX_TOKENS,
+    Delta,
+    GenerationRequest,
+    GenerationResult,
+    ModelInfo,
+    SpeculationStats,
+    Timing,
+    Usage,
+)
+from outrider.transport.convert.sampling import (
+    emitted_from_proto,
+    emitted_to_proto,
+    method_from_proto,
+    method_to_proto,
+    sampling_from_proto,
+    sampling_to_proto,
+)
+from outrider.types import AcceptanceMethod, FinishReason, TokenLogprob
+from outrider.v1 import generation_pb2 as pb
+
+_REASONS: dict[FinishReason, pb.FinishReason] = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
+}
+_REASONS_BACK: dict[int, FinishReason] = {number: reason for reason, number in _REASONS.items()}
+
+
+def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
+    """A request that ``outrider.requests`` has checked; ``InvalidRequestError`` for a number that does not fit."""
+    try:
+        message = pb.GenerateRequest(
+            max_tokens=request.max_tokens,
+            sampling=sampling_to_proto(request.sampling),
+            bad_words=request.bad_words,
+            seed=request.seed,
+            stop=request.stop,
+            stop_token_ids=request.stop_token_ids,
+            ignore_eos=request.ignore_eos,
+            include_stop_str_in_output=request.include_stop_str_in_output,
+            logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
+            num_speculative_tokens=request.num_speculative_tokens,
+            acceptance_method=method_to_proto(request.acceptance_method),
+            request_id=request.request_id,
+        )
+        if request.prompt is not None:
+            message.prompt_text = request.prompt
+        if request.prompt_token_ids is not None:
+            message.prompt_token_ids.token_ids.extend(request.prompt_token_ids)
+            message.prompt_token_ids.SetInParent()
+    except ValueError as error:
+        raise InvalidRequestError("request", f"holds a number out of range: {error}") from error
+    return message
+
+
+def request_from_proto(message: pb.GenerateRequest) -> GenerationRequest:
+    """A request as it came; whether its values make sense is ``outrider.requests``' to say."""
+    prompt = message.WhichOneof("prompt")
+    return GenerationRequest(
+        prompt=message.prompt_text if prompt == "prompt_text" else None,
+        prompt_token_ids=tuple(message.prompt_token_ids.token_ids) if prompt == "prompt_token_ids" else None,
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else DEFAULT_MAX_TOKENS,
+        sampling=sampling_from_proto(message.sampling),
+        bad_words=tuple(message.bad_words),
+        seed=message.seed if message.HasField("seed") else None,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        include_stop_str_in_output=message.include_stop_str_in_output,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        num_speculative_tokens=message.num_speculative_tokens if message.HasField("num_speculative_tokens") else None,
+        acceptance_method=_method_of_request(message.acceptance_method),
+        request_id=message.request_id,
+    )
+
+
+def _method_of_request(number: int) -> AcceptanceMethod | None:
+    try:
+        return method_from_proto(number)
+    except ProtocolError as error:
+        raise InvalidRequestError("acceptance_method", f"{number} is none of the methods this server knows") from error
+
+
+def result_to_proto(result: GenerationResult) -> pb.GenerationResult:
+    """A result."""
+    message = pb.GenerationResult(
+        text=result.text,
+        token_ids=result.token_ids,
+        finish_reason=_REASONS[result.finish_reason],
+        logprobs=emitted_to_proto(result.logprobs or ()),
+        prompt_logprobs=emitted_to_proto(filter(None, result.prompt_logprobs or ())),
+        usage=pb.Usage(prompt_tokens=result.usage.prompt_tokens, completion_tokens=result.usage.completion_tokens),
+        speculation=_speculation_to_proto(result.speculation),
+        seed=result.seed,
+        request_id=result.request_id,
+        timing=_timing_to_proto(result.timing),
+        has_logprobs=result.logprobs is not None,
+        has_prompt_logprobs=result.prompt_logprobs is not None,
+    )
+    if isinstance(result.matched_stop, str):
+        message.matched_stop_text = result.matched_stop
+    elif result.matched_stop is not None:
+        message.matched_stop_token_id = result.matched_stop
+    return message
+
+
+def result_from_proto(message: pb.GenerationResult) -> GenerationResult:
+    """A result; ``ProtocolError`` when it does not say why it ended."""
+    if message.finish_reason not in _REASONS_BACK:
+        raise ProtocolError(f"finish_reason: {message.finish_reason} is not a known reason")
+    matched = message.WhichOneof("matched_stop")
+    return GenerationResult(
+        text=message.text,
+        token_ids=tuple(message.token_ids),
+        finish_reason=_REASONS_BACK[message.finish_reason],
+        matched_stop=None if matched is None else getattr(message, matched),
+        logprobs=emitted_from_proto(message.logprobs) if message.has_logprobs else None,
+        prompt_logprobs=_prompt_logprobs(message) if message.has_prompt_logprobs else None,
+        usage=Usage(message.usage.prompt_tokens, message.usage.completion_tokens),
+        speculation=_speculation_from_proto(message.speculation),
+        seed=message.seed,
+        request_id=message.request_id,
+        timing=_timing_from_proto(message.timing),
+    )
+
+
+def _prompt_logprobs(message: pb.GenerationResult) -> tuple[TokenLogprob | None, ...]:
+    """The first prompt token has none, and none is sent for it."""
+    return (None, *emitted_from_proto(message.prompt_logprobs))
+
+
+def _speculation_to_proto(stats: SpeculationStats) -> pb.SpeculationStats:
+    return pb.SpeculationStats(
+        num_steps=stats.num_steps,
+        num_draft_tokens=stats.num_draft_tokens,
+        num_accepted_tokens=stats.num_accepted_tokens,
+        acceptance_histogram=stats.acceptance_histogram,
+        mean_acceptance_length=stats.mean_acceptance_length,
+    )
+
+
+def _speculation_from_proto(message: pb.SpeculationStats) -> SpeculationStats:
+    return SpeculationStats(
+        num_steps=message.num_steps,
+        num_draft_tokens=message.num_draft_tokens,
+        num_accepted_tokens=message.num_accepted_tokens,
+        acceptance_histogram=tuple(message.acceptance_histogram),
+        mean_acceptance_length=message.mean_acceptance_length,
+    )
+
+
+def _timing_to_proto(timing: Timing) -> pb.Timing:
+    return pb.Timing(**{f"{name}_s": getattr(timing, name) for name in Timing.__slots__})
+
+
+def _timing_from_proto(message: pb.Timing) -> Timing:
+    return Timing(**{name: getattr(message, f"{name}_s") for name in Timing.__slots__})
+
+
+def delta_to_proto(delta: Delta) -> pb.StreamGenerateResponse:
+    """New output, without the result, which is a message of its own."""
+    return pb.StreamGenerateResponse(
+        delta=pb.Delta(text=delta.text, token_ids=delta.token_ids, logprobs=emitted_to_proto(delta.logprobs or ()))
+    )
+
+
+def delta_from_proto(message: pb.Delta) -> Delta:
+    """New output."""
+    return Delta(
+        text=message.text,
+        token_ids=tuple(message.token_ids),
+        logprobs=emitted_from_proto(message.logprobs) if message.logprobs else None,
+    )
+
+
+def with_result(delta: Delta, result: GenerationResult) -> Delta:
+    """The last delta of a stream: one without new tokens has logprobs when its result has."""
+    logprobs = () if delta.logprobs is None and result.logprobs is not None else delta.logprobs
+    return replace(delta, logprobs=logprobs, result=result)
+
+
+def info_to_proto(info: ModelInfo) -> pb.GetModelInfoResponse:
+    """Facts of what is served."""
+    values = {name: getattr(info, name) for name in ModelInfo.__slots__}
+    return pb.GetModelInfoResponse(**{**values, "acceptance_method": method_to_proto(info.acceptance_method)})
+
+
+def info_from_proto(message: pb.GetModelInfoResponse) -> ModelInfo:
+    """Facts of what is served; ``ProtocolError`` when the acceptance method is none we know."""
+    method = method_from_proto(message.acceptance_method)
+    if method is None:
+        raise ProtocolError("acceptance_method: must be said")
+    values = {name: getattr(message, name) for name in ModelInfo.__slots__}
+    return ModelInfo(**{**values, "acceptance_method": method, "eos_token_ids": tuple(message.eos_token_ids)})

@@ -1,0 +1,143 @@
+"""``sampling.proto``: sampling parameters, methods, logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from outrider.errors import ProtocolError
+from outrider.types import AcceptanceMethod, LogprobsMode, PositionLogprobs, SamplingParams, TokenLogprob
+from outrider.v1 import sampling_pb2 as pb
+
+_DEFAULTS = SamplingParams()
+
+_METHODS: dict[AcceptanceMethod, pb.AcceptanceMethod] = {
+    AcceptanceMethod.REJECTION: pb.ACCEPTANCE_METHOD_REJECTION,
+    AcceptanceMethod.COUPLED: pb.ACCEPTANCE_METHOD_COUPLED,
+    AcceptanceMethod.TYPICAL: pb.ACCEPTANCE_METHOD_TYPICAL,
+}
+_METHODS_BACK: dict[int, AcceptanceMethod] = {number: method for method, number in _METHODS.items()}
+_MODES: dict[LogprobsMode, pb.LogprobsMode] = {
+    LogprobsMode.RAW: pb.LOGPROBS_MODE_RAW,
+    LogprobsMode.PROCESSED: pb.LOGPROBS_MODE_PROCESSED,
+}
+_MODES_BACK: dict[int, LogprobsMode] = {
+    pb.LOGPROBS_MODE_UNSPECIFIED: LogprobsMode.RAW,
+    **{number: mode for mode, number in _MODES.items()},
+}
+
+
+def method_to_proto(method: AcceptanceMethod | None) -> pb.AcceptanceMethod:
+    """The method's number; None is "not said"."""
+    return pb.ACCEPTANCE_METHOD_UNSPECIFIED if method is None else _METHODS[method]
+
+
+def method_from_proto(number: int) -> AcceptanceMethod | None:
+    """The method; None when none was said, ``ProtocolError`` for a number nobody knows."""
+    if number == pb.ACCEPTANCE_METHOD_UNSPECIFIED:
+        return None
+    if number not in _METHODS_BACK:
+        raise ProtocolError(f"acceptance_method: {number} is not a known method")
+    return _METHODS_BACK[number]
+
+
+def mode_to_proto(mode: LogprobsMode) -> pb.LogprobsMode:
+    """The mode's number."""
+    return _MODES[mode]
+
+
+def mode_from_proto(number: int) -> LogprobsMode:
+    """The mode; ``ProtocolError`` for a number nobody knows."""
+    if number not in _MODES_BACK:
+        raise ProtocolError(f"logprobs_mode: {number} is not a known mode")
+    return _MODES_BACK[number]
+
+
+def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
+    """All fields set, so that a reader's defaults do not matter."""
+    return pb.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        min_tokens=params.min_tokens,
+        logit_bias=[pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias],
+        bad_words=[pb.TokenSequence(token_ids=word) for word in params.bad_words],
+        allowed_token_ids=params.allowed_token_ids,
+    )
+
+
+def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
+    """The parameters; a field that is not set has its default."""
+
+    def given(name: str) -> float:
+        value: float = getattr(message if message.HasField(name) else _DEFAULTS, name)
+        return value
+
+    return SamplingParams(
+        temperature=given("temperature"),
+        top_p=given("top_p"),
+        top_k=int(given("top_k")),
+        min_p=given("min_p"),
+        repetition_penalty=given("repetition_penalty"),
+        frequency_penalty=given("frequency_penalty"),
+        presence_penalty=given("presence_penalty"),
+        min_tokens=int(given("min_tokens")),
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+    )
+
+
+def logprob_to_proto(logprob: TokenLogprob) -> pb.TokenLogprob:
+    """One token's; its ``top`` travels beside it, not in it."""
+    return pb.TokenLogprob(token_id=logprob.token_id, logprob=logprob.logprob, rank=logprob.rank)
+
+
+def logprob_from_proto(message: pb.TokenLogprob) -> TokenLogprob:
+    """One token's, without ``top``."""
+    return TokenLogprob(message.token_id, message.logprob, message.rank)
+
+
+def positions_to_proto(positions: Iterable[PositionLogprobs]) -> list[pb.PositionLogprobs]:
+    """On a link: all that may be emitted at each position."""
+    return [
+        pb.PositionLogprobs(tokens=map(logprob_to_proto, position.tokens), top=map(logprob_to_proto, position.top))
+        for position in positions
+    ]
+
+
+def positions_from_proto(messages: Iterable[pb.PositionLogprobs]) -> tuple[PositionLogprobs, ...]:
+    """On a link: all that may be emitted at each position."""
+    return tuple(
+        PositionLogprobs(
+            tokens=tuple(map(logprob_from_proto, message.tokens)), top=tuple(map(logprob_from_proto, message.top))
+        )
+        for message in messages
+    )
+
+
+def emitted_to_proto(logprobs: Iterable[TokenLogprob]) -> list[pb.PositionLogprobs]:
+    """In a public answer: the emitted token of each position, and the likeliest with ranks by their order."""
+    return [
+        pb.PositionLogprobs(
+            tokens=[logprob_to_proto(logprob)],
+            top=[pb.TokenLogprob(token_id=token_id, logprob=value) for token_id, value in logprob.top],
+        )
+        for logprob in logprobs
+    ]
+
+
+def emitted_from_proto(messages: Iterable[pb.PositionLogprobs]) -> tuple[TokenLogprob, ...]:
+    """In a public answer: the emitted token of each position."""
+    return tuple(_emitted_from_proto(message) for message in messages)
+
+
+def _emitted_from_proto(message: pb.PositionLogprobs) -> TokenLogprob:
+    if len(message.tokens) != 1:
+        raise ProtocolError(f"logprobs: one emitted token a position, not {len(message.tokens)}")
+    token = message.tokens[0]
+    top = tuple((entry.token_id, entry.logprob) for entry in message.top)
+    return TokenLogprob(token.token_id, token.logprob, token.rank, top)

@@ -1,0 +1,116 @@
+"""``link.proto``: evidence of a proposal and the forms of scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.transport.convert.arrays import (
+    floats_from_bytes,
+    floats_to_bytes,
+    ints_from_bytes,
+    ints_to_bytes,
+    tensor_from_proto,
+    tensor_to_proto,
+)
+from outrider.transport.convert.one_of import Readers
+from outrider.types import (
+    DenseEvidence,
+    DenseScores,
+    Evidence,
+    ScoreForm,
+    SparseEvidence,
+    SparseScores,
+    TokenScores,
+    TypicalScores,
+)
+from outrider.v1 import link_pb2 as pb
+
+
+def evidence_to_proto(evidence: Evidence) -> pb.Evidence:
+    """Evidence; none is an empty message."""
+    if isinstance(evidence, SparseEvidence):
+        return pb.Evidence(
+            sparse=pb.SparseEvidence(
+                counts=ints_to_bytes(evidence.counts),
+                token_ids=ints_to_bytes(evidence.token_ids),
+                probs=floats_to_bytes(evidence.probs),
+            )
+        )
+    if isinstance(evidence, DenseEvidence):
+        return pb.Evidence(dense=tensor_to_proto(evidence.probs))
+    return pb.Evidence()
+
+
+def evidence_from_proto(message: pb.Evidence) -> Evidence:
+    """Evidence. Whether it fits its proposal is the reader's to check: bad evidence is no broken link."""
+    form = message.WhichOneof("form")
+    if form == "sparse":
+        sparse = message.sparse
+        return SparseEvidence(
+            counts=ints_from_bytes("counts", sparse.counts),
+            token_ids=ints_from_bytes("token_ids", sparse.token_ids),
+            probs=floats_from_bytes("probs", sparse.probs),
+        )
+    if form == "dense":
+        return DenseEvidence(tensor_from_proto("dense", message.dense))
+    return None
+
+
+def form_to_proto(form: ScoreForm) -> dict[str, Any]:
+    """The field of ``Scores.form`` to be set."""
+    if isinstance(form, TokenScores):
+        return {"tokens": pb.TokenScores(token_ids=form.token_ids)}
+    if isinstance(form, SparseScores):
+        return {
+            "sparse": pb.SparseScores(
+                support_probs=floats_to_bytes(form.support_probs),
+                outside_mass=floats_to_bytes(form.outside_mass),
+                outside_token_ids=ints_to_bytes(form.outside_token_ids),
+            )
+        }
+    if isinstance(form, TypicalScores):
+        return {
+            "typical": pb.TypicalScores(
+                draft_token_probs=floats_to_bytes(form.draft_token_probs),
+                entropies=floats_to_bytes(form.entropies),
+                argmax_token_ids=ints_to_bytes(form.argmax_token_ids),
+                bonus_token_id=form.bonus_token_id,
+            )
+        }
+    logprobs = None if form.logprobs is None else tensor_to_proto(form.logprobs)
+    return {"dense": pb.DenseScores(target_probs=tensor_to_proto(form.target_probs), logprobs=logprobs)}
+
+
+def _tokens_from_proto(message: pb.TokenScores) -> TokenScores:
+    return TokenScores(tuple(message.token_ids))
+
+
+def _sparse_from_proto(message: pb.SparseScores) -> SparseScores:
+    return SparseScores(
+        support_probs=floats_from_bytes("support_probs", message.support_probs),
+        outside_mass=floats_from_bytes("outside_mass", message.outside_mass),
+        outside_token_ids=ints_from_bytes("outside_token_ids", message.outside_token_ids),
+    )
+
+
+def _typical_from_proto(message: pb.TypicalScores) -> TypicalScores:
+    return TypicalScores(
+        draft_token_probs=floats_from_bytes("draft_token_probs", message.draft_token_probs),
+        entropies=floats_from_bytes("entropies", message.entropies),
+        argmax_token_ids=ints_from_bytes("argmax_token_ids", message.argmax_token_ids),
+        bonus_token_id=message.bonus_token_id,
+    )
+
+
+def _dense_from_proto(message: pb.DenseScores) -> DenseScores:
+    logprobs = tensor_from_proto("logprobs", message.logprobs) if message.HasField("logprobs") else None
+    return DenseScores(tensor_from_proto("target_probs", message.target_probs), logprobs)
+
+
+FORM_READERS: Readers = {
+    "tokens": _tokens_from_proto,
+    "sparse": _sparse_from_proto,
+    "typical": _typical_from_proto,
+    "dense": _dense_from_proto,
+}
+"""Of ``Scores.form``."""
