@@ -1,0 +1,133 @@
+"""What the stages share: the corpus on the device, fitting a set of models, and the prompts of the measurements.
+
+Owns the wiring between the parts of this package. Refuses to know the command line.
+"""
+
+import logging
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from demo_pair import measuring, publish
+from demo_pair.corpus import BOS_ID, Corpus
+from demo_pair.model import Llama, Shape
+from demo_pair.recipes import DRAFT_TEXT, SAMPLED_SHARE, SEED, TESTS_SHARE, SampledText
+from demo_pair.sampling import sample
+from demo_pair.streams import Mixture, Stream
+from demo_pair.training import Recipe, Student, prepare, train
+
+log = logging.getLogger(__name__)
+
+MEASURES_PER_RUN = 6
+ACCEPTANCE_ROWS = 96
+ACCEPTANCE_TOKENS = 128
+PROMPT_TOKENS = 64
+TEMPERATURES = (0.0, 0.7, 1.0)
+DRAFT_LENGTH = 4
+
+
+class Job:
+    """One stage at work in one folder on one device."""
+
+    def __init__(self, work: Path, device: str) -> None:
+        self.work, self.device = work, torch.device(device)
+        self.corpus = Corpus.load(work / "corpus.npz")
+        self.tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+        self._held_out = torch.from_numpy(self.corpus.held_out.astype(np.int32)).to(self.device)
+        torch.manual_seed(SEED)
+
+    @cached_property
+    def corpus_rows(self) -> Mixture:
+        """Rows of the library and of its tests."""
+        library = Stream.of(self.corpus.library, self.device, self.tokenizer)
+        tests = Stream.of(self.corpus.tests, self.device, self.tokenizer)
+        return Mixture([(library, 1 - TESTS_SHARE), (tests, TESTS_SHARE)], self._generator(1))
+
+    def draft_rows(self, target: Llama) -> Mixture:
+        """The corpus, and text that the target wrote."""
+        parts = [(stream, share * (1 - SAMPLED_SHARE)) for stream, share in self.corpus_rows.parts]
+        total = sum(text.rows for text in DRAFT_TEXT)
+        written = [(self._written(target, text), SAMPLED_SHARE * text.rows / total) for text in DRAFT_TEXT]
+        return Mixture(parts + written, self._generator(2))
+
+    def fit(
+        self, shapes: dict[str, Shape], recipe: Recipe, data: Mixture, teacher: Llama | None
+    ) -> tuple[dict[str, Llama], dict[str, Any]]:
+        """Train one model of each shape on the same rows and publish them in the work folder; models and histories."""
+        models = {name: prepare(Llama(shape), self.device) for name, shape in shapes.items()}
+        students = {name: Student(model, recipe) for name, model in models.items()}
+        every = max(1, recipe.steps // MEASURES_PER_RUN)
+        train(list(students.values()), data, teacher, self._watch, every)
+        for name, model in models.items():
+            model.set_dropout(0.0)
+            publish.publish(model.state_dict(), model.shape, self.work / "tokenizer.json", self.work / name)
+        return models, {name: asdict(student.history) for name, student in students.items()}
+
+    def completions(self, target: Llama) -> dict[str, Any]:
+        """The completions that the card counts and shows."""
+        each = measuring.COMPLETIONS // len(measuring.PROMPTS)
+        drawn = [
+            completion
+            for seed, prompt in enumerate(measuring.PROMPTS)
+            for completion in self._complete(target, prompt, count=each, temperature=0.8, seed=seed)
+        ]
+        shown = measuring.SHOWN_PROMPTS
+        greedy = [self._complete(target, prompt, count=1, temperature=0.0, seed=0)[0] for prompt in shown]
+        return {"sampled": [asdict(item) for item in drawn], "greedy": [asdict(item) for item in greedy]}
+
+    def acceptance(self, target: Llama, draft: Llama) -> dict[str, Any]:
+        """Acceptance at each temperature, after prompts from the held-out files."""
+        prompts = self._held_out_prompts()
+        return {
+            str(temperature): measuring.speculate(
+                target,
+                draft,
+                prompts,
+                draft_length=DRAFT_LENGTH,
+                new_tokens=ACCEPTANCE_TOKENS,
+                temperature=temperature,
+                generator=self._generator(3),
+            ).as_figures()
+            for temperature in TEMPERATURES
+        }
+
+    def _complete(
+        self, target: Llama, prompt: str, *, count: int, temperature: float, seed: int
+    ) -> list[measuring.Completion]:
+        return measuring.complete(
+            target, self.tokenizer, prompt, count=count, temperature=temperature, seed=seed, device=self.device
+        )
+
+    def _held_out_prompts(self) -> torch.Tensor:
+        """Evenly spread pieces of the held-out stream, each beginning with bos and a statement.  # [B, T]"""
+        stream = Stream.of(self.corpus.held_out, self.device, self.tokenizer)
+        inside = stream.starts[stream.starts < stream.ids.numel() - PROMPT_TOKENS]
+        begin = inside[torch.linspace(0, len(inside) - 1, ACCEPTANCE_ROWS, device=self.device).long()] - 1
+        rows = stream.ids[begin[:, None] + torch.arange(PROMPT_TOKENS, device=self.device)].long()
+        rows[:, 0] = BOS_ID
+        return rows
+
+    def _written(self, target: Llama, text: SampledText) -> Stream:
+        generator = self._generator(4 + int(10 * text.temperature))
+        prompts = Mixture(self.corpus_rows.parts, generator).rows(text.rows, text.prompt_tokens)
+        rows = sample(
+            target,
+            prompts,
+            new_tokens=text.new_tokens,
+            temperature=text.temperature,
+            generator=generator,
+            dtype=torch.bfloat16 if self.device.type == "cuda" else torch.float32,
+        )
+        log.info("wrote %d tokens at temperature %.1f", rows.numel(), text.temperature)
+        return Stream.of(rows.flatten().cpu().numpy().astype(np.uint16), self.device)
+
+    def _watch(self, model: Llama) -> float:
+        return measuring.nats_per_token(model, self._held_out, model.shape.max_positions)
+
+    def _generator(self, number: int) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(SEED * 100 + number)

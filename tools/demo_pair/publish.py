@@ -1,0 +1,124 @@
+"""Writes a model as a Hugging Face folder, and reads one back.
+
+Owns the layout and its size limits. Refuses to know how the weights were made.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from demo_pair.corpus import BOS, BOS_ID, EOS, EOS_ID
+from demo_pair.model import Llama, Shape
+
+LARGEST_SHARD_BYTES = 14_000_000
+
+
+def publish(state: dict[str, Tensor], shape: Shape, tokenizer_file: Path, folder: Path) -> None:
+    """Write config, bfloat16 weights and tokenizer into `folder`, replacing what is there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    _write_json(folder / "config.json", _config(shape))
+    _write_json(folder / "generation_config.json", {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID})
+    _write_json(folder / "tokenizer_config.json", _tokenizer_config(shape))
+    _write_json(folder / "special_tokens_map.json", {"bos_token": BOS, "eos_token": EOS})
+    shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
+    _write_weights({name: tensor.to(torch.bfloat16).contiguous().cpu() for name, tensor in state.items()}, folder)
+
+
+def load(folder: Path) -> Llama:
+    """The published model, its bfloat16 weights upcast to float32."""
+    config = json.loads((folder / "config.json").read_text())
+    model = Llama(_shape(config))
+    state: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        state |= load_file(path)
+    model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    return model.eval()
+
+
+def _config(shape: Shape) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": shape.intermediate_size,
+        "max_position_embeddings": shape.max_positions,
+        "mlp_bias": False,
+        "num_attention_heads": shape.num_heads,
+        "num_hidden_layers": shape.num_layers,
+        "num_key_value_heads": shape.num_kv_heads,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_scaling": None,
+        "rope_theta": shape.rope_theta,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": shape.vocab_size,
+    }
+
+
+def _shape(config: dict[str, Any]) -> Shape:
+    return Shape(
+        num_layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        vocab_size=config["vocab_size"],
+        max_positions=config["max_position_embeddings"],
+        rope_theta=config["rope_theta"],
+        norm_eps=config["rms_norm_eps"],
+    )
+
+
+def _tokenizer_config(shape: Shape) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": shape.max_positions,
+    }
+
+
+def _write_weights(state: dict[str, Tensor], folder: Path) -> None:
+    shards = _shards(state)
+    if len(shards) == 1:
+        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    placed: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        placed |= dict.fromkeys(shard, name)
+    total = sum(tensor.nbytes for tensor in state.values())
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": placed})
+
+
+def _shards(state: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    used = 0
+    for name, tensor in state.items():
+        if used + tensor.nbytes > LARGEST_SHARD_BYTES and shards[-1]:
+            shards.append({})
+            used = 0
+        shards[-1][name] = tensor
+        used += tensor.nbytes
+    return shards
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,111 @@
+"""Make the embedded pair: `python tools/train_demo_pair.py STAGE --work FOLDER`, stages in this order.
+
+    corpus    read the standard library's sources, learn the tokenizer, pack the ids
+    target    train the target on the text
+    draft     sample text from the target, then distil the drafts from the target's logits on corpus and samples
+    measure   held-out bits per byte, completions that parse, acceptance
+    ship      put the pair and its model card where the package carries them
+
+Every stage reads and writes `--work` (ignored by git). It runs on a CPU or, for a good pair, on an accelerator;
+`--steps` shortens a run, to try out the whole path.
+"""
+
+import json
+import logging
+import platform
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from demo_pair import corpus, measuring, publish
+from demo_pair.card import write_card
+from demo_pair.job import Job
+from demo_pair.model import DRAFT_SHAPES, TARGET_SHAPE
+from demo_pair.recipes import DRAFT, SHIPPED_DRAFT, TARGET
+from demo_pair.training import Recipe, prepare
+
+app = typer.Typer(help=__doc__, no_args_is_help=True)
+log = logging.getLogger("train_demo_pair")
+
+Work = Annotated[Path, typer.Option(help="Folder for everything that is not shipped.")]
+Device = Annotated[str, typer.Option(help="cuda or cpu.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Training steps; the recipe's own number by default.")]
+WORK = Path(".pairdata")
+PAIR = Path(__file__).parent.parent / "outrider" / "demo" / "pair"
+DEFAULT_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@app.command("corpus")
+def make_corpus(work: Work = WORK, vocab_size: int = TARGET_SHAPE.vocab_size) -> None:
+    """Read the sources, learn the tokenizer, pack the ids."""
+    work.mkdir(parents=True, exist_ok=True)
+    tokenizer, packed = corpus.build(vocab_size)
+    tokenizer.save(str(work / "tokenizer.json"))
+    packed.save(work / "corpus.npz")
+    _report(work, "corpus", {
+        "python": platform.python_version(),
+        "bytes": packed.num_bytes,
+        "files": packed.num_files,
+        "tokens": {"library": len(packed.library), "tests": len(packed.tests), "held_out": len(packed.held_out)},
+    })  # fmt: skip
+
+
+@app.command("target")
+def make_target(work: Work = WORK, device: Device = DEFAULT_DEVICE, steps: Steps = None) -> None:
+    """Train the target on the text."""
+    job = Job(work, device)
+    _, histories = job.fit({"target": TARGET_SHAPE}, _shortened(TARGET, steps), job.corpus_rows, None)
+    _report(work, "target", histories)
+
+
+@app.command("draft")
+def make_draft(work: Work = WORK, device: Device = DEFAULT_DEVICE, steps: Steps = None) -> None:
+    """Sample text from the target and distil the drafts."""
+    job = Job(work, device)
+    target = prepare(publish.load(work / "target"), job.device)
+    began = time.monotonic()
+    data = job.draft_rows(target)
+    seconds = time.monotonic() - began
+    shapes = {f"draft-{name}": shape for name, shape in DRAFT_SHAPES.items()}
+    _, histories = job.fit(shapes, _shortened(DRAFT, steps), data, target)
+    _report(work, "draft", histories | {"sampling_seconds": seconds})
+
+
+@app.command("measure")
+def measure(work: Work = WORK, device: Device = DEFAULT_DEVICE) -> None:
+    """Measure the published weights in float32."""
+    job = Job(work, device)
+    target = publish.load(work / "target").to(job.device)
+    held_out = job.corpus.held_out, job.corpus.num_bytes["held_out"], job.device
+    for name in DRAFT_SHAPES:
+        draft = publish.load(work / f"draft-{name}").to(job.device)
+        bits = measuring.bits_per_byte(draft, *held_out)
+        _report(work, f"measure-draft-{name}", {"bits_per_byte": bits, "acceptance": job.acceptance(target, draft)})
+    bits = measuring.bits_per_byte(target, *held_out)
+    _report(work, "measure-target", {"bits_per_byte": bits, "completions": job.completions(target)})
+
+
+@app.command("ship")
+def ship(work: Work = WORK, pair: Path = PAIR, draft: str = SHIPPED_DRAFT) -> None:
+    """Put the target, one of the drafts and the model card where the package carries them."""
+    for source, name in ((f"draft-{draft}", "draft"), ("target", "target")):
+        shutil.rmtree(pair / name, ignore_errors=True)
+        shutil.copytree(work / source, pair / name, copy_function=shutil.copyfile)
+    write_card(work, pair, draft)
+
+
+def _shortened(recipe: Recipe, steps: int | None) -> Recipe:
+    return recipe if steps is None else replace(recipe, steps=steps)
+
+
+def _report(work: Path, stage: str, figures: dict[str, Any]) -> None:
+    (work / f"{stage}.json").write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    app()
