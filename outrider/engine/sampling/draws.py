@@ -1,0 +1,48 @@
+"""Drawing by Gumbel race: the token whose log weight plus noise is largest.
+
+The winner follows the weights exactly, normalised or not, and a token's noise depends on nothing but the request's
+seed, the stream, the position and the token. Knows no sampling parameter.
+
+Shape letters: ``N`` rows, ``V`` vocabulary, ``S`` tokens of a support.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.engine.sampling.rows import LogitRow
+from outrider.randomness.philox_torch import StreamRows, row_gumbel, token_gumbel
+from outrider.randomness.streams import LANES, Stream
+
+
+def stream_rows(rows: Sequence[LogitRow], stream: Stream, device: torch.device) -> StreamRows:
+    """Where each row's noise stands in the stream; coupled noise does not know the base."""
+    bases = [0 if stream is Stream.COUPLED else row.base for row in rows]
+    return StreamRows.of([row.open.seed for row in rows], stream, bases, [row.length for row in rows], device)
+
+
+def race(log_weights: Tensor, noise: StreamRows) -> Tensor:  # [N, V] float32 -> [N] int64
+    """The winners among all tokens; lowest id of equals."""
+    return row_gumbel(noise, log_weights.shape[-1]).add_(log_weights).argmax(-1)
+
+
+def race_among(
+    log_weights: Tensor,  # [N, S] float32, -inf where a row has fewer
+    token_ids: Tensor,  # [N, S] int64
+    noise: StreamRows,
+    vocab_size: int,
+) -> Tensor:  # [N] int64
+    """The winners among the given tokens; lowest id of equals. The same as ``race`` with the others at -inf."""
+    times = _noise_of(token_ids, noise, vocab_size).add_(log_weights)
+    best = times.amax(-1, keepdim=True)
+    return token_ids.masked_fill(times < best, vocab_size).amin(-1)
+
+
+def _noise_of(token_ids: Tensor, noise: StreamRows, vocab_size: int) -> Tensor:  # [N, S] float32
+    """A block of the generator serves four neighbours: for a wide support whole rows are less work."""
+    if token_ids.shape[-1] * LANES >= vocab_size:
+        return row_gumbel(noise, vocab_size).gather(-1, token_ids)
+    return token_gumbel(noise, token_ids)

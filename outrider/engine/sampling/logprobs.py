@@ -1,0 +1,82 @@
+"""Logprobs and ranks of the tokens that may be emitted, and of the likeliest.
+
+Computed only for requests that ask. A rank is 1 plus how many tokens are strictly likelier, among the ids that may be
+drawn at all: padded rows of the vocabulary have no rank and are never among the likeliest (they do count in the
+normalisation, which is the model's own).
+
+Shape letters: ``R`` positions, ``V`` vocabulary, ``C`` candidates of a position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.engine.sampling.ordering import ascending, largest
+from outrider.ports import Open
+from outrider.types import PositionLogprobs, TokenLogprob
+
+_FEW_CANDIDATES = 4
+"""Up to so many a position, counting the likelier ones beats sorting."""
+
+
+def log_softmax_rows(logits: Tensor, num_token_ids: int) -> Tensor:  # [R, V] -> [R, V]
+    """Logprobs, with ids from ``num_token_ids`` on at -inf (0: there are none such)."""
+    logprobs = logits.log_softmax(-1)
+    if 0 < num_token_ids < logits.shape[-1]:
+        logprobs[:, num_token_ids:] = float("-inf")
+    return logprobs
+
+
+def position_logprobs(
+    logprobs: Tensor,  # [R, V]
+    candidates: Sequence[Sequence[int]],  # R lists of distinct ids
+    num_top: int,
+) -> tuple[PositionLogprobs, ...]:
+    """The candidates' logprobs and ranks, and the ``num_top`` likeliest, position by position."""
+    tokens = _of_candidates(logprobs, candidates)
+    likeliest = _likeliest(logprobs, num_top) if num_top > 0 else [()] * len(candidates)
+    return tuple(PositionLogprobs(token, top) for token, top in zip(tokens, likeliest, strict=True))
+
+
+@torch.inference_mode()
+def prompt_logprobs(
+    logits: Tensor,  # [T, V] float32
+    token_ids: Sequence[int],  # [T] the prompt token each row foretells
+    open_: Open,
+) -> tuple[PositionLogprobs, ...]:
+    """What the model says of prompt tokens, always of its own distribution: nothing was drawn here."""
+    logprobs = log_softmax_rows(logits, open_.num_token_ids)
+    return position_logprobs(logprobs, [(token_id,) for token_id in token_ids], open_.num_prompt_logprobs or 0)
+
+
+def _of_candidates(logprobs: Tensor, candidates: Sequence[Sequence[int]]) -> list[tuple[TokenLogprob, ...]]:
+    width = max((len(ids) for ids in candidates), default=0)
+    if width == 0:
+        return [()] * len(candidates)
+    padded = [[*ids, *(0 for _ in range(width - len(ids)))] for ids in candidates]
+    values = logprobs.gather(-1, torch.tensor(padded, dtype=torch.int64, device=logprobs.device))  # [R, C]
+    columns = zip(candidates, values.tolist(), _ranks(logprobs, values).tolist(), strict=True)
+    return [tuple(map(TokenLogprob, ids, of_ids, ranks)) for ids, of_ids, ranks in columns]
+
+
+def _ranks(logprobs: Tensor, values: Tensor) -> Tensor:  # [R, V], [R, C] -> [R, C] int64
+    if values.shape[-1] <= _FEW_CANDIDATES:
+        likelier = [(logprobs > values[:, i : i + 1]).sum(-1) for i in range(values.shape[-1])]
+        return torch.stack(likelier, dim=-1) + 1
+    below_or_equal = torch.searchsorted(ascending(logprobs), values.contiguous(), right=True)
+    return logprobs.shape[-1] - below_or_equal + 1
+
+
+def _likeliest(logprobs: Tensor, num_top: int) -> list[tuple[TokenLogprob, ...]]:
+    """Best first, equals by lowest id; tokens that cannot be drawn are left out."""
+    values, token_ids = largest(logprobs, min(num_top, logprobs.shape[-1]))
+    return [
+        tuple(TokenLogprob(*entry) for entry in zip(ids, of_ids, ranks, strict=True) if entry[1] > -math.inf)
+        for ids, of_ids, ranks in zip(
+            token_ids.tolist(), values.tolist(), _ranks(logprobs, values).tolist(), strict=True
+        )
+    ]

@@ -1,0 +1,111 @@
+"""What a row of logits belongs to, and how rows of one request are taken together.
+
+Plain Python; knows no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from outrider.ports import Open
+from outrider.types import AcceptanceMethod, SamplingParams, Support
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRow:
+    """One row of logits: those of the token that will stand at ``length``."""
+
+    open: Open
+    tokens: Sequence[int]
+    """At least ``length`` ids: prompt, output, draft tokens. Read only where ``needs_history`` says so."""
+    length: int
+    """``tokens[:length]`` come before the token to be drawn, which stands at this absolute position."""
+    base: int
+    """Committed tokens when the proposal was made; keys the random streams."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens before this one, draft tokens included."""
+        return max(0, self.length - self.open.prompt_length)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """One session's positions to score."""
+
+    open: Open
+    tokens: Sequence[int]
+    """At least ``base`` ids: the committed tokens."""
+    base: int
+    """Committed tokens the proposal builds on; position 0 is the token there."""
+    draft_token_ids: Sequence[int] = ()  # [K]
+    support: Support | None = None
+    """For sparse rejection with K > 0."""
+
+    @property
+    def num_positions(self) -> int:
+        """K+1."""
+        return len(self.draft_token_ids) + 1
+
+    def rows(self) -> list[LogitRow]:
+        """The K+1 rows of logits; the texts are joined only where a processor reads them."""
+        tokens = self.tokens
+        if self.draft_token_ids and needs_history(self.open.sampling):
+            tokens = [*self.tokens[: self.base], *self.draft_token_ids]
+        return [LogitRow(self.open, tokens, self.base + i, self.base) for i in range(self.num_positions)]
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """Neighbouring rows of one request."""
+
+    open: Open
+    rows: Sequence[LogitRow]
+    start: int
+    """Index of the first of them in the batch."""
+
+    @property
+    def stop(self) -> int:
+        """One past the last's index."""
+        return self.start + len(self.rows)
+
+    @property
+    def indices(self) -> range:
+        """Their indices in the batch."""
+        return range(self.start, self.stop)
+
+
+def spans_of(rows: Sequence[LogitRow]) -> list[RowSpan]:
+    """The rows cut where the request changes, so that what a request asks for is looked at once."""
+    return list(_spans(rows))
+
+
+def _spans(rows: Sequence[LogitRow]) -> Iterator[RowSpan]:
+    start = 0
+    for stop in range(1, len(rows) + 1):
+        if stop == len(rows) or rows[stop].open is not rows[start].open:
+            yield RowSpan(rows[start].open, rows[start:stop], start)
+            start = stop
+
+
+def is_greedy(open_: Open) -> bool:
+    """Whether the most likely token is taken: temperature 0, under every rule."""
+    return open_.sampling.temperature == 0
+
+
+def is_coupled(open_: Open) -> bool:
+    """Whether tokens are drawn with the noise that draft and target share."""
+    return open_.acceptance_method is AcceptanceMethod.COUPLED and not is_greedy(open_)
+
+
+def has_penalties(sampling: SamplingParams) -> bool:
+    """Whether any penalty is on."""
+    return bool(
+        sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty,
+    )
+
+
+def needs_history(sampling: SamplingParams) -> bool:
+    """Whether the tokens before a position change its distribution, beyond how many they are."""
+    return has_penalties(sampling) or bool(sampling.bad_words)

@@ -1,0 +1,105 @@
+"""The random streams in numpy. Imports neither torch nor triton: the coordinator has none.
+
+``random_bits``, ``uniform`` and ``gumbel`` broadcast their arguments. ``row_bits`` and ``token_bits`` serve a batch of
+rows, each with its own seed and position, and compute each Philox block once. For the few coins of one step ``coins``
+(plain Python) is the quickest form.
+
+Shape letters: ``N`` rows, ``V`` vocabulary, ``S`` tokens chosen in each row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from outrider.randomness.scalar import coin, coins
+from outrider.randomness.streams import KEY_STEPS, LANES, LARGEST_UNIT, MASK, MULTIPLIERS, ROUNDS, UNIT
+
+__all__ = ["coin", "coins", "gumbel", "philox4x32", "random_bits", "row_bits", "token_bits", "uniform"]
+
+Words = NDArray[np.uint64]
+"""32-bit numbers in 64-bit words, so that a product of two fits."""
+Bits = NDArray[np.uint32]
+Counter = tuple[Words, Words, Words, Words]
+
+_MASK = np.uint64(MASK)
+_HALF = np.uint64(32)
+_LANE = np.uint64(LANES - 1)
+_M0, _M1 = (np.uint64(multiplier) for multiplier in MULTIPLIERS)
+_BLOCKS_AT_ONCE = 8192
+"""Intermediate arrays stay in cache: half the time of whole rows for a large vocabulary or many rows."""
+_TURNS = np.array([[turn * step & MASK for step in KEY_STEPS] for turn in range(ROUNDS)], dtype=np.uint64)
+
+
+def philox4x32(counter: Counter, key: tuple[Words, Words]) -> Counter:
+    """Ten rounds of Philox4x32; all words broadcast.
+
+    Words that are the same along an axis stay of length 1 for as long as they are, so the first rounds are nearly free.
+    """
+    c0, c1, c2, c3 = counter
+    keys0, keys1 = (np.add.outer(_TURNS[:, i], key[i]) & _MASK for i in range(2))
+    for k0, k1 in zip(keys0, keys1, strict=True):
+        product0 = c0 * _M0
+        product1 = c2 * _M1
+        c0 = (product1 >> _HALF) ^ (c1 ^ k0)
+        c2 = (product0 >> _HALF) ^ (c3 ^ k1)
+        c1 = product1 & _MASK
+        c3 = product0 & _MASK
+    return c0, c1, c2, c3
+
+
+def row_bits(words: Words, num_tokens: int) -> Bits:  # [5, N, 1] -> [N, V]
+    """32 random bits for every token below ``num_tokens``; ``words``: low and high key, position, base, stream."""
+    num_rows, num_blocks = words.shape[1], -(-num_tokens // LANES)
+    bits = np.empty((num_rows, num_blocks, LANES), dtype=np.uint32)
+    rows_at_once = max(1, _BLOCKS_AT_ONCE // max(num_blocks, 1))
+    for row in range(0, num_rows, rows_at_once):
+        for block in range(0, num_blocks, _BLOCKS_AT_ONCE):
+            part = bits[row : row + rows_at_once, block : block + _BLOCKS_AT_ONCE]
+            _fill(part, words[:, row : row + rows_at_once], block)
+    return bits.reshape(num_rows, num_blocks * LANES)[:, :num_tokens]
+
+
+def _fill(bits: Bits, words: Words, first_block: int) -> None:  # [rows, blocks, 4]
+    low, high, position, base, stream = words
+    blocks = np.arange(first_block, first_block + bits.shape[1], dtype=np.uint64)[None]
+    for lane, word in enumerate(philox4x32((blocks, position, base, stream), (low, high))):
+        bits[..., lane] = word
+
+
+def token_bits(words: Words, token_ids: NDArray[np.integer]) -> Bits:  # [5, N, 1], [N, S] -> [N, S]
+    """32 random bits for the given tokens of each row; ``words`` as for ``row_bits``."""
+    low, high, position, base, stream = words
+    tokens = token_ids.astype(np.uint64)
+    lanes = philox4x32((tokens >> np.uint64(2), position, base, stream), (low, high))
+    return _choose_lane(lanes, tokens)
+
+
+def _choose_lane(lanes: Counter, tokens: Words) -> Bits:
+    chosen = np.choose((tokens & _LANE).astype(np.intp), np.broadcast_arrays(*lanes))
+    return np.asarray(chosen).astype(np.uint32)
+
+
+def random_bits(seed: ArrayLike, stream: ArrayLike, base: ArrayLike, position: ArrayLike, token: ArrayLike = 0) -> Bits:
+    """32 random bits for each element of the arguments' common shape; ``stream`` may be an array too."""
+    seeds, streams, bases, positions, tokens = (
+        np.asarray(values).astype(np.uint64) for values in (seed, stream, base, position, token)
+    )
+    lanes = philox4x32((tokens >> np.uint64(2), positions, bases, streams), (seeds & _MASK, seeds >> _HALF))
+    return _choose_lane(lanes, tokens)
+
+
+def uniform(
+    seed: ArrayLike, stream: ArrayLike, base: ArrayLike, position: ArrayLike, token: ArrayLike = 0
+) -> NDArray[np.float64]:
+    """Uniforms in [0, 1), exact in float64."""
+    return np.asarray(random_bits(seed, stream, base, position, token) * np.float64(UNIT))
+
+
+def gumbel(
+    seed: ArrayLike, stream: ArrayLike, base: ArrayLike, position: ArrayLike, token: ArrayLike = 0
+) -> NDArray[np.float32]:
+    """Standard Gumbel noise, by the contract's formula in float32."""
+    words = random_bits(seed, stream, base, position, token).astype(np.float32)
+    units = np.minimum((words + np.float32(0.5)) * np.float32(UNIT), np.float32(LARGEST_UNIT))
+    return np.asarray(-np.log(-np.log1p(-units)), dtype=np.float32)

@@ -1,0 +1,59 @@
+"""The contract of every random number in Outrider.
+
+A number is a pure function of what it is for: no state, no order of drawing, no place in a batch. The function is
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with
+
+::
+
+    key     = (seed & 0xFFFFFFFF, seed >> 32)
+    counter = (token >> 2, position, base, stream)
+    bits    = output[token & 3]
+
+* ``seed``: the request's, 0 to 2**64 - 1.
+* ``stream``: what the number decides; streams are independent of each other.
+* ``base``: how many tokens were committed when the proposal was made, for the streams of rejection and typical; 0 for
+  ``COUPLED``, whose noise must not know how the text was cut into steps.
+* ``position``: absolute position of the token that is decided.
+* ``token``: the token the noise belongs to; 0 where one number decides a position.
+
+``uniform`` is ``bits * 2**-32``, in [0, 1). ``gumbel`` is ``-log(E)`` with ``E = -log1p(-min(u, 1 - 2**-24))`` and
+``u = (float32(bits) + 0.5) * 2**-32``, all in float32: winners of a Gumbel race have a small E, so a small u, where
+float32 is fine. ``-log(-log(u))`` puts them next to u = 1, where its grid is coarse and the largest noise repeats.
+
+Knows no array library. Says nothing of how a number is used.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Stream(enum.IntEnum):
+    """What a random number decides."""
+
+    PROPOSAL = 1
+    """Which token the draft draws."""
+    ACCEPTANCE = 2
+    """Whether a draft token is kept."""
+    RESIDUAL = 3
+    """Which token takes the place of a rejected one."""
+    OUTSIDE = 4
+    """Which token the target draws outside the support; with an empty support, the bonus."""
+    COUPLED = 5
+    """The noise that draft and target share."""
+
+
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+MASK = 0xFFFFFFFF
+LANES = 4
+UNIT = 2.0**-32
+"""What a 32-bit number is multiplied by to lie in [0, 1)."""
+LARGEST_UNIT = 1.0 - 2.0**-24
+"""The float32 below 1: ``u`` is kept at or under it so that E is finite."""
+
+
+def split_seed(seed: int) -> tuple[int, int]:
+    """The Philox key of a seed: its low and high 32 bits."""
+    return seed & MASK, (seed >> 32) & MASK
