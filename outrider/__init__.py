@@ -1,3 +1,60 @@
-"""Outrider: speculative decoding as real microservices."""
+"""Outrider: speculative decoding as real microservices.
+
+``Client`` and ``AsyncClient`` are loaded when first asked for, so that importing a value or an error costs no gRPC.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import (
+    CapacityError,
+    ConfigError,
+    DeadlineError,
+    InvalidRequestError,
+    ModelError,
+    OutriderError,
+    PairMismatchError,
+    ProtocolError,
+    RequestCancelledError,
+    UnavailableError,
+)
+from outrider.generation import Delta, GenerationResult, ModelInfo, SpeculationStats, Timing, Usage
+from outrider.types import AcceptanceMethod, FinishReason, TokenLogprob
+
+if TYPE_CHECKING:
+    from outrider.client import AsyncClient, Client
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AcceptanceMethod",
+    "AsyncClient",
+    "CapacityError",
+    "Client",
+    "ConfigError",
+    "DeadlineError",
+    "Delta",
+    "FinishReason",
+    "GenerationResult",
+    "InvalidRequestError",
+    "ModelError",
+    "ModelInfo",
+    "OutriderError",
+    "PairMismatchError",
+    "ProtocolError",
+    "RequestCancelledError",
+    "SpeculationStats",
+    "Timing",
+    "TokenLogprob",
+    "UnavailableError",
+    "Usage",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever was asked for
+    if name in ("AsyncClient", "Client"):
+        from outrider import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module 'outrider' has no attribute {name!r}")

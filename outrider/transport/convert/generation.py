@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.generation import (
     DEFAULT_MAX_TOKENS,
@@ -183,10 +181,9 @@ def delta_from_proto(message: pb.Delta) -> Delta:
     )
 
 
-def with_result(delta: Delta, result: GenerationResult) -> Delta:
-    """The last delta of a stream: one without new tokens has logprobs when its result has."""
-    logprobs = () if delta.logprobs is None and result.logprobs is not None else delta.logprobs
-    return replace(delta, logprobs=logprobs, result=result)
+def last_delta(result: GenerationResult) -> Delta:
+    """The delta that carries the result and nothing new."""
+    return Delta(text="", token_ids=(), logprobs=None if result.logprobs is None else (), result=result)
 
 
 def info_to_proto(info: ModelInfo) -> pb.GetModelInfoResponse:

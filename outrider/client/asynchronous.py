@@ -1,0 +1,45 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Self, Unpack
+
+from outrider.client.requests import GenerateOptions, build_request
+from outrider.generation import Delta, GenerationResult, ModelInfo
+from outrider.transport.remote_generation import RemoteGeneration
+
+
+class AsyncClient:
+    """Talks to the coordinator at ``address`` ("host:port" or "unix:/path"); connects when first used."""
+
+    def __init__(self, address: str) -> None:
+        self._remote = RemoteGeneration(address)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def generate(self, **options: Unpack[GenerateOptions]) -> GenerationResult:
+        """Generate and return once. Options: ``GenerateOptions``. Raises ``OutriderError`` and nothing else."""
+        request, timeout = build_request(options)
+        return await self._remote.generate(request, timeout_s=timeout)
+
+    async def stream(self, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Delta, None]:
+        """Generate and yield deltas, the last with the result; closing the generator cancels the request."""
+        request, timeout = build_request(options)
+        async for delta in self._remote.stream(request, timeout_s=timeout):
+            yield delta
+
+    async def model_info(self) -> ModelInfo:
+        """Facts of what is served."""
+        return await self._remote.model_info()
+
+    async def close(self) -> None:
+        """End running calls and let go of the connection."""
+        await self._remote.close()

@@ -1,0 +1,201 @@
+"""From keyword arguments to a ``GenerationRequest``: the one place where the SDK's parameters are named.
+
+Owns names, defaults and the shapes in which a value may be given. What a value may be is ``outrider.requests``'.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from outrider.errors import InvalidRequestError
+from outrider.generation import DEFAULT_MAX_TOKENS, GenerationRequest
+from outrider.requests import check_request
+from outrider.types import AcceptanceMethod, SamplingParams
+
+
+class GenerateOptions(TypedDict, total=False):
+    """What ``generate`` and ``stream`` take; what is left out has vLLM's default, or the server's."""
+
+    prompt: str | None
+    """Text to go on from; this or ``prompt_token_ids``."""
+    prompt_token_ids: Sequence[int] | None
+    """Token ids to go on from, taken as they are."""
+    max_tokens: int
+    """Most tokens to generate, 16."""
+    min_tokens: int
+    """End and stop tokens are banned until so many tokens are out, 0."""
+    temperature: float
+    """0 is greedy, 1."""
+    top_p: float
+    """Nucleus mass in (0, 1]; 1 is off."""
+    top_k: int
+    """How many of the likeliest tokens are kept; 0 and -1 keep all."""
+    min_p: float
+    """Tokens below this share of the largest probability are dropped; 0 is off."""
+    repetition_penalty: float
+    """Above 1 discourages tokens already seen; 1 is off."""
+    frequency_penalty: float
+    """Per occurrence in the output, from -2 to 2; 0 is off."""
+    presence_penalty: float
+    """Once for a token in the output, from -2 to 2; 0 is off."""
+    logit_bias: Mapping[int, float] | None
+    """Added to single logits, from -100 to 100."""
+    bad_words: Sequence[str] | None
+    """Words that may not be completed."""
+    allowed_token_ids: Sequence[int] | None
+    """The only tokens that may be drawn; at least one."""
+    seed: int | None
+    """Keys every random stream; random when None, and returned in the result."""
+    stop: str | Sequence[str] | None
+    """Texts that end the generation."""
+    stop_token_ids: Sequence[int] | None
+    """Tokens that end the generation."""
+    ignore_eos: bool
+    """Go on past ends of sequence, False."""
+    include_stop_str_in_output: bool
+    """Keep the text that stopped the generation, False."""
+    logprobs: int | None
+    """Logprobs of output, and so many of the likeliest; None computes nothing."""
+    prompt_logprobs: int | None
+    """The same for the prompt."""
+    num_speculative_tokens: int | None
+    """Draft length of this request; 0 turns speculation off, None is the server's."""
+    acceptance_method: AcceptanceMethod | str | None
+    """"rejection", "coupled" or "typical"; None is the server's."""
+    timeout: float | None
+    """Seconds until ``DeadlineError``; None waits for ever."""
+    request_id: str | None
+    """Names the request in logs, traces and the result; made up when None."""
+    n: int
+    """Only 1: send more requests instead."""
+    best_of: int | None
+    """Not offered."""
+    use_beam_search: bool
+    """Not offered."""
+
+
+def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | None]:
+    """The checked request, and its timeout in seconds; ``InvalidRequestError`` names what is wrong."""
+    _refuse_unknown(options)
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    _refuse_what_is_not_offered(given)
+    timeout = _take_timeout(given)
+    request = GenerationRequest(
+        prompt=_text("prompt", given.get("prompt")),
+        prompt_token_ids=_token_ids("prompt_token_ids", given.get("prompt_token_ids")),
+        max_tokens=given.get("max_tokens", DEFAULT_MAX_TOKENS),
+        sampling=_sampling(given),
+        bad_words=_texts("bad_words", given.get("bad_words", ())),
+        seed=given.get("seed"),
+        stop=_texts("stop", given.get("stop", ())),
+        stop_token_ids=_token_ids("stop_token_ids", given.get("stop_token_ids")) or (),
+        ignore_eos=bool(given.get("ignore_eos", False)),
+        include_stop_str_in_output=bool(given.get("include_stop_str_in_output", False)),
+        logprobs=given.get("logprobs"),
+        prompt_logprobs=given.get("prompt_logprobs"),
+        num_speculative_tokens=given.get("num_speculative_tokens"),
+        acceptance_method=_method(given.get("acceptance_method")),
+        request_id=_text("request_id", given.get("request_id")) or "",
+    )
+    check_request(request)
+    return request, timeout
+
+
+def _refuse_unknown(options: Mapping[str, object]) -> None:
+    """A TypeError, as Python gives for any unknown keyword, with the nearest name."""
+    known = GenerateOptions.__annotations__
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"unexpected keyword argument {name!r}{hint}")
+
+
+def _sampling(given: Mapping[str, Any]) -> SamplingParams:
+    plain = (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "min_tokens",
+    )
+    return SamplingParams(
+        **{name: given[name] for name in plain if name in given},
+        logit_bias=_logit_bias(given.get("logit_bias", {})),
+        allowed_token_ids=_allowed(given.get("allowed_token_ids")),
+    )
+
+
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:  # noqa: ANN401 - a user's value
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError("logit_bias", f"must map token ids to numbers, not be {value!r}")
+    return tuple(value.items())
+
+
+def _allowed(value: Any) -> tuple[int, ...]:  # noqa: ANN401 - a user's value
+    token_ids = _token_ids("allowed_token_ids", value)
+    if token_ids is not None and not token_ids:
+        raise InvalidRequestError("allowed_token_ids", "must hold at least one id, or be left out to allow all")
+    return token_ids or ()
+
+
+def _method(value: AcceptanceMethod | str | None) -> AcceptanceMethod | None:
+    if value is None:
+        return None
+    try:
+        return AcceptanceMethod(value)
+    except ValueError:
+        names = ", ".join(AcceptanceMethod)
+        raise InvalidRequestError("acceptance_method", f"must be one of {names}, not {value!r}") from None
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...] | None:  # noqa: ANN401 - a user's value
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise InvalidRequestError(name, f"must be a list of token ids, not {value!r}")
+    return tuple(_plain_integer(entry) for entry in value)
+
+
+def _plain_integer(value: Any) -> Any:  # noqa: ANN401 - a user's value
+    """Whole numbers of numpy and torch are welcome; anything else is left for the check to name."""
+    if isinstance(value, int) or not hasattr(value, "__index__"):
+        return value
+    return value.__index__()
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:  # noqa: ANN401 - a user's value
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, bytes) or not isinstance(value, Iterable):
+        raise InvalidRequestError(name, f"must be a text or a list of texts, not {value!r}")
+    return tuple(value)
+
+
+def _text(name: str, value: Any) -> str | None:  # noqa: ANN401 - a user's value
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequestError(name, f"must be a text, not {type(value).__name__}")
+    return value
+
+
+def _take_timeout(given: dict[str, Any]) -> float | None:
+    timeout = given.pop("timeout", None)
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise InvalidRequestError("timeout", f"must be a number of seconds above 0, not {timeout!r}")
+    return float(timeout)
+
+
+def _refuse_what_is_not_offered(given: dict[str, Any]) -> None:
+    if given.pop("n", 1) != 1:
+        raise InvalidRequestError("n", "only 1 is offered; send several requests with seeds of their own")
+    if given.pop("best_of", 1) != 1:
+        raise InvalidRequestError("best_of", "is not offered; send several requests and choose")
+    if given.pop("use_beam_search", False):
+        raise InvalidRequestError("use_beam_search", "beam search is not offered")
