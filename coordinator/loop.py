@@ -87,7 +87,8 @@ class SessionLoop:
         self._draft = DraftSide(Readiness.AWAY if draft is None else Readiness.CLOSED, draft or DraftFacts())
         self._target = TargetSide()
         self._drafted = NOTHING_DRAFTED
-        self._step = 0
+        self.step = 0
+        """Which step it is in."""
         self._actions: list[Action] = []
 
     def take_actions(self) -> list[Action]:
@@ -119,7 +120,7 @@ class SessionLoop:
 
     def draft_timed_out(self, timer: int) -> None:
         """The draft's time is up: this step goes without, and the draft is taken back when it answers."""
-        if self.waiting is Waiting.DRAFT and timer == self._step:
+        if self.waiting is Waiting.DRAFT and timer == self.step:
             self.tally.num_draft_timeouts += 1
             self._draft.is_late = True
             self._send_score()
@@ -292,7 +293,7 @@ class SessionLoop:
     # Steps.
 
     def _begin_step(self) -> None:
-        self._step += 1
+        self.step += 1
         self._drafted = NOTHING_DRAFTED
         if self._target.held == 0:
             # Prefill, of a new session or of one to be rebuilt: both sides at once.
@@ -303,7 +304,7 @@ class SessionLoop:
             self._send_score()
         else:
             self.waiting = Waiting.DRAFT
-            self._actions.append(SetDraftTimer(self._step))
+            self._actions.append(SetDraftTimer(self.step))
             if self._draft.asked is None:  # otherwise its prefill is not done yet
                 self._ask_draft_or_go_on()
 

@@ -1,8 +1,8 @@
 """Text from tokens as they come, never splitting a character.
 
 Decoding a token alone is wrong: a character may be spread over several tokens, and some tokenizers drop a leading
-space. So a window of ids is decoded, beginning some tokens back where the text is known, and what is new in it is given out. A
-character that is not whole yet shows as U+FFFD at the window's end and is held back.
+space. So a window of ids is decoded, beginning some tokens back where the text is known, and what is new in it is
+given out. A character that is not whole yet shows as U+FFFD at the window's end and is held back.
 """
 
 from __future__ import annotations

@@ -1,0 +1,115 @@
+"""From a request to a plan: validated, tokenized, seeded, trimmed to the models' limits.
+
+Knows the models by their descriptions alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from dataclasses import replace
+
+from coordinator.acceptance import JudgeRules
+from coordinator.plan import Plan
+from coordinator.text import TextTokenizer
+from outrider.config import CoordinatorSettings
+from outrider.config.fields import EvidenceForm
+from outrider.errors import InvalidRequestError
+from outrider.generation import GenerationRequest
+from outrider.requests import check_against_model, check_request
+from outrider.types import AcceptanceMethod, ModelDescription
+
+
+class Planner:
+    """Makes plans for one target."""
+
+    def __init__(
+        self, settings: CoordinatorSettings, target: ModelDescription, tokenizer: TextTokenizer | None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._settings = settings
+        self._target = target
+
+    def plan(self, request: GenerationRequest) -> Plan:
+        """The plan of a request; ``InvalidRequestError`` names the field that is wrong."""
+        check_request(request)
+        self._check_settings(request)
+        prompt = self._prompt(request)
+        max_tokens = self._max_tokens(request, len(prompt))
+        sampling = replace(request.sampling, bad_words=self._bad_words(request))
+        method = request.acceptance_method or self._settings.acceptance_method
+        return Plan(
+            prompt_token_ids=prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            seed=secrets.randbits(64) if request.seed is None else request.seed,
+            acceptance_method=method,
+            rules=self._rules(method, sampling.temperature),
+            num_token_ids=self._target.num_token_ids,
+            eos_token_ids=() if request.ignore_eos else self._target.eos_token_ids,
+            stop_token_ids=request.stop_token_ids,
+            stop=request.stop,
+            include_stop=request.include_stop_str_in_output,
+            num_speculative_tokens=request.num_speculative_tokens,
+            num_logprobs=request.logprobs,
+            num_prompt_logprobs=request.prompt_logprobs,
+            logprobs_mode=self._settings.logprobs_mode,
+            dense=self._is_dense,
+            request_id=request.request_id or uuid.uuid4().hex,
+        )
+
+    @property
+    def _is_dense(self) -> bool:
+        return self._settings.evidence is EvidenceForm.DENSE
+
+    def _rules(self, method: AcceptanceMethod, temperature: float) -> JudgeRules:
+        return JudgeRules.of(
+            method,
+            temperature=temperature,
+            dense=self._is_dense,
+            num_token_ids=self._target.num_token_ids,
+            posterior_threshold=self._settings.posterior_threshold,
+            posterior_alpha=self._settings.posterior_alpha,
+        )
+
+    def _check_settings(self, request: GenerationRequest) -> None:
+        """What this coordinator does not offer."""
+        if self._settings.disable_logprobs:
+            for name, value in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
+                if value is not None:
+                    raise InvalidRequestError(name, "is switched off on this server")
+        if self.tokenizer is None:
+            for name, texts in (("stop", request.stop), ("bad_words", request.bad_words)):
+                if texts:
+                    raise InvalidRequestError(name, "cannot be used, since the target has no tokenizer")
+
+    def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
+        prompt = request.prompt_token_ids
+        if prompt is None:
+            prompt = self._encode(request.prompt or "")
+        target = self._target
+        check_against_model(request, prompt, num_token_ids=target.num_token_ids, max_model_len=target.max_model_len)
+        return prompt
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        if self.tokenizer is None:
+            raise InvalidRequestError("prompt", "must be given as prompt_token_ids, since the target has no tokenizer")
+        return self.tokenizer.encode_prompt(text)
+
+    def _bad_words(self, request: GenerationRequest) -> tuple[tuple[int, ...], ...]:
+        if not request.bad_words or self.tokenizer is None:
+            return request.sampling.bad_words
+        return request.sampling.bad_words + self.tokenizer.encode_bad_words(request.bad_words)
+
+    def _max_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
+        """What fits the model; ``InvalidRequestError`` when the target's whole pool could not hold it."""
+        max_tokens = min(request.max_tokens, self._target.max_model_len - num_prompt_tokens)
+        if self._target.page_size:
+            needed = -(-(num_prompt_tokens + max_tokens) // self._target.page_size)
+            if needed > self._target.num_pages:
+                raise InvalidRequestError(
+                    "max_tokens",
+                    f"{num_prompt_tokens} prompt tokens and {max_tokens} more need {needed} KV pages, and the target"
+                    f" has {self._target.num_pages} in all",
+                )
+        return max_tokens

@@ -1,0 +1,127 @@
+"""One request on its way through the coordinator: its state machine, its stream of deltas, its timers.
+
+Owns what turns the state machine's output into what a user holds. Sends nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from coordinator.actions import Emit, Fail, Finish
+from coordinator.loop import SessionLoop, Waiting
+from coordinator.timekeeping import Stopwatch
+from outrider.errors import IntegrityError, OutriderError
+from outrider.generation import Delta, GenerationResult, Usage
+from outrider.ports import ForwardReport
+
+_log = logging.getLogger(__name__)
+
+
+class Ticket:
+    """A request taken in. At its end it knows how it ended, and nothing is left to cancel."""
+
+    def __init__(self, loop: SessionLoop) -> None:
+        self.loop = loop
+        self.session = -1
+        """Its number on the links while it runs."""
+        self.stopwatch = Stopwatch()
+        self._deltas: asyncio.Queue[Delta | OutriderError] = asyncio.Queue()
+        self._unsent: Emit | None = None
+        self._draft_timer: asyncio.TimerHandle | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the request has ended."""
+        return self.loop.waiting is Waiting.NOTHING
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """New output as it comes; the last delta carries the result. Raises the error the request ends with."""
+        while True:
+            delta = await self._deltas.get()
+            if isinstance(delta, OutriderError):
+                raise delta
+            yield delta
+            if delta.result is not None:
+                return
+
+    def deliver(self, event: Callable[[], None], report: ForwardReport | None = None) -> None:
+        """Hand an event to the state machine, and note where the time went."""
+        loop, waited_for, step = self.loop, self.loop.waiting, self.loop.step
+        arrived = self.stopwatch.now()
+        try:
+            event()
+        except OutriderError as error:
+            loop.fail(error)
+        except Exception as error:
+            _log.exception("a session failed")
+            loop.fail(IntegrityError(f"the coordinator failed: {type(error).__name__}"))
+        if (loop.waiting, loop.step) != (waited_for, step):
+            self._note_wait(waited_for, arrived, report)
+
+    def _note_wait(self, waited_for: Waiting, arrived: float, report: ForwardReport | None) -> None:
+        now = self.stopwatch.now()
+        if waited_for is Waiting.TARGET:
+            self.stopwatch.note_judged(now - arrived)
+        if waited_for in (Waiting.DRAFT, Waiting.TARGET):
+            self.stopwatch.end_wait(now, arrived, report, is_draft=waited_for is Waiting.DRAFT)
+
+    def emit(self, emit: Emit) -> None:
+        """Note new output; it goes out with the next ``flush``, or with the end."""
+        if emit.token_ids:
+            self.stopwatch.note_output()
+        self._unsent = emit
+
+    def end(self, ending: Finish | Fail) -> None:
+        """The last output, with the result or the error."""
+        self._cancel_timers()
+        if isinstance(ending, Fail):
+            self.flush()
+            self._deltas.put_nowait(ending.error)
+            return
+        emit, self._unsent = self._unsent or Emit((), "", None), None
+        self._deltas.put_nowait(Delta(emit.text, emit.token_ids, emit.logprobs, self._result(ending)))
+
+    def flush(self) -> None:
+        """Hand output that is not the last to the user."""
+        emit, self._unsent = self._unsent, None
+        if emit is not None:
+            self._deltas.put_nowait(Delta(emit.text, emit.token_ids, emit.logprobs))
+
+    def set_draft_timer(self, delay_s: float, ring: Callable[[], None]) -> None:
+        """Replace the draft's timer."""
+        self.clear_draft_timer()
+        self._draft_timer = asyncio.get_running_loop().call_later(delay_s, ring)
+
+    def clear_draft_timer(self) -> None:
+        """Stop the draft's timer, if it runs."""
+        if self._draft_timer is not None:
+            self._draft_timer.cancel()
+            self._draft_timer = None
+
+    def call_later(self, delay_s: float, ring: Callable[[], None]) -> None:
+        """Call after a while, unless the request is over by then."""
+        self._timers.append(asyncio.get_running_loop().call_later(delay_s, ring))
+
+    def _cancel_timers(self) -> None:
+        self.clear_draft_timer()
+        for timer in self._timers:
+            timer.cancel()
+
+    def _result(self, finish: Finish) -> GenerationResult:
+        loop, plan = self.loop, self.loop.plan
+        return GenerationResult(
+            text=loop.output.text,
+            token_ids=loop.tokens.output,
+            finish_reason=finish.reason,
+            matched_stop=finish.matched_stop,
+            logprobs=loop.output.logprobs,
+            prompt_logprobs=loop.prompt_logprobs,
+            usage=Usage(len(plan.prompt_token_ids), loop.tokens.num_output),
+            speculation=loop.tally.summary(),
+            seed=plan.seed,
+            request_id=plan.request_id,
+            timing=self.stopwatch.summary(),
+        )

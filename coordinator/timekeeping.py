@@ -1,0 +1,69 @@
+"""Where the time of a request goes.
+
+Owns its clock readings. Only intervals of one clock are ever subtracted from each other, so that nothing here depends
+on two machines agreeing on the time.
+"""
+
+from __future__ import annotations
+
+import time
+
+from outrider.generation import Timing
+from outrider.ports import ForwardReport
+
+NANOSECONDS = 1e-9
+
+
+class Stopwatch:
+    """The times of one request, in seconds of this process's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._arrived = self.now()
+        self._admitted: float | None = None
+        self._first_token: float | None = None
+        self._wait_began = self._arrived
+        self._draft = self._target = self._accept = self._wire = 0.0
+
+    @staticmethod
+    def now() -> float:
+        """A reading of the clock."""
+        return time.perf_counter()
+
+    def note_admitted(self) -> None:
+        """The request runs; the first time counts."""
+        now = self.now()
+        self._admitted = self._admitted or now
+        self._wait_began = now
+
+    def note_output(self) -> None:
+        """There is output; the first time counts."""
+        self._first_token = self._first_token or self.now()
+
+    def note_judged(self, seconds: float) -> None:
+        """The coordinator's own time for one verdict."""
+        self._accept += seconds
+
+    def end_wait(self, began_next: float, ended: float, report: ForwardReport | None, *, is_draft: bool) -> None:
+        """A wait for a service ended, and the next one began. Without a report all of it was the service's."""
+        waited = ended - self._wait_began
+        # The report is of the whole forward, whose oldest item may have come before this session's.
+        busy = waited if report is None else min(waited, report.total_ns * NANOSECONDS)
+        if is_draft:
+            self._draft += busy
+        else:
+            self._target += busy
+        self._wire += waited - busy
+        self._wait_began = began_next
+
+    def summary(self) -> Timing:
+        """What a user is told, at the end of the request."""
+        now = self.now()
+        return Timing(
+            queue=(self._admitted or now) - self._arrived,
+            first_token=(self._first_token or now) - self._arrived,
+            total=now - self._arrived,
+            draft=self._draft,
+            target=self._target,
+            accept=self._accept,
+            wire=self._wire,
+        )
