@@ -49,7 +49,7 @@ def propose(
     """Draw one token for each row, by the rule of the row's request.
 
     Greedy takes the most likely, coupled adds the shared noise to the processed logits. Otherwise the token comes from
-    the smallest set of likeliest tokens with at least ``support_mass``, at most ``support_limit`` of them, renormalised;
+    the smallest set of likeliest tokens with at least ``support_mass``, ``support_limit`` of them at most, scaled to 1;
     from the whole row when the request is ``dense``.
     """
     processed = process_logits(logits, rows)
