@@ -59,4 +59,5 @@ def tensor_from_proto(name: str, message: tensor_pb2.Tensor) -> FloatArray:
 def _from_bytes(name: str, content: bytes, dtype: np.dtype[ScalarT]) -> NDArray[ScalarT]:
     if len(content) % dtype.itemsize:
         raise ProtocolError(f"{name}: {len(content)} bytes are no whole number of {dtype.itemsize}-byte values")
-    return np.frombuffer(content, dtype=dtype)
+    # A copy: memory of its own, so that a tensor can be made from it without another.
+    return np.frombuffer(content, dtype=dtype).copy()

@@ -8,6 +8,7 @@ from outrider import ports
 from outrider.errors import ProtocolError
 from outrider.transport.convert.arrays import ints_from_bytes, ints_to_bytes
 from outrider.transport.convert.one_of import Readers, read_one_of
+from outrider.transport.convert.ranges import out_of_range_breaks_the_contract
 from outrider.transport.convert.sampling import (
     method_from_proto,
     method_to_proto,
@@ -21,7 +22,7 @@ from outrider.v1 import link_pb2 as pb
 
 
 def open_to_proto(command: ports.Open) -> pb.Open:
-    """Both ways are exact but for float parameters, which are float32 on the wire."""
+    """Everything that opens a session."""
     return pb.Open(
         session=command.session,
         generation=command.generation,
@@ -137,8 +138,9 @@ def score_from_proto(message: pb.Score) -> ports.Score:
 
 
 def draft_commands_to_proto(commands: Iterable[ports.DraftCommand]) -> pb.DraftCommands:
-    """One message to a draft."""
-    return pb.DraftCommands(commands=map(_draft_command_to_proto, commands))
+    """One message to a draft; ``ProtocolError`` when a value does not fit its field."""
+    with out_of_range_breaks_the_contract():
+        return pb.DraftCommands(commands=map(_draft_command_to_proto, commands))
 
 
 def _draft_command_to_proto(command: ports.DraftCommand) -> pb.DraftCommand:
@@ -156,8 +158,9 @@ def draft_commands_from_proto(message: pb.DraftCommands) -> tuple[ports.DraftCom
 
 
 def target_commands_to_proto(commands: Iterable[ports.TargetCommand]) -> pb.TargetCommands:
-    """One message to a target."""
-    return pb.TargetCommands(commands=map(_target_command_to_proto, commands))
+    """One message to a target; ``ProtocolError`` when a value does not fit its field."""
+    with out_of_range_breaks_the_contract():
+        return pb.TargetCommands(commands=map(_target_command_to_proto, commands))
 
 
 def _target_command_to_proto(command: ports.TargetCommand) -> pb.TargetCommand:

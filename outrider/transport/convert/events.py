@@ -7,6 +7,7 @@ from typing import Any
 
 from outrider import ports
 from outrider.transport.convert.one_of import Readers, read_one_of
+from outrider.transport.convert.ranges import out_of_range_breaks_the_contract
 from outrider.transport.convert.sampling import positions_from_proto, positions_to_proto
 from outrider.transport.convert.scores import FORM_READERS, evidence_from_proto, evidence_to_proto, form_to_proto
 from outrider.v1 import link_pb2 as pb
@@ -156,8 +157,9 @@ def report_from_proto(message: pb.ForwardReport) -> ports.ForwardReport:
 
 
 def draft_events_to_proto(batch: ports.EventBatch[ports.DraftEvent]) -> pb.DraftEvents:
-    """One message from a draft."""
-    return pb.DraftEvents(events=map(_draft_event_to_proto, batch.events), report=report_to_proto(batch.report))
+    """One message from a draft; ``ProtocolError`` when a value does not fit its field."""
+    with out_of_range_breaks_the_contract():
+        return pb.DraftEvents(events=map(_draft_event_to_proto, batch.events), report=report_to_proto(batch.report))
 
 
 def draft_events_from_proto(message: pb.DraftEvents) -> ports.EventBatch[ports.DraftEvent]:
@@ -166,8 +168,9 @@ def draft_events_from_proto(message: pb.DraftEvents) -> ports.EventBatch[ports.D
 
 
 def target_events_to_proto(batch: ports.EventBatch[ports.TargetEvent]) -> pb.TargetEvents:
-    """One message from a target."""
-    return pb.TargetEvents(events=map(_target_event_to_proto, batch.events), report=report_to_proto(batch.report))
+    """One message from a target; ``ProtocolError`` when a value does not fit its field."""
+    with out_of_range_breaks_the_contract():
+        return pb.TargetEvents(events=map(_target_event_to_proto, batch.events), report=report_to_proto(batch.report))
 
 
 def target_events_from_proto(message: pb.TargetEvents) -> ports.EventBatch[ports.TargetEvent]:

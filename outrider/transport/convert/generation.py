@@ -168,7 +168,12 @@ def _timing_from_proto(message: pb.Timing) -> Timing:
 def delta_to_proto(delta: Delta) -> pb.StreamGenerateResponse:
     """New output, without the result, which is a message of its own."""
     return pb.StreamGenerateResponse(
-        delta=pb.Delta(text=delta.text, token_ids=delta.token_ids, logprobs=emitted_to_proto(delta.logprobs or ()))
+        delta=pb.Delta(
+            text=delta.text,
+            token_ids=delta.token_ids,
+            logprobs=emitted_to_proto(delta.logprobs or ()),
+            has_logprobs=delta.logprobs is not None,
+        )
     )
 
 
@@ -177,7 +182,7 @@ def delta_from_proto(message: pb.Delta) -> Delta:
     return Delta(
         text=message.text,
         token_ids=tuple(message.token_ids),
-        logprobs=emitted_from_proto(message.logprobs) if message.logprobs else None,
+        logprobs=emitted_from_proto(message.logprobs) if message.has_logprobs else None,
     )
 
 

@@ -1,0 +1,144 @@
+"""Every value through bytes and back; what breaks the contract is refused on arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.errors import InvalidRequestError, ProtocolError
+from outrider.ports import EventBatch, Proposal, Scores
+from outrider.transport.convert import commands, describing, events, generation
+from outrider.types import DenseEvidence, SparseEvidence, TokenScores
+from outrider.v1 import generation_pb2, link_pb2, sampling_pb2, tensor_pb2
+from tests.transport import values
+from tests.transport.values import same
+
+Case = tuple[st.SearchStrategy[Any], Callable[[Any], Any], Callable[[Any], Any]]
+
+CASES: dict[str, Case] = {
+    "draft commands": (
+        values.draft_commands,
+        commands.draft_commands_to_proto,
+        commands.draft_commands_from_proto,
+    ),
+    "target commands": (
+        values.target_commands,
+        commands.target_commands_to_proto,
+        commands.target_commands_from_proto,
+    ),
+    "draft events": (
+        values.batches(st.one_of(values.proposals, values.branches, values.common_events)),
+        events.draft_events_to_proto,
+        events.draft_events_from_proto,
+    ),
+    "target events": (
+        values.batches(st.one_of(values.scores, values.common_events)),
+        events.target_events_to_proto,
+        events.target_events_from_proto,
+    ),
+    "description": (values.descriptions, describing.description_to_proto, describing.description_from_proto),
+    "request": (values.requests, generation.request_to_proto, generation.request_from_proto),
+    "result": (values.results, generation.result_to_proto, generation.result_from_proto),
+    "delta": (
+        values.deltas,
+        lambda delta: generation.delta_to_proto(delta).delta,
+        generation.delta_from_proto,
+    ),
+    "model info": (values.infos, generation.info_to_proto, generation.info_from_proto),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_round_trip_through_bytes(name: str) -> None:
+    strategy, write, read = CASES[name]
+
+    @settings(max_examples=60, deadline=None)
+    @given(strategy)
+    def check(value: Any) -> None:
+        message = write(value)
+        again = read(type(message).FromString(message.SerializeToString()))
+        assert same(again, value), f"{again} is not {value}"
+
+    check()
+
+
+def test_equality_of_the_tests_sees_a_single_bit() -> None:
+    one = SparseEvidence(np.array([1], np.int32), np.array([3], np.int32), np.array([1.0], np.float32))
+    other = SparseEvidence(one.counts, one.token_ids, np.nextafter(one.probs, np.float32(2), dtype=np.float32))
+    assert same(one, one) and not same(one, other)
+
+
+def proposal(evidence: link_pb2.Evidence) -> link_pb2.DraftEvents:
+    event = link_pb2.DraftEvent(proposal=link_pb2.Proposal(session=1, token_ids=[4], evidence=evidence))
+    return link_pb2.DraftEvents(events=[event])
+
+
+BROKEN_EVIDENCE = {
+    "counts": link_pb2.Evidence(sparse=link_pb2.SparseEvidence(counts=b"abc")),
+    "token_ids": link_pb2.Evidence(sparse=link_pb2.SparseEvidence(token_ids=b"abcde")),
+    "probs": link_pb2.Evidence(sparse=link_pb2.SparseEvidence(probs=b"a")),
+    "dense": link_pb2.Evidence(dense=tensor_pb2.Tensor(dtype="float32", shape=[2, 3], inline=bytes(20))),
+    "float32": link_pb2.Evidence(dense=tensor_pb2.Tensor(dtype="float16", shape=[2], inline=bytes(4))),
+    "inline": link_pb2.Evidence(dense=tensor_pb2.Tensor(dtype="float32", shape=[1], peer_handle=b"x")),
+    "shape": link_pb2.Evidence(dense=tensor_pb2.Tensor(dtype="float32", shape=[1 << 40, 1 << 40], inline=b"")),
+}
+
+
+@pytest.mark.parametrize("named", BROKEN_EVIDENCE)
+def test_arrays_of_a_wrong_length_are_refused_by_name(named: str) -> None:
+    with pytest.raises(ProtocolError, match=named):
+        events.draft_events_from_proto(proposal(BROKEN_EVIDENCE[named]))
+
+
+def test_unset_oneofs_and_unknown_enums_are_refused() -> None:
+    with pytest.raises(ProtocolError):
+        events.draft_events_from_proto(link_pb2.DraftEvents(events=[link_pb2.DraftEvent()]))
+    with pytest.raises(ProtocolError):
+        events.target_events_from_proto(link_pb2.TargetEvents(events=[link_pb2.TargetEvent(scores=link_pb2.Scores())]))
+    with pytest.raises(ProtocolError):
+        commands.draft_commands_from_proto(link_pb2.DraftCommands(commands=[link_pb2.DraftCommand()]))
+    wrongs: list[dict[str, Any]] = [{}, {"acceptance_method": 99}, {"acceptance_method": 1, "logprobs_mode": 99}]
+    for wrong in wrongs:
+        command = link_pb2.DraftCommand(open=link_pb2.Open(session=1, **wrong))
+        with pytest.raises(ProtocolError, match=r"acceptance_method|logprobs_mode"):
+            commands.draft_commands_from_proto(link_pb2.DraftCommands(commands=[command]))
+    with pytest.raises(ProtocolError, match="finish_reason"):
+        generation.result_from_proto(generation_pb2.GenerationResult())
+    with pytest.raises(ProtocolError, match="role"):
+        describing.description_from_proto(link_pb2.ModelDescription(role="other"))
+
+
+def test_an_unknown_method_in_a_request_names_the_field() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        unknown: Any = 77
+        generation.request_from_proto(generation_pb2.GenerateRequest(acceptance_method=unknown))
+    assert caught.value.field == "acceptance_method"
+
+
+def test_what_a_request_leaves_out_has_the_documented_default() -> None:
+    from outrider.generation import GenerationRequest
+
+    bare = generation_pb2.GenerateRequest(prompt_text="x")
+    assert generation.request_from_proto(bare) == GenerationRequest(prompt="x")
+    zero = generation_pb2.GenerateRequest(prompt_text="x", sampling=sampling_pb2.SamplingParams(temperature=0, top_p=0))
+    assert generation.request_from_proto(zero).sampling.temperature == 0
+    assert generation.request_from_proto(zero).sampling.top_p == 0
+
+
+def test_arrays_that_arrive_may_be_written_to() -> None:
+    """Tensors are made from them without a copy, and that needs memory of their own."""
+    dense = EventBatch((Proposal(1, 2, 3, (0,), DenseEvidence(np.ones((1, 4), np.float32))),))
+    (event,) = events.draft_events_from_proto(events.draft_events_to_proto(dense)).events
+    assert isinstance(event, Proposal) and isinstance(event.evidence, DenseEvidence)
+    assert event.evidence.probs.flags.writeable
+
+
+def test_a_value_that_does_not_fit_its_field_breaks_the_contract() -> None:
+    wrong = EventBatch((Scores(1, 2, 3, TokenScores((-1,))),))
+    with pytest.raises(ProtocolError):
+        events.target_events_to_proto(wrong)

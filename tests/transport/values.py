@@ -1,0 +1,266 @@
+"""Hypothesis strategies for every value that crosses the wire, and equality that looks into arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from outrider import ports
+from outrider.generation import (
+    Delta,
+    GenerationRequest,
+    GenerationResult,
+    ModelInfo,
+    SpeculationStats,
+    Timing,
+    Usage,
+)
+from outrider.types import (
+    AcceptanceMethod,
+    DenseEvidence,
+    DenseScores,
+    FinishReason,
+    LogprobsMode,
+    ModelDescription,
+    PositionLogprobs,
+    SamplingParams,
+    SparseEvidence,
+    SparseScores,
+    Support,
+    TokenLogprob,
+    TokenScores,
+    TypicalScores,
+)
+
+u32 = st.integers(0, (1 << 31) - 1)
+u64 = st.integers(0, (1 << 64) - 1)
+ids = st.lists(u32, max_size=5).map(tuple)
+text = st.text(max_size=12)
+single = st.floats(width=32, allow_nan=False, allow_infinity=False)
+double = st.floats(allow_nan=False, allow_infinity=False)
+methods = st.sampled_from(AcceptanceMethod)
+
+
+def ints(size: int) -> st.SearchStrategy[np.ndarray]:
+    return st.lists(st.integers(-1, 1 << 30), min_size=size, max_size=size).map(lambda v: np.array(v, dtype=np.int32))
+
+
+def floats(size: int) -> st.SearchStrategy[np.ndarray]:
+    return st.lists(single, min_size=size, max_size=size).map(lambda v: np.array(v, dtype=np.float32))
+
+
+@st.composite
+def rows(draw: st.DrawFn, *, num_rows: int | None = None) -> tuple[np.ndarray, int]:
+    """Counts of sparse rows, and their sum."""
+    count = draw(st.integers(1, 4)) if num_rows is None else num_rows
+    counts = np.array(draw(st.lists(st.integers(0, 4), min_size=count, max_size=count)), dtype=np.int32)
+    return counts, int(counts.sum())
+
+
+@st.composite
+def supports(draw: st.DrawFn) -> Support:
+    counts, total = draw(rows())
+    return Support(counts, draw(ints(total)))
+
+
+@st.composite
+def sparse_evidence(draw: st.DrawFn) -> SparseEvidence:
+    counts, total = draw(rows())
+    return SparseEvidence(counts, draw(ints(total)), draw(floats(total)))
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> np.ndarray:
+    height, width = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    return draw(floats(height * width)).reshape(height, width)
+
+
+@st.composite
+def sparse_scores(draw: st.DrawFn) -> SparseScores:
+    positions = draw(st.integers(1, 4))
+    return SparseScores(draw(floats(draw(st.integers(0, 5)))), draw(floats(positions)), draw(ints(positions)))
+
+
+@st.composite
+def typical_scores(draw: st.DrawFn) -> TypicalScores:
+    count = draw(st.integers(0, 4))
+    return TypicalScores(draw(floats(count)), draw(floats(count)), draw(ints(count)), draw(u32))
+
+
+evidence = st.one_of(st.none(), sparse_evidence(), st.builds(DenseEvidence, matrices()))
+forms = st.one_of(
+    st.builds(TokenScores, ids),
+    sparse_scores(),
+    typical_scores(),
+    st.builds(DenseScores, matrices(), st.none() | matrices()),
+)
+sampling = st.builds(
+    SamplingParams,
+    temperature=double,
+    top_p=double,
+    top_k=st.integers(-1, 1 << 30),
+    min_p=double,
+    repetition_penalty=double,
+    frequency_penalty=double,
+    presence_penalty=double,
+    min_tokens=u32,
+    logit_bias=st.lists(st.tuples(u32, double), max_size=3).map(tuple),
+    bad_words=st.lists(ids, max_size=3).map(tuple),
+    allowed_token_ids=ids,
+)
+opens = st.builds(
+    ports.Open,
+    session=u64,
+    generation=u64,
+    sampling=sampling,
+    seed=u64,
+    acceptance_method=methods,
+    prompt_length=u32,
+    max_length=u32,
+    num_token_ids=u32,
+    eos_token_ids=ids,
+    banned_token_ids=ids,
+    num_logprobs=st.none() | u32,
+    num_prompt_logprobs=st.none() | u32,
+    logprobs_mode=st.sampled_from(LogprobsMode),
+    dense=st.booleans(),
+)
+releases = st.builds(ports.Release, u64, u64)
+extends = st.builds(
+    ports.Extend,
+    session=u64,
+    generation=u64,
+    base_length=u32,
+    prefix_hash=u64,
+    token_ids=ids,
+    draft_length=u32,
+    ahead=u32,
+    adopt=st.none() | u64,
+    trace_parent=text,
+)
+scores_wanted = st.builds(
+    ports.Score,
+    session=u64,
+    generation=u64,
+    base_length=u32,
+    prefix_hash=u64,
+    token_ids=ids,
+    draft_token_ids=ids,
+    support=st.none() | supports(),
+    trace_parent=text,
+)
+logprobs = st.builds(TokenLogprob, u32, single, u32)
+positions = st.lists(
+    st.builds(PositionLogprobs, st.lists(logprobs, max_size=2).map(tuple), st.lists(logprobs, max_size=2).map(tuple)),
+    max_size=2,
+).map(tuple)
+proposals = st.builds(ports.Proposal, u64, u64, u32, ids, evidence)
+branches = st.builds(
+    ports.Branches,
+    u64,
+    u64,
+    u32,
+    st.lists(st.builds(ports.Branch, u64, u32, u32, ids, evidence), max_size=2).map(tuple),
+)
+scores = st.builds(ports.Scores, u64, u64, u32, forms, positions, positions)
+common_events = st.one_of(
+    st.builds(ports.SessionLost, u64, u64, text),
+    st.builds(ports.SessionFailed, u64, u64, text, text, text),
+    st.builds(ports.Refused, u64, u64, u32, text),
+)
+reports = st.builds(ports.ForwardReport, u64, u64, u64, u64, u32, u32, u32)
+draft_commands = st.lists(st.one_of(opens, extends, releases), max_size=3).map(tuple)
+target_commands = st.lists(st.one_of(opens, scores_wanted, releases), max_size=3).map(tuple)
+
+
+def batches(events: st.SearchStrategy[Any]) -> st.SearchStrategy[ports.EventBatch[Any]]:
+    return st.builds(ports.EventBatch, st.lists(events, max_size=3).map(tuple), st.none() | reports)
+
+
+descriptions = st.builds(
+    ModelDescription,
+    role=st.sampled_from(["draft", "target"]),
+    model_name=text,
+    architecture=text,
+    vocab_size=u32,
+    num_token_ids=u32,
+    max_model_len=u32,
+    eos_token_ids=ids,
+    bos_token_id=st.none() | u32,
+    dtype=text,
+    device=text,
+    page_size=u32,
+    num_pages=u32,
+    tokenizer_files=st.dictionaries(text, st.binary(max_size=8), max_size=2),
+    tokenizer_hash=text,
+    acceptance_methods=st.lists(methods, max_size=3, unique=True).map(tuple),
+    tensor_planes=st.lists(st.sampled_from(["inline", "shared_memory", "peer"]), max_size=3, unique=True).map(tuple),
+    version=text,
+)
+requests = st.builds(
+    lambda prompt, **fields: GenerationRequest(**prompt, **fields),
+    prompt=st.one_of(
+        st.fixed_dictionaries({"prompt": text}), st.fixed_dictionaries({"prompt_token_ids": ids}), st.just({})
+    ),
+    max_tokens=u32,
+    sampling=sampling.map(lambda params: dataclasses.replace(params, bad_words=())),
+    bad_words=st.lists(text, max_size=2).map(tuple),
+    seed=st.none() | u64,
+    stop=st.lists(text, max_size=2).map(tuple),
+    stop_token_ids=ids,
+    ignore_eos=st.booleans(),
+    include_stop_str_in_output=st.booleans(),
+    logprobs=st.none() | u32,
+    prompt_logprobs=st.none() | u32,
+    num_speculative_tokens=st.none() | u32,
+    acceptance_method=st.none() | methods,
+    request_id=text,
+)
+emitted = st.builds(TokenLogprob, u32, single, u32, st.lists(st.tuples(u32, single), max_size=2).map(tuple))
+results = st.builds(
+    GenerationResult,
+    text=text,
+    token_ids=ids,
+    finish_reason=st.sampled_from(FinishReason),
+    matched_stop=st.one_of(st.none(), u32, text),
+    logprobs=st.none() | st.lists(emitted, max_size=3).map(tuple),
+    prompt_logprobs=st.none() | st.lists(emitted, max_size=3).map(lambda rest: (None, *rest)),
+    usage=st.builds(Usage, u32, u32),
+    speculation=st.builds(SpeculationStats, u32, u32, u32, ids, double),
+    seed=u64,
+    request_id=text,
+    timing=st.builds(Timing, double, double, double, double, double, double, double),
+)
+deltas = st.builds(Delta, text, ids, st.none() | st.lists(emitted, max_size=2).map(tuple))
+infos = st.builds(
+    ModelInfo,
+    target_model=text,
+    draft_model=text,
+    max_model_len=u32,
+    num_token_ids=u32,
+    eos_token_ids=ids,
+    num_speculative_tokens=u32,
+    acceptance_method=methods,
+    draft_attached=st.booleans(),
+    version=text,
+    num_running=u32,
+    num_waiting=u32,
+    target_pages_free=u32,
+    draft_pages_free=u32,
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal type by type, arrays by dtype, shape and every value."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if dataclasses.is_dataclass(one):
+        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
+    return bool(one == other)
