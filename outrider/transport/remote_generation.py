@@ -93,7 +93,7 @@ class RemoteGeneration:
             await self._channel.close()
             self._channel = None
 
-    def _stub(self) -> GenerationServiceAsyncStub:
+    def _stub(self) -> GenerationServiceStub:
         # Made late, because a channel belongs to the event loop it was made on.
         if self._channel is None:
             self._channel = open_channel(self._address)

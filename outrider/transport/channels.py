@@ -1,0 +1,52 @@
+"""How a channel is opened: its limits and its keepalive, in one place.
+
+Addresses are "host:port" or "unix:/path". Knows no service.
+"""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+
+MAX_LINK_MESSAGE_BYTES = 256 << 20
+"""A batch of dense rows is some tens of megabytes."""
+MAX_PUBLIC_MESSAGE_BYTES = 64 << 20
+"""A result with logprobs of a long prompt."""
+
+Options = list[tuple[str, int | str]]
+
+_KEEPALIVE: Options = [
+    # A peer that is gone without a word is noticed in half a minute, also on an idle link.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+
+def message_limits(max_bytes: int) -> Options:
+    """Of a server or a channel."""
+    return [("grpc.max_receive_message_length", max_bytes), ("grpc.max_send_message_length", max_bytes)]
+
+
+def _client_options(max_bytes: int) -> Options:
+    return [
+        *message_limits(max_bytes),
+        *_KEEPALIVE,
+        # Peers are named by whoever deploys them; a proxy of the environment is for the world outside.
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        # Each port object owns its connection: a broken one is not shared with another.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def open_channel(address: str, *, max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES) -> grpc.aio.Channel:
+    """A channel of the running event loop; it connects when first used."""
+    return grpc.aio.insecure_channel(address, options=_client_options(max_message_bytes))
+
+
+def open_blocking_channel(address: str, *, max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES) -> grpc.Channel:
+    """A channel for plain Python; it connects when first used."""
+    return grpc.insecure_channel(address, options=_client_options(max_message_bytes))

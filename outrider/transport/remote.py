@@ -1,0 +1,143 @@
+"""The ports over gRPC: a draft or a target that runs elsewhere.
+
+One bidirectional stream is one link. Knows the wire and nothing of what travels on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import grpc.aio
+
+from outrider.errors import OutriderError, UnavailableError
+from outrider.ports import DraftCommand, DraftEvent, DraftLink, EventBatch, TargetCommand, TargetEvent, TargetLink
+from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, open_channel
+from outrider.transport.convert.commands import draft_commands_to_proto, target_commands_to_proto
+from outrider.transport.convert.describing import description_from_proto
+from outrider.transport.convert.events import draft_events_from_proto, target_events_from_proto
+from outrider.transport.outbox import Outbox
+from outrider.transport.status import translating_errors
+from outrider.types import ModelDescription
+from outrider.v1 import link_pb2 as pb
+from outrider.v1.link_pb2_grpc import DraftServiceStub, TargetServiceStub
+
+CommandT = TypeVar("CommandT")
+EventT = TypeVar("EventT")
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+class RemoteLink(Generic[CommandT, EventT]):
+    """``ports.Link`` over one bidirectional stream, with a channel of its own."""
+
+    def __init__(
+        self,
+        address: str,
+        channel: grpc.aio.Channel,
+        attach: Callable[..., Any],
+        encode: Callable[[Sequence[CommandT]], Any],
+        decode: Callable[[Any], EventBatch[EventT]],
+    ) -> None:
+        self._address = address
+        self._channel = channel
+        self._encode, self._decode = encode, decode
+        self._outbox: Outbox[Any] = Outbox()
+        self._broken: UnavailableError | None = None
+        self._closed = False
+        self._call = attach(self._outbox.take())
+
+    def send(self, commands: Sequence[CommandT]) -> None:
+        """Queue one message and return at once; ``UnavailableError`` when the link is gone."""
+        if self._broken is not None:
+            raise UnavailableError(str(self._broken))
+        if self._closed or not self._outbox.put(self._encode(commands)):
+            raise UnavailableError(f"the link to {self._address} is closed, or its other end has stopped reading")
+
+    async def events(self) -> AsyncIterator[EventBatch[EventT]]:
+        """The answers, to one reader; ends after ``close``, raises ``UnavailableError`` when the link breaks."""
+        try:
+            with translating_errors(self._address):
+                async for message in self._call:
+                    yield self._decode(message)
+            raise UnavailableError(f"{self._address} ended the link")
+        except (OutriderError, asyncio.CancelledError) as error:
+            if self._closed:
+                return
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            self._broken = UnavailableError(f"the link to {self._address} broke: {error}")
+            raise self._broken from error
+
+    async def close(self) -> None:
+        """Release the link's sessions on the service; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._outbox.close()
+        self._call.cancel()
+        await self._channel.close()
+
+
+class _RemotePort:
+    """What both ports share: an address and how it is reached."""
+
+    def __init__(self, address: str, *, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        self.address = address
+        self._connect_timeout_s = connect_timeout_s
+
+    async def _connect(self) -> grpc.aio.Channel:
+        channel = open_channel(self.address, max_message_bytes=MAX_LINK_MESSAGE_BYTES)
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await channel.channel_ready()
+        except BaseException as error:
+            await channel.close()
+            if isinstance(error, TimeoutError):
+                raise UnavailableError(f"{self.address} did not answer within {self._connect_timeout_s:g} s") from error
+            raise
+        return channel
+
+    async def _describe(self, make_stub: Callable[[grpc.aio.Channel], Any]) -> ModelDescription:
+        channel = await self._connect()
+        try:
+            with translating_errors(self.address):
+                message = await make_stub(channel).Describe(pb.DescribeRequest(), timeout=self._connect_timeout_s)
+            return description_from_proto(message)
+        finally:
+            await channel.close()
+
+
+class RemoteDraft(_RemotePort):
+    """``ports.Draft`` at "host:port" or "unix:/path"."""
+
+    async def describe(self) -> ModelDescription:
+        """Facts of the draft; ``UnavailableError`` when it cannot be reached."""
+        return await self._describe(DraftServiceStub)
+
+    async def attach(self) -> DraftLink:
+        """Open a link; ``UnavailableError`` when the draft cannot be reached."""
+        channel = await self._connect()
+        attach = DraftServiceStub(channel).Attach
+        link: RemoteLink[DraftCommand, DraftEvent] = RemoteLink(
+            self.address, channel, attach, draft_commands_to_proto, draft_events_from_proto
+        )
+        return link
+
+
+class RemoteTarget(_RemotePort):
+    """``ports.Target`` at "host:port" or "unix:/path"."""
+
+    async def describe(self) -> ModelDescription:
+        """Facts of the target; ``UnavailableError`` when it cannot be reached."""
+        return await self._describe(TargetServiceStub)
+
+    async def attach(self) -> TargetLink:
+        """Open a link; ``UnavailableError`` when the target cannot be reached."""
+        channel = await self._connect()
+        attach = TargetServiceStub(channel).Attach
+        link: RemoteLink[TargetCommand, TargetEvent] = RemoteLink(
+            self.address, channel, attach, target_commands_to_proto, target_events_from_proto
+        )
+        return link

@@ -1,0 +1,153 @@
+"""gRPC servicers around the ports and around a generator: messages in, values through, messages out.
+
+Handlers have no try/except: errors become statuses in ``outrider.transport.server``. A stream is read and written
+independently, and its in-process link is closed however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, Protocol
+
+import grpc.aio
+
+from outrider.errors import ProtocolError
+from outrider.generation import Delta, GenerationRequest, ModelInfo
+from outrider.ports import Draft, Link, Target
+from outrider.transport.convert.commands import draft_commands_from_proto, target_commands_from_proto
+from outrider.transport.convert.describing import description_to_proto
+from outrider.transport.convert.events import draft_events_to_proto, target_events_to_proto
+from outrider.transport.convert.generation import (
+    delta_to_proto,
+    info_to_proto,
+    request_from_proto,
+    result_to_proto,
+)
+from outrider.v1 import generation_pb2, link_pb2
+from outrider.v1.generation_pb2_grpc import GenerationServiceServicer
+from outrider.v1.link_pb2_grpc import DraftServiceServicer, TargetServiceServicer
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Generator(Protocol):
+    """What the public service is served from."""
+
+    def generate_stream(self, request: GenerationRequest, *, deadline_s: float | None) -> AsyncGenerator[Delta, None]:
+        """Deltas, the last with the result; closing it cancels. ``deadline_s``: seconds left, None for ever."""
+        ...
+
+    def model_info(self) -> ModelInfo:
+        """Facts of what is served."""
+        ...
+
+
+class DraftServicer(DraftServiceServicer):
+    """Serves a draft."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    async def Describe(self, request: link_pb2.DescribeRequest, context: Context) -> link_pb2.ModelDescription:
+        """Facts of the draft."""
+        return description_to_proto(await self._draft.describe())
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[link_pb2.DraftCommands], context: Context
+    ) -> AsyncIterator[link_pb2.DraftEvents]:
+        """One link."""
+        link = await self._draft.attach()
+        async for message in _pump(link, request_iterator, draft_commands_from_proto, draft_events_to_proto):
+            yield message
+
+
+class TargetServicer(TargetServiceServicer):
+    """Serves a target."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    async def Describe(self, request: link_pb2.DescribeRequest, context: Context) -> link_pb2.ModelDescription:
+        """Facts of the target."""
+        return description_to_proto(await self._target.describe())
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[link_pb2.TargetCommands], context: Context
+    ) -> AsyncIterator[link_pb2.TargetEvents]:
+        """One link."""
+        link = await self._target.attach()
+        async for message in _pump(link, request_iterator, target_commands_from_proto, target_events_to_proto):
+            yield message
+
+
+class GenerationServicer(GenerationServiceServicer):
+    """Serves a generator to users."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    async def Generate(
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> generation_pb2.GenerateResponse:
+        """The stream, folded into its result."""
+        async with self._deltas(request, context) as deltas:
+            async for delta in deltas:
+                if delta.result is not None:
+                    return generation_pb2.GenerateResponse(result=result_to_proto(delta.result))
+        raise ProtocolError("the generation ended without a result")
+
+    async def StreamGenerate(
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[generation_pb2.StreamGenerateResponse]:
+        """Deltas, then exactly one result."""
+        async with self._deltas(request, context) as deltas:
+            async for delta in deltas:
+                if delta.text or delta.token_ids:
+                    yield delta_to_proto(delta)
+                if delta.result is not None:
+                    yield generation_pb2.StreamGenerateResponse(result=result_to_proto(delta.result))
+
+    async def GetModelInfo(
+        self, request: generation_pb2.GetModelInfoRequest, context: Context
+    ) -> generation_pb2.GetModelInfoResponse:
+        """Facts of what is served."""
+        return info_to_proto(self._generator.model_info())
+
+    def _deltas(
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> contextlib.aclosing[AsyncGenerator[Delta, None]]:
+        """The generation; closed, and so cancelled, when the call ends for whatever reason."""
+        deadline = context.time_remaining()
+        return contextlib.aclosing(self._generator.generate_stream(request_from_proto(request), deadline_s=deadline))
+
+
+async def _pump(
+    link: Link[Any, Any],
+    requests: AsyncIterator[Any],
+    decode: Callable[[Any], Any],
+    encode: Callable[[Any], Any],
+) -> AsyncGenerator[Any, None]:
+    """Commands into the link while its events come out; the first side to end or fail ends both."""
+    events = link.events()
+    reading = asyncio.create_task(_read_commands(link, requests, decode))
+    try:
+        async for batch in events:
+            yield encode(batch)
+        await reading
+    finally:
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            # A command that cannot be read is the caller's to hear of, not this clean-up's.
+            await asyncio.wait([reading])
+        await link.close()
+
+
+async def _read_commands(link: Link[Any, Any], requests: AsyncIterator[Any], decode: Callable[[Any], Any]) -> None:
+    """Until the caller half-closes or sends what cannot be read; either way the link is over."""
+    try:
+        async for message in requests:
+            link.send(decode(message))
+    finally:
+        await link.close()

@@ -1,0 +1,142 @@
+"""One table between our errors and gRPC statuses, and what a status says beyond its code.
+
+Every status of ours carries ``google.rpc.ErrorInfo`` (domain "outrider", reason the error's class), a bad field also
+``google.rpc.BadRequest``, and no room ``google.rpc.RetryInfo``. Reading a status gives the same error back; a status
+that is not ours becomes the nearest error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from outrider import errors
+from outrider.errors import OutriderError
+
+DOMAIN = "outrider"
+_DEFAULT_RETRY_MS = 1000
+
+CODES: dict[type[OutriderError], grpc.StatusCode] = {
+    errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ModelError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NonFiniteLogitsError: grpc.StatusCode.INTERNAL,
+    errors.PairMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.OutOfPagesError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.RequestCancelledError: grpc.StatusCode.CANCELLED,
+    errors.ProtocolError: grpc.StatusCode.INTERNAL,
+    errors.IntegrityError: grpc.StatusCode.INTERNAL,
+    OutriderError: grpc.StatusCode.INTERNAL,
+}
+"""By class; a subclass that is not named has its parent's."""
+
+_BY_NAME = {kind.__name__: kind for kind in CODES}
+_NEAREST: dict[grpc.StatusCode, type[OutriderError]] = {
+    grpc.StatusCode.CANCELLED: errors.RequestCancelledError,
+    grpc.StatusCode.UNIMPLEMENTED: errors.ProtocolError,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.ConfigError,
+    grpc.StatusCode.UNAUTHENTICATED: errors.ConfigError,
+    grpc.StatusCode.PERMISSION_DENIED: errors.ConfigError,
+}
+"""For a status that is not ours."""
+
+
+def to_status(error: OutriderError) -> status_pb2.Status:
+    """The status that tells a caller of this error."""
+    code = next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
+    status = status_pb2.Status(code=code.value[0], message=str(error))
+    _attach(status, error_details_pb2.ErrorInfo(reason=type(error).__name__, domain=DOMAIN, metadata=_metadata(error)))
+    if error.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
+        _attach(status, error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, errors.CapacityError):
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(error.retry_after_ms)
+        _attach(status, error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
+
+
+def from_rpc_error(error: grpc.RpcError, address: str) -> OutriderError:
+    """The error that a call to ``address`` ended with."""
+    status = _details_of(error)
+    if status is not None:
+        ours = _from_status(status)
+        if ours is not None:
+            return ours
+    return _from_foreign(error.code(), error.details() or "", address)
+
+
+@contextlib.contextmanager
+def translating_errors(address: str) -> Iterator[None]:
+    """Raise our error in place of gRPC's for whatever is called inside."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, address) from error
+
+
+def make_error(name: str, message: str, field: str = "", retry_after_ms: int = _DEFAULT_RETRY_MS) -> OutriderError:
+    """An error by its class's name; one that this version does not know is an ``OutriderError``."""
+    kind = _BY_NAME.get(name, OutriderError)
+    if issubclass(kind, errors.CapacityError):
+        return kind(message, retry_after_ms=retry_after_ms)
+    # The message holds the field already, where the class would put it in front.
+    made = kind.__new__(kind, message)
+    Exception.__init__(made, message)
+    made.field = field
+    return made
+
+
+def _attach(status: status_pb2.Status, detail: object) -> None:
+    packed = any_pb2.Any()
+    packed.Pack(detail)  # type: ignore[arg-type]
+    status.details.append(packed)
+
+
+def _metadata(error: OutriderError) -> dict[str, str]:
+    return {"field": error.field} if error.field else {}
+
+
+def _details_of(error: grpc.RpcError) -> status_pb2.Status | None:
+    try:
+        return rpc_status.from_call(error)
+    except ValueError:  # a status whose details contradict it is not ours
+        return None
+
+
+def _from_status(status: status_pb2.Status) -> OutriderError | None:
+    info, field, retry_after_ms = error_details_pb2.ErrorInfo(), "", _DEFAULT_RETRY_MS
+    bad, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    for detail in status.details:
+        if detail.Unpack(bad) and bad.field_violations:
+            field = bad.field_violations[0].field
+        elif detail.Unpack(retry):
+            retry_after_ms = retry.retry_delay.ToMilliseconds()
+        else:
+            detail.Unpack(info)
+    if info.domain != DOMAIN:
+        return None
+    return make_error(info.reason, status.message, field, retry_after_ms)
+
+
+def _from_foreign(code: grpc.StatusCode, details: str, address: str) -> OutriderError:
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return errors.InvalidRequestError("request", f"is larger than {address} takes: {details}")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return errors.CapacityError(f"{address} has no room: {details}")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return errors.UnavailableError(f"{address} cannot be reached: {details}")
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return errors.InvalidRequestError("request", details)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return errors.DeadlineError(f"{address} did not answer in time")
+    kind = _NEAREST.get(code, OutriderError)
+    return make_error(kind.__name__, f"{address} answered {code.name}: {details}")
