@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
 from coordinator import actions
@@ -123,7 +123,7 @@ class Coordinator:
 
     async def generate_stream(
         self, request: GenerationRequest, *, deadline_s: float | None = None
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """New output as it comes; the last delta carries the result. Closing the iterator cancels the request."""
         ticket = await self._take_in(request)
         if deadline_s is not None:

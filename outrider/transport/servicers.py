@@ -39,7 +39,7 @@ class Generator(Protocol):
         """Deltas, the last with the result; closing it cancels. ``deadline_s``: seconds left, None for ever."""
         ...
 
-    def model_info(self) -> ModelInfo:
+    async def model_info(self) -> ModelInfo:
         """Facts of what is served."""
         ...
 
@@ -113,7 +113,7 @@ class GenerationServicer(GenerationServiceServicer):
         self, request: generation_pb2.GetModelInfoRequest, context: Context
     ) -> generation_pb2.GetModelInfoResponse:
         """Facts of what is served."""
-        return info_to_proto(self._generator.model_info())
+        return info_to_proto(await self._generator.model_info())
 
     def _deltas(
         self, request: generation_pb2.GenerateRequest, context: Context
