@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -20,6 +21,8 @@ from outrider.errors import OutriderError
 
 DOMAIN = "outrider"
 _DEFAULT_RETRY_MS = 1000
+_MAX_MESSAGE = 500
+"""Characters: a status travels in headers, of which a peer takes 8 KiB in all, and says its message three times."""
 
 CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -51,11 +54,12 @@ _NEAREST: dict[grpc.StatusCode, type[OutriderError]] = {
 
 def to_status(error: OutriderError) -> status_pb2.Status:
     """The status that tells a caller of this error."""
-    code = next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
-    status = status_pb2.Status(code=code.value[0], message=str(error))
-    _attach(status, error_details_pb2.ErrorInfo(reason=type(error).__name__, domain=DOMAIN, metadata=_metadata(error)))
+    kind = next(kind for kind in type(error).__mro__ if kind in CODES)
+    message = _shortened(str(error))
+    status = status_pb2.Status(code=CODES[kind].value[0], message=message)
+    _attach(status, error_details_pb2.ErrorInfo(reason=kind.__name__, domain=DOMAIN, metadata=_metadata(error)))
     if error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
         _attach(status, error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(error, errors.CapacityError):
         delay = duration_pb2.Duration()
@@ -95,6 +99,10 @@ def make_error(name: str, message: str, field: str = "", retry_after_ms: int = _
     return made
 
 
+def _shortened(message: str) -> str:
+    return message if len(message) <= _MAX_MESSAGE else f"{message[: _MAX_MESSAGE - 3]}..."
+
+
 def _attach(status: status_pb2.Status, detail: object) -> None:
     packed = any_pb2.Any()
     packed.Pack(detail)  # type: ignore[arg-type]
@@ -108,7 +116,7 @@ def _metadata(error: OutriderError) -> dict[str, str]:
 def _details_of(error: grpc.RpcError) -> status_pb2.Status | None:
     try:
         return rpc_status.from_call(error)
-    except ValueError:  # a status whose details contradict it is not ours
+    except (ValueError, DecodeError):  # details that contradict their status, or cannot be read, are not ours
         return None
 
 
