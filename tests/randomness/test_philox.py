@@ -38,9 +38,15 @@ def rows_of() -> StreamRows:
     return StreamRows.of(SEEDS, STREAMS, BASES, POSITIONS)
 
 
+def columns() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    seeds, streams, bases, positions = (
+        np.array(values, dtype=np.uint64)[:, None] for values in (SEEDS, STREAMS, BASES, POSITIONS)
+    )
+    return seeds, streams, bases, positions
+
+
 def numpy_bits(tokens: np.ndarray) -> np.ndarray:
-    columns = [np.array(values, dtype=np.uint64)[:, None] for values in (SEEDS, STREAMS, BASES, POSITIONS)]
-    return philox_numpy.random_bits(*columns, tokens[None])
+    return philox_numpy.random_bits(*columns(), tokens[None])
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
@@ -99,8 +105,7 @@ def test_uniforms_are_equal_and_in_range() -> None:
 
 def test_gumbel_agrees_between_numpy_and_torch() -> None:
     noise = philox_torch.row_gumbel(rows_of(), 4000).numpy()
-    columns = [np.array(values, dtype=np.uint64)[:, None] for values in (SEEDS, STREAMS, BASES, POSITIONS)]
-    expected = philox_numpy.gumbel(*columns, np.arange(4000)[None])
+    expected = philox_numpy.gumbel(*columns(), np.arange(4000)[None])
     np.testing.assert_allclose(noise, expected, rtol=5e-7, atol=5e-7)
 
 

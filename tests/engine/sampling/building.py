@@ -1,0 +1,35 @@
+"""Openings and rows for the tests of sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from outrider.engine.sampling import LogitRow
+from outrider.ports import Open
+from outrider.types import AcceptanceMethod, SamplingParams, Support
+
+REJECTION, COUPLED, TYPICAL = AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED, AcceptanceMethod.TYPICAL
+
+_OPEN_FIELDS = set(Open.__dataclass_fields__)
+
+
+def opening(method: AcceptanceMethod = REJECTION, *, session: int = 1, seed: int = 7, **fields: Any) -> Open:
+    """A session's opening; fields of ``Open`` go there, all others to its sampling parameters."""
+    of_open = {"prompt_length": 4, "max_length": 10_000, "num_token_ids": 0}
+    of_open.update({name: fields.pop(name) for name in list(fields) if name in _OPEN_FIELDS})
+    sampling = SamplingParams(**fields)
+    return Open(session=session, generation=1, sampling=sampling, seed=seed, acceptance_method=method, **of_open)
+
+
+def row(open_: Open, tokens: Sequence[int] = (0, 1, 2, 3), base: int | None = None) -> LogitRow:
+    """The row after all of ``tokens``."""
+    return LogitRow(open_, tokens, len(tokens), len(tokens) if base is None else base)
+
+
+def support_of(rows: Sequence[Sequence[int]]) -> Support:
+    """A support from plain lists of ids."""
+    counts = np.array([len(ids) for ids in rows], dtype=np.int32)
+    return Support(counts, np.array([i for ids in rows for i in ids], dtype=np.int32))
