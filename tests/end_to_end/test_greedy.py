@@ -1,0 +1,129 @@
+"""Greedy output through the whole stack equals transformers' own ``generate``, token by token, in float32."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.stack import Stack, run_stack
+from tests.support.tiny_models import cached_tiny_model, load_reference
+
+NUM_TOKEN_IDS = 257  # 256 bytes and an end
+NUM_ROWS = 272  # of the tiny models' heads: the rest is padding, never proposed and never emitted
+CHUNK = 24  # tokens in a forward of these stacks: prompts of several chunks are cheap
+ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3"]
+
+
+def reference(folder: Path, prompt: list[int], max_tokens: int, *, padding: range = range(0)) -> list[int]:
+    model = load_reference(folder)
+    with torch.inference_mode():
+        output = model.generate(  # type: ignore[operator]
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=max_tokens,
+            min_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            suppress_tokens=list(padding) or None,
+        )
+    return [int(token) for token in output[0, len(prompt) :]]
+
+
+def prompts(count: int, seed: int) -> list[list[int]]:
+    """From one token to several prefill chunks."""
+    source = random.Random(seed)
+    lengths = [1, 2, CHUNK, CHUNK + 1, 3 * CHUNK + 5]
+    lengths += [source.randint(1, 2 * CHUNK) for _ in range(count)]
+    return [[source.randrange(NUM_TOKEN_IDS) for _ in range(length)] for length in lengths[:count]]
+
+
+async def check_batch(stack: Stack, folder: Path, count: int, seed: int) -> None:
+    """A mixed batch, every request with a draft length of its own."""
+    batch = prompts(count, seed)
+    budgets = [5 + (index * 7) % 24 for index in range(count)]
+    results = await asyncio.gather(
+        *(
+            stack.generate(
+                prompt_token_ids=prompt,
+                max_tokens=budget,
+                temperature=0,
+                ignore_eos=True,
+                num_speculative_tokens=(index * 5) % 9,
+                acceptance_method=["rejection", "coupled", "typical"][index % 3],
+            )
+            for index, (prompt, budget) in enumerate(zip(batch, budgets, strict=True))
+        )
+    )
+    for prompt, budget, result in zip(batch, budgets, results, strict=True):
+        assert list(result.token_ids) == reference(folder, prompt, budget, padding=range(NUM_TOKEN_IDS, NUM_ROWS))
+        assert result.finish_reason == "length"
+
+
+def stack_of(folder: Path, draft: Path | str | None, *, wire: bool) -> Any:
+    small = {"max_batched_tokens": CHUNK, "page_size": 4}
+    return run_stack(
+        folder,
+        draft,
+        wire=wire,
+        target_settings=small,
+        draft_settings=small if isinstance(draft, Path) else {"prompt_lookup_min": 1, "prompt_lookup_max": 3},
+        draft_timeout_ms=60_000,
+    )
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kind", ["equal", "unrelated", "missing", "ngram"])
+async def test_a_mixed_batch_equals_transformers(architecture: str, kind: str) -> None:
+    folder = cached_tiny_model(architecture, seed=1)
+    draft: Path | str | None = {
+        "equal": folder,
+        "unrelated": cached_tiny_model("llama", seed=9),
+        "missing": None,
+        "ngram": "ngram",
+    }[kind]
+    async with stack_of(folder, draft, wire=False) as stack:
+        for count in (1, 7):
+            await check_batch(stack, folder, count, seed=count)
+        assert stack.num_pages_used() == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["equal", "unrelated"])
+async def test_a_mixed_batch_of_sixteen_equals_transformers_over_grpc(kind: str) -> None:
+    folder = cached_tiny_model("qwen3", seed=1)
+    draft = folder if kind == "equal" else cached_tiny_model("llama", seed=9)
+    async with stack_of(folder, draft, wire=True) as stack:
+        await check_batch(stack, folder, 16, seed=3)
+
+
+async def test_an_equal_draft_is_accepted_whole() -> None:
+    folder = cached_tiny_model("llama", seed=1)
+    async with stack_of(folder, folder, wire=False) as stack:
+        result = await stack.generate(
+            prompt_token_ids=[5, 6, 7], max_tokens=26, temperature=0, ignore_eos=True, num_speculative_tokens=4
+        )
+    # The prefill gives one token, then five steps of four drafts and a bonus each.
+    assert result.speculation.num_steps == 6
+    assert result.speculation.acceptance_histogram == (0, 0, 0, 0, 5)
+
+
+@pytest.mark.parametrize("text", ["def ", "class Stack:\n    def push(self, item):\n", "import os\n"])
+async def test_the_embedded_pair_equals_transformers(text: str) -> None:
+    pair = Path(__file__).parents[2] / "outrider" / "demo" / "pair"
+    async with run_stack(pair / "target", pair / "draft", wire=True, draft_timeout_ms=60_000) as stack:
+        results = [
+            await stack.generate(
+                prompt=text, max_tokens=32, temperature=0, ignore_eos=True, num_speculative_tokens=draft_length
+            )
+            for draft_length in (0, 4)
+        ]
+    from tokenizers import Tokenizer
+
+    prompt = Tokenizer.from_file(str(pair / "target" / "tokenizer.json")).encode(text).ids
+    expected = reference(pair / "target", prompt, 32)
+    assert [list(result.token_ids) for result in results] == [expected, expected]
