@@ -12,6 +12,9 @@ MAX_LINK_MESSAGE_BYTES = 256 << 20
 """A batch of dense rows is some tens of megabytes."""
 MAX_PUBLIC_MESSAGE_BYTES = 64 << 20
 """A result with logprobs of a long prompt."""
+MAX_REQUEST_BYTES = 8 << 20
+"""What a server takes from a user: more than any prompt that ``outrider.requests`` lets pass."""
+CONNECT_ATTEMPT_MS = 5_000
 
 Options = list[tuple[str, int | str]]
 
@@ -23,9 +26,10 @@ _KEEPALIVE: Options = [
 ]
 
 
-def message_limits(max_bytes: int) -> Options:
-    """Of a server or a channel."""
-    return [("grpc.max_receive_message_length", max_bytes), ("grpc.max_send_message_length", max_bytes)]
+def message_limits(max_bytes: int, *, max_received_bytes: int | None = None) -> Options:
+    """Of a server or a channel; ``max_received_bytes`` where that differs."""
+    received = max_bytes if max_received_bytes is None else max_received_bytes
+    return [("grpc.max_receive_message_length", received), ("grpc.max_send_message_length", max_bytes)]
 
 
 def _client_options(max_bytes: int) -> Options:
@@ -35,7 +39,10 @@ def _client_options(max_bytes: int) -> Options:
         # Peers are named by whoever deploys them; a proxy of the environment is for the world outside.
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # The least time a connection may take to come about, whatever the backoff: a busy host is not an absent one.
+        ("grpc.min_reconnect_backoff_ms", CONNECT_ATTEMPT_MS),
+        # A name that nobody resolves is told as soon.
+        ("grpc.dns_ares_query_timeout", CONNECT_ATTEMPT_MS),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         # Each port object owns its connection: a broken one is not shared with another.
         ("grpc.use_local_subchannel_pool", 1),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
@@ -46,11 +47,15 @@ def _guard_unary(behaviour: Callable[..., Awaitable[Any]], method: str) -> Calla
     return guarded
 
 
-def _guard_stream(behaviour: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:  # noqa: ANN401
+def _guard_stream(
+    behaviour: Callable[..., AsyncGenerator[Any, None]], method: str
+) -> Callable[..., AsyncGenerator[Any, None]]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any, None]:  # noqa: ANN401
         try:
-            async for message in behaviour(request, context):
-                yield message
+            # Closed at once when the call is cancelled, not when the collector comes by.
+            async with contextlib.aclosing(behaviour(request, context)) as messages:
+                async for message in messages:
+                    yield message
         except Exception as error:
             await _abort(error, context, method)
 

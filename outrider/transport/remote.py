@@ -47,6 +47,7 @@ class RemoteLink(Generic[CommandT, EventT]):
         self._broken: UnavailableError | None = None
         self._closed = False
         self._call = attach(self._outbox.take())
+        self._call.add_done_callback(self._on_done)
 
     def send(self, commands: Sequence[CommandT]) -> None:
         """Queue one message and return at once; ``UnavailableError`` when the link is gone."""
@@ -69,6 +70,11 @@ class RemoteLink(Generic[CommandT, EventT]):
                 raise
             self._broken = UnavailableError(f"the link to {self._address} broke: {error}")
             raise self._broken from error
+
+    def _on_done(self, call: object) -> None:
+        """A sender hears of a break even while nobody reads; why it broke is for the reader to say."""
+        if self._broken is None:
+            self._broken = UnavailableError(f"the link to {self._address} is gone")
 
     async def close(self) -> None:
         """Release the link's sessions on the service; idempotent."""

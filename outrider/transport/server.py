@@ -7,6 +7,7 @@ anything, so that an orchestrator does not restart a process for what is wrong e
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,13 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import ConfigError
 from outrider.ports import Draft, Target
-from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, MAX_PUBLIC_MESSAGE_BYTES, Options, message_limits
+from outrider.transport.channels import (
+    MAX_LINK_MESSAGE_BYTES,
+    MAX_PUBLIC_MESSAGE_BYTES,
+    MAX_REQUEST_BYTES,
+    Options,
+    message_limits,
+)
 from outrider.transport.interceptor import ErrorInterceptor
 from outrider.transport.servicers import DraftServicer, GenerationServicer, Generator, TargetServicer
 from outrider.v1 import generation_pb2, link_pb2
@@ -77,7 +84,9 @@ async def serve_draft(draft: Draft, *, host: str, port: int) -> Server:
     def add(server: grpc.aio.Server) -> None:
         add_DraftServiceServicer_to_server(DraftServicer(draft), server)
 
-    return await _serve(add, _service_name(link_pb2, "DraftService"), host, port, MAX_LINK_MESSAGE_BYTES)
+    return await _serve(
+        add, _service_name(link_pb2, "DraftService"), host, port, message_limits(MAX_LINK_MESSAGE_BYTES)
+    )
 
 
 async def serve_target(target: Target, *, host: str, port: int) -> Server:
@@ -86,7 +95,9 @@ async def serve_target(target: Target, *, host: str, port: int) -> Server:
     def add(server: grpc.aio.Server) -> None:
         add_TargetServiceServicer_to_server(TargetServicer(target), server)
 
-    return await _serve(add, _service_name(link_pb2, "TargetService"), host, port, MAX_LINK_MESSAGE_BYTES)
+    return await _serve(
+        add, _service_name(link_pb2, "TargetService"), host, port, message_limits(MAX_LINK_MESSAGE_BYTES)
+    )
 
 
 async def serve_generation(generator: Generator, *, host: str, port: int) -> Server:
@@ -96,7 +107,8 @@ async def serve_generation(generator: Generator, *, host: str, port: int) -> Ser
         add_GenerationServiceServicer_to_server(GenerationServicer(generator), server)
 
     name = _service_name(generation_pb2, "GenerationService")
-    return await _serve(add, name, host, port, MAX_PUBLIC_MESSAGE_BYTES)
+    limits = message_limits(MAX_PUBLIC_MESSAGE_BYTES, max_received_bytes=MAX_REQUEST_BYTES)
+    return await _serve(add, name, host, port, limits)
 
 
 def address_of(host: str, port: int) -> str:
@@ -109,28 +121,36 @@ def _service_name(module: Any, name: str) -> str:  # noqa: ANN401 - generated mo
     return full
 
 
-async def _serve(
-    add: Callable[[grpc.aio.Server], None], service: str, host: str, port: int, max_message_bytes: int
-) -> Server:
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=[*_OPTIONS, *message_limits(max_message_bytes)])
+async def _serve(add: Callable[[grpc.aio.Server], None], service: str, host: str, port: int, limits: Options) -> Server:
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=[*_OPTIONS, *limits])
     add(server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((service, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
     bound = _bind(server, host, port)
-    await server.start()
     await health_servicer.set(LIVENESS, SERVING)
     listening = Server(server, health_servicer, service, address_of(host, bound))
     await listening.set_serving(False)
+    await server.start()
     return listening
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
     address = address_of(host, port)
+    in_use = ConfigError("port", f"cannot listen on {address}: it is in use, or is no address of this host")
+    # gRPC takes a socket file from whoever listens there without a word.
+    if host.startswith("unix:") and _is_answered(host.removeprefix("unix:")):
+        raise in_use
     try:
         bound = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise ConfigError("port", f"cannot listen on {address}: it is in use, or is no address of this host") from error
+        raise in_use from error
     if bound == 0:
-        raise ConfigError("port", f"cannot listen on {address}: it is in use, or is no address of this host")
+        raise in_use
     return bound
+
+
+def _is_answered(path: str) -> bool:
+    """Whether somebody listens on a socket file; one that is left over answers nothing."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0

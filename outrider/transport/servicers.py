@@ -59,8 +59,10 @@ class DraftServicer(DraftServiceServicer):
     ) -> AsyncIterator[link_pb2.DraftEvents]:
         """One link."""
         link = await self._draft.attach()
-        async for message in _pump(link, request_iterator, draft_commands_from_proto, draft_events_to_proto):
-            yield message
+        pumped = _pump(link, request_iterator, draft_commands_from_proto, draft_events_to_proto)
+        async with contextlib.aclosing(pumped) as messages:
+            async for message in messages:
+                yield message
 
 
 class TargetServicer(TargetServiceServicer):
@@ -78,8 +80,10 @@ class TargetServicer(TargetServiceServicer):
     ) -> AsyncIterator[link_pb2.TargetEvents]:
         """One link."""
         link = await self._target.attach()
-        async for message in _pump(link, request_iterator, target_commands_from_proto, target_events_to_proto):
-            yield message
+        pumped = _pump(link, request_iterator, target_commands_from_proto, target_events_to_proto)
+        async with contextlib.aclosing(pumped) as messages:
+            async for message in messages:
+                yield message
 
 
 class GenerationServicer(GenerationServiceServicer):

@@ -1,0 +1,187 @@
+"""What every server of ours has: a port of its own, health, reflection, statuses, a polite end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from outrider.errors import ConfigError, InvalidRequestError, UnavailableError
+from outrider.transport.server import serve_target
+from outrider.v1 import generation_pb2
+from outrider.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.support.scripted_generator import ScriptedGenerator
+from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
+from tests.transport.conftest import Serve
+
+V = 5
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+NAMES = {
+    "draft": "outrider.v1.DraftService",
+    "target": "outrider.v1.TargetService",
+    "generation": "outrider.v1.GenerationService",
+}
+
+
+def service(role: str) -> Any:
+    rows = random_rows(V)
+    return {"draft": ToyDraft(rows, V), "target": ToyTarget(rows, V), "generation": ScriptedGenerator()}[role]
+
+
+async def health_of(address: str, name: str) -> int:
+    async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+    status: int = answer.status
+    return status
+
+
+async def test_a_port_in_use_is_a_clear_error(serve: Serve) -> None:
+    server = await serve("target", service("target"))
+    port = int(server.address.rpartition(":")[2])
+    with pytest.raises(ConfigError, match=server.address) as caught:
+        await serve("draft", service("draft"), port=port)
+    assert caught.value.field == "port"
+    assert await health_of(server.address, NAMES["target"]) == SERVING
+
+
+async def test_a_socket_in_use_is_a_clear_error(serve: Serve, tmp_path: Any) -> None:
+    host = f"unix:{tmp_path / 'a.sock'}"
+    await serve("target", service("target"), host=host)
+    with pytest.raises(ConfigError, match=r"a\.sock"):
+        await serve("draft", service("draft"), host=host)
+    assert await health_of(host, NAMES["target"]) == SERVING
+
+
+async def test_an_address_that_is_not_ours_is_a_clear_error(serve: Serve) -> None:
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+        await serve("draft", service("draft"), host="192.0.2.1", port=0)
+
+
+@pytest.mark.parametrize("role", NAMES)
+async def test_health_is_by_name_and_liveness_follows_nothing(serve: Serve, role: str) -> None:
+    server = await serve(role, service(role))
+    for name in ("", NAMES[role], "liveness"):
+        assert await health_of(server.address, name) == SERVING
+    await server.set_serving(False)
+    assert await health_of(server.address, "") == NOT_SERVING
+    assert await health_of(server.address, NAMES[role]) == NOT_SERVING
+    assert await health_of(server.address, "liveness") == SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await health_of(server.address, "nobody")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_not_serving_until_said_so() -> None:
+    server = await serve_target(service("target"), host="127.0.0.1", port=0)
+    try:
+        assert await health_of(server.address, "") == NOT_SERVING
+        assert await health_of(server.address, NAMES["target"]) == NOT_SERVING
+        assert await health_of(server.address, "liveness") == SERVING
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("role", NAMES)
+async def test_reflection_lists_and_describes_the_service(serve: Serve, role: str) -> None:
+    server = await serve(role, service(role))
+    asked = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=NAMES[role]),
+    ]
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter(asked))
+        listed, described = [answer async for answer in call]
+    names = {found.name for found in listed.list_services_response.service}
+    assert {NAMES[role], "grpc.health.v1.Health"} <= names
+    assert described.file_descriptor_response.file_descriptor_proto
+
+
+async def call_generate(address: str, **fields: Any) -> grpc.aio.AioRpcError:
+    """The error that a call ends with."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        request = generation_pb2.GenerateRequest(prompt_text="x", **fields)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await GenerationServiceStub(channel).Generate(request, timeout=20)
+    return caught.value
+
+
+async def test_errors_of_handlers_are_statuses(serve: Serve) -> None:
+    generator = ScriptedGenerator()
+    server = await serve("generation", generator)
+    generator.error = InvalidRequestError("top_k", "must be at least -1")
+    error = await call_generate(server.address)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == "top_k: must be at least -1"
+    generator.error = UnavailableError("no target")
+    assert (await call_generate(server.address)).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_bug_is_logged_and_its_insides_are_not_told(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    generator = ScriptedGenerator()
+    server = await serve("generation", generator)
+    generator.error = ZeroDivisionError("the secret inside")
+    with caplog.at_level(logging.ERROR):
+        error = await call_generate(server.address)
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert "secret" not in (error.details() or "")
+    assert all(b"secret" not in value for _, value in error.trailing_metadata() if isinstance(value, bytes))
+    record = next(record for record in caplog.records if record.exc_info)
+    assert record.exc_info is not None and isinstance(record.exc_info[1], ZeroDivisionError)
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_generation_without_a_result_is_an_error(serve: Serve) -> None:
+    generator = ScriptedGenerator()
+    generator.forgets_result = True
+    server = await serve("generation", generator)
+    assert (await call_generate(server.address)).code() is grpc.StatusCode.INTERNAL
+
+
+async def test_draining_lets_calls_finish_and_takes_no_new_ones(serve: Serve) -> None:
+    generator = ScriptedGenerator()
+    server = await serve("generation", generator)
+    generator.stop_after = 1
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = GenerationServiceStub(channel).StreamGenerate(
+            generation_pb2.GenerateRequest(prompt_text="x", max_tokens=2), timeout=30
+        )
+        assert (await call.read()).delta.token_ids == [0]
+        draining = asyncio.create_task(server.drain(delay_s=0.3, grace_s=0.2))
+        async with asyncio.timeout(20):
+            while await health_of(server.address, "") == SERVING:  # still answered during the delay
+                await asyncio.sleep(0.01)
+        assert await health_of(server.address, "liveness") == SERVING
+        await server.set_serving(True)
+        assert await health_of(server.address, "") == NOT_SERVING
+        await draining
+        assert generator.num_abandoned == 1  # it never finished, and the grace is over
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+    await server.wait()
+
+
+async def test_draining_returns_as_soon_as_all_is_done(serve: Serve) -> None:
+    generator = ScriptedGenerator()
+    server = await serve("generation", generator)
+    async with asyncio.timeout(20):
+        await server.drain(delay_s=0, grace_s=1000)
+
+
+async def test_a_huge_request_is_refused_and_the_next_is_served(serve: Serve) -> None:
+    generator = ScriptedGenerator()
+    server = await serve("generation", generator)
+    error = await call_generate(server.address, bad_words=["x" * 9_000_000])
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert generator.requests == []
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub = GenerationServiceStub(channel)
+        answer = await stub.Generate(generation_pb2.GenerateRequest(prompt_text="x", max_tokens=1))
+    assert answer.result.text == "<0>"
