@@ -1,0 +1,119 @@
+"""The public service on the wire: deltas and one result, and a generation that ends whenever its call does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from outrider.generation import Delta, GenerationRequest
+from outrider.transport.remote_generation import RemoteGeneration
+from outrider.v1 import generation_pb2
+from outrider.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.support.scripted_generator import INFO, ScriptedGenerator
+from tests.transport.conftest import Serve
+
+
+def asked(**fields: Any) -> generation_pb2.GenerateRequest:
+    return generation_pb2.GenerateRequest(prompt_text="x", **fields)
+
+
+async def test_deltas_then_exactly_one_result(serve: Serve) -> None:
+    server = await serve("generation", ScriptedGenerator())
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = GenerationServiceStub(channel).StreamGenerate(asked(max_tokens=3, logprobs=1))
+        kinds = [message.WhichOneof("event") async for message in call]
+    assert kinds == ["delta"] * 3 + ["result"]
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+async def test_in_process_and_over_grpc_give_equal_deltas(serve: Serve, logprobs: int | None) -> None:
+    """Over the wire the result comes as a delta of its own; joined they are the same."""
+    generator = ScriptedGenerator()
+    server = await serve("generation", generator)
+    remote = RemoteGeneration(server.address)
+    request = GenerationRequest(prompt="x", max_tokens=4, seed=5, logprobs=logprobs, request_id="r")
+    here = [delta async for delta in generator.generate_stream(request)]
+    there = [delta async for delta in remote.stream(request, timeout_s=20)]
+    assert there[-1] == Delta("", (), None if logprobs is None else (), here[-1].result)
+    assert there[:-1] == [*here[:-1], Delta(here[-1].text, here[-1].token_ids, here[-1].logprobs)]
+    assert await remote.generate(request, timeout_s=20) == here[-1].result
+    assert await remote.model_info() == INFO
+    assert generator.requests == [request] * 3
+    await remote.close()
+
+
+async def test_each_delta_is_there_before_the_next_is_made(serve: Serve) -> None:
+    generator = ScriptedGenerator()
+    generator.stop_after = 2
+    server = await serve("generation", generator)
+    remote = RemoteGeneration(server.address)
+    stream = remote.stream(GenerationRequest(prompt="x", max_tokens=5), timeout_s=20)
+    assert [(await anext(stream)).token_ids, (await anext(stream)).token_ids] == [(0,), (1,)]
+    await stream.aclose()
+    await generator.until(num_abandoned=1)
+    await remote.close()
+
+
+@pytest.mark.parametrize("rpc", ["Generate", "StreamGenerate"])
+async def test_a_cancelled_call_closes_the_generation(serve: Serve, rpc: str) -> None:
+    generator = ScriptedGenerator()
+    generator.stop_after = 1
+    server = await serve("generation", generator)
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = getattr(GenerationServiceStub(channel), rpc)(asked(max_tokens=9))
+        await call.wait_for_connection() if rpc == "StreamGenerate" else None
+        await generator.until(num_emitted=1)
+        call.cancel()
+        await generator.until(num_abandoned=1)
+
+
+async def test_a_reader_that_stops_reading_holds_up_its_generation_and_can_still_be_cancelled(serve: Serve) -> None:
+    """Flow control reaches the generator: what nobody reads is not made without end."""
+    generator = ScriptedGenerator(piece_size=100_000)
+    server = await serve("generation", generator)
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = GenerationServiceStub(channel).StreamGenerate(asked(max_tokens=10_000))
+        await call.read()
+        before = -1
+        while before != generator.num_emitted:  # until it makes no more
+            before = generator.num_emitted
+            await asyncio.sleep(0.1)
+        assert generator.num_emitted < 1_000
+        call.cancel()
+        await generator.until(num_abandoned=1)
+
+
+async def test_a_client_that_vanishes_closes_the_generation(serve: Serve) -> None:
+    generator = ScriptedGenerator()
+    generator.stop_after = 1
+    server = await serve("generation", generator)
+    channel = grpc.aio.insecure_channel(server.address)
+    call = GenerationServiceStub(channel).StreamGenerate(asked(max_tokens=9))
+    await call.read()
+    await channel.close()
+    await generator.until(num_abandoned=1)
+
+
+async def test_a_deadline_reaches_the_generator_and_ends_it(serve: Serve) -> None:
+    generator = ScriptedGenerator()
+    generator.stop_after = 1
+    server = await serve("generation", generator)
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await GenerationServiceStub(channel).Generate(asked(max_tokens=9), timeout=0.5)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await generator.until(num_abandoned=1)
+    (deadline,) = generator.deadlines
+    assert deadline is not None and 0 < deadline <= 0.5
+
+
+async def test_without_a_deadline_there_is_none(serve: Serve) -> None:
+    generator = ScriptedGenerator()
+    server = await serve("generation", generator)
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        await GenerationServiceStub(channel).Generate(asked(max_tokens=1))
+    assert generator.deadlines == [None]
