@@ -30,11 +30,14 @@ class AsyncClient:
         request, timeout = build_request(options)
         return await self._remote.generate(request, timeout_s=timeout)
 
-    async def stream(self, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Delta, None]:
-        """Generate and yield deltas, the last with the result; closing the generator cancels the request."""
+    def stream(self, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Delta, None]:
+        """Generate and yield deltas, the last with the result; leaving the loop early cancels the request.
+
+        Bad options are refused at once, not when the first delta is asked for. ``contextlib.aclosing`` cancels at a
+        place of your choice.
+        """
         request, timeout = build_request(options)
-        async for delta in self._remote.stream(request, timeout_s=timeout):
-            yield delta
+        return self._remote.stream(request, timeout_s=timeout)
 
     async def model_info(self) -> ModelInfo:
         """Facts of what is served."""

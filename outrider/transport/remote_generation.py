@@ -6,13 +6,15 @@ request; that is the SDK's.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterator
 
 import grpc
 import grpc.aio
 
-from outrider.errors import ProtocolError
+from outrider.errors import ProtocolError, RequestCancelledError
 from outrider.generation import Delta, GenerationRequest, GenerationResult, ModelInfo
 from outrider.transport.channels import open_blocking_channel, open_channel
 from outrider.transport.convert.generation import (
@@ -62,11 +64,12 @@ class RemoteGeneration:
     def __init__(self, address: str) -> None:
         self._address = address
         self._channel: grpc.aio.Channel | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def generate(self, request: GenerationRequest, *, timeout_s: float | None) -> GenerationResult:
         """The finished generation."""
         message = request_to_proto(request)
-        with translating_errors(self._address):
+        with self._translating():
             response = await self._stub().Generate(message, timeout=timeout_s)
         return result_from_proto(response.result)
 
@@ -75,7 +78,7 @@ class RemoteGeneration:
         message, fold = request_to_proto(request), _Fold()
         call = self._stub().StreamGenerate(message, timeout=timeout_s)
         try:
-            with translating_errors(self._address):
+            with self._translating():
                 async for response in call:
                     yield fold.take(response)
             fold.check_done()
@@ -84,7 +87,7 @@ class RemoteGeneration:
 
     async def model_info(self) -> ModelInfo:
         """Facts of what is served."""
-        with translating_errors(self._address):
+        with self._translating():
             return info_from_proto(await self._stub().GetModelInfo(pb.GetModelInfoRequest(), timeout=INFO_TIMEOUT_S))
 
     async def close(self) -> None:
@@ -94,10 +97,23 @@ class RemoteGeneration:
             self._channel = None
 
     def _stub(self) -> GenerationServiceStub:
-        # Made late, because a channel belongs to the event loop it was made on.
-        if self._channel is None:
-            self._channel = open_channel(self._address)
+        # Made late, and anew on another event loop, because a channel belongs to the one it was made on.
+        loop = asyncio.get_running_loop()
+        if self._channel is None or self._loop is not loop:
+            self._channel, self._loop = open_channel(self._address), loop
         return GenerationServiceStub(self._channel)
+
+    @contextlib.contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            with translating_errors(self._address):
+                yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Nobody cancelled our caller: it was the call that ended, with its channel.
+            raise RequestCancelledError("the client was closed") from None
 
 
 class BlockingGeneration:

@@ -1,0 +1,50 @@
+"""A public service with a scripted generator, on an event loop of its own so that blocking clients can be tested."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from outrider.transport.server import Server, serve_generation
+from tests.support.scripted_generator import ScriptedGenerator
+
+ResultT = TypeVar("ResultT")
+
+
+class Service:
+    """Serves until stopped."""
+
+    def __init__(self) -> None:
+        self.generator = ScriptedGenerator()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server: Server = self.run(serve_generation(self.generator, host="127.0.0.1", port=0))
+        self.address = self._server.address
+
+    def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
+
+    def until(self, **counts: int) -> None:
+        """Wait until the generator's counts are at least so high."""
+        self.run(self.generator.until(**counts))
+
+    def stop(self) -> None:
+        self.run(self._server.stop())
+
+    def close(self) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    service = Service()
+    yield service
+    service.close()

@@ -1,0 +1,366 @@
+"""Both clients against a served generator: values out, our errors alone, and no call that outlives its caller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import outrider
+from outrider import AsyncClient, Client, errors
+from outrider.errors import (
+    CapacityError,
+    DeadlineError,
+    InvalidRequestError,
+    OutriderError,
+    RequestCancelledError,
+    UnavailableError,
+)
+from outrider.generation import Delta, GenerationRequest, GenerationResult
+from outrider.types import AcceptanceMethod, SamplingParams
+from tests.client.conftest import Service
+from tests.support.scripted_generator import INFO
+
+EVERYTHING: dict[str, Any] = {
+    "max_tokens": 5,
+    "min_tokens": 2,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 11,
+    "min_p": 0.01,
+    "repetition_penalty": 1.1,
+    "frequency_penalty": -0.5,
+    "presence_penalty": 0.5,
+    "logit_bias": {3: -1.5, 9: 100},
+    "bad_words": ["bad", "worse"],
+    "allowed_token_ids": [1, 2, 3],
+    "seed": (1 << 64) - 1,
+    "stop": "\n\n",
+    "stop_token_ids": [8],
+    "ignore_eos": True,
+    "include_stop_str_in_output": True,
+    "logprobs": 0,
+    "prompt_logprobs": 1,
+    "num_speculative_tokens": 0,
+    "acceptance_method": "coupled",
+    "request_id": "mine",
+}
+REQUEST = GenerationRequest(
+    prompt_token_ids=(1, 2),
+    max_tokens=5,
+    sampling=SamplingParams(
+        temperature=0.7,
+        top_p=0.9,
+        top_k=11,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        frequency_penalty=-0.5,
+        presence_penalty=0.5,
+        min_tokens=2,
+        logit_bias=((3, -1.5), (9, 100.0)),
+        allowed_token_ids=(1, 2, 3),
+    ),
+    bad_words=("bad", "worse"),
+    seed=(1 << 64) - 1,
+    stop=("\n\n",),
+    stop_token_ids=(8,),
+    ignore_eos=True,
+    include_stop_str_in_output=True,
+    logprobs=0,
+    prompt_logprobs=1,
+    num_speculative_tokens=0,
+    acceptance_method=AcceptanceMethod.COUPLED,
+    request_id="mine",
+)
+
+
+class Blocking:
+    """``Client``, with the manners of ``Asyncio``."""
+
+    def generate(self, address: str, **options: Any) -> GenerationResult:
+        with Client(address) as client:
+            return client.generate(**options)
+
+    def stream(self, address: str, **options: Any) -> list[Delta]:
+        with Client(address) as client:
+            return list(client.stream(**options))
+
+    def model_info(self, address: str) -> outrider.ModelInfo:
+        with Client(address) as client:
+            return client.model_info()
+
+
+class Asyncio:
+    """``AsyncClient``, run to its end."""
+
+    def generate(self, address: str, **options: Any) -> GenerationResult:
+        async def work() -> GenerationResult:
+            async with AsyncClient(address) as client:
+                return await client.generate(**options)
+
+        return asyncio.run(work())
+
+    def stream(self, address: str, **options: Any) -> list[Delta]:
+        async def work() -> list[Delta]:
+            async with AsyncClient(address) as client:
+                return [delta async for delta in client.stream(**options)]
+
+        return asyncio.run(work())
+
+    def model_info(self, address: str) -> outrider.ModelInfo:
+        async def work() -> outrider.ModelInfo:
+            async with AsyncClient(address) as client:
+                return await client.model_info()
+
+        return asyncio.run(work())
+
+
+Either = Blocking | Asyncio
+
+
+@pytest.fixture(params=[Blocking(), Asyncio()], ids=["Client", "AsyncClient"])
+def either(request: pytest.FixtureRequest) -> Either:
+    chosen: Either = request.param
+    return chosen
+
+
+def test_every_option_arrives_bit_for_bit(service: Service, either: Either) -> None:
+    result = either.generate(service.address, prompt_token_ids=[1, 2], **EVERYTHING)
+    deltas = either.stream(service.address, prompt_token_ids=(1, 2), **EVERYTHING)
+    assert service.generator.requests == [REQUEST, REQUEST]
+    assert result == deltas[-1].result
+    assert result.text == "".join(delta.text for delta in deltas) == "<0><1><2><3><4>"
+    assert result.token_ids == sum((delta.token_ids for delta in deltas), ()) == (0, 1, 2, 3, 4)
+    logprobs: Any = sum((delta.logprobs or () for delta in deltas), ())
+    assert result.logprobs == logprobs and len(logprobs) == 5
+    assert result.seed == (1 << 64) - 1 and result.request_id == "mine"
+
+
+def test_what_is_left_out_has_its_default(service: Service, either: Either) -> None:
+    result = either.generate(service.address, prompt="x")
+    assert service.generator.requests == [GenerationRequest(prompt="x")]
+    assert result.logprobs is None and result.prompt_logprobs is None
+    assert [delta.logprobs for delta in either.stream(service.address, prompt="x", max_tokens=1)] == [None, None]
+
+
+def test_model_info(service: Service, either: Either) -> None:
+    assert either.model_info(service.address) == INFO
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidRequestError("prompt", "is too long"),
+        CapacityError("the queue is full", retry_after_ms=125),
+        errors.NonFiniteLogitsError("logits are not finite"),
+        UnavailableError("no target is attached"),
+        errors.ModelError("broken"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_come_back_as_what_they_were(service: Service, either: Either, error: OutriderError) -> None:
+    service.generator.error, service.generator.error_after = error, 1
+    for call in (either.generate, either.stream):
+        with pytest.raises(type(error)) as caught:
+            call(service.address, prompt="x", max_tokens=3)
+        assert str(caught.value) == str(error)
+        assert type(caught.value) is type(error)
+        assert caught.value.field == error.field
+        if isinstance(caught.value, CapacityError):
+            assert caught.value.retry_after_ms == 125
+
+
+def test_a_bug_in_the_server_is_one_of_our_errors(service: Service, either: Either) -> None:
+    service.generator.error = ZeroDivisionError("inside")
+    with pytest.raises(OutriderError) as caught:
+        either.generate(service.address, prompt="x")
+    assert "inside" not in str(caught.value)
+
+
+def test_a_wrong_address_is_named_and_told_soon(either: Either) -> None:
+    calls: list[Callable[..., Any]] = [either.generate, either.stream]
+    for call in calls:
+        with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
+            call("127.0.0.1:1", prompt="x")
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
+        either.model_info("127.0.0.1:1")
+    with pytest.raises(UnavailableError, match=r"nowhere\.invalid"):
+        either.generate("nowhere.invalid:50050", prompt="x")
+
+
+def test_a_peer_that_never_speaks_is_given_up(either: Either, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.transport.channels.CONNECT_ATTEMPT_MS", 300)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=address):
+            either.generate(address, prompt="x")
+
+
+def test_a_timeout_ends_the_generation(service: Service, either: Either) -> None:
+    service.generator.stop_after = 1
+    for number, call in enumerate((either.generate, either.stream), 1):
+        with pytest.raises(DeadlineError):
+            call(service.address, prompt="x", timeout=0.3)
+        service.until(num_abandoned=number)
+    assert all(deadline is not None and deadline <= 0.3 for deadline in service.generator.deadlines)
+
+
+def test_a_server_that_goes_away_is_unavailable(service: Service, either: Either) -> None:
+    service.generator.stop_after = 1
+
+    def stop_while_it_runs() -> None:
+        service.until(num_emitted=1)
+        service.stop()
+
+    ended = threading.Thread(target=stop_while_it_runs)
+    ended.start()
+    with pytest.raises(UnavailableError):
+        either.generate(service.address, prompt="x")
+    ended.join()
+
+
+def test_bad_options_never_reach_the_server(service: Service, either: Either) -> None:
+    with pytest.raises(InvalidRequestError):
+        either.generate(service.address, prompt="x", temperature=-1)
+    with pytest.raises(InvalidRequestError):
+        either.stream(service.address, prompt="x", temperature=-1)
+    with pytest.raises(TypeError, match="did you mean 'temperature'"):
+        either.generate(service.address, prompt="x", temprature=1)
+    assert service.generator.requests == []
+
+
+def test_streams_refuse_bad_options_when_they_are_made(service: Service) -> None:
+    with Client(service.address) as client, pytest.raises(InvalidRequestError):
+        client.stream(prompt="")
+    with pytest.raises(InvalidRequestError):
+        AsyncClient(service.address).stream(prompt="")
+
+
+def test_leaving_a_blocking_stream_early_cancels_it(service: Service) -> None:
+    service.generator.stop_after = 2
+    with Client(service.address) as client:
+        for delta in client.stream(prompt="x"):
+            assert delta.text == "<0>"
+            break
+        service.until(num_abandoned=1)
+        with contextlib.closing(client.stream(prompt="x")) as stream:
+            assert next(stream).text == "<0>"
+        service.until(num_abandoned=2)
+
+
+async def test_leaving_an_async_stream_early_cancels_it(service: Service) -> None:
+    service.generator.stop_after = 2
+    async with AsyncClient(service.address) as client:
+        async for delta in client.stream(prompt="x"):
+            assert delta.text == "<0>"
+            break
+        gc.collect()
+        await asyncio.to_thread(service.until, num_abandoned=1)
+        async with contextlib.aclosing(client.stream(prompt="x")) as stream:
+            assert (await anext(stream)).text == "<0>"
+        await asyncio.to_thread(service.until, num_abandoned=2)
+
+
+async def test_cancelling_a_task_cancels_its_call(service: Service) -> None:
+    service.generator.stop_after = 1
+    async with AsyncClient(service.address) as client:
+
+        async def read() -> None:
+            async for _ in client.stream(prompt="x"):
+                pass
+
+        for number, work in enumerate((client.generate(prompt="x"), read()), 1):
+            task = asyncio.ensure_future(work)
+            await asyncio.to_thread(service.until, num_emitted=number)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(service.until, num_abandoned=number)
+
+
+async def test_closing_an_async_client_ends_its_calls_with_an_error_of_ours(service: Service) -> None:
+    service.generator.stop_after = 1
+    client = AsyncClient(service.address)
+    task = asyncio.ensure_future(client.generate(prompt="x"))
+    await asyncio.to_thread(service.until, num_emitted=1)
+    await client.close()
+    with pytest.raises(RequestCancelledError):
+        await task
+    await asyncio.to_thread(service.until, num_abandoned=1)
+
+
+def test_closing_a_client_ends_its_calls_with_an_error_of_ours(service: Service) -> None:
+    service.generator.stop_after = 1
+    client = Client(service.address)
+    caught: list[BaseException] = []
+
+    def generate() -> None:
+        try:
+            client.generate(prompt="x")
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    service.until(num_emitted=1)
+    client.close()
+    thread.join(timeout=20)
+    assert [type(error) for error in caught] == [RequestCancelledError]
+    service.until(num_abandoned=1)
+
+
+def test_one_client_serves_several_threads(service: Service) -> None:
+    results: list[GenerationResult] = []
+    with Client(service.address) as client:
+        threads = [
+            threading.Thread(target=lambda size=size: results.append(client.generate(prompt="x", max_tokens=size)))
+            for size in range(1, 9)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=20)
+    assert sorted(len(result.token_ids) for result in results) == list(range(1, 9))
+
+
+def test_an_async_client_outlives_an_event_loop(service: Service) -> None:
+    client = AsyncClient(service.address)
+    assert asyncio.run(client.model_info()) == INFO
+    assert asyncio.run(client.model_info()) == INFO
+
+
+def test_a_prompt_of_a_megabyte_is_sent(service: Service, either: Either) -> None:
+    either.generate(service.address, prompt="ä" * 500_000, max_tokens=1)
+    assert service.generator.requests[0].prompt == "ä" * 500_000
+
+
+def test_no_type_of_the_wire_is_in_the_public_surface() -> None:
+    for name in outrider.__all__:
+        module = getattr(outrider, name).__module__
+        assert module.startswith("outrider.") and ".v1" not in module and ".transport" not in module, name
+    for values in (GenerationResult, Delta, outrider.ModelInfo):
+        for field in dataclasses.fields(values):
+            assert "pb2" not in str(field.type) and "grpc" not in str(field.type)
+
+
+def test_importing_outrider_imports_neither_grpc_nor_torch() -> None:
+    code = "import sys, outrider; sys.exit(bool({'grpc', 'torch', 'google.protobuf'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    code = "import sys, outrider.client; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Clint"):
+        _ = outrider.Clint
