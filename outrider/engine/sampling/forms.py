@@ -21,10 +21,13 @@ from outrider.engine.sampling.draws import race, stream_rows
 from outrider.engine.sampling.rows import LogitRow, ScoreRequest
 from outrider.engine.sampling.sums import row_sums
 from outrider.randomness.streams import Stream
-from outrider.types import DenseScores, ScoreForm, SparseScores, TokenScores, TypicalScores
+from outrider.types import DenseScores, ScoreForm, SparseScores, Support, TokenScores, TypicalScores
 
 ENTROPY_OFFSET = 1e-5
 """Inside the logarithm of typical acceptance's entropy, as Medusa's and vLLM's code has it."""
+
+EMPTY_SUPPORT = Support(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
+"""Of a session without drafts."""
 
 Ids = NDArray[np.int64]
 
@@ -92,28 +95,25 @@ def sparse_form(group: Group) -> list[Scored]:
 
 def _supports(group: Group) -> tuple[Ids, Ids, Ids]:
     """Every support laid end to end: row of each id [M], ids [M], and how many each row has [R]."""
-    counts: list[int] = []
-    ids = [np.empty(0, dtype=np.int64)]
-    for request, _ in group.spans():
-        if request.support is not None:
-            counts.extend(request.support.counts.tolist())
-            ids.append(request.support.token_ids.astype(np.int64))
-        counts.extend([0] * (request.num_positions if request.support is None else 1))
+    supports = [request.support or EMPTY_SUPPORT for request in group.requests]
+    counts = [count for support in supports for count in (*support.counts.tolist(), 0)]
+    ids = [support.token_ids.astype(np.int64) for support in supports]
     per_row = np.array(counts, dtype=np.int64)
     return np.repeat(np.arange(len(per_row)), per_row), np.concatenate(ids), per_row
 
 
 def _sparse_candidates(request: ScoreRequest, form: SparseScores) -> list[list[int]]:
     """What may come out: the support where the target has mass, the draft token, the token drawn outside."""
-    candidates: list[list[int]] = []
-    if request.support is not None:
-        borders = np.cumsum(request.support.counts)[:-1]
-        by_position = (np.split(values, borders) for values in (request.support.token_ids, form.support_probs))
-        for draft_id, ids, probs in zip(request.draft_token_ids, *by_position, strict=True):
-            candidates.append(ids[(probs > 0) | (ids == draft_id)].tolist())
-    candidates.extend([] for _ in range(request.num_positions - len(candidates)))
-    for ids, outside_id in zip(candidates, form.outside_token_ids.tolist(), strict=True):
-        ids.extend([outside_id] if outside_id >= 0 else [])
+    candidates: list[list[int]] = [[] for _ in form.outside_token_ids]
+    start = 0
+    support = request.support or EMPTY_SUPPORT
+    for i, (draft_id, count) in enumerate(zip(request.draft_token_ids, support.counts.tolist(), strict=True)):
+        stop = start + count
+        ids = support.token_ids[start:stop]
+        candidates[i] = ids[(form.support_probs[start:stop] > 0) | (ids == draft_id)].tolist()
+        start = stop
+    for ids_here, outside_id in zip(candidates, form.outside_token_ids.tolist(), strict=True):
+        ids_here.extend([outside_id] if outside_id >= 0 else [])
     return candidates
 
 

@@ -18,7 +18,7 @@ _OPEN_FIELDS = set(Open.__dataclass_fields__)
 
 def opening(method: AcceptanceMethod = REJECTION, *, session: int = 1, seed: int = 7, **fields: Any) -> Open:
     """A session's opening; fields of ``Open`` go there, all others to its sampling parameters."""
-    of_open = {"prompt_length": 4, "max_length": 10_000, "num_token_ids": 0}
+    of_open: dict[str, Any] = {"prompt_length": 4, "max_length": 10_000, "num_token_ids": 0}
     of_open.update({name: fields.pop(name) for name in list(fields) if name in _OPEN_FIELDS})
     sampling = SamplingParams(**fields)
     return Open(session=session, generation=1, sampling=sampling, seed=seed, acceptance_method=method, **of_open)

@@ -142,7 +142,7 @@ def with_transformers(logits: torch.Tensor, processor: Any, tokens: list[int]) -
         ),
         (
             {"logit_bias": ((3, 2.0), (9, -7.5))},
-            transformers.SequenceBiasLogitsProcessor({(3,): 2.0, (9,): -7.5}),
+            transformers.SequenceBiasLogitsProcessor([[[3], 2.0], [[9], -7.5]]),
         ),
         ({"bad_words": ((9,), (8, 1, 4))}, transformers.NoBadWordsLogitsProcessor([[9], [8, 1, 4]])),
         (

@@ -139,7 +139,7 @@ def test_coupled_tokens_are_the_argmax_with_the_shared_noise() -> None:
 def test_coupled_tokens_do_not_depend_on_the_cut_into_steps() -> None:
     logits = random_logits(4)
     together = score(logits, [request_of(opening(COUPLED))])[0].form
-    alone = []
+    alone: list[int] = []
     for i in range(4):
         tokens = (*TOKENS, *DRAFTS[:i])
         form = score(logits[i : i + 1], [ScoreRequest(opening(COUPLED), tokens, BASE + i)])[0].form
@@ -201,7 +201,7 @@ def logits_of(requests: list[ScoreRequest], seed: int = 1) -> torch.Tensor:
 
 
 def parts_of(requests: list[ScoreRequest], logits: torch.Tensor) -> list[torch.Tensor]:
-    return list(logits.split([request.num_positions for request in requests]))
+    return list(torch.split(logits, [request.num_positions for request in requests]))
 
 
 def test_a_session_does_not_notice_its_neighbours() -> None:
