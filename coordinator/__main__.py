@@ -1,0 +1,81 @@
+"""``python -m coordinator``: serve users over gRPC, with a target and where there is one a draft at given addresses.
+
+Owns the order in which a coordinator's process comes up, what its health follows, and how it ends. Health says SERVING
+while a target is attached; a draft never matters to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+
+from coordinator.service import Coordinator
+from outrider.config import CoordinatorSettings, load
+from outrider.telemetry import exit_cleanly, set_up_logging
+from outrider.transport.hosting import run
+from outrider.transport.remote import RemoteDraft, RemoteTarget
+from outrider.transport.server import Server, serve_generation
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(settings: CoordinatorSettings) -> None:
+    """Serve until a signal; raises what kept the coordinator from starting."""
+    stop = _signalled()
+    target_up = asyncio.Queue[bool]()
+    draft = None if settings.draft_address is None else RemoteDraft(settings.draft_address)
+    coordinator = Coordinator(RemoteTarget(settings.target_address), draft, settings, on_target=target_up.put_nowait)
+    server = await serve_generation(coordinator, host=settings.host, port=settings.port)
+    _log.info("listening on %s", server.address)
+    following = asyncio.create_task(_follow_target(server, target_up))
+    try:
+        if await _start_unless(stop, coordinator):
+            await stop.wait()
+            _log.info("draining")
+            await server.drain(delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)
+    finally:
+        following.cancel()
+        await coordinator.close()
+        await server.stop()
+    _log.info("stopped")
+
+
+def _signalled() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _follow_target(server: Server, target_up: asyncio.Queue[bool]) -> None:
+    """Health says whether a target is attached, in the order in which it came and went."""
+    while True:
+        await server.set_serving(await target_up.get())
+
+
+async def _start_unless(stop: asyncio.Event, coordinator: Coordinator) -> bool:
+    """Whether the coordinator has started; False when the signal came first. Raises what kept it from starting."""
+    starting = asyncio.create_task(coordinator.start())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+        return starting.done()
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+
+
+def main() -> None:
+    """Read the settings and serve."""
+    with exit_cleanly():
+        settings = load(CoordinatorSettings)
+        set_up_logging(settings.log_level, service="coordinator")
+        run(serve(settings))
+
+
+if __name__ == "__main__":
+    main()
