@@ -20,8 +20,9 @@ MAX_LOGPROBS = 1024
 MAX_DRAFT_LENGTH = 64
 """Draft tokens in one proposal; scoring more in one pass never pays."""
 MAX_STOPS = 64
-MAX_TEXT_BYTES = 2_000_000
-"""Of a prompt. Longer than any model's context, shorter than what a message may hold."""
+MAX_PROMPT_CHARACTERS = 2_000_000
+"""Longer than any model's context, shorter than what a message may hold."""
+MAX_PROMPT_TOKENS = 1_000_000
 MAX_REQUEST_ID = 256
 
 
@@ -39,8 +40,8 @@ def check_request(request: GenerationRequest) -> None:
     _check_texts("stop", request.stop)
     _check_texts("bad_words", request.bad_words)
     _check_ids("stop_token_ids", request.stop_token_ids)
-    if len(request.request_id) > MAX_REQUEST_ID:
-        raise InvalidRequestError("request_id", f"must have at most {MAX_REQUEST_ID} characters")
+    _check_length("request_id", len(request.request_id), MAX_REQUEST_ID, "characters")
+    _check_encodable("request_id", request.request_id)
 
 
 def check_against_model(
@@ -75,11 +76,12 @@ def _check_prompt(request: GenerationRequest) -> None:
     if request.prompt is not None:
         if not request.prompt:
             raise InvalidRequestError("prompt", "must not be empty")
-        if len(request.prompt) > MAX_TEXT_BYTES:
-            raise InvalidRequestError("prompt", f"has {len(request.prompt)} characters; at most {MAX_TEXT_BYTES}")
+        _check_length("prompt", len(request.prompt), MAX_PROMPT_CHARACTERS, "characters")
+        _check_encodable("prompt", request.prompt)
     elif not request.prompt_token_ids:
         raise InvalidRequestError("prompt_token_ids", "must not be empty")
     else:
+        _check_length("prompt_token_ids", len(request.prompt_token_ids), MAX_PROMPT_TOKENS, "ids")
         _check_ids("prompt_token_ids", request.prompt_token_ids)
 
 
@@ -147,3 +149,17 @@ def _check_texts(name: str, texts: tuple[str, ...]) -> None:
     for text in texts:
         if not isinstance(text, str) or not text:
             raise InvalidRequestError(name, f"must be texts that are not empty, not {text!r}")
+        _check_encodable(name, text)
+
+
+def _check_encodable(name: str, text: str) -> None:
+    """Half of a surrogate pair is a Python string, but no text that could be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(name, f"is no Unicode text: {error.reason} at {error.start}") from None
+
+
+def _check_length(name: str, length: int, most: int, unit: str) -> None:
+    if length > most:
+        raise InvalidRequestError(name, f"has {length} {unit}; at most {most}")

@@ -14,6 +14,9 @@ from outrider.generation import DEFAULT_MAX_TOKENS, GenerationRequest
 from outrider.requests import check_request
 from outrider.types import AcceptanceMethod, SamplingParams
 
+_MAX_TIMEOUT_S = 365 * 24 * 3600
+"""Past some decades a deadline overflows."""
+
 
 class GenerateOptions(TypedDict, total=False):
     """What ``generate`` and ``stream`` take; what is left out has vLLM's default, or the server's."""
@@ -91,8 +94,8 @@ def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | 
         seed=given.get("seed"),
         stop=_texts("stop", given.get("stop", ())),
         stop_token_ids=_token_ids("stop_token_ids", given.get("stop_token_ids")) or (),
-        ignore_eos=bool(given.get("ignore_eos", False)),
-        include_stop_str_in_output=bool(given.get("include_stop_str_in_output", False)),
+        ignore_eos=_flag("ignore_eos", given),
+        include_stop_str_in_output=_flag("include_stop_str_in_output", given),
         logprobs=given.get("logprobs"),
         prompt_logprobs=given.get("prompt_logprobs"),
         num_speculative_tokens=given.get("num_speculative_tokens"),
@@ -183,12 +186,21 @@ def _text(name: str, value: Any) -> str | None:  # noqa: ANN401 - a user's value
     return value
 
 
+def _flag(name: str, given: Mapping[str, Any]) -> bool:
+    value = given.get(name, False)
+    if not isinstance(value, bool):
+        raise InvalidRequestError(name, f"must be True or False, not {value!r}")
+    return value
+
+
 def _take_timeout(given: dict[str, Any]) -> float | None:
     timeout = given.pop("timeout", None)
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise InvalidRequestError("timeout", f"must be a number of seconds above 0, not {timeout!r}")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= _MAX_TIMEOUT_S:
+        raise InvalidRequestError(
+            "timeout", f"must be a number of seconds above 0 and at most {_MAX_TIMEOUT_S}, not {timeout!r}"
+        )
     return float(timeout)
 
 
