@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draft_service.proposers.ngram import LookupJob, NgramProposer
+from draft_service.settings import check_settings
 from draft_service.texts import PlainText, PlainTexts
 from outrider import __version__
 from outrider.config import DraftSettings
@@ -19,7 +20,7 @@ from outrider.engine.core import DEFAULT_MAX_BATCHED_TOKENS, ServiceCore
 from outrider.engine.ledger import Ledger, Limits
 from outrider.engine.local_port import LocalPort
 from outrider.engine.worker import OnFailure
-from outrider.errors import ConfigError, UnavailableError
+from outrider.errors import UnavailableError
 from outrider.ports import Branches, DraftCommand, DraftEvent, Extend, Open, Proposal
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 
@@ -57,6 +58,7 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
         cls, settings: DraftSettings, *, progress: Progress | None = None, on_failure: OnFailure | None = None
     ) -> DraftService:
         """Make the draft that the settings ask for; ``ModelError`` or ``ConfigError`` says why it cannot be served."""
+        check_settings(settings)
         if settings.method is DraftMethod.NGRAM:
             return cls.with_ngram(
                 min_n=settings.prompt_lookup_min,
@@ -65,8 +67,6 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
                 max_batched_tokens=settings.max_batched_tokens,
                 on_failure=on_failure,
             )
-        if settings.method is not DraftMethod.DRAFT_MODEL or settings.model is None:
-            raise ConfigError("draft.method", "must be draft_model, with a model, or ngram for a draft to be served")
         return _load_model(settings, progress=progress, on_failure=on_failure)
 
     @classmethod

@@ -133,6 +133,15 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             else:
                 self._item(link_id, command, arrived)
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open."""
+        return len(self.ledger)
+
+    def refuse_sessions(self, reason: str) -> None:
+        """Refuse new sessions from now on."""
+        self.ledger.refuse_sessions(reason)
+
     def drop_link(self, link_id: int) -> None:
         """Release everything that the link holds."""
         for key in [key for key in self._pending if key[0] == link_id]:

@@ -111,9 +111,14 @@ class Ledger(Generic[TextT]):
         self._store = store
         self._limits = limits
         self._links: dict[int, _LinkBooks[TextT]] = {}
+        self._closed_because: str | None = None
 
     def __len__(self) -> int:
-        return sum(len(books.sessions) for books in self._links.values())
+        return sum(len(books.sessions) for books in list(self._links.values()))  # asked from other threads too
+
+    def refuse_sessions(self, reason: str) -> None:
+        """Refuse every new session from now on; those that are open go on, and may be opened anew."""
+        self._closed_because = reason
 
     def get(self, link_id: int, session: int) -> Session[TextT] | None:
         """An open session, whatever its generation."""
@@ -132,14 +137,15 @@ class Ledger(Generic[TextT]):
             return None
         if command.generation == newest:
             return self._open_twice(link_id, books, command)
+        if self._closed_because is not None and command.session not in books.sessions:
+            return self._refuse(books, command, self._closed_because)
         self._forget(books, command.session)
+        reserved = min(command.max_length, self._limits.max_model_len)
         try:
             check_open(command, self._limits)
-            reserved = min(command.max_length, self._limits.max_model_len)
             text = self._store.open(reserved)
         except OutOfPagesError as error:
-            self._bury(books, command.session, command.generation)
-            return Refused(command.session, command.generation, self._limits.retry_after_ms, str(error))
+            return self._refuse(books, command, str(error))
         except InvalidRequestError as error:
             return self.fail(link_id, command.session, command.generation, error)
         books.tombstones.pop(command.session, None)
@@ -192,6 +198,10 @@ class Ledger(Generic[TextT]):
         if books is not None:
             for session in list(books.sessions):
                 self._forget(books, session)
+
+    def _refuse(self, books: _LinkBooks[TextT], command: Open, reason: str) -> Refused:
+        self._bury(books, command.session, command.generation)
+        return Refused(command.session, command.generation, self._limits.retry_after_ms, reason)
 
     def _open_twice(self, link_id: int, books: _LinkBooks[TextT], command: Open) -> SessionFailed | None:
         known = books.sessions.get(command.session)

@@ -27,12 +27,22 @@ class LocalPort(Generic[CommandT, EventT]):
         on_failure: OnFailure | None = None,
     ) -> None:
         self.description = description
+        self._core = core
         self._worker = EngineWorker(core, name=f"{description.role}-engine", on_failure=on_failure)
 
     @property
     def is_alive(self) -> bool:
         """Whether links can be opened; False after a failure and after ``close``."""
         return self._worker.is_alive
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open."""
+        return self._core.num_sessions
+
+    def refuse_sessions(self) -> None:
+        """Refuse new sessions from now on, because the service is about to end."""
+        self._core.refuse_sessions("the service is ending")
 
     async def describe(self) -> ModelDescription:
         """Facts of the service."""

@@ -54,6 +54,15 @@ class Core(Protocol[CommandT_contra, EventT]):
         """Release everything that the link holds."""
         ...
 
+    def refuse_sessions(self, reason: str) -> None:
+        """Refuse new sessions from now on."""
+        ...
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open; read from any thread."""
+        ...
+
     def step(self) -> list[tuple[int, EventBatch[EventT]]]:
         """At most one forward; the answers by link. It raises for a bug or a dead device, never for one session."""
         ...

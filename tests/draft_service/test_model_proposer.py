@@ -15,6 +15,8 @@ from draft_service.proposers.model import ModelProposer
 from draft_service.service import build_model_core
 from outrider.engine.runner import ModelRunner
 from outrider.ports import Open, Proposal, Refused, Release, SessionFailed
+from outrider.randomness.philox_numpy import gumbel
+from outrider.randomness.streams import Stream
 from outrider.types import AcceptanceMethod, DenseEvidence, SamplingParams, SparseEvidence
 from tests.support.core_driver import Driver, extend_item, open_session
 from tests.support.tiny_models import build_tiny_model, load_reference
@@ -103,6 +105,15 @@ def test_evidence_is_the_models_distribution_cut_by_mass(runner: ModelRunner, re
         assert mass >= 0.9 - 1e-5
         assert mass - float(row[ids].min()) < 0.9 + 1e-5
         np.testing.assert_allclose(reported, row[ids].numpy() / mass, rtol=1e-3, atol=1e-6)
+
+
+def test_the_token_is_the_race_over_the_evidence(driver: Driver) -> None:
+    """The noise is the proposal stream's, by seed, base and absolute position."""
+    proposal = driver.one(opened(seed=77, sampling=SamplingParams()), extend_item(0, 2, PROMPT, 5))
+    rows = zip(rows_of(proposal.evidence), proposal.token_ids, strict=True)
+    for position, ((ids, probs), token) in enumerate(rows, start=len(PROMPT)):
+        noise = gumbel(77, Stream.PROPOSAL, len(PROMPT), position, ids)
+        assert ids[(np.log(probs) + noise).argmax()] == token
 
 
 def test_tokens_are_drawn_from_the_evidence(runner: ModelRunner) -> None:

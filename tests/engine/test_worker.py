@@ -40,6 +40,13 @@ class EchoCore:
         self.dropped.append(link_id)
         self.waiting = [entry for entry in self.waiting if entry[0] != link_id]
 
+    @property
+    def num_sessions(self) -> int:
+        return 0
+
+    def refuse_sessions(self, reason: str) -> None:
+        raise NotImplementedError
+
     def step(self) -> list[tuple[int, EventBatch[str]]]:
         self.entered.set()
         if not self.gate.wait(DEADLINE_S):

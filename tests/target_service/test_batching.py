@@ -94,6 +94,18 @@ def test_a_long_prefill_does_not_starve_short_ones(long_runner: ModelRunner) -> 
     assert 99 not in answered
 
 
+def test_prefills_too_many_for_one_forward_take_turns(long_runner: ModelRunner) -> None:
+    driver = Driver(build_core(long_runner, max_batched_tokens=16))
+    sessions = range(3)
+    driver.send(*[opened(i) for i in sessions], *[score_item(i, 2, [1] * 64) for i in sessions])
+    fed: list[int] = []
+    for _ in sessions:
+        driver.step()
+        texts = [driver.core.ledger.get(0, i) for i in sessions]
+        fed.append(sum(text is not None and text.text.length > 0 for text in texts))
+    assert fed == [1, 2, 3]
+
+
 def test_sessions_of_all_links_go_into_one_forward(long_runner: ModelRunner) -> None:
     core = build_core(long_runner)
     drivers = [Driver(core, link_id) for link_id in range(3)]

@@ -30,8 +30,10 @@ NUM_IDS = 257
 VOCAB = 272
 
 
-def opened(**changes: Any) -> Any:
-    return open_session(**{"prompt_length": len(PROMPT), "max_length": 60, "num_token_ids": NUM_IDS, **changes})
+def opened(session: int = 0, **changes: Any) -> Any:
+    return open_session(
+        session, **{"prompt_length": len(PROMPT), "max_length": 60, "num_token_ids": NUM_IDS, **changes}
+    )
 
 
 def full_support(num_rows: int) -> Support:
@@ -113,7 +115,7 @@ def test_positions_at_once_equal_positions_one_by_one(
     runner: ModelRunner, method: AcceptanceMethod, dense: bool, sampling: SamplingParams
 ) -> None:
     """The draft prefix counts as output, so penalties must see it just as if it were committed."""
-    more = {"acceptance_method": method, "dense": dense, "sampling": sampling, "num_logprobs": 2}
+    more: dict[str, Any] = {"acceptance_method": method, "dense": dense, "sampling": sampling, "num_logprobs": 2}
     driver = Driver(build_core(runner))
     answer = driver.one(opened(**more), score_item(0, 2, PROMPT, DRAFTS, support=full_support(len(DRAFTS))))
     for position in range(len(DRAFTS)):
@@ -152,7 +154,7 @@ def check_same_logprobs(together: Any, alone: Any) -> None:
 
 def test_the_same_item_twice_gives_the_same_answer(runner: ModelRunner) -> None:
     driver = Driver(build_core(runner))
-    more = {"sampling": SamplingParams(), "acceptance_method": AcceptanceMethod.COUPLED}
+    more: dict[str, Any] = {"sampling": SamplingParams(), "acceptance_method": AcceptanceMethod.COUPLED}
     driver.run(opened(**more), score_item(0, 2, PROMPT))
     item = score_item(0, 3, [*PROMPT, 42], DRAFTS, base_length=len(PROMPT))
     assert driver.one(item) == driver.one(item)
@@ -186,7 +188,7 @@ def test_logprobs_only_when_asked(runner: ModelRunner) -> None:
 def test_prompt_logprobs_across_chunks(runner: ModelRunner, reference: Any, budget: int) -> None:
     prompt = [(i * 37) % NUM_IDS for i in range(30)]
     driver = Driver(build_core(runner, max_batched_tokens=budget))
-    first = opened(prompt_length=30, num_prompt_logprobs=2, session=0)
+    first = opened(prompt_length=30, num_prompt_logprobs=2)
     beside = opened(session=1, prompt_length=20)
     events = driver.run(first, beside, score_item(0, 2, prompt, [5, 6]), score_item(1, 2, prompt[:20], [7]))
     answer = next(event for event in events if event.session == 0)
@@ -199,6 +201,8 @@ def test_prompt_logprobs_across_chunks(runner: ModelRunner, reference: Any, budg
         assert token.logprob == pytest.approx(float(truth[position - 1, prompt[position]]), abs=1e-4)
         assert [top.token_id for top in entry.top] == truth[position - 1, :NUM_IDS].topk(2).indices.tolist()
     assert next(event for event in events if event.session == 1).prompt_logprobs == ()
+    unasked = driver.one(opened(2, prompt_length=30), score_item(2, 2, prompt, [5, 6]))
+    assert answer.form == unasked.form
 
 
 def test_prompt_logprobs_of_what_an_item_brings(runner: ModelRunner) -> None:
@@ -217,7 +221,11 @@ def test_padded_ids_are_never_emitted(folder: Path) -> None:
     driver = Driver(build_core(runner))
     nothing = Support(np.zeros(2, np.int32), np.zeros(0, np.int32))
     for generation, method in enumerate(AcceptanceMethod, start=1):
-        more = {"acceptance_method": method, "sampling": SamplingParams(temperature=50.0), "num_token_ids": 3}
+        more: dict[str, Any] = {
+            "acceptance_method": method,
+            "sampling": SamplingParams(temperature=50.0),
+            "num_token_ids": 3,
+        }
         item = score_item(0, 2 * generation + 1, PROMPT, [1, 2], support=nothing)
         answer = driver.one(opened(generation=2 * generation, **more), item)
         assert max(emitted_ids(answer.form)) < 3

@@ -73,6 +73,34 @@ def test_opening_anew_stops_a_prefill_half_done(driver: Driver, runner: ModelRun
     assert [event.generation for event in events] == [4]
 
 
+def test_opening_anew_alone_leaves_nothing_to_do(driver: Driver, runner: ModelRunner) -> None:
+    driver.send(opened(), score_item(0, 2, PROMPT * 5))
+    driver.step()
+    driver.send(opened(generation=3))
+    assert not driver.core.has_work
+
+
+@pytest.mark.parametrize(
+    "item", [score_item(0, 3, [*PROMPT, 272], base_length=0), score_item(0, 3, [*PROMPT[::-1], 1], base_length=8)]
+)
+def test_an_item_that_cannot_be_served_stops_the_one_before_it(driver: Driver, item: Score) -> None:
+    driver.send(opened(), score_item(0, 2, PROMPT * 5))
+    driver.step()
+    events = driver.run(item)
+    assert [type(event) for event in events] in ([SessionFailed], [SessionLost])
+    assert events[0].generation == 3
+
+
+def test_a_service_that_ends_refuses_new_sessions_and_goes_on_with_the_others(driver: Driver) -> None:
+    driver.send(opened())
+    driver.core.refuse_sessions("ending")
+    refused, scores = driver.run(opened(1), score_item(0, 2, PROMPT), score_item(1, 2, PROMPT))
+    assert isinstance(refused, Refused)
+    assert isinstance(scores, Scores)
+    assert driver.core.num_sessions == 1
+    assert isinstance(driver.one(opened(generation=3), score_item(0, 4, PROMPT)), Scores)
+
+
 def test_link_loss_releases_its_sessions_alone(runner: ModelRunner) -> None:
     core = build_core(runner, max_batched_tokens=16)
     leaving, staying = Driver(core, 1), Driver(core, 2)

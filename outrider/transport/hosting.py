@@ -1,0 +1,211 @@
+"""The life of a process that serves one draft or target: listen, load, warm up, serve, drain, end.
+
+The port is bound before anything is loaded, so that one in use is told at once; health says SERVING only after the
+warm-up. Loading runs in a thread, so health answers meanwhile. Knows no model: it is given what loads one.
+
+SIGTERM and SIGINT drain: NOT_SERVING, a delay for load balancers, then no new sessions, and the end when those that
+are open have ended or the grace is over. An engine that fails ends the process with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
+
+from outrider.errors import RequestCancelledError, UnavailableError
+from outrider.ports import Link
+from outrider.transport.server import Server
+from outrider.types import ModelDescription
+
+_log = logging.getLogger(__name__)
+
+_IDLE_POLL_S = 0.05
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+CommandT = TypeVar("CommandT")
+EventT = TypeVar("EventT")
+CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
+EventT_co = TypeVar("EventT_co", covariant=True)
+
+Progress = Callable[[int, int], None]
+OnFailure = Callable[[BaseException], None]
+
+
+class Service(Protocol[CommandT_contra, EventT_co]):
+    """A draft or a target of this process."""
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open."""
+        ...
+
+    async def describe(self) -> ModelDescription:
+        """Facts of the service."""
+        ...
+
+    async def attach(self) -> Link[CommandT_contra, EventT_co]:
+        """Open a link."""
+        ...
+
+    async def warm_up(self) -> None:
+        """Do what a first request would have to wait for."""
+        ...
+
+    def refuse_sessions(self) -> None:
+        """Refuse new sessions from now on."""
+        ...
+
+    async def close(self) -> None:
+        """End; links break."""
+        ...
+
+
+class PendingService(Generic[CommandT, EventT]):
+    """The port of a service that may not have been loaded yet."""
+
+    def __init__(self) -> None:
+        self.loaded: Service[CommandT, EventT] | None = None
+
+    async def describe(self) -> ModelDescription:
+        """Facts of the service; ``UnavailableError`` while it loads."""
+        return await self._require_loaded().describe()
+
+    async def attach(self) -> Link[CommandT, EventT]:
+        """Open a link; ``UnavailableError`` while the service loads."""
+        return await self._require_loaded().attach()
+
+    def _require_loaded(self) -> Service[CommandT, EventT]:
+        if self.loaded is None:
+            raise UnavailableError("the model is still being loaded")
+        return self.loaded
+
+
+async def host_service(
+    serve: Callable[[PendingService[CommandT, EventT]], Awaitable[Server]],
+    load: Callable[[Progress, OnFailure], Service[CommandT, EventT]],
+    *,
+    progress: Progress,
+    drain_delay_s: float,
+    drain_grace_s: float,
+) -> None:
+    """Run until a signal or a failure; raises what kept the service from starting or made it fail.
+
+    ``serve`` binds the port; ``load`` runs in a thread and calls ``progress`` now and then.
+    """
+    ending = _Ending(asyncio.get_running_loop())
+    pending: PendingService[CommandT, EventT] = PendingService()
+    server = await serve(pending)
+    _log.info("listening on %s", server.address)
+    try:
+        service = await _load(load, progress, ending)
+        if service is not None:
+            pending.loaded = service
+            await _run(server, service, ending, drain_delay_s=drain_delay_s, drain_grace_s=drain_grace_s)
+    finally:
+        await server.stop()
+        ending.stop_listening()
+    _log.info("stopped")
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """``asyncio.run`` on uvloop where it is installed: a round trip costs half as much."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+class _Ending:
+    """Whether it is time to end, and why: a signal, or the engine's failure. A second signal makes it quick."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.begun = asyncio.Event()
+        self.hurried = asyncio.Event()
+        self.failure: BaseException | None = None
+        self.is_stopped = threading.Event()
+        self._loop = loop
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._stop)
+
+    def stop_listening(self) -> None:
+        """Signals do again what they did before."""
+        for number in _SIGNALS:
+            self._loop.remove_signal_handler(number)
+
+    def fail(self, error: BaseException) -> None:
+        """The engine failed; from any thread."""
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    def raise_failure(self) -> None:
+        """Raise ``UnavailableError`` if the engine failed."""
+        if self.failure is not None:
+            raise UnavailableError(f"the engine failed: {self.failure}") from self.failure
+
+    def _stop(self) -> None:
+        if self.begun.is_set():
+            self.hurried.set()
+        self.is_stopped.set()
+        self.begun.set()
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        self.begun.set()
+        self.hurried.set()
+
+
+async def _load(
+    load: Callable[[Progress, OnFailure], Service[CommandT, EventT]], progress: Progress, ending: _Ending
+) -> Service[CommandT, EventT] | None:
+    """The service, or None when a signal came first."""
+
+    def watched(done: int, total: int) -> None:
+        if ending.is_stopped.is_set():
+            raise RequestCancelledError("stopped while loading")
+        progress(done, total)
+
+    try:
+        return await asyncio.to_thread(load, watched, ending.fail)
+    except RequestCancelledError:
+        return None
+
+
+async def _run(
+    server: Server,
+    service: Service[CommandT, EventT],
+    ending: _Ending,
+    *,
+    drain_delay_s: float,
+    drain_grace_s: float,
+) -> None:
+    try:
+        if not ending.begun.is_set():
+            await service.warm_up()
+            await server.set_serving(True)
+            _log.info("serving")
+            await ending.begun.wait()
+            await server.set_serving(False)
+            await _drain(service, ending, delay_s=drain_delay_s, grace_s=drain_grace_s)
+        ending.raise_failure()
+    finally:
+        await service.close()
+
+
+async def _drain(service: Service[CommandT, EventT], ending: _Ending, *, delay_s: float, grace_s: float) -> None:
+    await _wait(ending.hurried, delay_s)
+    service.refuse_sessions()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(grace_s):
+            while service.num_sessions and not ending.hurried.is_set():
+                await _wait(ending.hurried, _IDLE_POLL_S)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
