@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
+from outrider.cli.bench import app as bench
 from outrider.cli.config import config
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 for command in (serve, generate, demo, info, config):
     app.command()(command)
+app.add_typer(bench, name="bench")
 
 
 def _print_version(value: bool) -> None:

@@ -1,0 +1,145 @@
+"""Forwards and draft loops of one loaded model, timed.
+
+Owns the sequences it times. A forward is what a target does for each step: some tokens a row, logits after each. A
+draft loop is what a draft does for each proposal: one forward a token, each drawing the token of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.engine.floor import timed_samples
+from outrider.engine.batch import ForwardRow
+from outrider.engine.runner import ModelRunner
+from outrider.engine.sampling import LogitRow, propose
+from outrider.engine.sequences import Sequence
+from outrider.errors import ConfigError, OutriderError
+from outrider.ports import Open
+from outrider.types import AcceptanceMethod, SamplingParams
+
+_CHUNK = 512
+_SEED = 1
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
+"""By how much logits of one forward and of several may differ, over the largest logit."""
+
+
+class GateError(OutriderError):
+    """The engine contradicts itself: no figure is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One point of the grid."""
+
+    batch_size: int
+    num_tokens: int
+    """In a forward, a row; in a draft loop, the draft length."""
+    context: int
+    """Tokens of each sequence after the forward, or before the draft loop."""
+
+
+def check_against_single_tokens(runner: ModelRunner, *, num_tokens: int = 8) -> float:
+    """The largest difference of logits, over the largest logit, between one forward and as many as tokens.
+
+    `GateError` when it is past the dtype's tolerance.
+    """
+    tokens = _token_ids(runner, num_tokens, row=0)
+    with _sequences(runner, 2, num_tokens) as (whole, single):
+        at_once = runner.forward([ForwardRow(whole, tokens, num_tokens)])
+        one_by_one = torch.cat([runner.forward([ForwardRow(single, [token], 1)]) for token in tokens])
+    difference = float((at_once - one_by_one).abs().max() / one_by_one.abs().max())
+    if not difference <= TOLERANCES[runner.dtype]:
+        raise GateError(
+            f"{num_tokens} tokens in one forward and one at a time differ by {difference:.2g} of the largest logit, "
+            f"more than {TOLERANCES[runner.dtype]:g}"
+        )
+    return difference
+
+
+def time_forward(runner: ModelRunner, case: Case, *, num_samples: int, num_warmups: int) -> list[float]:
+    """Seconds of a forward that ends at `case.context`, logits after every token."""
+    if case.num_tokens > case.context:
+        raise ConfigError("context", f"must be at least the {case.num_tokens} tokens of a forward, not {case.context}")
+    before = case.context - case.num_tokens
+    with _sequences(runner, case.batch_size, case.context) as sequences:
+        _fill(runner, sequences, before)
+        tokens = _token_ids(runner, case.num_tokens, row=1)
+        rows = [ForwardRow(sequence, tokens, case.num_tokens) for sequence in sequences]
+        return timed_samples(
+            lambda: runner.forward(rows),
+            runner.device,
+            num_samples=num_samples,
+            num_warmups=num_warmups,
+            undo=lambda: _truncate(runner, sequences, before),
+        )
+
+
+def time_draft_loop(runner: ModelRunner, case: Case, *, num_samples: int, num_warmups: int) -> list[float]:
+    """Seconds of a greedy proposal of `case.num_tokens`, from one committed token to the last draft token."""
+    with _sequences(runner, case.batch_size, case.context + case.num_tokens) as sequences:
+        _fill(runner, sequences, case.context - 1)
+        last = _token_ids(runner, case.batch_size, row=2)
+        return timed_samples(
+            lambda: draft(runner, sequences, last, case.num_tokens),
+            runner.device,
+            num_samples=num_samples,
+            num_warmups=num_warmups,
+            undo=lambda: _truncate(runner, sequences, case.context - 1),
+        )
+
+
+def draft(runner: ModelRunner, sequences: list[Sequence], last: list[int], num_tokens: int) -> list[list[int]]:
+    """[num_tokens][B] greedy tokens after each sequence's last."""
+    request = Open(
+        session=0,
+        generation=0,
+        sampling=SamplingParams(temperature=0.0),
+        seed=0,
+        acceptance_method=AcceptanceMethod.REJECTION,
+        prompt_length=1,
+        max_length=runner.max_model_len,
+        num_token_ids=runner.config.vocab_size,
+    )
+    drafted = [last]
+    for _ in range(num_tokens):
+        pairs = zip(sequences, drafted[-1], strict=True)
+        logits = runner.forward([ForwardRow(sequence, [token], 1) for sequence, token in pairs])
+        rows = [LogitRow(request, s.token_ids, s.length, s.length) for s in sequences]
+        drafted.append([drawn.token_id for drawn in propose(logits, rows)])
+    return drafted[1:]
+
+
+@contextmanager
+def _sequences(runner: ModelRunner, count: int, max_length: int) -> Iterator[list[Sequence]]:
+    """Sequences that are released at the end, whatever happens; `OutOfPagesError` when the cache is too small."""
+    opened: list[Sequence] = []
+    try:
+        for _ in range(count):
+            opened.append(runner.sequences.open(max_length))
+        yield opened
+    finally:
+        for sequence in opened:
+            runner.sequences.release(sequence)
+
+
+def _fill(runner: ModelRunner, sequences: list[Sequence], length: int) -> None:
+    """Prefill each sequence to a length with tokens of its own."""
+    for row, sequence in enumerate(sequences):
+        tokens = _token_ids(runner, length, row=row)
+        for begin in range(0, length, _CHUNK):
+            runner.forward([ForwardRow(sequence, tokens[begin : begin + _CHUNK], 0)])
+
+
+def _truncate(runner: ModelRunner, sequences: list[Sequence], length: int) -> None:
+    for sequence in sequences:
+        runner.sequences.truncate(sequence, length)
+
+
+def _token_ids(runner: ModelRunner, count: int, *, row: int) -> list[int]:
+    generator = torch.Generator().manual_seed(_SEED + row)
+    found: list[int] = torch.randint(runner.config.vocab_size, (count,), generator=generator).tolist()
+    return found

@@ -1,0 +1,144 @@
+"""The engine benchmark from gate to result: a grid of forwards and draft loops, each beside its floor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.engine.floor import Device, Work, forward_work, measure_device
+from benchmarks.engine.measuring import Case, check_against_single_tokens, time_draft_loop, time_forward
+from benchmarks.environment import describe_environment, now
+from benchmarks.samples import median, ratio
+from benchmarks.schema import Result, Series
+from outrider.engine.runner import ModelRunner
+
+FORWARD, DRAFT_LOOP = "forward", "draft_loop"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is timed: every combination."""
+
+    batch_sizes: tuple[int, ...] = (1,)
+    num_tokens: tuple[int, ...] = (1, 5)
+    """Of a forward, a row."""
+    contexts: tuple[int, ...] = (256,)
+    draft_lengths: tuple[int, ...] = (4,)
+    num_samples: int = 20
+    num_warmups: int = 3
+
+    @property
+    def forwards(self) -> tuple[Case, ...]:
+        """The grid of forwards."""
+        return self._grid(self.num_tokens)
+
+    @property
+    def draft_loops(self) -> tuple[Case, ...]:
+        """The grid of draft loops."""
+        return self._grid(self.draft_lengths)
+
+    @property
+    def pages_for(self) -> int:
+        """Tokens of KV cache that the largest case needs, over all its sequences."""
+        longest = max(self.contexts) + max((*self.draft_lengths, 0))
+        return max(2, *self.batch_sizes) * longest
+
+    def _grid(self, counts: tuple[int, ...]) -> tuple[Case, ...]:
+        return tuple(
+            Case(batch, count, context) for batch in self.batch_sizes for context in self.contexts for count in counts
+        )
+
+
+def run_plan(runner: ModelRunner, plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> tuple[Series, ...]:
+    """Time everything; the first two series are what the device can do. `GateError` comes before any figure."""
+    check_against_single_tokens(runner)
+    device = measure_device(runner.device, runner.dtype)
+    series = [
+        Series("copy_bandwidth", "GB/s", (device.bytes_per_second / 1e9,)),
+        Series("matrix_rate", "GFLOP/s", (device.operations_per_second / 1e9,)),
+    ]
+    for name, cases in ((FORWARD, plan.forwards), (DRAFT_LOOP, plan.draft_loops)):
+        for case in cases:
+            timer = time_forward if name == FORWARD else time_draft_loop
+            seconds = timer(runner, case, num_samples=plan.num_samples, num_warmups=plan.num_warmups)
+            floor = floor_seconds(runner, device, name, case)
+            series.append(Series(name, "ms", tuple(1e3 * value for value in seconds), _labels(case, floor)))
+            on_done()
+    return tuple(series)
+
+
+def floor_seconds(runner: ModelRunner, device: Device, name: str, case: Case) -> float:
+    """The floor of a case: of a draft loop, the sum over its forwards."""
+    if name == FORWARD:
+        return device.floor_seconds(_work(runner, case.batch_size, case.num_tokens, case.context))
+    return sum(
+        device.floor_seconds(_work(runner, case.batch_size, 1, case.context + step)) for step in range(case.num_tokens)
+    )
+
+
+def _work(runner: ModelRunner, batch_size: int, num_tokens: int, context: int) -> Work:
+    return forward_work(
+        runner.config,
+        runner.dtype,
+        batch_size=batch_size,
+        num_tokens=num_tokens,
+        context=context,
+        num_logits=num_tokens,
+    )
+
+
+def _labels(case: Case, floor: float) -> dict[str, str | int | float | bool]:
+    return {
+        "batch_size": case.batch_size,
+        "num_tokens": case.num_tokens,
+        "context": case.context,
+        "floor_ms": 1e3 * floor,
+    }
+
+
+def to_rows(series: tuple[Series, ...]) -> list[tuple[str, int, int, int, float, float, float]]:
+    """(what, batch, tokens, context, median ms, floor ms, times the floor) of each timed series."""
+    rows = []
+    for item in series:
+        milliseconds = median(item.samples)
+        if item.name in {FORWARD, DRAFT_LOOP} and milliseconds is not None:
+            labels: dict[str, Any] = item.labels
+            floor = float(labels["floor_ms"])
+            over = ratio(milliseconds, floor) or 0.0
+            case = labels["batch_size"], labels["num_tokens"], labels["context"]
+            rows.append((item.name.replace("_", " "), *case, milliseconds, floor, over))
+    return rows
+
+
+def to_result(series: tuple[Series, ...], runner: ModelRunner, *, name: str, configuration: dict[str, Any]) -> Result:
+    """The result to save."""
+    facts = {
+        "architecture": runner.config.architecture,
+        "num_layers": runner.config.num_layers,
+        "hidden_size": runner.config.hidden_size,
+        "vocab_size": runner.config.vocab_size,
+        "dtype": str(runner.dtype).removeprefix("torch."),
+        "num_threads": torch.get_num_threads(),
+    }
+    return Result(
+        kind="engine",
+        name=name,
+        created_at=now(),
+        environment=describe_environment(str(runner.device)),
+        configuration={**configuration, **facts},
+        series=series,
+    )
+
+
+def load(
+    folder: Path, plan: Plan, *, device: str, dtype: str, page_size: int, num_threads: int | None = None
+) -> ModelRunner:
+    """The model with just the pages that the plan needs."""
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    num_pages = -(-plan.pages_for // page_size) + max(2, *plan.batch_sizes)
+    return ModelRunner.load(folder, device=device, dtype=dtype, page_size=page_size, num_pages=num_pages)

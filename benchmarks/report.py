@@ -1,0 +1,208 @@
+"""Tables from committed results: `python -m benchmarks.report`, and with `--check` whether they are fresh.
+
+Owns `benchmarks/results/README.md`, which it writes whole, and in the project's README the lines between the two marks.
+Every figure is computed from the samples of a result file; nothing is typed in by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.samples import median, ratio
+from benchmarks.schema import RESULTS, Result, load
+from outrider.errors import ConfigError
+
+BEGIN, END = "<!-- benchmarks: begin (python -m benchmarks.report) -->", "<!-- benchmarks: end -->"
+_HEAD = "# Results\n\nMade by `python -m benchmarks.report` from the files beside this one; do not edit.\n\n"
+_NOTHING = "No results are committed yet.\n"
+
+Row = Sequence[str]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the tables, or with `--check` say which files are stale; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail when a file is stale")
+    parser.add_argument("--root", type=Path, default=Path(), help="the checkout")
+    options = parser.parse_args(argv)
+    try:
+        return _check(options.root) if options.check else _write(options.root)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def render(results: Sequence[Result]) -> str:
+    """All tables as Markdown."""
+    parts = [table for kind, build in _TABLES.items() if (table := build([r for r in results if r.kind == kind]))]
+    return "\n".join(parts) if parts else _NOTHING
+
+
+def _write(root: Path) -> int:
+    for path, content in _contents(root):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    return 0
+
+
+def _check(root: Path) -> int:
+    stale = [
+        path for path, content in _contents(root) if not path.exists() or path.read_text(encoding="utf-8") != content
+    ]
+    for path in stale:
+        print(f"{path} is stale: run python -m benchmarks.report", file=sys.stderr)
+    return 1 if stale else 0
+
+
+def _contents(root: Path) -> Iterable[tuple[Path, str]]:
+    """(file, what it should hold)."""
+    tables = render([load(path) for path in sorted((root / RESULTS).glob("*.json"))])
+    yield root / RESULTS / "README.md", _HEAD + tables
+    readme = root / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    if BEGIN in text:
+        yield readme, _between_marks(text, tables)
+
+
+def _between_marks(text: str, tables: str) -> str:
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ConfigError("README.md", f"has {BEGIN!r} without {END!r}")
+    return f"{before}{BEGIN}\n\n{tables}\n{END}{after}"
+
+
+def _serve_table(results: Sequence[Result]) -> str:
+    heads = ["run", "device", "pair", "T", "K", "users", "tok/s", "K = 0", "times as fast", "acceptance",
+             "accepted + 1", "TTFT ms", "TPOT ms", "K = 0"]  # fmt: skip
+    return _table("Serving, three processes", heads, [_serve_row(result) for result in results], _notes(results))
+
+
+def _serve_row(result: Result) -> Row:
+    configuration, figures = result.configuration, result.figures["speculation"]
+    users = configuration["traffic"]["max_concurrency"]
+    return [
+        f"`{result.name}`",
+        _device(result),
+        _pair(configuration),
+        f"{configuration['decoding']['temperature']:g}",
+        str(configuration["num_speculative_tokens"]),
+        "all" if users is None else str(users),
+        _number(_median(result, "output_throughput", arm="speculation"), 1),
+        _number(_median(result, "output_throughput", arm="baseline"), 1),
+        _number(_median(result, "speedup"), 2),
+        _number(figures.get("outrider_acceptance"), 2),
+        _number(figures.get("spec_decode_acceptance_length"), 2),
+        _number(_median(result, "ttft", arm="speculation"), 1),
+        _number(_median(result, "tpot", arm="speculation"), 2),
+        _number(_median(result, "tpot", arm="baseline"), 2),
+    ]
+
+
+def _steps_table(results: Sequence[Result]) -> str:
+    stages = ("draft", "target", "accept", "wire", "total")
+    rows = [
+        [f"`{r.name}`", *(_number(_median(r, f"step_{stage}", arm="speculation"), 2) for stage in stages)]
+        for r in results
+    ]
+    return _table("Where a step's time goes, ms", ["run", *stages], rows, [])
+
+
+def _serve_tables(results: Sequence[Result]) -> str:
+    return "\n".join([_serve_table(results), _steps_table(results)]) if results else ""
+
+
+def _rpc_table(results: Sequence[Result]) -> str:
+    heads = ["run", "machine", "call", "over", "bytes there", "bytes back", "median ms", "p99 ms"]
+    rows = [
+        [
+            f"`{result.name}`",
+            _device(result),
+            str(series.labels["call"]),
+            str(series.labels["over"]),
+            str(series.labels["num_bytes"]),
+            str(series.labels["reply_bytes"]),
+            _number(found.median, 3),
+            _number(found.p99, 3),
+        ]
+        for result in results
+        for series in result.series
+        if (found := series.statistics) is not None
+    ]
+    return _table("The wire alone, a round trip between two processes", heads, rows, []) if rows else ""
+
+
+def _engine_table(results: Sequence[Result]) -> str:
+    heads = ["run", "device", "model", "what", "batch", "tokens", "context", "median ms", "floor ms", "times the floor"]
+    rows = [row for result in results for row in _engine_rows(result)]
+    return _table("The engine beside its floor", heads, rows, _notes(results)) if rows else ""
+
+
+def _engine_rows(result: Result) -> Iterable[Row]:
+    facts = result.configuration
+    for series in result.series:
+        milliseconds, labels = median(series.samples), series.labels
+        if milliseconds is not None and "floor_ms" in labels:
+            floor = float(labels["floor_ms"])
+            yield [
+                f"`{result.name}`",
+                _device(result),
+                f"{facts['model']} {facts['dtype']}{_mark(facts)}",
+                series.name.replace("_", " "),
+                *(str(labels[key]) for key in ("batch_size", "num_tokens", "context")),
+                _number(milliseconds, 3),
+                _number(floor, 3),
+                _number(ratio(milliseconds, floor), 2),
+            ]
+
+
+_TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
+    "serve": _serve_tables,
+    "engine": _engine_table,
+    "rpc": _rpc_table,
+}
+
+
+def _table(title: str, heads: Row, rows: Sequence[Row], notes: Sequence[str]) -> str:
+    aligned = ["---" if index == 0 else "---:" for index in range(len(heads))]
+    lines = [f"**{title}** (medians)", "", *("| " + " | ".join(row) + " |" for row in (heads, aligned, *rows))]
+    return "\n".join([*lines, *(f"\n{note}" for note in notes), ""])
+
+
+def _notes(results: Sequence[Result]) -> list[str]:
+    if not any(result.configuration.get("synthetic") for result in results):
+        return []
+    return [
+        "\\* A synthetic pair: random weights of a real model's shape, the acceptance chosen by whoever made it. The "
+        "times are those of the system; the acceptance is not a property of any model."
+    ]
+
+
+def _pair(configuration: dict[str, Any]) -> str:
+    return f"{configuration['pair']}{_mark(configuration)}"
+
+
+def _mark(configuration: dict[str, Any]) -> str:
+    return " \\*" if configuration.get("synthetic") else ""
+
+
+def _device(result: Result) -> str:
+    environment = result.environment
+    return f"{environment.cpu}, {environment.num_cpus} cores" if environment.device == "cpu" else environment.device
+
+
+def _median(result: Result, name: str, **labels: str) -> float | None:
+    found = result.find(name, **labels)
+    return None if found is None else median(found.samples)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+"""``outrider bench``: the benchmarks of the package ``benchmarks``, as commands.
+
+Owns flags, progress and printing, and starts the services that ``bench serve`` measures. That package is imported
+when a command runs: no other command needs it, and ``bench engine`` needs torch.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from outrider.cli.bench.engine import engine
+from outrider.cli.bench.rpc import rpc
+from outrider.cli.bench.serve import serve
+
+app = typer.Typer(no_args_is_help=True, help="Measure: the whole system, one engine, the wire.")
+for command in (serve, engine, rpc):
+    app.command()(command)

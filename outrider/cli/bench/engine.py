@@ -1,0 +1,63 @@
+"""``outrider bench engine``: one model alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.cli.bench.flags import Device, Dtype, Samples, Save, Warmups
+from outrider.cli.bench.harness import bar, benchmark, is_synthetic, model_name, save, table
+from outrider.cli.options import errors_as_lines, output
+from outrider.demo import TARGET
+
+_HEADS = ("what", "batch", "tokens", "context", "median ms", "floor ms", "times the floor")
+
+BatchSizes = Annotated[list[int] | None, typer.Option("--batch-size", min=1, help="May be repeated.", show_default="1")]
+NumTokens = Annotated[
+    list[int] | None,
+    typer.Option("--num-tokens", min=1, help="Tokens a row of a forward; may be repeated.", show_default="1, 5"),
+]
+Contexts = Annotated[list[int] | None, typer.Option("--context", min=2, help="May be repeated.", show_default="256")]
+DraftLengths = Annotated[
+    list[int] | None,
+    typer.Option("--draft-length", min=1, help="Tokens of a draft loop; may be repeated.", show_default="4"),
+]
+
+
+def engine(
+    model: Annotated[Path, typer.Argument(help="Folder of a model.", show_default="the embedded target")] = TARGET,
+    *,
+    batch_size: BatchSizes = None,
+    num_tokens: NumTokens = None,
+    context: Contexts = None,
+    draft_length: DraftLengths = None,
+    page_size: Annotated[int, typer.Option(min=1, help="Tokens in a KV page.")] = 16,
+    num_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    samples: Samples = 20,
+    warmups: Warmups = 3,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    save_as: Save = None,
+) -> None:
+    """Measure one model alone: forwards and draft loops beside the floor of memory and arithmetic."""
+    with errors_as_lines():
+        bench = benchmark("engine.run")
+        plan = bench.Plan(
+            batch_sizes=tuple(batch_size or (1,)),
+            num_tokens=tuple(num_tokens or (1, 5)),
+            contexts=tuple(context or (256,)),
+            draft_lengths=tuple(draft_length or (4,)),
+            num_samples=samples,
+            num_warmups=warmups,
+        )
+        runner = bench.load(model, plan, device=device, dtype=dtype, page_size=page_size, num_threads=num_threads)
+        with bar("cases", len(plan.forwards) + len(plan.draft_loops)) as advance:
+            series = bench.run_plan(runner, plan, on_done=advance)
+        for item in series[:2]:
+            output.print(f"{item.name.replace('_', ' ')}: {item.samples[0]:.1f} {item.unit}", markup=False)
+        output.print(table(_HEADS, bench.to_rows(series)))
+        if save_as is not None:
+            facts = {"model": model_name(model), "synthetic": is_synthetic(model), "page_size": page_size}
+            save(bench.to_result(series, runner, name=save_as, configuration=facts))

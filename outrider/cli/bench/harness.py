@@ -1,0 +1,73 @@
+"""The way from a command to the package ``benchmarks``, and what all its commands show."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+from rich.table import Table
+
+from outrider.cli.options import progress
+from outrider.demo import DRAFT, TARGET
+from outrider.errors import ConfigError
+
+
+def benchmark(name: str) -> Any:  # noqa: ANN401 - a module
+    """A module of the benchmarks; ``ConfigError`` where they, or what they need, are not installed."""
+    try:
+        return importlib.import_module(f"benchmarks.{name}")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in {"torch", "transformers", "safetensors"}:
+            raise ConfigError("", f"this benchmark needs {missing}: install outrider[engine]") from error
+        if missing != "benchmarks":
+            raise
+        raise ConfigError("", "the benchmarks are not installed: they are part of the project's checkout") from error
+
+
+def save(result: Any) -> None:  # noqa: ANN401 - a benchmark's result
+    """Write the result's file and say where it is."""
+    progress.print(f"saved {benchmark('schema').save(result)}", markup=False)
+
+
+@contextmanager
+def bar(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar; gives what advances it by one."""
+    with Progress(console=progress, transient=True) as shown:
+        task = shown.add_task(what, total=total)
+        yield lambda: shown.advance(task)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """Figures under heads; the first column is text."""
+    shown = Table(box=None, pad_edge=False)
+    for index, head in enumerate(heads):
+        shown.add_column(head, justify="left" if index == 0 else "right")
+    for row in rows:
+        shown.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row))
+    return shown
+
+
+def is_synthetic(folder: Path | None) -> bool:
+    """Whether a model's folder is one of a pair that ``tools/make_synthetic_pair.py`` wrote."""
+    return folder is not None and (folder.parent / "synthetic_pair.json").is_file()
+
+
+def model_name(folder: Path) -> str:
+    """A model's name in tables."""
+    if folder in {TARGET, DRAFT}:
+        return f"embedded {folder.name}"
+    return f"{folder.parent.name} {folder.name}" if is_synthetic(folder) else folder.name
+
+
+def pair_name(target: Path, draft: Path | None) -> str:
+    """A pair's name in tables."""
+    if target == TARGET and draft == DRAFT:
+        return "embedded"
+    if is_synthetic(target) and draft is not None and draft.parent == target.parent:
+        return target.parent.name
+    return f"{model_name(target)} / {model_name(draft) if draft else 'none'}"

@@ -1,0 +1,217 @@
+"""``outrider bench serve``: the whole system, as its users see it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli.bench.flags import Device, Dtype, Save
+from outrider.cli.bench.harness import bar, benchmark, is_synthetic, pair_name, save
+from outrider.cli.options import Verbose, errors_as_lines, output
+from outrider.cli.settings_flags import SetOptions, parse_set
+from outrider.cli.stack.plan import Place, StackPlan, plan_stack
+from outrider.cli.stack.preflight import check, free_port
+from outrider.cli.stack.running import run_with_client
+from outrider.client import AsyncClient
+from outrider.config import load_all
+from outrider.demo import DRAFT, TARGET
+from outrider.errors import ConfigError
+from outrider.generation import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """What is measured: a pair that is started here, or what runs at an address."""
+
+    target: Path | None
+    draft: Path | None
+    address: str | None
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it is the embedded pair."""
+        return self.target == TARGET
+
+    def pair(self, info: ModelInfo) -> str:
+        """The pair's name in tables."""
+        if self.target is None:
+            return f"{info.target_model} / {info.draft_model or 'none'}"
+        return pair_name(self.target, self.draft)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    """What is sent."""
+
+    dataset: str
+    tokenizer: Path | None
+    count: int
+    length: int
+    seed: int
+
+
+def serve(
+    target: Annotated[
+        Path | None, typer.Argument(help="Folder of the target.", show_default="the embedded pair's")
+    ] = None,
+    *,
+    draft_model: Annotated[Path | None, typer.Option(help="Folder of the draft.")] = None,
+    address: Annotated[
+        str | None, typer.Option("--address", "-a", help="Measure a running coordinator; start nothing.")
+    ] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="The same requests without speculation in turn, and the ratio.")
+    ] = False,
+    num_speculative_tokens: Annotated[int | None, typer.Option("--num-speculative-tokens", "-k", min=0)] = None,
+    acceptance_method: Annotated[str | None, typer.Option(help="rejection, coupled or typical.")] = None,
+    dataset_name: Annotated[
+        str | None,
+        typer.Option(help="random ids, or code: Outrider's own source.", show_default="code for the embedded pair"),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of the tokenizer for code.", show_default="the target's")
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Requests of a run.")] = 8,
+    input_len: Annotated[int, typer.Option("--input-len", "--random-input-len", min=1, help="Prompt tokens.")] = 64,
+    output_len: Annotated[int, typer.Option("--output-len", "--random-output-len", min=1, help="New tokens.")] = 64,
+    request_rate: Annotated[float, typer.Option(help="Requests a second; inf: all at once.")] = math.inf,
+    burstiness: Annotated[float, typer.Option(help="1: Poisson; less is burstier, more is steadier.")] = 1.0,
+    max_concurrency: Annotated[int, typer.Option(min=0, help="Most requests under way; 0: no limit.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus mass.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0: all.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option(help="Go on past ends of sequence.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts, arrivals and requests.")] = 0,
+    runs: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each arm.", show_default="1, with --baseline 3")
+    ] = None,
+    num_warmups: Annotated[int, typer.Option(min=0, help="Requests of each arm that are not measured.")] = 1,
+    gate_prompts: Annotated[
+        int, typer.Option(min=0, help="Prompts whose greedy output is compared first; 0: no gate, and no --save.")
+    ] = 2,
+    tie_tolerance: Annotated[
+        float, typer.Option(help="Gap of log-probabilities that passes as a tie; bfloat16 wants about 0.1.")
+    ] = 1e-3,
+    device: Device = "cpu",
+    draft_device: Annotated[str | None, typer.Option(help="Another device for the draft.")] = None,
+    dtype: Dtype = "auto",
+    save_as: Save = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Also write the keys of `vllm bench serve --save-detailed`.")
+    ] = None,
+    set_options: SetOptions = None,
+    verbose: Verbose = 0,
+) -> None:
+    """Measure the whole system: traffic through a coordinator, as its users see it."""
+    with errors_as_lines():
+        where = _where(target, draft_model, address)
+        if save_as is not None and not gate_prompts:
+            raise ConfigError("--save", "a result without its correctness gate is not saved: leave --gate-prompts on")
+        bench, workload, load = (benchmark(f"serving.{name}") for name in ("run", "workload", "load"))
+        prompts = _Prompts(
+            dataset_name or ("code" if where.is_embedded else "random"),
+            tokenizer or where.target,
+            num_prompts,
+            input_len,
+            seed,
+        )
+        plan = bench.Plan(
+            prompts=(),
+            traffic=workload.Traffic(request_rate, burstiness, max_concurrency or None),
+            decoding=load.Decoding(
+                max_tokens=output_len,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                ignore_eos=ignore_eos,
+                acceptance_method=acceptance_method,
+                num_speculative_tokens=num_speculative_tokens,
+                seed=seed,
+            ),
+            num_runs=runs or (3 if baseline else 1),
+            num_warmups=num_warmups,
+            with_baseline=baseline,
+            num_gate_prompts=min(gate_prompts, num_prompts),
+            tie_tolerance=tie_tolerance,
+        )
+        devices = {"device": device, "draft_device": draft_device or device, "dtype": dtype}
+        if where.address is not None:
+            plan, outcome = asyncio.run(_with_running(where.address, plan, prompts))
+        else:
+            stack = _stack(where, devices, num_speculative_tokens, set_options)
+            plan, outcome = asyncio.run(
+                run_with_client(stack, lambda client: _measure(client, plan, prompts), verbose=verbose)
+            )
+        for text in bench.texts(outcome, plan):
+            output.print(text, markup=False)
+        if json_path is not None:
+            json_path.write_text(json.dumps(bench.to_vllm_json(outcome, plan)) + "\n", encoding="utf-8")
+        if save_as is not None:
+            facts = {
+                "pair": where.pair(outcome.info),
+                "synthetic": is_synthetic(where.target),
+                "dataset": prompts.dataset,
+                "settings": sorted(set_options or ()),
+                **devices,
+            }
+            save(bench.to_result(outcome, plan, name=save_as, device=device, configuration=facts))
+
+
+def _where(target: Path | None, draft: Path | None, address: str | None) -> _Where:
+    if address is None:
+        return _Where(TARGET, DRAFT, None) if target is None else _Where(target, draft, None)
+    if draft is not None:
+        raise ConfigError("--draft-model", "has no part in measuring what runs at an address already")
+    return _Where(target, None, address)
+
+
+def _stack(
+    where: _Where, devices: dict[str, str], num_speculative_tokens: int | None, set_options: list[str] | None
+) -> StackPlan:
+    flags: dict[Place, Any] = {
+        ("target", "model"): str(where.target),
+        ("draft", "model"): None if where.draft is None else str(where.draft),
+        ("target", "device"): devices["device"],
+        ("draft", "device"): devices["draft_device"],
+        ("target", "dtype"): devices["dtype"],
+        ("draft", "dtype"): devices["dtype"],
+        ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
+        ("coordinator", "port"): free_port(),
+        **parse_set(set_options),
+    }
+    effective = load_all(flags)
+    check(effective.settings)
+    return plan_stack(effective.settings, explicit=effective.origins, free_port=free_port)
+
+
+async def _with_running(address: str, plan: Any, prompts: _Prompts) -> tuple[Any, Any]:  # noqa: ANN401
+    async with AsyncClient(address) as client:
+        return await _measure(client, plan, prompts)
+
+
+async def _measure(client: AsyncClient, plan: Any, prompts: _Prompts) -> tuple[Any, Any]:  # noqa: ANN401
+    """The plan with its prompts, and its outcome."""
+    whole = plan.with_prompts(await _make(client, prompts))
+    with bar("requests", whole.num_requests) as advance:
+        return whole, await benchmark("serving.run").run_plan(client, whole, on_done=advance)
+
+
+async def _make(client: AsyncClient, prompts: _Prompts) -> Sequence[tuple[int, ...]]:
+    workload = benchmark("serving.workload")
+    if prompts.dataset == "random":
+        info = await client.model_info()
+        made = workload.random_prompts(prompts.count, prompts.length, info.num_token_ids, prompts.seed)
+    elif prompts.dataset != "code":
+        raise ConfigError("--dataset-name", f"must be random or code, not {prompts.dataset!r}")
+    elif prompts.tokenizer is None:
+        raise ConfigError("--tokenizer", "is needed for code: with --address nothing else says which it is")
+    else:
+        made = workload.code_prompts(prompts.count, prompts.length, prompts.tokenizer, prompts.seed)
+    return list(made)

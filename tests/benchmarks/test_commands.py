@@ -1,0 +1,76 @@
+"""`outrider bench` as a user types it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.schema import load
+from outrider.cli.bench import app
+from tests.support.tiny_models import cached_tiny_model
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    monkeypatch.chdir(tmp_path)
+    return CliRunner()
+
+
+def test_rpc_prints_a_line_a_case_and_saves_the_samples(runner: CliRunner, tmp_path: Path) -> None:
+    arguments = ["rpc", "--num-bytes", "200", "--call", "stream", "--samples", "4", "--warmups", "0", "--save", "wire"]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert [line.split()[:4] for line in result.stdout.splitlines()[1:]] == [
+        ["stream", "tcp", "200", "16"],
+        ["stream", "unix", "200", "16"],
+    ]
+    saved = load(tmp_path / "benchmarks/results/wire.json")
+    assert [len(series.samples) for series in saved.series] == [4, 4]
+
+
+def test_engine_prints_the_floor_beside_each_case(runner: CliRunner, tmp_path: Path) -> None:
+    folder = str(cached_tiny_model("llama"))
+    arguments = ["engine", folder, "--context", "16", "--samples", "2", "--warmups", "0", "--save", "tiny"]
+    result = runner.invoke(app, [*arguments, "--num-threads", "1"])
+    assert result.exit_code == 0, result.output
+    assert "copy bandwidth:" in result.stdout
+    assert len([line for line in result.stdout.splitlines() if line.startswith(("forward", "draft loop"))]) == 3
+    assert load(tmp_path / "benchmarks/results/tiny.json").configuration["synthetic"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rpc", "--call", "pigeon"], "calls"),
+        (["engine", "no-such-folder"], "no-such-folder"),
+        (["serve", "no-such-folder"], "no-such-folder"),
+        (["serve", "--address", "127.0.0.1:1", "--draft-model", "x"], "--draft-model"),
+        (["serve", "--save", "x", "--gate-prompts", "0"], "gate"),
+        (["serve", "--request-rate", "0"], "request_rate"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_clear_line(runner: CliRunner, arguments: list[str], said: str) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_serve_measures_three_real_processes(runner: CliRunner, tmp_path: Path) -> None:
+    target = cached_tiny_model("llama", seed=1)
+    arguments = ["serve", str(target), "--draft-model", str(target), "--baseline", "--runs", "2", "--num-prompts", "2"]
+    sizes = ["--input-len", "8", "--output-len", "12", "--max-concurrency", "2", "-k", "3"]
+    result = runner.invoke(app, [*arguments, *sizes, "--save", "tiny", "--json", str(tmp_path / "flat.json")])
+    assert result.exit_code == 0, result.output
+    assert "times as fast" in result.stdout
+    saved = load(tmp_path / "benchmarks/results/tiny.json")
+    assert saved.figures["speculation"]["completed"] == saved.figures["baseline"]["completed"] == 4
+    # The draft is the target: every judged token is kept.
+    assert saved.figures["speculation"]["outrider_acceptance"] == 1.0
+    assert "spec_decode_num_drafts" not in saved.figures["baseline"]
+    assert saved.configuration["gate"]["num_ties"] == 0
+    flat = json.loads((tmp_path / "flat.json").read_text())
+    assert flat["output_lens"] == [12] * 4

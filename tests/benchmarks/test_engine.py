@@ -1,0 +1,113 @@
+"""The engine benchmark: the floor's arithmetic, the gate, and a whole run on a tiny model. No test looks at a speed."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.engine.floor import Device, Work, forward_work, matrix_parameters, measure_device
+from benchmarks.engine.measuring import Case, GateError, check_against_single_tokens, draft, time_forward
+from benchmarks.engine.run import Plan, floor_seconds, load, run_plan, to_result, to_rows
+from outrider.engine.batch import ForwardRow
+from outrider.engine.runner import ModelRunner
+from outrider.errors import ConfigError
+from tests.support.tiny_models import cached_tiny_model, load_reference
+
+torch.set_num_threads(1)
+PLAN = Plan(batch_sizes=(1, 3), num_tokens=(1, 5), contexts=(16,), draft_lengths=(3,), num_samples=2, num_warmups=1)
+
+
+@pytest.fixture
+def runner() -> ModelRunner:
+    return load(cached_tiny_model("qwen3"), PLAN, device="cpu", dtype="float32", page_size=16)
+
+
+def test_counted_matrices_are_those_of_the_model() -> None:
+    folder = cached_tiny_model("llama")
+    config = ModelRunner.load(folder, num_pages=1, max_model_len=16).config
+    reference = AutoModelForCausalLM.from_pretrained(folder)
+    matrices = sum(p.numel() for name, p in reference.named_parameters() if ".layers." in name and p.dim() == 2)
+    assert matrix_parameters(config) == matrices
+
+
+def test_work_is_bytes_and_operations_of_what_cannot_be_avoided(runner: ModelRunner) -> None:
+    config = runner.config
+    matrices, head = matrix_parameters(config), config.vocab_size * config.hidden_size
+    kv = config.kv_bytes_per_token(torch.bfloat16)
+    found = forward_work(config, torch.bfloat16, batch_size=3, num_tokens=5, context=40, num_logits=5)
+    assert found.num_bytes == 2 * (matrices + head + 15 * config.hidden_size) + 15 * kv + 3 * 40 * kv
+    attention = 2 * 2 * 15 * 40 * config.num_heads * config.head_dim * config.num_layers
+    assert found.num_operations == 2 * 15 * (matrices + head) + attention
+    without = forward_work(config, torch.bfloat16, batch_size=3, num_tokens=5, context=40, num_logits=0)
+    assert found.num_bytes - without.num_bytes == 2 * head
+
+
+def test_a_sliding_window_shortens_what_is_read() -> None:
+    windowed = ModelRunner.load(cached_tiny_model("mistral", sliding_window=8), num_pages=16, max_model_len=16).config
+    assert windowed.sliding_windows == (8, 8)
+    short, long = (
+        forward_work(windowed, torch.float32, batch_size=1, num_tokens=1, context=n, num_logits=1) for n in (8, 200)
+    )
+    assert short == long
+
+
+def test_the_floor_is_the_larger_of_the_two_times(runner: ModelRunner) -> None:
+    device = Device(bytes_per_second=100.0, operations_per_second=1000.0)
+    assert device.floor_seconds(Work(num_bytes=200, num_operations=1000)) == 2.0
+    assert device.floor_seconds(Work(num_bytes=200, num_operations=5000)) == 5.0
+    single = [floor_seconds(runner, device, "forward", Case(2, 1, context)) for context in (16, 17, 18)]
+    assert floor_seconds(runner, device, "draft_loop", Case(2, 3, 16)) == pytest.approx(sum(single))
+
+
+def test_a_whole_run_times_every_case_and_leaves_the_cache_free(runner: ModelRunner) -> None:
+    done: list[None] = []
+    series = run_plan(runner, PLAN, on_done=lambda: done.append(None))
+    assert [item.name for item in series[:2]] == ["copy_bandwidth", "matrix_rate"]
+    assert [item.name for item in series[2:]] == ["forward"] * 4 + ["draft_loop"] * 2
+    assert len(done) == 6
+    assert all(len(item.samples) == 2 for item in series[2:])
+    runner.sequences.check_integrity()
+    assert runner.sequences.pool.num_used == 0
+    rows = to_rows(series)
+    assert [row[1:4] for row in rows] == [(1, 1, 16), (1, 5, 16), (3, 1, 16), (3, 5, 16), (1, 3, 16), (3, 3, 16)]
+    assert all(row[6] == pytest.approx(row[4] / row[5]) for row in rows)
+    result = to_result(series, runner, name="some", configuration={"model": "tiny", "synthetic": False})
+    assert result.configuration["dtype"] == "float32"
+
+
+def test_a_timed_forward_is_the_forward_it_says(runner: ModelRunner) -> None:
+    before = runner.num_forwards
+    assert len(time_forward(runner, Case(2, 5, 16), num_samples=3, num_warmups=2)) == 3
+    assert runner.num_forwards == before + 2 + 5, "a prefill for each of two sequences, then five goes"
+    with pytest.raises(ConfigError, match="context"):
+        time_forward(runner, Case(1, 5, 4), num_samples=1, num_warmups=0)
+
+
+def test_the_draft_loop_drafts_what_greedy_decoding_would(runner: ModelRunner) -> None:
+    prompt = [3, 1, 4, 1, 5]
+    sequence = runner.sequences.open(16)
+    runner.forward([ForwardRow(sequence, prompt[:-1], 0)])
+    drafted = [tokens[0] for tokens in draft(runner, [sequence], prompt[-1:], 3)]
+    reference, expected = load_reference(cached_tiny_model("qwen3")), list(prompt)
+    for _ in range(3):
+        with torch.inference_mode():
+            expected.append(int(reference(torch.tensor([expected])).logits[0, -1].argmax()))
+    assert drafted == expected[len(prompt) :]
+
+
+def test_the_gate_stops_an_engine_that_contradicts_itself(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_against_single_tokens(runner) < 1e-4
+    forward = runner.forward
+
+    def broken(rows: list[ForwardRow]) -> torch.Tensor:
+        logits = forward(rows)
+        return logits + 1.0 if len(rows[0].token_ids) > 1 else logits
+
+    monkeypatch.setattr(runner, "forward", broken)
+    with pytest.raises(GateError, match="one at a time differ"):
+        run_plan(runner, PLAN)
+
+
+def test_the_device_is_measured() -> None:
+    device = measure_device(torch.device("cpu"), torch.float32)
+    assert device.bytes_per_second > 0
+    assert device.operations_per_second > 0

@@ -1,0 +1,80 @@
+"""Tables come from result files alone, and a stale one is found."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report import BEGIN, END, main, render
+from benchmarks.schema import Result, Series, save
+from tests.benchmarks.test_schema import make_result
+
+
+def engine_result(name: str, *, synthetic: bool) -> Result:
+    labels: dict[str, str | int | float | bool] = {"batch_size": 1, "num_tokens": 5, "context": 64, "floor_ms": 2.0}
+    return dataclasses.replace(
+        make_result(name),
+        kind="engine",
+        configuration={"model": "some", "dtype": "float32", "synthetic": synthetic},
+        series=(Series("forward", "ms", (2.0, 3.0, 7.0), labels), Series("copy_bandwidth", "GB/s", (9.0,))),
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    save(make_result("wire"), tmp_path / "benchmarks/results")
+    (tmp_path / "README.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    return tmp_path
+
+
+def test_tables_hold_medians_of_the_samples() -> None:
+    text = render([engine_result("one", synthetic=False), make_result()])
+    assert "| forward | 1 | 5 | 64 | 3.000 | 2.000 | 1.50 |" in text
+    assert "| unary |" in text
+    assert "2.500 | 9.790 |" in text
+    assert "ynthetic" not in text
+
+
+def test_a_synthetic_pair_is_said_to_be_one() -> None:
+    text = render([engine_result("one", synthetic=True)])
+    assert "some float32 \\*" in text
+    assert "random weights" in text
+
+
+def test_without_results_nothing_is_claimed(tmp_path: Path) -> None:
+    assert main(["--root", str(tmp_path)]) == 0
+    assert "No results" in (tmp_path / "benchmarks/results/README.md").read_text()
+
+
+def test_writing_makes_it_fresh_and_a_new_result_makes_it_stale(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check", "--root", str(root)]) == 1
+    assert "README.md is stale" in capsys.readouterr().err
+    assert main(["--root", str(root)]) == 0
+    assert main(["--check", "--root", str(root)]) == 0
+    text = (root / "README.md").read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "`wire`" in text
+    save(make_result("wire2"), root / "benchmarks/results")
+    assert main(["--check", "--root", str(root)]) == 1
+
+
+def test_a_result_that_was_tampered_with_stops_the_report(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = root / "benchmarks/results/wire.json"
+    content = json.loads(path.read_text())
+    content["series"][0]["statistics"]["median"] = 0.1
+    path.write_text(json.dumps(content))
+    assert main(["--root", str(root)]) == 1
+    assert "wire.json" in capsys.readouterr().err
+
+
+def test_a_mark_without_its_end_is_an_error(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "README.md").write_text(f"before\n{BEGIN}\nold\n")
+    assert main(["--root", str(root)]) == 1
+    assert "README.md" in capsys.readouterr().err
+
+
+def test_the_committed_tables_are_fresh() -> None:
+    assert main(["--check", "--root", str(Path(__file__).parents[2])]) == 0

@@ -1,0 +1,86 @@
+"""Results keep their samples, and no file can say what its samples do not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.environment import describe_environment, now
+from benchmarks.samples import median, ratio, statistics_of
+from benchmarks.schema import Label, Result, Series, from_json, load, save, to_json
+from outrider.errors import ConfigError
+
+
+def make_result(name: str = "made") -> Result:
+    sizes: dict[str, Label] = {"over": "tcp", "num_bytes": 200, "reply_bytes": 16}
+    return Result(
+        kind="rpc",
+        name=name,
+        created_at=now(),
+        environment=describe_environment("cpu"),
+        configuration={"num_samples": 4},
+        series=(
+            Series(
+                "round_trip",
+                "ms",
+                (1.0, 2.0, 3.0, 10.0),
+                {"call": "unary", **sizes},
+            ),
+            Series("round_trip", "ms", (), {"call": "stream", **sizes}),
+        ),
+    )
+
+
+def test_statistics_are_those_of_the_samples() -> None:
+    found = statistics_of([1.0, 2.0, 3.0, 10.0])
+    assert found is not None
+    assert (found.count, found.mean, found.median, found.minimum, found.maximum) == (4, 4.0, 2.5, 1.0, 10.0)
+    assert found.std == pytest.approx(12.5**0.5)
+    assert found.p90 == pytest.approx(7.9)
+    assert found.p99 == pytest.approx(9.79)
+    assert statistics_of([]) is None
+    assert median([]) is None
+    assert (ratio(3.0, 2.0), ratio(None, 2.0), ratio(1.0, 0.0)) == (1.5, None, None)
+
+
+def test_a_result_survives_its_file(tmp_path: Path) -> None:
+    result = make_result()
+    assert load(save(result, tmp_path)) == result
+    assert result.find("round_trip", call="stream") == result.series[1]
+    assert result.find("round_trip", call="none") is None
+
+
+def test_a_file_holds_statistics_for_its_readers(tmp_path: Path) -> None:
+    content = json.loads(save(make_result(), tmp_path).read_text())
+    assert content["series"][0]["statistics"]["median"] == 2.5
+    assert content["series"][0]["samples"] == [1.0, 2.0, 3.0, 10.0]
+    assert content["series"][1]["statistics"] is None
+
+
+@pytest.mark.parametrize("statistic", ["median", "p99", "mean", "count"])
+def test_a_figure_that_its_samples_do_not_give_is_refused(statistic: str) -> None:
+    content = to_json(make_result())
+    content["series"][0]["statistics"][statistic] *= 1.01
+    with pytest.raises(ConfigError, match=statistic):
+        from_json(content)
+
+
+def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"schema_version": 99}')
+    with pytest.raises(ConfigError, match=r"other\.json.*must be 1"):
+        load(other)
+    other.write_text("no json")
+    with pytest.raises(ConfigError, match=r"other\.json"):
+        load(other)
+    save(make_result("one"), tmp_path).rename(tmp_path / "two.json")
+    with pytest.raises(ConfigError, match="holds the result 'one'"):
+        load(tmp_path / "two.json")
+
+
+def test_the_environment_names_code_and_machine_but_no_place() -> None:
+    environment = describe_environment("cpu")
+    assert environment.num_cpus >= 1
+    assert {"python", "numpy", "grpcio"} <= environment.versions.keys()
+    assert str(Path.home()) not in json.dumps(to_json(make_result()))
+    assert environment.commit == "" or len(environment.commit) == 40

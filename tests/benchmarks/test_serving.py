@@ -1,0 +1,266 @@
+"""The serving benchmark against a scripted client: what is sent, what is counted, what is refused."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.samples import median
+from benchmarks.schema import load, save
+from benchmarks.serving.figures import detailed_keys, measured_series, speculation_of, vllm_keys
+from benchmarks.serving.gate import GateError, check_exactness
+from benchmarks.serving.load import Decoding, Record, Run, run_load
+from benchmarks.serving.run import BASELINE, SPECULATION, Plan, run_plan, texts, to_result, to_vllm_json
+from benchmarks.serving.workload import Traffic, arrival_times, code_prompts, random_prompts
+from outrider.errors import ConfigError, UnavailableError
+from outrider.generation import GenerationResult, SpeculationStats, Timing, Usage
+from outrider.types import FinishReason
+from tests.benchmarks.scripted_client import DRAFT_LENGTH, ScriptedClient
+from tests.support.tiny_models import cached_tiny_model
+
+PROMPTS = tuple(random_prompts(6, 5, 100, seed=1))
+
+
+def record_of(
+    *,
+    sent_at: float,
+    times: tuple[float, ...],
+    counts: tuple[int, ...],
+    histogram: tuple[int, ...] = (),
+    num_draft_tokens: int = 0,
+) -> Record:
+    result = GenerationResult(
+        text="text",
+        token_ids=tuple(range(sum(counts))),
+        finish_reason=FinishReason.LENGTH,
+        matched_stop=None,
+        logprobs=None,
+        prompt_logprobs=None,
+        usage=Usage(10, sum(counts)),
+        speculation=SpeculationStats(
+            num_steps=len(counts),
+            num_draft_tokens=num_draft_tokens,
+            num_accepted_tokens=sum(length * count for length, count in enumerate(histogram)),
+            acceptance_histogram=histogram,
+            mean_acceptance_length=0.0,
+        ),
+        seed=0,
+        request_id="",
+        timing=Timing(queue=0.5, first_token=1.0, total=4.5, draft=1.0, target=2.0, accept=0.5, wire=0.5),
+    )
+    return Record(10, sent_at, times[-1], times, counts, result)
+
+
+TWO = Run(
+    records=(
+        record_of(sent_at=0.0, times=(1.0, 1.5, 2.5), counts=(1, 3, 1), histogram=(1, 0, 1), num_draft_tokens=6),
+        record_of(sent_at=0.5, times=(2.5, 3.0), counts=(1, 4), histogram=(0, 0, 0, 1), num_draft_tokens=3),
+        Record(10, 0.0, 0.1, error="CapacityError: no room"),
+    ),
+    duration=4.0,
+)
+
+
+def test_times_of_a_record_are_those_of_its_messages() -> None:
+    record = TWO.records[0]
+    assert record.time_to_first_token == 1.0
+    assert record.latency == 2.5
+    assert record.time_per_output_token == pytest.approx(1.5 / 4)
+    assert record.gaps == (0.5, 1.0)
+    assert TWO.records[2].time_to_first_token is None
+    assert TWO.records[2].time_per_output_token is None
+
+
+def test_figures_are_in_the_keys_of_vllm() -> None:
+    keys = vllm_keys([TWO], draft_length=3)
+    assert (keys["completed"], keys["failed"], keys["duration"]) == (2, 1, 4.0)
+    assert (keys["total_input_tokens"], keys["total_output_tokens"]) == (20, 10)
+    assert (keys["request_throughput"], keys["output_throughput"], keys["total_token_throughput"]) == (0.5, 2.5, 7.5)
+    assert keys["max_output_tokens_per_s"] == 4  # in the second from 1 to 2, and again from 3 to 4
+    assert keys["max_concurrent_requests"] == 2
+    assert keys["mean_ttft_ms"] == pytest.approx(1500.0)
+    assert keys["median_tpot_ms"] == pytest.approx(1e3 * (1.5 / 4 + 0.5 / 4) / 2)
+    assert keys["mean_itl_ms"] == pytest.approx(1e3 * (0.5 + 1.0 + 0.5) / 3)
+    assert keys["median_e2el_ms"] == pytest.approx(2500.0)
+    assert keys["spec_decode_num_drafts"] == 3
+    assert keys["spec_decode_acceptance_rate"] == pytest.approx(100 * 5 / 9)
+    assert keys["spec_decode_acceptance_length"] == pytest.approx(1 + 5 / 3)
+    assert keys["spec_decode_per_position_acceptance_rates"] == pytest.approx([2 / 3, 2 / 3, 1 / 3])
+    detailed = detailed_keys([TWO])
+    assert detailed["itls"] == [[0.5, 1.0], [0.5], []]
+    assert detailed["errors"][2] == "CapacityError: no room"
+
+
+def test_only_judged_tokens_count_for_acceptance() -> None:
+    # Steps that kept 0, 2 and all 3: the first two rejected one token each.
+    assert speculation_of(TWO.records, draft_length=3).num_judged_tokens == 5 + 2
+
+
+def test_a_proposal_trimmed_at_the_end_and_kept_whole_rejected_nothing() -> None:
+    trimmed = record_of(
+        sent_at=0.0, times=(1.0, 2.0, 3.0), counts=(1, 4, 2), histogram=(0, 1, 0, 1), num_draft_tokens=4
+    )
+    found = speculation_of([trimmed], draft_length=3)
+    assert (found.num_accepted_tokens, found.num_judged_tokens, found.acceptance) == (4, 4, 1.0)
+
+
+def test_without_drafts_there_is_no_data_and_no_division_by_zero() -> None:
+    plain = record_of(sent_at=0.0, times=(1.0, 2.0), counts=(1, 1))
+    found = speculation_of([plain], draft_length=0)
+    assert (found.acceptance, found.acceptance_rate, found.acceptance_length) == (None, None, None)
+    assert not any(key.startswith("spec_decode") for key in vllm_keys([Run((plain,), 2.0)], 0))
+
+
+def test_where_a_steps_time_went_is_per_step() -> None:
+    series = {item.name: item.samples for item in measured_series([TWO], SPECULATION)}
+    assert series["step_draft"] == pytest.approx((1e3 / 3, 1e3 / 2))
+    assert series["step_total"] == pytest.approx((4e3 / 3, 4e3 / 2))
+    assert series["user_throughput"] == pytest.approx((4 / 1.5, 4 / 0.5))
+
+
+def test_arrivals_have_the_rate_and_the_burstiness_asked_for() -> None:
+    assert arrival_times(Traffic(), 3, seed=0) == [0.0, 0.0, 0.0]
+    gaps = np.diff(arrival_times(Traffic(request_rate=4.0, burstiness=2.0), 20_000, seed=0))
+    assert gaps.mean() == pytest.approx(0.25, rel=0.02)
+    assert gaps.std() == pytest.approx(0.25 / math.sqrt(2.0), rel=0.03)
+    assert arrival_times(Traffic(request_rate=4.0), 5, seed=1) == arrival_times(Traffic(request_rate=4.0), 5, seed=1)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"request_rate": 0.0}, {"request_rate": math.nan}, {"burstiness": 0.0}, {"max_concurrency": 0}]
+)
+def test_impossible_traffic_is_refused_by_name(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        Traffic(**bad)
+
+
+def test_prompts_have_the_length_asked_for(tmp_path: Path) -> None:
+    assert {len(prompt) for prompt in PROMPTS} == {5}
+    assert all(0 <= token < 100 for prompt in PROMPTS for token in prompt)
+    folder = cached_tiny_model("llama")
+    prompts = code_prompts(3, 17, folder, seed=0)
+    assert [len(prompt) for prompt in prompts] == [17] * 3
+    assert prompts == code_prompts(3, 17, folder, seed=0)
+    with pytest.raises(ConfigError, match="input_len"):
+        random_prompts(1, 0, 100, seed=0)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        code_prompts(1, 5, tmp_path, seed=0)
+
+
+async def test_no_more_requests_are_under_way_than_allowed() -> None:
+    client = ScriptedClient()
+    run = await run_load(client, PROMPTS, Traffic(max_concurrency=2), Decoding(max_tokens=6, seed=40))
+    assert client.most_running == 2
+    assert len(run.completed) == len(PROMPTS)
+    assert [options.get("seed") for options in client.requests] == [40, 41, 42, 43, 44, 45]
+    assert all(record.token_counts == (2, 2, 2) for record in run.records)
+    unlimited = ScriptedClient()
+    await run_load(unlimited, PROMPTS, Traffic(), Decoding(max_tokens=6))
+    assert unlimited.most_running == len(PROMPTS)
+
+
+async def test_a_request_that_fails_is_a_record_and_not_an_end() -> None:
+    client = ScriptedClient(fail_prompts=frozenset({PROMPTS[0][0]}))
+    run = await run_load(client, PROMPTS, Traffic(), Decoding(max_tokens=4))
+    assert run.records[0].error == "CapacityError: no room"
+    assert len(run.completed) == sum(prompt[0] != PROMPTS[0][0] for prompt in PROMPTS)
+
+
+async def check(client: ScriptedClient, *, tolerance: float) -> Any:
+    return await check_exactness(
+        client, PROMPTS[:2], max_tokens=8, num_speculative_tokens=None, tie_tolerance=tolerance
+    )
+
+
+async def test_the_gate_passes_equal_output() -> None:
+    report = await check(ScriptedClient(), tolerance=0.0)
+    assert (report.num_prompts, report.num_tokens, report.num_ties) == (2, 16, 0)
+
+
+async def test_the_gate_stops_at_a_token_that_speculation_changed() -> None:
+    with pytest.raises(GateError, match=rf"with speculation token \d+, without it token \d+ after {5 + 3} tokens"):
+        await check(ScriptedClient(lie_at=3, gap=0.5), tolerance=0.1)
+
+
+async def test_the_gate_lets_a_tie_pass_and_counts_it() -> None:
+    report = await check(ScriptedClient(lie_at=3, gap=0.05), tolerance=0.1)
+    assert (report.num_tokens, report.num_ties) == (2 * 3, 2)
+
+
+def plan_of(**changes: Any) -> Plan:
+    plan = Plan(PROMPTS, Traffic(max_concurrency=2), Decoding(max_tokens=8), num_runs=3, with_baseline=True)
+    return dataclasses.replace(plan, **changes)
+
+
+async def test_arms_are_interleaved_and_get_the_same_requests() -> None:
+    client = ScriptedClient()
+    done: list[None] = []
+    plan = plan_of(num_warmups=0, num_gate_prompts=0)
+    outcome = await run_plan(client, plan, on_done=lambda: done.append(None))
+    assert len(done) == plan.num_requests == 36
+    lengths = [options.get("num_speculative_tokens") for options in client.requests]
+    blocks = [lengths[begin : begin + 6] for begin in range(0, 36, 6)]
+    assert blocks == [[DRAFT_LENGTH] * 6, [0] * 6, [0] * 6, [DRAFT_LENGTH] * 6, [DRAFT_LENGTH] * 6, [0] * 6]
+    assert len(outcome.speedups) == 3
+    first = outcome.runs[SPECULATION][0].output_throughput / outcome.runs[BASELINE][0].output_throughput
+    assert outcome.speedups[0] == pytest.approx(first)
+
+
+async def test_a_red_gate_gives_no_figures() -> None:
+    client = ScriptedClient(lie_at=0, gap=2.0)
+    with pytest.raises(GateError):
+        await run_plan(client, plan_of())
+    assert not [options for options in client.requests if options.get("seed") is not None], "nothing was measured"
+
+
+async def test_a_run_in_which_everything_failed_is_an_error() -> None:
+    client = ScriptedClient(fail_prompts=frozenset(range(100)))
+    with pytest.raises(UnavailableError, match="CapacityError: no room"):
+        await run_plan(client, plan_of(num_gate_prompts=0))
+
+
+async def test_the_result_holds_raw_samples_of_both_arms(tmp_path: Path) -> None:
+    plan = plan_of()
+    outcome = await run_plan(ScriptedClient(), plan)
+    result = to_result(outcome, plan, name="some", device="cpu", configuration={"pair": "a / b", "synthetic": False})
+    assert load(save(result, tmp_path)) == result
+    for arm in (SPECULATION, BASELINE):
+        found = result.find("ttft", arm=arm)
+        assert found is not None
+        assert len(found.samples) == 3 * len(PROMPTS)
+    speedup = result.find("speedup")
+    assert speedup is not None
+    assert median(speedup.samples) == median(outcome.speedups)
+    assert result.configuration["gate"] == {"num_prompts": 2, "num_tokens": 64, "num_ties": 0}
+    assert result.configuration["traffic"]["request_rate"] == "inf"
+    assert result.figures[SPECULATION]["outrider_acceptance"] == pytest.approx(4 / 7)
+
+
+async def test_the_block_and_the_flat_keys_are_those_of_vllm() -> None:
+    plan = plan_of()
+    outcome = await run_plan(ScriptedClient(), plan)
+    ours, alone, comparison = texts(outcome, plan)
+    for line in (
+        "Successful requests:                     18",
+        "Maximum request concurrency:             2",
+        "---------------Time to First Token----------------",
+        "-----Time per Output Token (excl. 1st token)------",
+        "---------------Inter-token Latency----------------",
+        "---------------Speculative Decoding---------------",
+        "Acceptance length:                       2.00",
+        "  Position 0:                            100.00",
+        "Acceptance of judged tokens (%):         57.14",
+        "Draft (ms):                              50.00",
+    ):
+        assert line in ours.splitlines()
+    assert "Speculative Decoding" not in alone
+    assert comparison.startswith("Speculation is ")
+    flat = json.loads(json.dumps(to_vllm_json(outcome, plan)))
+    assert flat["backend"] == "outrider"
+    assert {"date", "model_id", "request_rate", "max_concurrency", "p99_itl_ms", "ttfts", "generated_texts"} <= set(
+        flat
+    )
