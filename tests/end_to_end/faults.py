@@ -1,0 +1,116 @@
+"""What can go wrong in a service, done to a real one at a moment of the test's choice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import torch
+
+from outrider.engine.batch import ForwardRow
+from outrider.engine.runner import ModelRunner
+from outrider.transport.server import serve_draft, serve_target
+from tests.end_to_end.waiting import DEADLINE_S, eventually
+from tests.support.stack import Stack
+
+Rows = Sequence[ForwardRow]
+
+
+@contextmanager
+def around_forwards(runner: ModelRunner, before: Callable[[Rows], None]) -> Iterator[None]:
+    """Call ``before`` with the rows of each forward, in the engine's thread."""
+    forward = runner.forward
+
+    def watched(rows: Rows) -> torch.Tensor:
+        before(rows)
+        return forward(rows)
+
+    runner.forward = watched  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        runner.forward = forward  # type: ignore[method-assign]
+
+
+class Gate:
+    """Holds a runner's forwards, before they compute, while it is shut."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self._holds = threading.Event()
+
+    def wait(self, rows: Rows) -> None:
+        if not self._open.is_set():
+            self._holds.set()
+            assert self._open.wait(DEADLINE_S), "nobody opened the gate"
+
+    def open(self) -> None:
+        self._holds.clear()
+        self._open.set()
+
+    async def shut(self) -> None:
+        """Return when a forward is being held."""
+        self._open.clear()
+        await eventually(self._holds.is_set, "a forward at the gate")
+
+
+@contextmanager
+def gate_of(runner: ModelRunner | None) -> Iterator[Gate]:
+    """A gate in front of a runner's forwards, open at first and in the end."""
+    assert runner is not None
+    gate = Gate()
+    with around_forwards(runner, gate.wait):
+        try:
+            yield gate
+        finally:
+            gate.open()
+
+
+def break_links(service: Any) -> None:
+    """What a service's users see when its links break; it has released their sessions when they come again."""
+    for link in list(service._worker._links.values()):
+        link.break_off("broken by a test")
+
+
+def lose_sessions(service: Any, *, at_item: int) -> None:
+    """When item number ``at_item`` from now on arrives, the service has forgotten every session of its link."""
+    ledger = service._core.ledger
+    find, seen = ledger.find, 0
+
+    def forgetful(link_id: int, session: int, generation: int) -> object:
+        nonlocal seen
+        seen += 1
+        if seen == at_item:
+            ledger.drop_link(link_id)
+        return find(link_id, session, generation)
+
+    ledger.find = forgetful
+
+
+@contextmanager
+def poisoned(runner: ModelRunner | None, first_token: int, *, at_length: int) -> Iterator[None]:
+    """From ``at_length`` tokens on the KV of the session whose text begins with ``first_token`` is NaN."""
+    assert runner is not None
+
+    def poison(rows: Rows) -> None:
+        for row in rows:
+            sequence = row.sequence
+            if sequence.token_ids[:1] == [first_token] and sequence.length >= at_length:
+                for page in sequence.page_table:
+                    runner.kv_cache[:, page * runner.page_size : (page + 1) * runner.page_size] = torch.nan
+
+    with around_forwards(runner, poison):
+        yield
+
+
+@asynccontextmanager
+async def outage(stack: Stack, role: str) -> AsyncIterator[None]:
+    """The server of "draft" or "target" is gone inside, and listens again at the same address afterwards."""
+    await getattr(stack, f"{role}_server").stop()
+    yield
+    serve: Any = {"draft": serve_draft, "target": serve_target}[role]
+    port = int(stack.addresses[role].rpartition(":")[2])
+    setattr(stack, f"{role}_server", await serve(getattr(stack, role), host="127.0.0.1", port=port))
