@@ -30,7 +30,7 @@ demo: install  ## starts the three services on the embedded pair, streams, prove
 	$(BIN)/outrider demo
 
 test: install  ## the whole suite; TESTS=tests/cli for a part of it
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(TESTS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(TESTS)
 
 check: install  ## format, lint, types, import contracts, generated code, generated docs
 	$(BIN)/ruff format --check .
