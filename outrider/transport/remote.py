@@ -6,9 +6,11 @@ One bidirectional stream is one link. Knows the wire and nothing of what travels
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+import grpc
 import grpc.aio
 
 from outrider.errors import OutriderError, UnavailableError
@@ -27,6 +29,8 @@ CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
 
 CONNECT_TIMEOUT_S = 5.0
+FAREWELL_S = 1.0
+"""How long ``close`` waits for the service to say that the link's sessions are released."""
 
 
 class RemoteLink(Generic[CommandT, EventT]):
@@ -46,6 +50,8 @@ class RemoteLink(Generic[CommandT, EventT]):
         self._outbox: Outbox[Any] = Outbox()
         self._broken: UnavailableError | None = None
         self._closed = False
+        self._reading = False
+        self._done = asyncio.Event()
         self._call = attach(self._outbox.take())
         self._call.add_done_callback(self._on_done)
 
@@ -58,6 +64,7 @@ class RemoteLink(Generic[CommandT, EventT]):
 
     async def events(self) -> AsyncIterator[EventBatch[EventT]]:
         """The answers, to one reader; ends after ``close``, raises ``UnavailableError`` when the link breaks."""
+        self._reading = True
         try:
             with translating_errors(self._address):
                 async for message in self._call:
@@ -70,11 +77,14 @@ class RemoteLink(Generic[CommandT, EventT]):
                 raise
             self._broken = UnavailableError(f"the link to {self._address} broke: {error}")
             raise self._broken from error
+        finally:
+            self._reading = False
 
     def _on_done(self, call: object) -> None:
         """A sender hears of a break even while nobody reads; why it broke is for the reader to say."""
         if self._broken is None:
             self._broken = UnavailableError(f"the link to {self._address} is gone")
+        self._done.set()
 
     async def close(self) -> None:
         """Release the link's sessions on the service; idempotent."""
@@ -82,8 +92,20 @@ class RemoteLink(Generic[CommandT, EventT]):
             return
         self._closed = True
         self._outbox.close()
+        # The service ends the stream when it has released what the link held.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await self._until_done()
         self._call.cancel()
         await self._channel.close()
+
+    async def _until_done(self) -> None:
+        """A call is done when all that came is read, so it is read here when nobody else does."""
+        if not self._reading:
+            with contextlib.suppress(grpc.RpcError):
+                async for _ in self._call:
+                    pass
+        await self._done.wait()
 
 
 class _RemotePort:

@@ -183,6 +183,7 @@ async def test_however_a_link_ends_its_sessions_are_released(serve: Serve, way: 
     assert draft.num_pages_free == 0
     if way == "close":
         await talk.link.close()
+        assert draft.num_pages_free == 8  # released by the time it returns
         await talk.link.close()
     elif way == "channel gone":
         await talk.link._channel.close()
