@@ -18,8 +18,9 @@ CONNECT_ATTEMPT_MS = 5_000
 
 Options = list[tuple[str, int | str]]
 
-_KEEPALIVE: Options = [
-    # A peer that is gone without a word is noticed in half a minute, also on an idle link.
+KEEPALIVE: Options = [
+    # A peer that is gone without a word is noticed in half a minute, also on an idle link: by a client, to look
+    # elsewhere, and by a server, to free what it held for that client.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -35,7 +36,7 @@ def message_limits(max_bytes: int, *, max_received_bytes: int | None = None) -> 
 def _client_options(max_bytes: int) -> Options:
     return [
         *message_limits(max_bytes),
-        *_KEEPALIVE,
+        *KEEPALIVE,
         # Peers are named by whoever deploys them; a proxy of the environment is for the world outside.
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from outrider.errors import ConfigError
 from outrider.ports import Draft, Target
 from outrider.transport.channels import (
+    KEEPALIVE,
     MAX_LINK_MESSAGE_BYTES,
     MAX_PUBLIC_MESSAGE_BYTES,
     MAX_REQUEST_BYTES,
@@ -36,6 +37,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 _OPTIONS: Options = [
+    *KEEPALIVE,
     # Without this a second server binds the same port without a word, and calls go to either.
     ("grpc.so_reuseport", 0),
     # Clients ping an idle link to see whether we are there; that is welcome.
