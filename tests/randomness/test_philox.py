@@ -153,3 +153,25 @@ def test_triton_form_in_the_interpreter(tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays["bits"], numpy_bits(np.arange(1500)))
         expected = philox_torch.row_gumbel(rows_of(), 1500).numpy()
         np.testing.assert_allclose(arrays["noise"], expected, rtol=1e-6, atol=1e-6)
+
+
+COMPILE_PROGRAM = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from outrider.randomness import philox_triton
+
+types = {"words_ptr": "*i64", "bits_ptr": "*i64", "gumbel_ptr": "*fp32", "num_rows": "i32", "num_tokens": "i32"}
+source = ASTSource(philox_triton._row_kernel, {**types, "BLOCKS": "constexpr"}, {"BLOCKS": 256})
+for capability in (80, 90):
+    print("lg2.approx" in triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"])
+"""
+
+
+def test_triton_form_compiles_and_takes_no_approximate_logarithm() -> None:
+    """No GPU needed. An approximate logarithm is wrong near 1, which is where winners come from."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILE_PROGRAM]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

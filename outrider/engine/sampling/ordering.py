@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _SORT_LIMIT = 32768
@@ -18,22 +19,28 @@ _SORT_LIMIT = 32768
 def largest(values: Tensor, width: int) -> tuple[Tensor, Tensor]:  # [N, V] float32 -> [N, W] float32, int64
     """The ``width`` largest of each row, best first, and their ids; no value may be NaN."""
     size = values.shape[-1]
-    low = torch.arange(size - 1, -1, -1, dtype=torch.int32, device=values.device).expand(values.shape)
     high = _reflect(values.contiguous().view(torch.int32))
-    keys = torch.stack((low, high), dim=-1).view(torch.int64).squeeze(-1)
-    halves = _largest_keys(keys, width).unsqueeze(-1).view(torch.int32)  # [N, W, 2]
+    if values.device.type == "cpu" and size <= _SORT_LIMIT:
+        halves = torch.from_numpy(_sorted_halves(high.numpy(), width))
+    else:
+        low = torch.arange(size - 1, -1, -1, dtype=torch.int32, device=values.device).expand(values.shape)
+        keys = torch.stack((low, high), dim=-1).view(torch.int64).squeeze(-1)
+        halves = keys.topk(width, dim=-1).values.unsqueeze(-1).view(torch.int32)  # [N, W, 2]
     return _reflect(halves[..., 1].contiguous()).view(torch.float32), (size - 1) - halves[..., 0].to(torch.int64)
+
+
+def _sorted_halves(high: NDArray[np.int32], width: int) -> NDArray[np.int32]:  # [N, V] -> [N, W, 2]
+    keys = np.empty(high.shape, dtype=np.int64)
+    halves = keys.view(np.int32).reshape(*high.shape, 2)
+    halves[..., 0] = np.arange(high.shape[-1] - 1, -1, -1, dtype=np.int32)
+    halves[..., 1] = high
+    keys.sort(axis=-1)
+    return np.ascontiguousarray(halves[:, : -width - 1 : -1])
 
 
 def _reflect(bits: Tensor) -> Tensor:  # int32
     """Bits of floats to integers in the same order, and back: below zero they count the wrong way round."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-def _largest_keys(keys: Tensor, width: int) -> Tensor:  # [N, V] -> [N, W]
-    if keys.device.type == "cpu" and keys.shape[-1] <= _SORT_LIMIT:
-        return torch.from_numpy(np.sort(keys.numpy(), axis=-1)[:, : -width - 1 : -1].copy())
-    return keys.topk(width, dim=-1).values
 
 
 def ascending(values: Tensor) -> Tensor:  # [N, V] float32
@@ -43,12 +50,12 @@ def ascending(values: Tensor) -> Tensor:  # [N, V] float32
     return values.sort(dim=-1).values
 
 
-def leading_mass(ordered: Tensor, mass: Tensor | float) -> Tensor:  # [N, W] float32, [N, 1] -> [N, W] bool
-    """Which of the ordered probabilities make up the smallest leading run with at least this mass.
+def leading_mass(ordered: Tensor, mass: Tensor | float) -> tuple[Tensor, Tensor]:  # [N, W] float32
+    """The smallest leading run of the ordered probabilities with at least this mass, one number or [N, 1].
 
-    The one that crosses is in, zeros are out. Sums run in float64 from the left, so a row's answer does not depend on
-    ``W``.
+    Gives which are in it, [N, W] bool, and the running sums, [N, W] float64. The one that crosses is in, zeros are
+    out. Sums run from the left, so a row's answer does not depend on ``W``.
     """
     doubles = ordered.to(torch.float64)
-    before = doubles.cumsum(-1) - doubles
-    return (before < mass) & (ordered > 0)
+    sums = doubles.cumsum(-1)
+    return (sums - doubles < mass) & (ordered > 0), sums

@@ -115,13 +115,14 @@ def _draw_sparse(logits: Tensor, rows: Sequence[LogitRow], mass: float, limit: i
 def _support(probs: Tensor, mass: float, limit: int) -> tuple[Tensor, Tensor, list[int]]:
     """The likeliest tokens, renormalised: probabilities [N, S] (0 past a row's width), ids [N, S], widths [N]."""
     ordered, token_ids = largest(probs, min(limit, probs.shape[-1]))
-    kept = leading_mass(ordered, mass)
-    widths: list[int] = kept.sum(-1).tolist()
+    kept, sums = leading_mass(ordered, mass)
+    num_kept = kept.sum(-1, keepdim=True)
+    # A running sum's last value, so that a row's total does not depend on how wide its neighbours' supports are.
+    total = sums.gather(-1, (num_kept - 1).clamp_(min=0))
+    widths: list[int] = num_kept.squeeze(-1).tolist()
     width = max(1, *widths)
-    # A running sum, so that a row's total does not depend on how wide its neighbours' supports are.
-    inside = ordered[:, :width].to(torch.float64).masked_fill(~kept[:, :width], 0.0)
-    total = inside.cumsum(-1)[:, -1:]
-    return (inside / total).to(torch.float32), token_ids[:, :width], widths
+    scaled = (ordered[:, :width].to(torch.float64) / total).to(torch.float32)
+    return scaled.masked_fill_(~kept[:, :width], 0.0), token_ids[:, :width], widths
 
 
 def _needs_evidence(row: LogitRow) -> bool:

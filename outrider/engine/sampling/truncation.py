@@ -75,7 +75,7 @@ def _cut_top_p(workspace: Workspace, logits: Tensor, samplings: Sequence[Samplin
     width = min(_FIRST_WIDTH, workspace.vocab_size)
     while True:
         ordered, token_ids = largest(probs, width)
-        kept = leading_mass(ordered, mass)
+        kept, _ = leading_mass(ordered, mass)
         if width == workspace.vocab_size or not bool(kept[:, -1].any()):
             return torch.ones_like(probs, dtype=torch.bool).scatter_(-1, token_ids, ~kept)
         width = workspace.vocab_size
