@@ -140,7 +140,7 @@ def figures_table(comparisons: Sequence[Comparison]) -> Table:
     """A row for each temperature."""
     table = Table(box=None, pad_edge=False)
     for name in (
-        "temperature",
+        "T",
         "tokens/s",
         "without draft",
         "times as fast",
@@ -148,7 +148,7 @@ def figures_table(comparisons: Sequence[Comparison]) -> Table:
         "mean acceptance length",
         "tokens per target pass",
     ):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", min_width=max(len(word) for word in name.split()))
     for item in comparisons:
         table.add_row(
             f"{item.temperature:g}",

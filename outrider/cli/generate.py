@@ -89,10 +89,7 @@ def generate(
             result = delta.result
         _write("\n")
         if stats and result is not None:
-            draft_length = num_speculative_tokens
-            if draft_length is None:
-                draft_length = client.model_info().num_speculative_tokens
-            print_statistics(progress, result, draft_length)
+            print_statistics(progress, result)
 
 
 def _write(text: str) -> None:

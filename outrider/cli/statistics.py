@@ -8,15 +8,15 @@ from rich.table import Table
 from outrider.generation import GenerationResult, SpeculationStats
 
 
-def print_statistics(console: Console, result: GenerationResult, draft_length: int) -> None:
+def print_statistics(console: Console, result: GenerationResult) -> None:
     """A table of two columns."""
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in statistics(result, draft_length):
+    for name, value in statistics(result):
         table.add_row(name, value, style="dim")
     console.print(table)
 
 
-def statistics(result: GenerationResult, draft_length: int) -> list[tuple[str, str]]:
+def statistics(result: GenerationResult) -> list[tuple[str, str]]:
     """(name, value with its unit)."""
     timing, stats = result.timing, result.speculation
     return [
@@ -26,7 +26,7 @@ def statistics(result: GenerationResult, draft_length: int) -> list[tuple[str, s
         ("total", f"{1000 * timing.total:.1f} ms"),
         ("speed", _rate(tokens_per_second(result))),
         ("target passes", f"{stats.num_steps}"),
-        ("acceptance", _share(acceptance(stats, draft_length))),
+        ("acceptance", _bound(acceptance(stats))),
         ("acceptance rate", _share(acceptance_rate(stats))),
         ("mean acceptance length", f"{stats.mean_acceptance_length:.2f}" if stats.num_draft_tokens else "no data"),
         ("in draft", f"{1000 * timing.draft:.1f} ms"),
@@ -43,15 +43,18 @@ def tokens_per_second(result: GenerationResult) -> float | None:
     return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
-def acceptance(stats: SpeculationStats, draft_length: int) -> float | None:
-    """Accepted by judged tokens: those after a step's first rejection were not judged. None without a draft.
+def acceptance(stats: SpeculationStats) -> tuple[float, bool] | None:
+    """Accepted by judged tokens (those after a step's first rejection were not judged), and whether that is exact.
 
-    A step that kept ``draft_length`` tokens rejected none, any other step one. (A proposal that was trimmed at the end
-    of its request and kept whole counts as a rejection: at most one a request.)
+    A step that kept as many tokens as the longest proposal had rejected none; of a shorter proposal that was kept whole
+    the statistics do not tell, and it counts as a rejection: the figure is then a lower bound. None without a draft.
     """
     num_steps = sum(stats.acceptance_histogram)
-    num_judged = stats.num_accepted_tokens + num_steps - sum(stats.acceptance_histogram[draft_length:])
-    return stats.num_accepted_tokens / num_judged if num_judged else None
+    if not num_steps:
+        return None
+    longest = len(stats.acceptance_histogram) - 1
+    num_judged = stats.num_accepted_tokens + num_steps - stats.acceptance_histogram[-1]
+    return stats.num_accepted_tokens / max(num_judged, 1), stats.num_draft_tokens == num_steps * longest
 
 
 def acceptance_rate(stats: SpeculationStats) -> float | None:
@@ -65,3 +68,10 @@ def _rate(value: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "no data" if value is None else f"{value:.2f}"
+
+
+def _bound(value: tuple[float, bool] | None) -> str:
+    if value is None:
+        return "no data"
+    share, is_exact = value
+    return f"{share:.2f}" if is_exact else f"{share:.2f} or more"

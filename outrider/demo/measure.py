@@ -54,7 +54,10 @@ class Comparison:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted by judged draft tokens; None when none was judged."""
+        """Accepted by judged draft tokens; None when none was judged.
+
+        A request's last proposal may be trimmed to what is wanted; kept whole it counts as a rejection here.
+        """
         stats = [run.result.speculation for run in self.with_draft]
         num_accepted = sum(item.num_accepted_tokens for item in stats)
         num_rejected = sum(sum(item.acceptance_histogram[: self.draft_length]) for item in stats)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from outrider.cli.statistics import acceptance, acceptance_rate, statistics, tokens_per_second
@@ -39,15 +41,22 @@ def result(
 def test_acceptance_counts_judged_tokens_only() -> None:
     # Two steps kept all four, one kept one and rejected the next, one rejected the first.
     stats = result((1, 1, 0, 0, 2)).speculation
-    assert acceptance(stats, 4) == pytest.approx(9 / 11)
+    assert acceptance(stats) == (9 / 11, True)
     assert acceptance_rate(stats) == pytest.approx(9 / 16)
+
+
+def test_with_proposals_of_several_lengths_acceptance_is_a_lower_bound() -> None:
+    stats = dataclasses.replace(result((1, 1, 2)).speculation, num_draft_tokens=6)
+    assert acceptance(stats) == (5 / 7, False)
+    rows = dict(statistics(dataclasses.replace(result((1, 1, 2)), speculation=stats)))
+    assert rows["acceptance"] == "0.71 or more"
 
 
 def test_without_a_draft_there_is_no_data() -> None:
     stats = result(()).speculation
-    assert acceptance(stats, 4) is None
+    assert acceptance(stats) is None
     assert acceptance_rate(stats) is None
-    rows = dict(statistics(result(()), 0))
+    rows = dict(statistics(result(())))
     assert rows["acceptance"] == rows["acceptance rate"] == rows["mean acceptance length"] == "no data"
 
 
@@ -57,7 +66,7 @@ def test_speed_counts_tokens_after_the_first() -> None:
 
 
 def test_statistics_say_where_the_time_went() -> None:
-    rows = dict(statistics(result((0, 0, 0, 0, 4)), 4))
+    rows = dict(statistics(result((0, 0, 0, 0, 4))))
     assert rows["time to first token"] == "500.0 ms"
     assert rows["in draft"] == "100.0 ms"
     assert rows["in target"] == "200.0 ms"
