@@ -9,6 +9,7 @@ import pytest
 
 from outrider.cli.stack.plan import StackPlan, address_of, plan_stack
 from outrider.cli.stack.process import last_error
+from outrider.cli.stack.running import told
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load, load_all
 from outrider.config.fields import DraftMethod
 
@@ -84,3 +85,18 @@ def test_an_address_that_listens_everywhere_is_reached_here(host: str, address: 
 )
 def test_the_reason_of_an_end_is_found_in_what_was_written(lines: list[str], reason: str) -> None:
     assert last_error(lines) == reason
+
+
+@pytest.mark.parametrize(
+    ("line", "quiet", "verbose"),
+    [
+        ('{"level": "info", "logger": "outrider.telemetry.progress", "message": "loading"}', "loading", "loading"),
+        ('{"level": "warning", "logger": "x", "message": "no room"}', "no room", "no room"),
+        ('{"level": "info", "logger": "x", "message": "attached"}', "", "attached"),
+        ("{not json", "", ""),
+        ("plain", "", ""),
+    ],
+)
+def test_of_a_services_log_people_see_what_matters(line: str, quiet: str, verbose: str) -> None:
+    assert told(line, everything=False) == quiet
+    assert told(line, everything=True) == verbose

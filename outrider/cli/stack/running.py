@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from outrider.cli.stack.plan import ServiceSpec, StackPlan
 from outrider.cli.stack.probe import is_serving
 from outrider.cli.stack.supervisor import Stack
 from outrider.client import AsyncClient
+from outrider.telemetry.progress import ByteProgress
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 
 ResultT = TypeVar("ResultT")
@@ -47,9 +49,22 @@ class TerminalListener:
         )
 
     def line(self, spec: ServiceSpec, text: str) -> None:
-        """At -vv."""
+        """What is loaded and what is wrong always, what is logged at -v, everything at -vv."""
         if self._verbose > 1:
             progress.print(f"{spec.name}| {text}", markup=False, style="dim")
+        elif message := told(text, everything=self._verbose > 0):
+            progress.print(f"{spec.name}: {message}", markup=False, style="dim")
+
+
+def told(line: str, *, everything: bool) -> str:
+    """The message in a line of a service's log, if people should see it; else nothing."""
+    try:
+        record = json.loads(line) if line.startswith("{") else {}
+    except ValueError:
+        return ""
+    is_progress = record.get("logger") == ByteProgress.__module__
+    is_trouble = record.get("level") in {"warning", "error", "critical"}
+    return str(record.get("message", "")) if everything or is_progress or is_trouble else ""
 
 
 async def run_until_signal(plan: StackPlan, *, verbose: int, on_ready: Callable[[StackPlan], None]) -> None:
