@@ -8,16 +8,17 @@ import numpy as np
 
 from outrider.errors import ProtocolError
 from outrider.ports import Scores
-from outrider.types import DenseScores, FloatArray, PositionLogprobs, TokenLogprob
+from outrider.types import CandidateLogprobs, DenseScores, FloatArray, TokenLogprob
 
 
-def token_logprob(position: PositionLogprobs, token_id: int) -> TokenLogprob:
+def token_logprob(position: CandidateLogprobs, token_id: int) -> TokenLogprob:
     """The emitted token's logprob with the likeliest beside it; ``ProtocolError`` when the target left it out."""
-    found = next((entry for entry in (*position.tokens, *position.top) if entry.token_id == token_id), None)
-    if found is None:
+    (found,) = np.nonzero(position.token_ids == token_id)
+    if not found.size:
         raise ProtocolError(f"scores hold no logprob of token {token_id}, which was emitted")
-    top = tuple((entry.token_id, entry.logprob) for entry in position.top)
-    return TokenLogprob(found.token_id, found.logprob, found.rank, top)
+    index = int(found[0])
+    top = tuple(zip(position.top_token_ids.tolist(), position.top_logprobs.tolist(), strict=True))
+    return TokenLogprob(token_id, float(position.logprobs[index]), int(position.ranks[index]), top)
 
 
 def emitted_logprobs(scores: Scores, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.acceptance.draws import coins, draw
+from coordinator.acceptance.draws import coin, draw
 from coordinator.acceptance.typical import judge_typical
 from coordinator.acceptance.verdict import NextToken, Verdict
 from outrider.types import DenseEvidence, DenseScores, FloatArray, TypicalScores
@@ -22,14 +22,14 @@ def judge_dense_rejection(
     if evidence is None or not draft_token_ids:
         return Verdict(0, draw(seed, base, base, target[0]), NextToken.BONUS)
     draft = fit_columns(evidence.probs, target.shape[1]).astype(np.float64)  # [K, V]
-    rows = np.arange(len(draft_token_ids))
-    drafted = np.asarray(draft_token_ids)
-    kept = coins(seed, base, len(rows)) < target[rows, drafted] / draft[rows, drafted]
-    for index in rows[~kept]:
+    for index, token_id in enumerate(draft_token_ids):
+        if coin(seed, base, base + index) < target[index, token_id] / draft[index, token_id]:
+            continue
         residual = np.maximum(target[index] - draft[index], 0.0)
         if residual.any():
-            return Verdict(int(index), draw(seed, base, base + int(index), residual), NextToken.RECOVERED)
-    return Verdict(len(rows), draw(seed, base, base + len(rows), target[-1]), NextToken.BONUS)
+            return Verdict(index, draw(seed, base, base + index, residual), NextToken.RECOVERED)
+    count = len(draft_token_ids)
+    return Verdict(count, draw(seed, base, base + count, target[count]), NextToken.BONUS)
 
 
 def judge_dense_typical(

@@ -1,4 +1,4 @@
-"""The coordinator's own random draws: the coins of a step and its one draw from a residual.
+"""The coordinator's own random draws: the coins of a step, and its one draw from a residual.
 
 Owns which stream and which key each of them uses. DESIGN section 5: streams are independent, keyed by
 (seed, stream, base, position), and never shared.
@@ -15,16 +15,16 @@ from outrider.randomness.streams import Stream
 DoubleArray = NDArray[np.float64]
 
 
-def coins(seed: int, base: int, count: int) -> DoubleArray:
-    """The acceptance coins of ``count`` draft tokens, each in [0, 1)."""
-    return np.array(scalar.coins(seed, Stream.ACCEPTANCE, base, range(base, base + count)))  # [count]
+def coin(seed: int, base: int, position: int) -> float:
+    """The acceptance coin of the draft token at ``position``, in [0, 1)."""
+    return scalar.coin(seed, Stream.ACCEPTANCE, base, position)
 
 
 def draw(seed: int, base: int, position: int, weights: DoubleArray) -> int:
     """An index drawn in proportion to ``weights`` [N], whose sum is above 0; a weight of 0 is never drawn."""
-    cumulative = np.cumsum(weights)
+    cumulative = weights.cumsum()
     point = scalar.coin(seed, Stream.RESIDUAL, base, position) * cumulative[-1]
     # The first index whose running sum is above the point: past every weight of 0. The clamp is for a product that
     # rounds up to the whole sum.
-    index = int(np.searchsorted(cumulative, point, side="right"))
+    index = int(cumulative.searchsorted(point, side="right"))
     return index if index < weights.shape[0] else int(np.flatnonzero(weights)[-1])

@@ -54,21 +54,20 @@ def check_proposal(
 def _check_sparse(token_ids: Sequence[int], evidence: SparseEvidence, num_token_ids: int) -> None:
     counts, ids, probs = evidence.counts, evidence.token_ids, evidence.probs
     _require(counts.shape == (len(token_ids),), "one row for each draft token is needed")
-    _require(bool((counts > 0).all()), "an empty row")
-    total = int(counts.sum())
-    _require(ids.shape == (total,) and probs.shape == (total,), "ids and probabilities do not fit the counts")
-    _require(bool(((ids >= 0) & (ids < num_token_ids)).all()), "an id out of range")
-    _require(bool((np.isfinite(probs) & (probs > 0)).all()), "a probability that is not above 0")
-    starts = np.cumsum(counts) - counts
-    _check_sums(np.add.reduceat(probs.astype(np.float64), starts))
-    rows = np.repeat(np.arange(len(token_ids)), counts)
-    _require(_all_distinct(rows, ids, num_token_ids), "an id twice in a row")
-    drafted = np.asarray(token_ids, dtype=np.int64)
-    _require(np.count_nonzero(ids == drafted[rows]) == len(token_ids), "a draft token outside its own support")
+    _require(int(counts.min()) > 0, "an empty row")
+    ends = np.cumsum(counts)
+    _require(ids.shape == probs.shape == (int(ends[-1]),), "ids and probabilities do not fit the counts")
+    _require(int(ids.min()) >= 0 and int(ids.max()) < num_token_ids, "an id out of range")
+    _require(float(probs.min()) > 0, "a probability that is not above 0")  # false for NaN; the sums find infinity
+    _check_sums(np.add.reduceat(probs, ends - counts, dtype=np.float64))
+    _require(_all_distinct(np.arange(len(counts)).repeat(counts), ids, num_token_ids), "an id twice in a row")
+    drafted = np.array(token_ids, dtype=ids.dtype).repeat(counts)
+    _require(np.count_nonzero(ids == drafted) == len(token_ids), "a draft token outside its own support")
 
 
 def _all_distinct(rows: np.ndarray, ids: IntArray, num_token_ids: int) -> bool:
-    keys = np.sort(rows * np.int64(num_token_ids) + ids)
+    keys = rows * num_token_ids + ids
+    keys.sort()
     return bool((keys[1:] != keys[:-1]).all())
 
 
@@ -83,7 +82,11 @@ def _check_dense(token_ids: Sequence[int], evidence: DenseEvidence, num_token_id
 
 
 def _check_sums(sums: np.ndarray) -> None:
-    _require(bool((np.abs(sums - 1.0) <= ROW_SUM_TOLERANCE).all()), "a row that does not sum to 1")
+    _require(_are_near_1(sums, ROW_SUM_TOLERANCE), "a row that does not sum to 1")
+
+
+def _are_near_1(sums: np.ndarray, tolerance: float) -> bool:
+    return all(abs(total - 1.0) <= tolerance for total in sums.tolist())  # false for NaN
 
 
 def _require(holds: bool, reason: str) -> None:
@@ -116,14 +119,18 @@ def _is_sound_sparse(count: int, evidence: SparseEvidence | None, scores: Sparse
     outside, ids, inside = scores.outside_mass, scores.outside_token_ids, scores.support_probs
     if inside.shape != (width,) or outside.shape != (count + 1,) or ids.shape != (count + 1,):
         return False
-    if not (_is_non_negative(inside) and _is_non_negative(outside)):
-        return False
     sums = outside.astype(np.float64)
-    if evidence is not None and count:
-        sums[:count] += np.add.reduceat(inside.astype(np.float64), np.cumsum(evidence.counts) - evidence.counts)
-    drawn = outside > 0
-    drawn[-1] = True  # the last one is the bonus
-    return bool((np.abs(sums - 1.0) <= TARGET_SUM_TOLERANCE).all()) and _in_range(ids[drawn], num_token_ids)
+    if evidence is not None and width:
+        if not float(inside.min()) >= 0:
+            return False
+        sums[:count] += np.add.reduceat(inside, np.cumsum(evidence.counts) - evidence.counts, dtype=np.float64)
+    # Where there is mass outside, a token must have been drawn there; the last one is the bonus and always needed.
+    drawn = zip([*outside.tolist()[:-1], 1.0], ids.tolist(), strict=True)
+    return (
+        float(outside.min()) >= 0
+        and _are_near_1(sums, TARGET_SUM_TOLERANCE)
+        and all(0 <= token_id < num_token_ids for mass, token_id in drawn if mass > 0)
+    )
 
 
 def _is_sound_typical(count: int, scores: TypicalScores, num_token_ids: int) -> bool:
@@ -143,7 +150,7 @@ def _is_sound_dense(count: int, scores: DenseScores, num_token_ids: int) -> bool
         return False
     # Nothing may lie on padded ids, or one of them could be drawn.
     sums = probs[:, :num_token_ids].sum(axis=1, dtype=np.float64)
-    return _is_non_negative(probs) and bool((np.abs(sums - 1.0) <= TARGET_SUM_TOLERANCE).all())
+    return _is_non_negative(probs) and _are_near_1(sums, TARGET_SUM_TOLERANCE)
 
 
 def _is_non_negative(values: np.ndarray) -> bool:

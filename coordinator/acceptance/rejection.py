@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.acceptance.draws import coins, draw
+from coordinator.acceptance.draws import coin, draw
 from coordinator.acceptance.verdict import NextToken, Verdict
 from outrider.types import SparseEvidence, SparseScores
 
@@ -24,22 +24,21 @@ def judge_rejection(
         return Verdict(0, int(scores.outside_token_ids[0]), NextToken.BONUS)
     drafted = _indices_of_drafted(draft_token_ids, evidence)  # [K] into the flat support
     ratios = scores.support_probs[drafted].astype(np.float64) / evidence.probs[drafted]  # [K]
-    kept = coins(seed, base, len(draft_token_ids)) < ratios
-    ends = np.cumsum(evidence.counts)
-    for index in range(kept.shape[0]):
-        if kept[index]:
+    end = 0
+    for index, (ratio, count) in enumerate(zip(ratios.tolist(), evidence.counts.tolist(), strict=True)):
+        row, end = slice(end, end + count), end + count
+        if coin(seed, base, base + index) < ratio:
             continue
-        row = slice(int(ends[index] - evidence.counts[index]), int(ends[index]))
         token_id = _draw_recovered(row, index, evidence, scores, seed=seed, base=base)
         if token_id is not None:
             return Verdict(index, token_id, NextToken.RECOVERED)
         # An empty residual: the laws are equal up to rounding, so the token stands.
-    return Verdict(kept.shape[0], int(scores.outside_token_ids[-1]), NextToken.BONUS)
+    return Verdict(len(draft_token_ids), int(scores.outside_token_ids[-1]), NextToken.BONUS)
 
 
 def _indices_of_drafted(draft_token_ids: Sequence[int], evidence: SparseEvidence) -> np.ndarray:
     """Where each draft token stands in the flat support; it is there exactly once, as ``check_proposal`` made sure."""
-    wanted = np.repeat(np.asarray(draft_token_ids, dtype=np.int32), evidence.counts)
+    wanted = np.array(draft_token_ids, dtype=np.int32).repeat(evidence.counts)
     return np.flatnonzero(evidence.token_ids == wanted)
 
 
@@ -48,7 +47,7 @@ def _draw_recovered(
 ) -> int | None:
     """A token from (target - draft)+ at draft position ``index``; None when that is empty."""
     inside = np.maximum(scores.support_probs[row].astype(np.float64) - evidence.probs[row], 0.0)  # [S]
-    weights = np.append(inside, np.float64(scores.outside_mass[index]))  # [S+1]
+    weights = np.concatenate((inside, scores.outside_mass[index : index + 1]))  # [S+1] float64
     if not weights.any():
         return None
     drawn = draw(seed, base, base + index, weights)

@@ -1,0 +1,266 @@
+"""The acceptance rules on numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from coordinator.acceptance import JudgeRules, NextToken, Rule, Verdict, judge
+from coordinator.acceptance.dense import judge_dense_rejection, judge_dense_typical
+from coordinator.acceptance.draws import coin, draw
+from coordinator.acceptance.rejection import judge_rejection
+from coordinator.acceptance.typical import judge_typical
+from outrider.errors import ProtocolError
+from outrider.randomness.philox_numpy import gumbel
+from outrider.randomness.streams import Stream
+from outrider.types import (
+    AcceptanceMethod,
+    DenseEvidence,
+    DenseScores,
+    ScoreForm,
+    SparseEvidence,
+    SparseScores,
+    TokenScores,
+    TypicalScores,
+)
+
+TARGET = (0.5, 0.3, 0.2)
+DRAFT = (0.2, 0.2, 0.6)
+
+
+def sparse_evidence(*rows: dict[int, float]) -> SparseEvidence:
+    return SparseEvidence(
+        np.array([len(row) for row in rows], dtype=np.int32),
+        np.array([token for row in rows for token in row], dtype=np.int32),
+        np.array([prob for row in rows for prob in row.values()], dtype=np.float32),
+    )
+
+
+def sparse_scores(inside: Sequence[float], outside: Sequence[float], drawn: Sequence[int]) -> SparseScores:
+    return SparseScores(
+        np.array(inside, dtype=np.float32), np.array(outside, dtype=np.float32), np.array(drawn, dtype=np.int32)
+    )
+
+
+def dense(*rows: Sequence[float]) -> np.ndarray:
+    return np.array(rows, dtype=np.float32)
+
+
+def drafts_of(probs: Sequence[float], *, count: int, base: int, length: int) -> list[tuple[int, ...]]:
+    """Proposals of seeds 0 to ``count`` - 1, drawn as the draft draws them."""
+    seeds, positions = np.arange(count)[:, None, None], np.arange(base, base + length)[None, :, None]
+    noise = gumbel(seeds, Stream.PROPOSAL, base, positions, np.arange(len(probs)))
+    return [tuple(row) for row in (np.log(np.array(probs)) + noise).argmax(axis=2).tolist()]
+
+
+def judge_worked_example(drafted: tuple[int, ...], seed: int, *, form: str) -> Verdict:
+    if form == "dense":
+        scores = DenseScores(dense(TARGET, TARGET))
+        return judge_dense_rejection(drafted, DenseEvidence(dense(DRAFT)), scores, seed=seed, base=1)
+    evidence = sparse_evidence(dict(enumerate(DRAFT)))
+    return judge_rejection(drafted, evidence, sparse_scores(TARGET, [0.0, 1.0], [-1, 0]), seed=seed, base=1)
+
+
+@pytest.mark.parametrize("form", ["sparse", "dense"])
+def test_the_worked_example(form: str) -> None:
+    """Target (.5, .3, .2), draft (.2, .2, .6): acceptance .6, residual (.75, .25, 0), output (.5, .3, .2)."""
+    count = 8_000
+    drafts = drafts_of(DRAFT, count=count, base=1, length=1)
+    verdicts = [judge_worked_example(drafted, seed, form=form) for seed, drafted in enumerate(drafts)]
+    recovered = Counter(verdict.next_token_id for verdict in verdicts if not verdict.num_accepted)
+    accepted = Counter(drafted[0] for verdict, drafted in zip(verdicts, drafts, strict=True) if verdict.num_accepted)
+    assert accepted.total() / count == pytest.approx(0.6, abs=0.02)
+    assert recovered[0] / recovered.total() == pytest.approx(0.75, abs=0.03)
+    assert recovered[1] / recovered.total() == pytest.approx(0.25, abs=0.03)
+    assert recovered[2] == 0
+    for token, prob in enumerate(TARGET):
+        assert (accepted[token] + recovered[token]) / count == pytest.approx(prob, abs=0.02)
+    assert {v.source for v in verdicts if not v.num_accepted} == {NextToken.RECOVERED}
+    assert {v.source for v in verdicts if v.num_accepted} == {NextToken.BONUS}
+
+
+def test_tokens_a_step_at_acceptance_point_eight() -> None:
+    """(1 - a^(k+1)) / (1 - a): a = .8, k = 3 gives 2.952."""
+    evidence = sparse_evidence(*[{0: 0.2, 1: 0.8}] * 3)
+    scores = sparse_scores((0.4, 0.6) * 3, [0, 0, 0, 1], [-1, -1, -1, 0])  # acceptance: 0.2 + 0.6
+    drafts = drafts_of((0.2, 0.8), count=5_000, base=5, length=3)
+    gained = [
+        1 + judge_rejection(drafted, evidence, scores, seed=seed, base=5).num_accepted
+        for seed, drafted in enumerate(drafts)
+    ]
+    assert np.mean(gained) == pytest.approx(2.952, abs=0.06)
+
+
+def test_the_comparison_is_strict() -> None:
+    """A coin equal to the ratio rejects; one step above the coin accepts."""
+    seed, base = 3, 10
+    u = coin(seed, base, base)
+    row = np.float32(0.5)
+    for ratio, accepted in ((u, 0), (np.nextafter(u, 1), 1)):
+        scores = DenseScores(np.array([[ratio * row, 1 - ratio * row, 0], [1, 0, 0]], dtype=np.float64))
+        verdict = judge_dense_rejection((0,), DenseEvidence(dense([0.5, 0, 0.5])), scores, seed=seed, base=base)
+        assert verdict.num_accepted == accepted
+
+
+def test_a_target_without_the_token_always_rejects() -> None:
+    evidence = sparse_evidence({0: 1.0})
+    for seed in range(50):
+        verdict = judge_rejection((0,), evidence, sparse_scores([0.0], [1.0, 1.0], [7, 3]), seed=seed, base=0)
+        assert verdict == Verdict(0, 7, NextToken.RECOVERED)
+
+
+def test_outside_is_chosen_by_its_mass_and_means_the_token_drawn_there() -> None:
+    """Residual inside .1 (id 1), outside .3 (drawn: 9): a quarter and three quarters."""
+    evidence = sparse_evidence({0: 0.8, 1: 0.2})
+    scores = sparse_scores([0.4, 0.3], [0.3, 1.0], [9, 5])
+    verdicts = [judge_rejection((0,), evidence, scores, seed=seed, base=4) for seed in range(3_000)]
+    recovered = Counter(v.next_token_id for v in verdicts if v.source is NextToken.RECOVERED)
+    assert set(recovered) == {1, 9}
+    assert recovered[9] / recovered.total() == pytest.approx(0.75, abs=0.05)
+
+
+def test_an_empty_residual_accepts_where_the_coin_rejects() -> None:
+    evidence = sparse_evidence({4: 1.0})
+    scores = sparse_scores([0.5], [0.0, 1.0], [-1, 6])  # half of the mass is nowhere: only rounding does this, less
+    rejecting = next(seed for seed in range(100) if coin(seed, 2, 2) > 0.5)
+    assert judge_rejection((4,), evidence, scores, seed=rejecting, base=2) == Verdict(1, 6, NextToken.BONUS)
+
+
+@pytest.mark.parametrize("rule", [Rule.SPARSE_REJECTION, Rule.SAME_TOKEN, Rule.TYPICAL, Rule.DENSE_REJECTION])
+def test_no_draft_tokens_give_the_bonus(rule: Rule) -> None:
+    no_probs, no_ids = np.empty(0, np.float32), np.empty(0, np.int32)
+    forms: dict[Rule, ScoreForm] = {
+        Rule.SPARSE_REJECTION: sparse_scores([], [1.0], [2]),
+        Rule.SAME_TOKEN: TokenScores((2,)),
+        Rule.TYPICAL: TypicalScores(no_probs, no_probs, no_ids, 2),
+        Rule.DENSE_REJECTION: DenseScores(dense([0, 0, 1])),
+    }
+    assert judge(JudgeRules(rule, 3), (), None, forms[rule], seed=0, base=1) == Verdict(0, 2, NextToken.BONUS)
+
+
+def test_greedy_and_coupled_keep_tokens_while_they_agree() -> None:
+    rules = JudgeRules(Rule.SAME_TOKEN, 10)
+    own = TokenScores((1, 2, 3, 4))
+    assert judge(rules, (1, 2, 3), None, own, seed=0, base=0) == Verdict(3, 4, NextToken.BONUS)
+    assert judge(rules, (1, 5, 3), None, own, seed=0, base=0) == Verdict(1, 2, NextToken.RECOVERED)
+    assert judge(rules, (9, 2, 3), None, own, seed=0, base=0) == Verdict(0, 1, NextToken.RECOVERED)
+
+
+@pytest.mark.parametrize("method", AcceptanceMethod)
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_temperature_0_is_greedy_under_every_method(method: AcceptanceMethod, is_dense: bool) -> None:
+    assert JudgeRules.of(method, temperature=0, dense=is_dense, num_token_ids=5).rule is Rule.SAME_TOKEN
+
+
+def typical_scores(probs: Sequence[float], entropies: Sequence[float]) -> TypicalScores:
+    count = len(probs)
+    return TypicalScores(
+        np.array(probs, np.float32), np.array(entropies, np.float32), np.arange(100, 100 + count, dtype=np.int32), 7
+    )
+
+
+def test_typical_follows_the_formula_position_by_position() -> None:
+    entropies = (0.1, 1.2039728, 3.0, 2.0)  # exp(-1.2039728) = 0.3: the bounds meet at alpha .3
+    for index, entropy in enumerate(entropies):
+        bound = min(0.09, 0.3 * math.exp(-entropy))
+        for prob, kept in ((bound * 1.001, True), (bound * 0.999, False)):
+            probs = [1.0] * 4
+            probs[index] = prob
+            verdict = judge_typical(typical_scores(probs, entropies), threshold=0.09, alpha=0.3)
+            expected = Verdict(4, 7, NextToken.BONUS) if kept else Verdict(index, 100 + index, NextToken.RECOVERED)
+            assert verdict == expected
+
+
+def test_typical_at_the_bound_itself_rejects() -> None:
+    half = typical_scores([0.5], [0.0])
+    assert judge_typical(half, threshold=0.5, alpha=1.0).num_accepted == 0
+    assert judge_typical(half, threshold=0.49, alpha=1.0).num_accepted == 1
+
+
+def test_typical_takes_its_parameters_from_the_rules() -> None:
+    rules = JudgeRules.of(
+        AcceptanceMethod.TYPICAL, temperature=1, dense=False, num_token_ids=200, posterior_threshold=0.9,
+        posterior_alpha=1.0,
+    )  # fmt: skip
+    assert judge(rules, (1,), None, typical_scores([0.5], [0.0]), seed=0, base=0).num_accepted == 0
+    assert judge(JudgeRules(Rule.TYPICAL, 200), (1,), None, typical_scores([0.5], [0.0]), seed=0, base=0).num_accepted
+
+
+def test_dense_typical_agrees_with_the_reduced_form() -> None:
+    generator = np.random.default_rng(0)
+    for base in range(200):
+        rows = generator.dirichlet(np.full(12, 0.3), size=4).astype(np.float32)
+        drafted = tuple(int(token) for token in generator.integers(0, 12, size=3))
+        wide = judge_dense_typical(drafted, DenseScores(rows), seed=1, base=base, threshold=0.09, alpha=0.3)
+        reduced = TypicalScores(
+            rows[np.arange(3), drafted],
+            -(rows[:3] * np.log(rows[:3] + 1e-5)).sum(axis=1),
+            rows[:3].argmax(axis=1).astype(np.int32),
+            -1,
+        )
+        narrow = judge_typical(reduced, threshold=0.09, alpha=0.3)
+        assert wide.num_accepted == narrow.num_accepted
+        if narrow.source is NextToken.RECOVERED:
+            assert wide.next_token_id == narrow.next_token_id
+
+
+def test_dense_ignores_padding_on_either_side() -> None:
+    """A draft and a target may pad their rows differently."""
+    target = dense([0.5, 0.3, 0.2, 0, 0], [0, 1, 0, 0, 0])
+    rules = JudgeRules(Rule.DENSE_REJECTION, 3)
+    for width in (3, 4, 9):
+        evidence = DenseEvidence(np.pad(dense(DRAFT), ((0, 0), (0, width - 3))))
+        verdicts = {
+            judge(rules, (2,), evidence, DenseScores(target), seed=seed, base=1).next_token_id for seed in range(200)
+        }
+        assert verdicts == {0, 1}
+
+
+def test_a_draw_never_takes_a_weight_of_0() -> None:
+    weights = np.array([0.0, 1e-30, 0.0, 0.0])
+    assert {draw(seed, 0, 0, weights) for seed in range(200)} == {1}
+
+
+def test_draws_depend_on_seed_base_and_position_alone() -> None:
+    keys = [(seed, base, position) for seed in (1, 2**63) for base in (4, 5) for position in (5, 6)]
+    coins = [coin(*key) for key in keys]
+    assert len(set(coins)) == len(keys)
+    assert coins == [coin(*key) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("rule", "scores"),
+    [
+        (Rule.SAME_TOKEN, sparse_scores([], [1.0], [2])),
+        (Rule.SAME_TOKEN, TokenScores((1, 2))),
+        (Rule.SAME_TOKEN, TokenScores((10,))),
+        (Rule.SAME_TOKEN, TokenScores((-1,))),
+        (Rule.SPARSE_REJECTION, TokenScores((1,))),
+        (Rule.SPARSE_REJECTION, sparse_scores([], [1.0], [-1])),
+        (Rule.SPARSE_REJECTION, sparse_scores([], [1.0], [10])),
+        (Rule.SPARSE_REJECTION, sparse_scores([], [0.5], [1])),
+        (Rule.SPARSE_REJECTION, sparse_scores([], [math.nan], [1])),
+        (Rule.SPARSE_REJECTION, sparse_scores([0.1], [0.9], [1])),
+        (Rule.SPARSE_REJECTION, sparse_scores([], [0.5, 0.5], [1, 1])),
+        (Rule.TYPICAL, TypicalScores(np.zeros(1, np.float32), np.zeros(1, np.float32), np.zeros(1, np.int32), 0)),
+        (Rule.TYPICAL, TypicalScores(np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32), 10)),
+        (Rule.DENSE_REJECTION, DenseScores(np.full((1, 9), 1 / 9, np.float32))),
+        (Rule.DENSE_REJECTION, DenseScores(np.full((1, 10), math.nan, np.float32))),
+        (Rule.DENSE_REJECTION, DenseScores(np.full((1, 20), 1 / 20, np.float32))),
+        (Rule.DENSE_REJECTION, DenseScores(np.full((2, 10), 1 / 10, np.float32))),
+    ],
+)
+def test_scores_that_do_not_answer_the_proposal_are_refused(rule: Rule, scores: ScoreForm) -> None:
+    with pytest.raises(ProtocolError):
+        judge(JudgeRules(rule, 10), (), None, scores, seed=0, base=0)
+
+
+def test_scores_with_mass_outside_and_no_token_drawn_there_are_refused() -> None:
+    evidence = sparse_evidence({0: 1.0})
+    scores = sparse_scores([0.5], [0.5, 1], [-1, 1])
+    with pytest.raises(ProtocolError):
+        judge(JudgeRules(Rule.SPARSE_REJECTION, 5), (0,), evidence, scores, seed=0, base=0)
