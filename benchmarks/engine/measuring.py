@@ -21,6 +21,7 @@ from outrider.errors import ConfigError, OutriderError
 from outrider.ports import Open
 from outrider.types import AcceptanceMethod, SamplingParams
 
+GATE_TOKENS = 8
 _CHUNK = 512
 _SEED = 1
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
@@ -42,7 +43,7 @@ class Case:
     """Tokens of each sequence after the forward, or before the draft loop."""
 
 
-def check_against_single_tokens(runner: ModelRunner, *, num_tokens: int = 8) -> float:
+def check_against_single_tokens(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> float:
     """The largest difference of logits, over the largest logit, between one forward and as many as tokens.
 
     `GateError` when it is past the dtype's tolerance.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.engine.floor import Device, Work, forward_work, measure_device
-from benchmarks.engine.measuring import Case, check_against_single_tokens, time_draft_loop, time_forward
+from benchmarks.engine.measuring import GATE_TOKENS, Case, check_against_single_tokens, time_draft_loop, time_forward
 from benchmarks.environment import describe_environment, now
 from benchmarks.samples import median, ratio
 from benchmarks.schema import Result, Series
@@ -44,7 +44,7 @@ class Plan:
     @property
     def pages_for(self) -> int:
         """Tokens of KV cache that the largest case needs, over all its sequences."""
-        longest = max(self.contexts) + max((*self.draft_lengths, 0))
+        longest = max(*self.contexts, GATE_TOKENS) + max((*self.draft_lengths, 0))
         return max(2, *self.batch_sizes) * longest
 
     def _grid(self, counts: tuple[int, ...]) -> tuple[Case, ...]:

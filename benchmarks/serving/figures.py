@@ -45,7 +45,11 @@ class Speculation:
 
 
 def speculation_of(records: Iterable[Record], draft_length: int) -> Speculation:
-    """Add up; `draft_length` is what was asked for."""
+    """Add up; `draft_length` is what was asked for.
+
+    A proposer that gives fewer tokens than asked (n-gram) and has them all kept is counted as if one was rejected:
+    its acceptance is a lower bound.
+    """
     histogram: Counter[int] = Counter()
     num_draft_tokens = num_kept_whole = 0
     for record in records:

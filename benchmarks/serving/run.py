@@ -182,4 +182,5 @@ def _configuration(outcome: Outcome, plan: Plan) -> dict[str, Any]:
         "traffic": traffic,
         "decoding": dataclasses.asdict(plan.decoding),
         "gate": None if outcome.gate is None else dataclasses.asdict(outcome.gate),
+        "tie_tolerance": plan.tie_tolerance,
     }
