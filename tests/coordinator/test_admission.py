@@ -1,0 +1,80 @@
+"""Who runs and who waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.admission import Admission
+from outrider.errors import CapacityError
+
+
+def admission(*, max_running: int = 2, max_queue: int = 2, entries: str = "") -> Admission[str]:
+    books: Admission[str] = Admission(max_running=max_running, max_queue=max_queue)
+    for entry in entries:
+        books.submit(entry)
+        books.next()
+    return books
+
+
+def test_so_many_run_and_so_many_wait_and_the_next_is_refused_with_a_hint() -> None:
+    books = admission(entries="abcd")
+    assert (books.running, books.waiting) == (("a", "b"), ("c", "d"))
+    with pytest.raises(CapacityError, match="2 requests run and 2 wait") as caught:
+        books.submit("e")
+    assert caught.value.retry_after_ms > 0
+    assert books.num_waiting == 2
+
+
+def test_without_a_queue_a_free_place_is_still_taken() -> None:
+    books = admission(max_queue=0)
+    books.submit("a")
+    assert books.next() == "a"
+    books.submit("b")
+    assert books.next() == "b"
+    with pytest.raises(CapacityError):
+        books.submit("c")
+
+
+def test_first_in_first_out() -> None:
+    books = admission(entries="abcd")
+    assert books.next() is None
+    books.leave("b")
+    assert books.next() == "c"
+    assert books.next() is None
+    books.leave("a")
+    assert books.next() == "d"
+
+
+def test_who_found_no_room_goes_back_to_the_head_and_blocks_the_others() -> None:
+    books = admission(max_running=4, entries="ab")
+    books.submit("c")
+    books.put_back("b")
+    assert books.waiting == ("b", "c")
+    assert books.next() is None
+    books.unblock()
+    assert (books.next(), books.next()) == ("b", "c")
+
+
+def test_the_end_of_a_running_one_unblocks() -> None:
+    books = admission(max_running=4, entries="ab")
+    books.put_back("b")
+    books.leave("a")
+    assert books.next() == "b"
+
+
+def test_the_end_of_the_blocked_one_itself_unblocks_and_that_of_another_does_not() -> None:
+    books = admission(max_running=4, entries="abc")
+    books.put_back("b")
+    books.submit("d")
+    books.leave("d")
+    assert books.next() is None
+    books.submit("e")
+    books.leave("b")
+    assert books.next() == "e"
+
+
+def test_leaving_twice_does_nothing() -> None:
+    books = admission(entries="a")
+    books.leave("a")
+    books.leave("a")
+    assert books.num_running == books.num_waiting == 0

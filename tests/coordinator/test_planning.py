@@ -1,0 +1,121 @@
+"""From requests to plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator.acceptance import Rule
+from coordinator.planning import Planner
+from outrider.config import CoordinatorSettings
+from outrider.config.fields import EvidenceForm
+from outrider.errors import InvalidRequestError
+from outrider.generation import GenerationRequest
+from outrider.types import AcceptanceMethod, LogprobsMode, ModelDescription, SamplingParams
+from tests.coordinator.tokenizers_for_tests import byte_level, text_tokenizer
+
+TARGET = ModelDescription(
+    role="target", model_name="t", architecture="", vocab_size=300, num_token_ids=258, max_model_len=20,
+    eos_token_ids=(256,), page_size=4, num_pages=100,
+)  # fmt: skip
+TOKENIZER = text_tokenizer(byte_level())
+
+
+def planner(target: ModelDescription = TARGET, *, has_tokenizer: bool = True, **settings: Any) -> Planner:
+    return Planner(CoordinatorSettings(**settings), target, TOKENIZER if has_tokenizer else None)
+
+
+def ask(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(**({"prompt": "hello"} | fields))
+
+
+def test_a_prompt_is_tokenized_or_taken_as_it_is() -> None:
+    assert planner().plan(ask()).prompt_token_ids == TOKENIZER.encode_prompt("hello")
+    assert planner().plan(GenerationRequest(prompt_token_ids=(1, 2))).prompt_token_ids == (1, 2)
+
+
+def test_output_is_trimmed_to_the_models_length() -> None:
+    assert planner().plan(ask(max_tokens=1000)).max_tokens == 15
+    assert planner().plan(ask(max_tokens=7)).max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("field", "request_"),
+    [
+        ("prompt", ask(prompt="")),
+        ("prompt", ask(prompt="x" * 20)),
+        ("prompt_token_ids", GenerationRequest(prompt_token_ids=(1,) * 20)),
+        ("prompt_token_ids", GenerationRequest(prompt_token_ids=(258,))),
+        ("prompt", GenerationRequest()),
+        ("stop_token_ids", ask(stop_token_ids=(258,))),
+        ("logit_bias", ask(sampling=SamplingParams(logit_bias=((258, 1.0),)))),
+        ("temperature", ask(sampling=SamplingParams(temperature=-1))),
+        ("bad_words", ask(bad_words=(" ",))),
+    ],
+)
+def test_bad_requests_name_their_field(field: str, request_: GenerationRequest) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        planner().plan(request_)
+    assert caught.value.field == field
+
+
+def test_the_longest_prompt_leaves_room_for_one_token() -> None:
+    assert planner().plan(ask(prompt="x" * 19)).max_tokens == 1
+
+
+def test_what_can_never_fit_is_refused_at_once() -> None:
+    small = ModelDescription(
+        role="target", model_name="t", architecture="", vocab_size=300, num_token_ids=258, max_model_len=20,
+        page_size=4, num_pages=3,
+    )  # fmt: skip
+    assert planner(small).plan(ask(max_tokens=7)).max_length == 12
+    with pytest.raises(InvalidRequestError, match="need 4 KV pages, and the target has 3") as caught:
+        planner(small).plan(ask(max_tokens=8))
+    assert caught.value.field == "max_tokens"
+
+
+def test_ends_of_sequence_may_be_ignored_and_stop_tokens_may_not() -> None:
+    plan = planner().plan(ask(stop_token_ids=(9,)))
+    assert plan.ending_token_ids == {9, 256}
+    assert planner().plan(ask(stop_token_ids=(9,), ignore_eos=True)).ending_token_ids == {9}
+
+
+def test_a_seed_is_made_up_when_none_is_given() -> None:
+    assert planner().plan(ask(seed=7)).seed == 7
+    assert planner().plan(ask(seed=2**64 - 1)).seed == 2**64 - 1
+    assert len({planner().plan(ask()).seed for _ in range(20)}) == 20
+    assert len({planner().plan(ask()).request_id for _ in range(20)}) == 20
+    assert planner().plan(ask(request_id="mine")).request_id == "mine"
+
+
+def test_bad_words_become_token_runs() -> None:
+    plan = planner().plan(ask(bad_words=("hi",)))
+    assert plan.sampling.bad_words == (TOKENIZER.encode_prompt("hi"), TOKENIZER.encode_prompt(" hi"))
+
+
+def test_settings_give_the_defaults() -> None:
+    plan = planner(
+        acceptance_method=AcceptanceMethod.TYPICAL, posterior_threshold=0.2, posterior_alpha=0.4,
+        logprobs_mode=LogprobsMode.PROCESSED,
+    ).plan(ask())  # fmt: skip
+    assert plan.acceptance_method is AcceptanceMethod.TYPICAL
+    assert (plan.rules.rule, plan.rules.posterior_threshold, plan.rules.posterior_alpha) == (Rule.TYPICAL, 0.2, 0.4)
+    assert plan.logprobs_mode is LogprobsMode.PROCESSED
+    assert planner().plan(ask(acceptance_method=AcceptanceMethod.COUPLED)).rules.rule is Rule.SAME_TOKEN
+    dense = planner(evidence=EvidenceForm.DENSE).plan(ask())
+    assert (dense.dense, dense.rules.rule) == (True, Rule.DENSE_REJECTION)
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_logprobs_may_be_switched_off(field: str) -> None:
+    with pytest.raises(InvalidRequestError, match=field):
+        planner(disable_logprobs=True).plan(ask(**{field: 0}))
+
+
+@pytest.mark.parametrize("fields", [{}, {"stop": ("x",)}, {"bad_words": ("x",)}], ids=["prompt", "stop", "bad_words"])
+def test_without_a_tokenizer_text_is_refused(fields: dict[str, Any]) -> None:
+    prompt = {"prompt": None, "prompt_token_ids": (1,)} if fields else {}
+    with pytest.raises(InvalidRequestError, match="no tokenizer") as caught:
+        planner(has_tokenizer=False).plan(ask(**fields, **prompt))
+    assert caught.value.field == next(iter(fields), "prompt")
