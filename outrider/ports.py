@@ -19,10 +19,10 @@ from typing import Generic, Protocol, TypeVar
 
 from outrider.types import (
     AcceptanceMethod,
+    CandidateLogprobs,
     Evidence,
     LogprobsMode,
     ModelDescription,
-    PositionLogprobs,
     SamplingParams,
     ScoreForm,
     Support,
@@ -135,8 +135,8 @@ class Scores:
     base_length: int
     """Committed tokens it builds on: the Score's ``base_length + len(token_ids)``; position 0 is the token there."""
     form: ScoreForm
-    logprobs: tuple[PositionLogprobs, ...] = ()  # [K+1] when wanted (with DenseScores: its own rows instead)
-    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # of the prompt tokens brought, the session's first left out
+    logprobs: tuple[CandidateLogprobs, ...] = ()  # [K+1] when wanted (with DenseScores: its own rows instead)
+    prompt_logprobs: tuple[CandidateLogprobs, ...] = ()  # of the prompt tokens brought, the session's first left out
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,13 +93,17 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class PositionLogprobs:
-    """What a target says of one position: logprob and rank of each token that may be emitted, and the likeliest."""
+class CandidateLogprobs:
+    """What a target says of one position, before it is known which token is emitted there.
 
-    tokens: tuple[TokenLogprob, ...]
-    """Every token that may be emitted here, in no order; their ``top`` is empty."""
-    top: tuple[TokenLogprob, ...]
-    """The likeliest, best first; their ``top`` is empty."""
+    Arrays, because a support has up to a thousand candidates at every position.
+    """
+
+    token_ids: IntArray  # [C] every token that may be emitted here, in no order
+    logprobs: FloatArray  # [C]
+    ranks: IntArray  # [C] 1 + how many tokens are strictly likelier
+    top_token_ids: IntArray  # [N] the likeliest, best first
+    top_logprobs: FloatArray  # [N]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from outrider.engine.sampling.scoring import ScoreOutcome, ScoreRequest, score
 from outrider.engine.sequences import Sequence as KvSequence
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.ports import Open, Score, Scores
-from outrider.types import AcceptanceMethod, PositionLogprobs, Support
+from outrider.types import AcceptanceMethod, CandidateLogprobs, Support
 
 TargetSession = Session[KvSequence]
 
@@ -40,7 +40,7 @@ class ScoreJob:
     base: int
     """Committed tokens; the first draft token stands at this position."""
     num_fed: int = 0
-    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[CandidateLogprobs] = field(default_factory=list)
 
     @property
     def num_left(self) -> int:

@@ -236,6 +236,20 @@ class DenseScores(_message.Message):
     logprobs: _tensor_pb2.Tensor
     def __init__(self, target_probs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
 
+class CandidateLogprobs(_message.Message):
+    __slots__ = ("token_ids", "logprobs", "ranks", "top_token_ids", "top_logprobs")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes
+    top_token_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
+
 class Scores(_message.Message):
     __slots__ = ("session", "generation", "base_length", "tokens", "sparse", "typical", "dense", "logprobs", "prompt_logprobs")
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -254,9 +268,9 @@ class Scores(_message.Message):
     sparse: SparseScores
     typical: TypicalScores
     dense: DenseScores
-    logprobs: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.PositionLogprobs]
-    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.PositionLogprobs]
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Union[TokenScores, _Mapping]] = ..., sparse: _Optional[_Union[SparseScores, _Mapping]] = ..., typical: _Optional[_Union[TypicalScores, _Mapping]] = ..., dense: _Optional[_Union[DenseScores, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.PositionLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_sampling_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[CandidateLogprobs]
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[CandidateLogprobs]
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Union[TokenScores, _Mapping]] = ..., sparse: _Optional[_Union[SparseScores, _Mapping]] = ..., typical: _Optional[_Union[TypicalScores, _Mapping]] = ..., dense: _Optional[_Union[DenseScores, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[CandidateLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[CandidateLogprobs, _Mapping]]] = ...) -> None: ...
 
 class SessionLost(_message.Message):
     __slots__ = ("session", "generation", "reason")

@@ -13,15 +13,14 @@ from outrider.ports import DraftEvent, Extend, Open, Proposal, Score, Scores, Ta
 from outrider.randomness.streams import Stream
 from outrider.types import (
     AcceptanceMethod,
+    CandidateLogprobs,
     DenseEvidence,
     DenseScores,
     Evidence,
     LogprobsMode,
-    PositionLogprobs,
     ScoreForm,
     SparseEvidence,
     SparseScores,
-    TokenLogprob,
     TokenScores,
     TypicalScores,
 )
@@ -141,11 +140,11 @@ class ToyTargetCore(ToyCore[TargetEvent]):
 
     def _logprobs(
         self, open_: Open, texts: list[tuple[int, ...]], emitted: list[list[int]]
-    ) -> tuple[PositionLogprobs, ...]:
+    ) -> tuple[CandidateLogprobs, ...]:
         count = open_.num_logprobs or 0
         return tuple(_position(self._logs(open_, text), ids, count) for text, ids in zip(texts, emitted, strict=True))
 
-    def _prompt_logprobs(self, session: ToySession, item: Score) -> tuple[PositionLogprobs, ...]:
+    def _prompt_logprobs(self, session: ToySession, item: Score) -> tuple[CandidateLogprobs, ...]:
         open_ = session.open
         if open_.num_prompt_logprobs is None:
             return ()
@@ -215,12 +214,13 @@ def _emitted_ids(form: ScoreForm, item: Score) -> list[list[int]]:
     raise TypeError(f"{type(form).__name__} carries its own logprobs")
 
 
-def _position(logs: Row, emitted: list[int], count: int) -> PositionLogprobs:
-    top = np.argsort(-logs, kind="stable")[:count].tolist()
-    return PositionLogprobs(
-        tuple(_logprob(logs, token) for token in emitted), tuple(_logprob(logs, token) for token in top)
+def _position(logs: Row, emitted: list[int], count: int) -> CandidateLogprobs:
+    top = np.argsort(-logs, kind="stable")[:count]
+    ranks = [1 + int((logs > logs[token]).sum()) for token in emitted]
+    return CandidateLogprobs(
+        np.array(emitted, dtype=np.int32),
+        logs[emitted].astype(np.float32),
+        np.array(ranks, dtype=np.int32),
+        top.astype(np.int32),
+        logs[top].astype(np.float32),
     )
-
-
-def _logprob(logs: Row, token_id: int) -> TokenLogprob:
-    return TokenLogprob(token_id, float(logs[token_id]), 1 + int((logs > logs[token_id]).sum()))

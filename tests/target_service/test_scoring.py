@@ -146,10 +146,10 @@ def check_same_position(together: Any, alone: Any, position: int) -> None:
 
 
 def check_same_logprobs(together: Any, alone: Any) -> None:
-    assert [entry.token_id for entry in together.top] == [entry.token_id for entry in alone.top]
-    expected = {entry.token_id: entry.logprob for entry in alone.tokens}
-    for entry in together.tokens:
-        assert entry.logprob == pytest.approx(expected[entry.token_id], abs=1e-4)
+    assert together.top_token_ids.tolist() == alone.top_token_ids.tolist()
+    expected = dict(zip(alone.token_ids.tolist(), alone.logprobs.tolist(), strict=True))
+    for token_id, logprob in zip(together.token_ids.tolist(), together.logprobs.tolist(), strict=True):
+        assert logprob == pytest.approx(expected[token_id], abs=1e-4)
 
 
 def test_the_same_item_twice_gives_the_same_answer(runner: ModelRunner) -> None:
@@ -196,10 +196,9 @@ def test_prompt_logprobs_across_chunks(runner: ModelRunner, reference: Any, budg
         truth = torch.log_softmax(reference(torch.tensor([prompt])).logits[0], dim=-1)
     assert len(answer.prompt_logprobs) == 29
     for position, entry in enumerate(answer.prompt_logprobs, start=1):
-        token = entry.tokens[0]
-        assert token.token_id == prompt[position]
-        assert token.logprob == pytest.approx(float(truth[position - 1, prompt[position]]), abs=1e-4)
-        assert [top.token_id for top in entry.top] == truth[position - 1, :NUM_IDS].topk(2).indices.tolist()
+        assert entry.token_ids.tolist() == [prompt[position]]
+        assert entry.logprobs[0] == pytest.approx(float(truth[position - 1, prompt[position]]), abs=1e-4)
+        assert entry.top_token_ids.tolist() == truth[position - 1, :NUM_IDS].topk(2).indices.tolist()
     assert next(event for event in events if event.session == 1).prompt_logprobs == ()
     unasked = driver.one(opened(2, prompt_length=30), score_item(2, 2, prompt, [5, 6]))
     assert answer.form == unasked.form
@@ -211,9 +210,9 @@ def test_prompt_logprobs_of_what_an_item_brings(runner: ModelRunner) -> None:
     driver = Driver(build_core(runner), link_id=1)
     driver.run(opened(prompt_length=20, num_prompt_logprobs=0), score_item(0, 2, prompt[:12]))
     rest = driver.one(score_item(0, 3, [*prompt, 9], base_length=12))
-    assert [entry.tokens[0].token_id for entry in rest.prompt_logprobs] == prompt[12:]
+    assert [entry.token_ids[0] for entry in rest.prompt_logprobs] == prompt[12:]
     for ours, theirs in zip(rest.prompt_logprobs, whole.prompt_logprobs[11:], strict=True):
-        assert ours.tokens[0].logprob == pytest.approx(theirs.tokens[0].logprob, abs=1e-4)
+        assert ours.logprobs[0] == pytest.approx(theirs.logprobs[0], abs=1e-4)
 
 
 def test_padded_ids_are_never_emitted(folder: Path) -> None:

@@ -20,12 +20,12 @@ from outrider.generation import (
 )
 from outrider.types import (
     AcceptanceMethod,
+    CandidateLogprobs,
     DenseEvidence,
     DenseScores,
     FinishReason,
     LogprobsMode,
     ModelDescription,
-    PositionLogprobs,
     SamplingParams,
     SparseEvidence,
     SparseScores,
@@ -153,10 +153,17 @@ scores_wanted = st.builds(
     trace_parent=text,
 )
 logprobs = st.builds(TokenLogprob, u32, single, u32)
-positions = st.lists(
-    st.builds(PositionLogprobs, st.lists(logprobs, max_size=2).map(tuple), st.lists(logprobs, max_size=2).map(tuple)),
-    max_size=2,
-).map(tuple)
+
+
+@st.composite
+def candidate_logprobs(draw: st.DrawFn) -> CandidateLogprobs:
+    own, likeliest = draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    return CandidateLogprobs(
+        draw(ints(own)), draw(floats(own)), draw(ints(own)), draw(ints(likeliest)), draw(floats(likeliest))
+    )
+
+
+positions = st.lists(candidate_logprobs(), max_size=2).map(tuple)
 proposals = st.builds(ports.Proposal, u64, u64, u32, ids, evidence)
 branches = st.builds(
     ports.Branches,

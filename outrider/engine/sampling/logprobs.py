@@ -9,15 +9,15 @@ Shape letters: ``R`` positions, ``V`` vocabulary, ``C`` candidates of a position
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.engine.sampling.ordering import ascending, largest
 from outrider.ports import Open
-from outrider.types import PositionLogprobs, TokenLogprob
+from outrider.types import CandidateLogprobs, FloatArray, IntArray
 
 _FEW_CANDIDATES = 4
 """Up to so many a position, counting the likelier ones beats sorting."""
@@ -35,11 +35,11 @@ def position_logprobs(
     logprobs: Tensor,  # [R, V]
     candidates: Sequence[Sequence[int]],  # R lists of distinct ids
     num_top: int,
-) -> tuple[PositionLogprobs, ...]:
+) -> tuple[CandidateLogprobs, ...]:
     """The candidates' logprobs and ranks, and the ``num_top`` likeliest, position by position."""
-    tokens = _of_candidates(logprobs, candidates)
-    likeliest = _likeliest(logprobs, num_top) if num_top > 0 else [()] * len(candidates)
-    return tuple(PositionLogprobs(token, top) for token, top in zip(tokens, likeliest, strict=True))
+    of_candidates = _of_candidates(logprobs, candidates)
+    likeliest = _likeliest(logprobs, num_top)
+    return tuple(CandidateLogprobs(*own, *top) for own, top in zip(of_candidates, likeliest, strict=True))
 
 
 @torch.inference_mode()
@@ -47,20 +47,28 @@ def prompt_logprobs(
     logits: Tensor,  # [T, V] float32
     token_ids: Sequence[int],  # [T] the prompt token each row foretells
     open_: Open,
-) -> tuple[PositionLogprobs, ...]:
+) -> tuple[CandidateLogprobs, ...]:
     """What the model says of prompt tokens, always of its own distribution: nothing was drawn here."""
     logprobs = log_softmax_rows(logits, open_.num_token_ids)
     return position_logprobs(logprobs, [(token_id,) for token_id in token_ids], open_.num_prompt_logprobs or 0)
 
 
-def _of_candidates(logprobs: Tensor, candidates: Sequence[Sequence[int]]) -> list[tuple[TokenLogprob, ...]]:
-    width = max((len(ids) for ids in candidates), default=0)
+def _of_candidates(
+    logprobs: Tensor, candidates: Sequence[Sequence[int]]
+) -> list[tuple[IntArray, FloatArray, IntArray]]:
+    """Ids, logprobs and ranks of each position's candidates."""
+    ids = [np.asarray(position, dtype=np.int32) for position in candidates]
+    width = max((len(position) for position in ids), default=0)
     if width == 0:
-        return [()] * len(candidates)
-    padded = [[*ids, *(0 for _ in range(width - len(ids)))] for ids in candidates]
-    values = logprobs.gather(-1, torch.tensor(padded, dtype=torch.int64, device=logprobs.device))  # [R, C]
-    columns = zip(candidates, values.tolist(), _ranks(logprobs, values).tolist(), strict=True)
-    return [tuple(map(TokenLogprob, ids, of_ids, ranks)) for ids, of_ids, ranks in columns]
+        return [(position, np.zeros(0, np.float32), np.zeros(0, np.int32)) for position in ids]
+    padded = np.stack([np.pad(position, (0, width - len(position))) for position in ids])
+    values = logprobs.gather(-1, torch.from_numpy(padded).long().to(logprobs.device))  # [R, C]
+    ranks = _ranks(logprobs, values).to(torch.int32).cpu().numpy()
+    of_ids = values.float().cpu().numpy()
+    return [
+        (position, of_ids[row, : len(position)].copy(), ranks[row, : len(position)].copy())
+        for row, position in enumerate(ids)
+    ]
 
 
 def _ranks(logprobs: Tensor, values: Tensor) -> Tensor:  # [R, V], [R, C] -> [R, C] int64
@@ -71,12 +79,10 @@ def _ranks(logprobs: Tensor, values: Tensor) -> Tensor:  # [R, V], [R, C] -> [R,
     return logprobs.shape[-1] - below_or_equal + 1
 
 
-def _likeliest(logprobs: Tensor, num_top: int) -> list[tuple[TokenLogprob, ...]]:
-    """Best first, equals by lowest id; tokens that cannot be drawn are left out."""
+def _likeliest(logprobs: Tensor, num_top: int) -> list[tuple[IntArray, FloatArray]]:
+    """Ids and logprobs, best first, equals by lowest id; tokens that cannot be drawn are left out."""
+    if num_top <= 0:
+        return [(np.zeros(0, np.int32), np.zeros(0, np.float32))] * logprobs.shape[0]
     values, token_ids = largest(logprobs, min(num_top, logprobs.shape[-1]))
-    return [
-        tuple(TokenLogprob(*entry) for entry in zip(ids, of_ids, ranks, strict=True) if entry[1] > -math.inf)
-        for ids, of_ids, ranks in zip(
-            token_ids.tolist(), values.tolist(), _ranks(logprobs, values).tolist(), strict=True
-        )
-    ]
+    rows = zip(token_ids.to(torch.int32).cpu().numpy(), values.float().cpu().numpy(), strict=True)
+    return [(ids[of_ids > -np.inf], of_ids[of_ids > -np.inf]) for ids, of_ids in rows]

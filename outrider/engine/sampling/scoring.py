@@ -30,7 +30,7 @@ from outrider.engine.sampling.process import process_logits
 from outrider.engine.sampling.rows import LogitRow, ScoreRequest, is_coupled, is_greedy
 from outrider.errors import IntegrityError, OutriderError, ProtocolError
 from outrider.ports import Open
-from outrider.types import AcceptanceMethod, DenseScores, LogprobsMode, PositionLogprobs, ScoreForm
+from outrider.types import AcceptanceMethod, CandidateLogprobs, DenseScores, LogprobsMode, ScoreForm
 
 __all__ = ["ScoreOutcome", "ScoreRequest", "score"]
 
@@ -42,7 +42,7 @@ class ScoreOutcome:
     """One session's scores, or why there are none."""
 
     form: ScoreForm | None
-    logprobs: tuple[PositionLogprobs, ...] = ()
+    logprobs: tuple[CandidateLogprobs, ...] = ()
     """[K+1] when asked for; empty with ``DenseScores``, which carry their own."""
     error: OutriderError | None = None
 

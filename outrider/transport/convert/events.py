@@ -8,8 +8,14 @@ from typing import Any
 from outrider import ports
 from outrider.transport.convert.one_of import Readers, read_one_of
 from outrider.transport.convert.ranges import out_of_range_breaks_the_contract
-from outrider.transport.convert.sampling import positions_from_proto, positions_to_proto
-from outrider.transport.convert.scores import FORM_READERS, evidence_from_proto, evidence_to_proto, form_to_proto
+from outrider.transport.convert.scores import (
+    FORM_READERS,
+    candidates_from_proto,
+    candidates_to_proto,
+    evidence_from_proto,
+    evidence_to_proto,
+    form_to_proto,
+)
 from outrider.v1 import link_pb2 as pb
 
 
@@ -79,8 +85,8 @@ def scores_to_proto(event: ports.Scores) -> pb.Scores:
         session=event.session,
         generation=event.generation,
         base_length=event.base_length,
-        logprobs=positions_to_proto(event.logprobs),
-        prompt_logprobs=positions_to_proto(event.prompt_logprobs),
+        logprobs=candidates_to_proto(event.logprobs),
+        prompt_logprobs=candidates_to_proto(event.prompt_logprobs),
         **form_to_proto(event.form),
     )
 
@@ -92,8 +98,8 @@ def scores_from_proto(message: pb.Scores) -> ports.Scores:
         generation=message.generation,
         base_length=message.base_length,
         form=read_one_of(message, "form", FORM_READERS),
-        logprobs=positions_from_proto(message.logprobs),
-        prompt_logprobs=positions_from_proto(message.prompt_logprobs),
+        logprobs=candidates_from_proto(message.logprobs),
+        prompt_logprobs=candidates_from_proto(message.prompt_logprobs),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from outrider.errors import ProtocolError
-from outrider.types import AcceptanceMethod, LogprobsMode, PositionLogprobs, SamplingParams, TokenLogprob
+from outrider.types import AcceptanceMethod, LogprobsMode, SamplingParams, TokenLogprob
 from outrider.v1 import sampling_pb2 as pb
 
 _DEFAULTS = SamplingParams()
@@ -101,29 +101,11 @@ def logprob_from_proto(message: pb.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(message.token_id, message.logprob, message.rank)
 
 
-def positions_to_proto(positions: Iterable[PositionLogprobs]) -> list[pb.PositionLogprobs]:
-    """On a link: all that may be emitted at each position."""
-    return [
-        pb.PositionLogprobs(tokens=map(logprob_to_proto, position.tokens), top=map(logprob_to_proto, position.top))
-        for position in positions
-    ]
-
-
-def positions_from_proto(messages: Iterable[pb.PositionLogprobs]) -> tuple[PositionLogprobs, ...]:
-    """On a link: all that may be emitted at each position."""
-    return tuple(
-        PositionLogprobs(
-            tokens=tuple(map(logprob_from_proto, message.tokens)), top=tuple(map(logprob_from_proto, message.top))
-        )
-        for message in messages
-    )
-
-
 def emitted_to_proto(logprobs: Iterable[TokenLogprob]) -> list[pb.PositionLogprobs]:
     """In a public answer: the emitted token of each position, and the likeliest with ranks by their order."""
     return [
         pb.PositionLogprobs(
-            tokens=[logprob_to_proto(logprob)],
+            token=logprob_to_proto(logprob),
             top=[pb.TokenLogprob(token_id=token_id, logprob=value) for token_id, value in logprob.top],
         )
         for logprob in logprobs
@@ -136,8 +118,6 @@ def emitted_from_proto(messages: Iterable[pb.PositionLogprobs]) -> tuple[TokenLo
 
 
 def _emitted_from_proto(message: pb.PositionLogprobs) -> TokenLogprob:
-    if len(message.tokens) != 1:
-        raise ProtocolError(f"logprobs: one emitted token a position, not {len(message.tokens)}")
-    token = message.tokens[0]
+    token = message.token
     top = tuple((entry.token_id, entry.logprob) for entry in message.top)
     return TokenLogprob(token.token_id, token.logprob, token.rank, top)

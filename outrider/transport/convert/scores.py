@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from outrider.errors import ProtocolError
 from outrider.transport.convert.arrays import (
     floats_from_bytes,
     floats_to_bytes,
@@ -14,6 +16,7 @@ from outrider.transport.convert.arrays import (
 )
 from outrider.transport.convert.one_of import Readers
 from outrider.types import (
+    CandidateLogprobs,
     DenseEvidence,
     DenseScores,
     Evidence,
@@ -114,3 +117,36 @@ FORM_READERS: Readers = {
     "dense": _dense_from_proto,
 }
 """Of ``Scores.form``."""
+
+
+def candidates_to_proto(positions: Iterable[CandidateLogprobs]) -> list[pb.CandidateLogprobs]:
+    """All that may be emitted, position by position."""
+    return [
+        pb.CandidateLogprobs(
+            token_ids=ints_to_bytes(position.token_ids),
+            logprobs=floats_to_bytes(position.logprobs),
+            ranks=ints_to_bytes(position.ranks),
+            top_token_ids=ints_to_bytes(position.top_token_ids),
+            top_logprobs=floats_to_bytes(position.top_logprobs),
+        )
+        for position in positions
+    ]
+
+
+def candidates_from_proto(messages: Iterable[pb.CandidateLogprobs]) -> tuple[CandidateLogprobs, ...]:
+    """All that may be emitted, position by position; ``ProtocolError`` for arrays of lengths that do not agree."""
+    return tuple(map(_position_from_proto, messages))
+
+
+def _position_from_proto(message: pb.CandidateLogprobs) -> CandidateLogprobs:
+    position = CandidateLogprobs(
+        token_ids=ints_from_bytes("token_ids", message.token_ids),
+        logprobs=floats_from_bytes("logprobs", message.logprobs),
+        ranks=ints_from_bytes("ranks", message.ranks),
+        top_token_ids=ints_from_bytes("top_token_ids", message.top_token_ids),
+        top_logprobs=floats_from_bytes("top_logprobs", message.top_logprobs),
+    )
+    candidates = {position.token_ids.size, position.logprobs.size, position.ranks.size}
+    if len(candidates) > 1 or position.top_token_ids.size != position.top_logprobs.size:
+        raise ProtocolError("logprobs: as many ids as logprobs and ranks are needed")
+    return position

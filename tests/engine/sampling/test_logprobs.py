@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from outrider.engine.sampling import ScoreRequest, process_logits, prompt_logprobs, score
-from outrider.types import DenseScores, LogprobsMode, SparseScores, TokenLogprob, TypicalScores
+from outrider.types import CandidateLogprobs, DenseScores, LogprobsMode, SparseScores, TokenLogprob, TypicalScores
 from tests.engine.sampling.building import COUPLED, TYPICAL, opening, support_of
 
 VOCAB = 40
@@ -25,9 +25,18 @@ def expected(row: torch.Tensor, token_id: int) -> TokenLogprob:
     return TokenLogprob(token_id, logprobs[token_id].item(), rank)
 
 
-def likeliest(row: torch.Tensor, count: int) -> tuple[TokenLogprob, ...]:
+def likeliest(row: torch.Tensor, count: int) -> list[tuple[int, float]]:
     order = sorted(range(len(row)), key=lambda i: (-row[i].item(), i))
-    return tuple(expected(row, i) for i in order[:count])
+    return [(i, expected(row, i).logprob) for i in order[:count]]
+
+
+def candidates(position: CandidateLogprobs) -> list[TokenLogprob]:
+    columns = (position.token_ids.tolist(), position.logprobs.tolist(), position.ranks.tolist())
+    return [TokenLogprob(*entry) for entry in zip(*columns, strict=True)]
+
+
+def top(position: CandidateLogprobs) -> list[tuple[int, float]]:
+    return list(zip(position.top_token_ids.tolist(), position.top_logprobs.tolist(), strict=True))
 
 
 def test_rejection_gives_all_that_may_be_emitted() -> None:
@@ -38,8 +47,8 @@ def test_rejection_gives_all_that_may_be_emitted() -> None:
     assert isinstance(outcome.form, SparseScores)
     for i, position in enumerate(outcome.logprobs):
         ids = [*(support[i] if i < 2 else []), int(outcome.form.outside_token_ids[i])]
-        assert position.tokens == tuple(expected(logits[i], token_id) for token_id in ids)
-        assert position.top == likeliest(logits[i], 4)
+        assert candidates(position) == [expected(logits[i], token_id) for token_id in ids]
+        assert top(position) == likeliest(logits[i], 4)
 
 
 def test_what_the_target_cannot_emit_is_left_out() -> None:
@@ -47,9 +56,9 @@ def test_what_the_target_cannot_emit_is_left_out() -> None:
     logits = random_logits(2)
     logits[0, 7] = -9.0
     (outcome,) = score(logits, [request])
-    kept = {entry.token_id for entry in outcome.logprobs[0].tokens}
+    kept = set(outcome.logprobs[0].token_ids.tolist())
     assert kept == {*logits[0].topk(3).indices.tolist(), 7}
-    assert outcome.logprobs[0].top == ()
+    assert top(outcome.logprobs[0]) == []
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -61,8 +70,8 @@ def test_greedy_and_coupled_give_their_own_token(temperature: float) -> None:
     assert len(outcome.logprobs) == 3
     for i, position in enumerate(outcome.logprobs):
         token_id = outcome.form.token_ids[i]  # type: ignore[union-attr]
-        assert position.tokens == (expected(logits[i], token_id),)
-        assert position.top == likeliest(logits[i], 2)
+        assert candidates(position) == [expected(logits[i], token_id)]
+        assert top(position) == likeliest(logits[i], 2)
 
 
 def test_typical_gives_draft_token_and_argmax_then_the_bonus() -> None:
@@ -70,9 +79,9 @@ def test_typical_gives_draft_token_and_argmax_then_the_bonus() -> None:
     best = int(logits[1].argmax())
     (outcome,) = score(logits, [ScoreRequest(opening(TYPICAL, num_logprobs=1), TOKENS, 4, (7, best))])
     assert isinstance(outcome.form, TypicalScores)
-    ids = [[entry.token_id for entry in position.tokens] for position in outcome.logprobs]
+    ids = [position.token_ids.tolist() for position in outcome.logprobs]
     assert ids == [[7, int(logits[0].argmax())], [best], [outcome.form.bonus_token_id]]
-    assert outcome.logprobs[0].tokens[0] == expected(logits[0], 7)
+    assert candidates(outcome.logprobs[0])[0] == expected(logits[0], 7)
 
 
 @pytest.mark.parametrize("mode", LogprobsMode)
@@ -93,8 +102,8 @@ def test_processed_logprobs_are_of_what_was_drawn_from() -> None:
     request = ScoreRequest(open_, TOKENS, 4)
     (outcome,) = score(logits, [request])
     processed = process_logits(logits, request.rows())[0]
-    assert outcome.logprobs[0].top == likeliest(processed, 4)
-    assert sum(np.exp(entry.logprob) for entry in outcome.logprobs[0].top) == pytest.approx(1.0)
+    assert top(outcome.logprobs[0]) == likeliest(processed, 4)
+    assert float(np.exp(outcome.logprobs[0].top_logprobs).sum()) == pytest.approx(1.0)
 
 
 def test_ranks_of_equals_are_equal_and_the_lowest_ids_come_first() -> None:
@@ -102,11 +111,11 @@ def test_ranks_of_equals_are_equal_and_the_lowest_ids_come_first() -> None:
     logits[0, [30, 10, 20]] = 1.0
     logits[0, 5] = 2.0
     (few,) = prompt_logprobs(logits, [20], opening(num_prompt_logprobs=6))
-    assert [(entry.token_id, entry.rank) for entry in few.tokens] == [(20, 2)]
-    assert [(entry.token_id, entry.rank) for entry in few.top] == [(5, 1), (10, 2), (20, 2), (30, 2), (0, 5), (1, 5)]
+    assert [(entry.token_id, entry.rank) for entry in candidates(few)] == [(20, 2)]
+    assert few.top_token_ids.tolist() == [5, 10, 20, 30, 0, 1]
     wide = ScoreRequest(opening(num_logprobs=0), TOKENS, 4, (5,), support_of([[5, 10, 20, 30, 0, 39]]))
     (outcome,) = score(torch.cat([logits, logits]), [wide])
-    assert [entry.rank for entry in outcome.logprobs[0].tokens][:6] == [1, 2, 2, 2, 5, 5]
+    assert outcome.logprobs[0].ranks.tolist()[:6] == [1, 2, 2, 2, 5, 5]
 
 
 def test_nothing_is_computed_unasked() -> None:
@@ -118,20 +127,20 @@ def test_prompt_logprobs_are_the_models_own() -> None:
     token_ids = [3, 0, 39, 17, 17, 2]
     positions = prompt_logprobs(logits, token_ids, opening(num_prompt_logprobs=2, temperature=0.1, top_k=1))
     for row, token_id, position in zip(logits, token_ids, positions, strict=True):
-        assert position.tokens == (expected(row, token_id),)
-        assert position.top == likeliest(row, 2)
+        assert candidates(position) == [expected(row, token_id)]
+        assert top(position) == likeliest(row, 2)
 
 
 def test_padded_ids_have_no_rank() -> None:
     logits = random_logits(1)
     logits[0, 35:] = 8.0
     (position,) = prompt_logprobs(logits, [3], opening(num_prompt_logprobs=3, num_token_ids=35))
-    assert position.tokens[0].logprob == pytest.approx(logits[0].log_softmax(-1)[3].item())
-    assert position.tokens[0].rank == 1 + int((logits[0, :35] > logits[0, 3]).sum())
-    assert all(entry.token_id < 35 for entry in position.top)
-    assert position.top[0].rank == 1
+    assert position.logprobs[0] == pytest.approx(logits[0].log_softmax(-1)[3].item())
+    assert position.ranks[0] == 1 + int((logits[0, :35] > logits[0, 3]).sum())
+    assert position.top_token_ids.shape == (3,)
+    assert (position.top_token_ids < 35).all()
 
 
 def test_more_than_the_vocabulary_has() -> None:
     (position,) = prompt_logprobs(random_logits(1), [3], opening(num_prompt_logprobs=VOCAB + 5))
-    assert len(position.top) == VOCAB
+    assert position.top_token_ids.shape == (VOCAB,)
