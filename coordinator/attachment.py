@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
-from outrider.errors import OutriderError, UnavailableError
+from outrider.errors import ConfigError, OutriderError, PairMismatchError, UnavailableError
 from outrider.ports import EventBatch, Link
 from outrider.types import ModelDescription
 
@@ -25,6 +25,9 @@ EventT_co = TypeVar("EventT_co", covariant=True)
 
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 2.0
+
+_FATAL = (ConfigError, PairMismatchError)
+"""What no waiting mends."""
 
 
 class Port(Protocol[CommandT_contra, EventT_co]):
@@ -76,7 +79,7 @@ class Attachment(Generic[CommandT, EventT]):
         self._task = asyncio.create_task(self._keep_attached(), name=f"{self._name} link")
 
     async def first_try(self) -> None:
-        """Return when the service was attached or could not be reached once; raises what spoke against it."""
+        """Return when the service was attached or could not be reached once; raises what waiting will not mend."""
         await asyncio.shield(self._tried)
 
     def send(self, command: CommandT) -> None:
@@ -159,10 +162,10 @@ class Attachment(Generic[CommandT, EventT]):
     def _tell_first_try(self, error: OutriderError | None) -> None:
         if self._tried.done():
             return
-        if error is None or isinstance(error, UnavailableError):
-            self._tried.set_result(None)
-        else:
+        if isinstance(error, _FATAL):
             self._tried.set_exception(error)
+        else:
+            self._tried.set_result(None)
 
 
 async def _close(link: Link[CommandT, EventT]) -> None:

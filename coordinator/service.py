@@ -7,26 +7,24 @@ tokens (``loop``), who runs (``admission``) or how a link is kept (``attachment`
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
 from coordinator import actions
-from coordinator.admission import Admission
 from coordinator.attachment import Attachment
 from coordinator.loop import SessionLoop
 from coordinator.pair import check_pair
 from coordinator.planning import Planner
+from coordinator.roster import Roster
 from coordinator.sides import DraftFacts
 from coordinator.speculation import DraftLengthPolicy
 from coordinator.stats import CoordinatorStats
-from coordinator.tally import Tally
 from coordinator.text import TextTokenizer
 from coordinator.ticket import Ticket
 from outrider import __version__
 from outrider.config import CoordinatorSettings
-from outrider.errors import CapacityError, OutriderError, PairMismatchError, UnavailableError
+from outrider.errors import OutriderError, PairMismatchError, UnavailableError
 from outrider.generation import Delta, GenerationRequest, ModelInfo
 from outrider.ports import (
     Draft,
@@ -38,7 +36,7 @@ from outrider.ports import (
     TargetCommand,
     TargetEvent,
 )
-from outrider.types import FinishReason, ModelDescription
+from outrider.types import ModelDescription
 
 _log = logging.getLogger(__name__)
 
@@ -65,14 +63,7 @@ class Coordinator:
         self._policy = DraftLengthPolicy(
             settings.num_speculative_tokens, disable_by_batch_size=settings.disable_by_batch_size
         )
-        self._admission: Admission[Ticket] = Admission(
-            max_running=settings.max_running_requests, max_queue=settings.max_queue
-        )
-        self._tickets: dict[int, Ticket] = {}
-        """By session number, while they run."""
-        self._session_numbers = itertools.count(1)
-        self._tally = Tally()
-        self._num_ended = dict.fromkeys(("finished", "cancelled", "failed", "refused"), 0)
+        self._roster = Roster(self._policy, max_running=settings.max_running_requests, max_queue=settings.max_queue)
         self._target_known = asyncio.Event()
         self._give_up_timer: asyncio.TimerHandle | None = None
         self._has_given_up = False
@@ -147,22 +138,23 @@ class Coordinator:
             acceptance_method=self._settings.acceptance_method,
             draft_attached=self._draft is not None and self._draft.is_up,
             version=__version__,
-            num_running=self._admission.num_running,
-            num_waiting=self._admission.num_waiting,
+            num_running=self._roster.num_running,
+            num_waiting=self._roster.num_waiting,
             target_pages_free=self._target.num_pages_free,
             draft_pages_free=self._draft.num_pages_free if self._draft else 0,
         )
 
     def stats(self) -> CoordinatorStats:
         """Figures of this moment."""
+        endings = self._roster.endings
         return CoordinatorStats(
-            num_running=self._admission.num_running,
-            num_waiting=self._admission.num_waiting,
-            num_finished=self._num_ended["finished"],
-            num_cancelled=self._num_ended["cancelled"],
-            num_failed=self._num_ended["failed"],
-            num_refused=self._num_ended["refused"],
-            tally=self._tally,
+            num_running=self._roster.num_running,
+            num_waiting=self._roster.num_waiting,
+            num_finished=endings.num_finished,
+            num_cancelled=endings.num_cancelled,
+            num_failed=endings.num_failed,
+            num_refused=endings.num_refused,
+            tally=endings.tally,
             target_pages_free=self._target.num_pages_free,
             draft_pages_free=self._draft.num_pages_free if self._draft else 0,
             num_target_messages=self._target.num_messages_sent,
@@ -180,11 +172,7 @@ class Coordinator:
             plan = planner.plan(request)
         facts = self._draft_facts()
         ticket = Ticket(SessionLoop(plan, self._policy, draft=facts, tokenizer=planner.tokenizer))
-        try:
-            self._admission.submit(ticket)
-        except CapacityError:
-            self._num_ended["refused"] += 1
-            raise
+        self._roster.submit(ticket)
         self._admit()
         return ticket
 
@@ -205,27 +193,22 @@ class Coordinator:
 
     def _admit(self) -> None:
         """Start whoever may run now."""
-        self._note_load()
-        while self._target.is_up and (ticket := self._admission.next()) is not None:
-            ticket.session = next(self._session_numbers)
-            self._tickets[ticket.session] = ticket
-            ticket.stopwatch.note_admitted()
-            self._deliver(ticket, partial(ticket.loop.start, ticket.session))
-
-    def _note_load(self) -> None:
-        self._policy.set_load(self._admission.num_running + self._admission.num_waiting)
+        if self._target.is_up:
+            for ticket in self._roster.to_start():
+                ticket.stopwatch.note_admitted()
+                self._deliver(ticket, partial(ticket.loop.start, ticket.session))
 
     # Events to sessions, and what they ask for.
 
     def _on_target_batch(self, batch: EventBatch[TargetEvent]) -> None:
         for event in batch.events:
-            ticket = self._tickets.get(event.session)
+            ticket = self._roster.find(event.session)
             if ticket is not None:
                 self._deliver(ticket, partial(ticket.loop.on_target_event, event), batch.report)
 
     def _on_draft_batch(self, batch: EventBatch[DraftEvent]) -> None:
         for event in batch.events:
-            ticket = self._tickets.get(event.session)
+            ticket = self._roster.find(event.session)
             if ticket is not None:
                 self._deliver(ticket, partial(ticket.loop.on_draft_event, event), batch.report)
 
@@ -263,33 +246,25 @@ class Coordinator:
 
     def _park(self, ticket: Ticket, retry_after_ms: int) -> None:
         """The target has no room: wait at the head of the queue until pages come free, or for a while."""
-        self._tickets.pop(ticket.session, None)
-        self._admission.put_back(ticket)
+        self._roster.park(ticket)
         ticket.call_later(retry_after_ms / 1000, self._unblock)
 
     def _unblock(self) -> None:
-        self._admission.unblock()
+        self._roster.unblock()
         self._admit()
 
     def _end(self, ticket: Ticket, ending: actions.Finish | actions.Fail) -> None:
         ticket.end(ending)
-        self._tickets.pop(ticket.session, None)
-        self._admission.leave(ticket)
-        self._tally.add(ticket.loop.tally)
-        if isinstance(ending, actions.Fail):
-            self._num_ended["failed"] += 1
-        else:
-            is_cancelled = ending.reason is FinishReason.CANCELLED
-            self._num_ended["cancelled" if is_cancelled else "finished"] += 1
+        self._roster.end(ticket, ending)
         # In a later turn: this may be in the middle of telling every session something.
         asyncio.get_running_loop().call_soon(self._admit)
 
     def _fail_all(self, error: OutriderError) -> None:
-        for ticket in (*self._admission.running, *self._admission.waiting):
+        for ticket in self._roster.all():
             self._deliver(ticket, partial(ticket.loop.fail, error))
 
     def _tell_all(self, event: Callable[[SessionLoop], None]) -> None:
-        for ticket in (*self._admission.running, *self._admission.waiting):
+        for ticket in self._roster.all():
             self._deliver(ticket, partial(event, ticket.loop))
 
     # The target comes and goes.

@@ -1,0 +1,111 @@
+"""All requests of a coordinator: who waits, who runs under which session number, and how those that ended did.
+
+Owns the numbers, the load that the draft length policy sees, and the counts. Sends nothing and starts nothing itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from coordinator.actions import Fail, Finish
+from coordinator.admission import Admission
+from coordinator.speculation import DraftLengthPolicy
+from coordinator.tally import Tally
+from coordinator.ticket import Ticket
+from outrider.errors import CapacityError
+from outrider.types import FinishReason
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Endings:
+    """How requests ended, and what speculation did for them."""
+
+    num_finished: int = 0
+    num_cancelled: int = 0
+    num_failed: int = 0
+    num_refused: int = 0
+    """Turned away since the queue was full."""
+    tally: Tally = field(default_factory=Tally)
+
+
+class Roster:
+    """The requests taken in and not over yet."""
+
+    def __init__(self, policy: DraftLengthPolicy, *, max_running: int, max_queue: int) -> None:
+        self.endings = Endings()
+        self._policy = policy
+        self._admission: Admission[Ticket] = Admission(max_running=max_running, max_queue=max_queue)
+        self._by_session: dict[int, Ticket] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run."""
+        return self._admission.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        return self._admission.num_waiting
+
+    def all(self) -> tuple[Ticket, ...]:
+        """Those that run and those that wait."""
+        return (*self._admission.running, *self._admission.waiting)
+
+    def find(self, session: int) -> Ticket | None:
+        """The request that runs under this number."""
+        return self._by_session.get(session)
+
+    def submit(self, ticket: Ticket) -> None:
+        """Take a request in; ``CapacityError`` when the queue is full."""
+        try:
+            self._admission.submit(ticket)
+        except CapacityError:
+            self.endings.num_refused += 1
+            raise
+        self._note_load()
+
+    def to_start(self) -> Iterator[Ticket]:
+        """Those that may run now, one after the other, each under a number of its own."""
+        while (ticket := self._admission.next()) is not None:
+            ticket.session = next(self._numbers)
+            self._by_session[ticket.session] = ticket
+            yield ticket
+
+    def park(self, ticket: Ticket) -> None:
+        """The target has no room for it: back to the head of the queue, which stands still until ``unblock``."""
+        self._by_session.pop(ticket.session, None)
+        self._admission.put_back(ticket)
+
+    def unblock(self) -> None:
+        """The target may have room again."""
+        self._admission.unblock()
+
+    def end(self, ticket: Ticket, ending: Finish | Fail) -> None:
+        """A request is over."""
+        self._by_session.pop(ticket.session, None)
+        self._admission.leave(ticket)
+        self._note_load()
+        self._count(ticket, ending)
+
+    def _note_load(self) -> None:
+        self._policy.set_load(self.num_running + self.num_waiting)
+
+    def _count(self, ticket: Ticket, ending: Finish | Fail) -> None:
+        endings, tally = self.endings, ticket.loop.tally
+        endings.tally.add(tally)
+        if isinstance(ending, Fail):
+            endings.num_failed += 1
+        elif ending.reason is FinishReason.CANCELLED:
+            endings.num_cancelled += 1
+        else:
+            endings.num_finished += 1
+        if tally.num_bad_evidence:
+            _log.warning(
+                "%d proposals of request %s could not be judged", tally.num_bad_evidence, ticket.loop.plan.request_id
+            )
