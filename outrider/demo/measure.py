@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.client import AsyncClient
-from outrider.generation import GenerationResult
+from outrider.generation import GenerationResult, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One request, as its caller saw it."""
+    """The same requests one after another, as their caller saw them."""
 
     seconds: float
-    result: GenerationResult
+    results: tuple[GenerationResult, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens."""
+        return sum(result.usage.completion_tokens for result in self.results)
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens by the time from the call to its end."""
-        return self.result.usage.completion_tokens / self.seconds
+        """Output tokens by the time from the first call to the last one's end."""
+        return self.num_tokens / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs with speculation and without, pairwise of the same prompt and seed."""
+    """Runs with speculation and without, pairwise of the same prompts and seed."""
 
     temperature: float
     draft_length: int
@@ -58,54 +63,63 @@ class Comparison:
 
         A request's last proposal may be trimmed to what is wanted; kept whole it counts as a rejection here.
         """
-        stats = [run.result.speculation for run in self.with_draft]
-        num_accepted = sum(item.num_accepted_tokens for item in stats)
-        num_rejected = sum(sum(item.acceptance_histogram[: self.draft_length]) for item in stats)
+        num_accepted = sum(stats.num_accepted_tokens for stats in self._stats)
+        num_rejected = sum(sum(stats.acceptance_histogram[: self.draft_length]) for stats in self._stats)
         return num_accepted / (num_accepted + num_rejected) if num_accepted + num_rejected else None
 
     @property
     def mean_acceptance_length(self) -> float | None:
         """Tokens gained by a step that had a proposal; None when no step had one."""
-        stats = [run.result.speculation for run in self.with_draft]
-        num_steps = sum(sum(item.acceptance_histogram) for item in stats)
-        return 1 + sum(item.num_accepted_tokens for item in stats) / num_steps if num_steps else None
+        num_steps = sum(sum(stats.acceptance_histogram) for stats in self._stats)
+        return 1 + sum(stats.num_accepted_tokens for stats in self._stats) / num_steps if num_steps else None
 
     @property
     def tokens_per_pass(self) -> float:
-        """Output tokens by the target's passes, the prefill's included."""
-        tokens = sum(run.result.usage.completion_tokens for run in self.with_draft)
-        return tokens / sum(run.result.speculation.num_steps for run in self.with_draft)
+        """Output tokens by the target's passes, the prefills included."""
+        return sum(run.num_tokens for run in self.with_draft) / sum(stats.num_steps for stats in self._stats)
+
+    @property
+    def _stats(self) -> list[SpeculationStats]:
+        return [result.speculation for run in self.with_draft for result in run.results]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What every run asks for."""
+
+    prompts: tuple[str, ...]
+    temperature: float
+    max_tokens: int
 
 
 async def compare(
     client: AsyncClient,
-    prompts: Sequence[str],
+    workload: Workload,
     *,
-    temperature: float,
     draft_length: int,
     num_runs: int,
-    max_tokens: int,
     on_run: Callable[[], None] = lambda: None,
 ) -> Comparison:
-    """``num_runs`` pairs of requests; which of a pair goes first alternates."""
+    """``num_runs`` pairs of runs; which of a pair goes first alternates. The run's number is its seed."""
     runs: dict[int, list[Run]] = {draft_length: [], 0: []}
-    for index in range(num_runs):
-        order = (draft_length, 0) if index % 2 == 0 else (0, draft_length)
-        for length in order:
-            request = client.generate(
-                prompt=prompts[index % len(prompts)],
-                max_tokens=max_tokens,
-                ignore_eos=True,
-                temperature=temperature,
-                seed=index,
-                num_speculative_tokens=length,
-            )
-            runs[length].append(await _timed(request))
+    for seed in range(num_runs):
+        for length in (draft_length, 0) if seed % 2 == 0 else (0, draft_length):
+            runs[length].append(await _run(client, workload, draft_length=length, seed=seed))
             on_run()
-    return Comparison(temperature, draft_length, tuple(runs[draft_length]), tuple(runs[0]))
+    return Comparison(workload.temperature, draft_length, tuple(runs[draft_length]), tuple(runs[0]))
 
 
-async def _timed(request: Awaitable[GenerationResult]) -> Run:
+async def _run(client: AsyncClient, workload: Workload, *, draft_length: int, seed: int) -> Run:
     started = time.perf_counter()
-    result = await request
-    return Run(seconds=time.perf_counter() - started, result=result)
+    results = [
+        await client.generate(
+            prompt=prompt,
+            max_tokens=workload.max_tokens,
+            ignore_eos=True,
+            temperature=workload.temperature,
+            seed=seed,
+            num_speculative_tokens=draft_length,
+        )
+        for prompt in workload.prompts
+    ]
+    return Run(seconds=time.perf_counter() - started, results=tuple(results))
