@@ -35,7 +35,8 @@ def _sorted_halves(high: NDArray[np.int32], width: int) -> NDArray[np.int32]:  #
     halves[..., 0] = np.arange(high.shape[-1] - 1, -1, -1, dtype=np.int32)
     halves[..., 1] = high
     keys.sort(axis=-1)
-    return np.ascontiguousarray(halves[:, : -width - 1 : -1])
+    # A copy whatever the shape: numpy calls an axis of one contiguous with a negative stride, which torch refuses.
+    return halves[:, : -width - 1 : -1].copy()
 
 
 def _reflect(bits: Tensor) -> Tensor:  # int32
