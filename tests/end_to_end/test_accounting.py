@@ -24,8 +24,8 @@ NEAR_DRAFT = TARGET
 FAR_DRAFT = cached_tiny_model("qwen2", seed=9)
 LONGEST = 40
 PROMPTS = [[(31 * i + 7 * j) % 256 for j in range(1 + 9 * i)] for i in range(8)]
-PATIENT = {"draft_timeout_ms": 60_000}
-SMALL = {"max_batched_tokens": 24, "page_size": 4}
+PATIENT: dict[str, Any] = {"draft_timeout_ms": 60_000}
+SMALL: dict[str, Any] = {"max_batched_tokens": 24, "page_size": 4}
 
 Plain = dict[tuple[int, ...], tuple[int, ...]]
 
@@ -143,18 +143,20 @@ async def soak(stack: Stack, *, num_requests: int, num_users: int, seed: int) ->
 
 async def disturb(stack: Stack, seen: Counter[str], num_requests: int) -> None:
     """The draft is lost, and is back, again and again; in process the target is too."""
-    for share in (0.2, 0.4, 0.6):
-        await eventually(lambda share=share: sum(seen.values()) >= share * num_requests)
+    for num_done in (num_requests // 5, num_requests // 3, num_requests // 2):
+        await have_ended(seen, num_done)
         if stack.client is not None:
             async with outage(stack, "draft"):
-                done = sum(seen.values())
-                await eventually(lambda done=done: sum(seen.values()) >= done + 3)
+                await have_ended(seen, seen.total() + 3)
         else:
             break_links(stack.draft)
-            if share > 0.5:
-                break_links(stack.target)
+            break_links(stack.target)
         seen["outages"] += 1
     await eventually(lambda: stack.coordinator._draft.is_up, "the draft back")  # type: ignore[union-attr]
+
+
+async def have_ended(seen: Counter[str], num_requests: int) -> None:
+    await eventually(lambda: seen.total() >= num_requests, f"the end of {num_requests} requests")
 
 
 @pytest.mark.parametrize("draft", [NEAR_DRAFT, FAR_DRAFT], ids=["near", "far"])

@@ -10,6 +10,8 @@ import pytest
 from outrider import Client
 from outrider.errors import InvalidRequestError, UnavailableError
 
+pytestmark = pytest.mark.timeout(300)  # the first of them waits for the processes to start
+
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": ""}),
     ("prompt_token_ids", {"prompt_token_ids": []}),

@@ -23,7 +23,7 @@ from tests.support.tiny_models import cached_tiny_model
 torch.set_num_threads(1)
 
 TARGET = cached_tiny_model("llama", seed=1, max_position_embeddings=8192)
-PATIENT = {"draft_timeout_ms": 60_000}
+PATIENT: dict[str, Any] = {"draft_timeout_ms": 60_000}
 NUM_SESSIONS = 16
 RUNNING, ARRIVING = 77, 88  # the first tokens by which sessions are told apart
 CHUNK = 128

@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 TARGET = cached_tiny_model("qwen3", seed=1, max_position_embeddings=1024)
 DRAFT = TARGET
 PROMPT = [72, 101, 108, 108, 111]
-PATIENT = {"draft_timeout_ms": 60_000}
+PATIENT: dict[str, Any] = {"draft_timeout_ms": 60_000}
 GREEDY: dict[str, Any] = {"prompt_token_ids": PROMPT, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
 COUPLED: dict[str, Any] = {**GREEDY, "temperature": 1.0, "acceptance_method": "coupled", "seed": 11}
 SAMPLED: dict[str, Any] = {**GREEDY, "temperature": 1.0, "acceptance_method": "rejection", "seed": 11}
@@ -117,10 +117,9 @@ async def test_a_slow_draft_is_gone_without_and_taken_back(wire: bool) -> None:
         await all_free(stack)
 
 
-@WIRE
-async def test_a_draft_without_room_costs_speed_alone_and_is_asked_again(wire: bool) -> None:
-    long = {**GREEDY, "max_tokens": 600}
-    async with run_stack(TARGET, DRAFT, wire=wire, draft_settings={"num_pages": 64}, **PATIENT) as stack:
+async def test_a_draft_without_room_costs_speed_alone_and_is_asked_again() -> None:
+    long = {**GREEDY, "max_tokens": 500}
+    async with run_stack(TARGET, DRAFT, wire=False, draft_settings={"num_pages": 64}, **PATIENT) as stack:
         expected = await alone(stack, long)
         async with occupied(stack.draft, num_tokens=1000):
             short = await stack.generate(**GREEDY)
@@ -212,9 +211,10 @@ async def test_a_target_that_stays_away_is_told_in_one_error() -> None:
 # Sessions.
 
 
-@WIRE
 @pytest.mark.parametrize("role", ["target", "draft"])
-@pytest.mark.parametrize("options", [GREEDY, COUPLED, SAMPLED], ids=["greedy", "coupled", "rejection"])
+@pytest.mark.parametrize(
+    ("options", "wire"), [(GREEDY, False), (COUPLED, False), (SAMPLED, True)], ids=["greedy", "coupled", "rejection"]
+)
 async def test_a_lost_session_is_rebuilt(options: dict[str, Any], role: str, wire: bool) -> None:
     async with run_stack(TARGET, DRAFT, wire=wire, **PATIENT) as stack:
         expected = await stack.generate(**options)
@@ -228,11 +228,10 @@ async def test_a_lost_session_is_rebuilt(options: dict[str, Any], role: str, wir
         await all_free(stack)
 
 
-@WIRE
-async def test_bad_numbers_of_one_session_fail_that_request_alone(wire: bool) -> None:
+async def test_bad_numbers_of_one_session_fail_that_request_alone() -> None:
     neighbours = [{**GREEDY, "prompt_token_ids": [first, 2, 3]} for first in (10, 11)]
     small = {"num_pages": 60, "page_size": 4}  # what the poisoned session held is soon another's
-    async with run_stack(TARGET, DRAFT, wire=wire, target_settings=small, **PATIENT) as stack:
+    async with run_stack(TARGET, DRAFT, wire=True, target_settings=small, **PATIENT) as stack:
         expected = [await alone(stack, options) for options in neighbours]
         with poisoned(stack.target.runner, 99, at_length=12):
             bad = asyncio.create_task(stack.generate(**{**GREEDY, "prompt_token_ids": [99, 2, 3]}))

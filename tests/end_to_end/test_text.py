@@ -211,9 +211,9 @@ async def test_logprobs_are_those_of_the_model(draft_length: int, temperature: f
     for index, (entry, token_id) in enumerate(zip(result.logprobs, result.token_ids, strict=True)):
         check_logprob(entry, token_id, logits[len(prompt) - 1 + index], 4)
     assert result.prompt_logprobs[0] is None
-    for index, (entry, token_id) in enumerate(zip(result.prompt_logprobs[1:], prompt[1:], strict=True)):
-        assert entry is not None
-        check_logprob(entry, token_id, logits[index], 3)
+    for index, (told, token_id) in enumerate(zip(result.prompt_logprobs[1:], prompt[1:], strict=True)):
+        assert told is not None
+        check_logprob(told, token_id, logits[index], 3)
 
 
 async def test_nothing_is_told_unasked() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class Stack:
         assert last.result is not None
         return last.result
 
-    async def stream(self, **options: Any) -> AsyncIterator[Delta]:
+    async def stream(self, **options: Any) -> AsyncGenerator[Delta, None]:
         """The same, streamed."""
         if self.client is not None:
             deltas = self.client.stream(**options)

@@ -1,0 +1,100 @@
+"""`outrider serve` as a user runs it: a process of its own, with three more below it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider.cli.stack.preflight import free_port
+
+DEADLINE_S = 240.0
+"""Generous: a start imports torch twice, on a machine that may be busy with other tests."""
+SERVICES = {"target_service", "draft_service", "coordinator"}
+
+
+class Command:
+    """`outrider serve` with these arguments; what it writes is read as it comes."""
+
+    def __init__(self, *arguments: str, port: int | None = None) -> None:
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "outrider.cli", "serve", *arguments),
+                *("--port", str(port or free_port()), "--num-threads", "1"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.out: list[str] = []
+        self.err: list[str] = []
+        self._readers = [
+            threading.Thread(target=lines.extend, args=(stream,), daemon=True)
+            for stream, lines in ((self.process.stdout, self.out), (self.process.stderr, self.err))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def address(self) -> str:
+        """Where it serves, once it says so."""
+        wait_until(lambda: self.out or self.process.poll() is not None, "the ready line", self.err)
+        found = re.fullmatch(r"Outrider is ready at (\S+)\n", self.out[0]) if self.out else None
+        assert found, (self.out, self.err)
+        return found[1]
+
+    def children(self) -> dict[str, int]:
+        """The services' processes by module."""
+        found: dict[str, int] = {}
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                if _parent(folder) == self.process.pid:
+                    words = (folder / "cmdline").read_text().split("\0")
+                    found[words[words.index("outrider.cli.stack.child") + 2]] = int(folder.name)
+        return found
+
+    def address_of(self, module: str) -> str:
+        """Where a service below it listens."""
+        words = Path(f"/proc/{self.children()[module]}/cmdline").read_text().split("\0")
+        return f"127.0.0.1:{words[words.index('--port') + 1]}"
+
+    def terminate(self) -> None:
+        """Ask it to stop, as Ctrl-C or an orchestrator does."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> tuple[int, list[str]]:
+        """Its exit code, and all that it wrote to standard error."""
+        code = self.process.wait(DEADLINE_S)
+        for reader in self._readers:
+            reader.join(DEADLINE_S)
+        return code, self.err
+
+    def close(self) -> None:
+        """Kill it, and with it its children."""
+        self.process.kill()
+        self.process.wait()
+
+
+def wait_until(condition: Callable[[], object], what: str, said: object = None) -> None:
+    """Return as soon as the condition holds; an error that names it when the deadline is past."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, (f"did not come about: {what}", said)
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False
+
+
+def _parent(folder: Path) -> int:
+    return int((folder / "stat").read_text().rpartition(")")[2].split()[1])

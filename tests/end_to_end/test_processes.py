@@ -1,0 +1,175 @@
+"""`outrider serve` as real processes: health, reflection, signals, kills, and what it says when it cannot start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from outrider import Client
+from outrider.errors import UnavailableError
+from outrider.generation import Delta
+from tests.end_to_end.commands import SERVICES, Command, is_alive, wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+PUBLIC_NAMES = {
+    "coordinator": "outrider.v1.GenerationService",
+    "target_service": "outrider.v1.TargetService",
+    "draft_service": "outrider.v1.DraftService",
+}
+MODULES = pytest.mark.parametrize("module", sorted(SERVICES))
+LONG: dict[str, Any] = {"prompt_token_ids": [1, 2, 3], "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
+
+
+@contextlib.contextmanager
+def channel_to(address: str) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        yield channel
+
+
+def health(channel: grpc.Channel, name: str) -> Any:
+    request = health_pb2.HealthCheckRequest(service=name)
+    return health_pb2_grpc.HealthStub(channel).Check(request, timeout=20).status
+
+
+def token_ids(deltas: list[Delta]) -> tuple[int, ...]:
+    return tuple(token_id for delta in deltas for token_id in delta.token_ids)
+
+
+@MODULES
+def test_every_service_answers_health_by_name(served: Command, module: str) -> None:
+    with channel_to(served.address_of(module)) as channel:
+        for name in ("", PUBLIC_NAMES[module], "liveness"):
+            assert health(channel, name) == SERVING, name
+        with pytest.raises(grpc.RpcError) as caught:
+            health(channel, "outrider.v1.Nobody")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@MODULES
+def test_every_service_answers_reflection(served: Command, module: str) -> None:
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=PUBLIC_NAMES[module]),
+    ]
+    with channel_to(served.address_of(module)) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        listed, described = stub.ServerReflectionInfo(iter(requests), timeout=20)
+    names = {service.name for service in listed.list_services_response.service}
+    assert {PUBLIC_NAMES[module], "grpc.health.v1.Health"} <= names
+    assert described.file_descriptor_response.file_descriptor_proto
+
+
+def test_a_draft_killed_in_the_middle_of_a_stream_is_not_noticed(served: Command, client: Client) -> None:
+    plain = client.generate(**{**LONG, "num_speculative_tokens": 0}).token_ids
+    before = served.children()["draft_service"]
+    stream = client.stream(**LONG)
+    deltas = [next(stream)]
+    os.kill(before, signal.SIGKILL)
+    deltas += stream
+    assert token_ids(deltas) == plain
+    wait_until(lambda: served.children().get("draft_service", before) != before, "a new draft", served.err)
+    wait_until(lambda: client.model_info().draft_attached, "the draft attached", served.err)
+    again = client.generate(**{**LONG, "max_tokens": 100})
+    assert again.token_ids == plain[:100]
+    assert again.speculation.num_draft_tokens > 50
+    assert any(line.startswith("draft: ended: killed by SIGKILL") for line in served.err)
+
+
+def test_sigterm_lets_a_running_stream_finish_and_leaves_nobody(served: Command, client: Client) -> None:
+    children = served.children()
+    assert set(children) == SERVICES
+    with channel_to(served.address()) as channel:
+        stream = client.stream(**LONG)
+        deltas = [next(stream)]
+        served.terminate()
+        wait_until(lambda: health(channel, PUBLIC_NAMES["coordinator"]) == NOT_SERVING, "NOT_SERVING", served.err)
+        assert client.model_info().num_running == 1
+        assert health(channel, "") == NOT_SERVING
+        assert health(channel, "liveness") == SERVING
+        deltas += stream
+    assert deltas[-1].result is not None
+    assert len(token_ids(deltas)) == LONG["max_tokens"]
+    code, said = served.wait()
+    assert code == 0, said
+    assert not any(is_alive(pid) for pid in children.values())
+
+
+def test_kill_of_the_parent_in_the_middle_of_a_stream_leaves_nobody(served: Command, client: Client) -> None:
+    children = served.children()
+    assert set(children) == SERVICES
+    stream = client.stream(**LONG)
+    next(stream)
+    served.process.kill()
+    wait_until(lambda: not any(is_alive(pid) for pid in children.values()), "no child left")
+    with pytest.raises(UnavailableError):
+        list(stream)
+
+
+def missing(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def truncated(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", 10_000)
+
+
+def unknown(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("LlamaFor", "MammothFor"), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (missing, "target model: {folder} does not exist"),
+        (truncated, "{folder}/model.safetensors is truncated"),
+        (unknown, "{folder}: MammothForCausalLM is not supported; supported are LlamaForCausalLM"),
+    ],
+)
+def test_a_target_that_cannot_be_served_is_told_in_one_line(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, spoil: Callable[[Path], None], words: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_pair[0], tmp_path / "target"))
+    spoil(folder)
+    check_refused(Command(str(folder)), words.format(folder=folder))
+
+
+def test_a_draft_with_another_tokenizer_is_told_in_one_line(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    target, draft = tiny_pair[0], Path(shutil.copytree(tiny_pair[1], tmp_path / "draft"))
+    path = draft / "tokenizer.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"a": ', '"aa": '), encoding="utf-8")
+    check_refused(Command(str(target), "--draft-model", str(draft)), "'aa' in the draft and 'a' in the target")
+
+
+def test_a_port_in_use_is_told_in_one_line(tiny_pair: tuple[Path, Path]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        check_refused(Command(str(tiny_pair[0]), port=port), f"127.0.0.1:{port} is in use")
+
+
+def check_refused(command: Command, words: str) -> None:
+    """Exit code 1 and one line that says why; nothing is left."""
+    try:
+        code, said = command.wait()
+    finally:
+        command.close()
+    errors = [line for line in said if line.startswith("error: ")]
+    assert (code, len(errors), command.out) == (1, 1, []), said
+    assert words in errors[0]
+    assert not any("Traceback" in line for line in said), said
