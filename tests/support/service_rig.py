@@ -1,0 +1,161 @@
+"""Real services and real session loops without threads and without an event loop, for very many short sessions.
+
+The cores are those that the services' threads run, the plans are the coordinator's own; messages go in lock-step. What
+``tests.support.stack`` has besides, threads, links and streams, is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coordinator.actions import Emit, Fail, ToDraft, ToTarget
+from coordinator.loop import SessionLoop, Waiting
+from coordinator.planning import Planner
+from coordinator.sides import DraftFacts
+from coordinator.speculation import DraftLengthPolicy
+from draft_service.proposers.model import DEFAULT_SUPPORT_LIMIT, ModelProposer
+from draft_service.service import build_model_core, build_ngram_core
+from outrider.client.requests import build_request
+from outrider.config import CoordinatorSettings
+from outrider.engine.core import ServiceCore
+from outrider.engine.describing import describe_model
+from outrider.engine.runner import ModelRunner
+from target_service.service import build_core
+
+AnyCore = ServiceCore[Any, Any, Any, Any]
+
+WIDTH = 256
+"""Sessions that run beside each other."""
+FORWARD = 4096
+"""Most tokens in a forward."""
+NUM_PAGES = 4 * WIDTH
+
+
+@dataclass
+class Run:
+    """One session on the rig."""
+
+    loop: SessionLoop
+    token_ids: list[int] = field(default_factory=list)
+
+
+class ServiceRig:
+    """A target, a draft (a folder, "ngram" or None) and a coordinator's loop between them."""
+
+    def __init__(
+        self,
+        target: Path,
+        draft: Path | str | None,
+        *,
+        support_limit: int = DEFAULT_SUPPORT_LIMIT,
+        max_model_len: int = 64,
+        **settings: Any,
+    ) -> None:
+        self.settings = CoordinatorSettings(**settings)
+        runner = ModelRunner.load(target, num_pages=NUM_PAGES, max_model_len=max_model_len)
+        self.target: AnyCore = build_core(runner, max_batched_tokens=FORWARD)
+        self.draft, self._facts = _build_draft(draft, support_limit, max_model_len)
+        self._runner = runner
+        self._planner = Planner(self.settings, describe_model("target", target, runner), None)
+        self._policy = DraftLengthPolicy(self.settings.num_speculative_tokens)
+        self._runs: dict[int, Run] = {}
+        self._num_started = 0
+        self._to_draft: list[Any] = []
+        self._to_target: list[Any] = []
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        self.change_draft_event: Callable[[Any], Any] = lambda event: event
+        """What becomes of a proposal on its way."""
+        self.watch_target: Callable[[Run, Any, Any], None] | None = None
+        """Sees each session, what its target was asked and what it answered, before the loop does."""
+
+    def generate(self, requests: Iterable[dict[str, Any]], *, enough: int | None = None) -> list[list[int]]:
+        """The output of every request; a session is cancelled when it has ``enough`` tokens."""
+        todo = iter(requests)
+        runs: list[Run] = []
+        while True:
+            while len(self._runs) < WIDTH and (options := next(todo, None)) is not None:
+                runs.append(self._start(options))
+            if not self._runs:
+                return [run.token_ids for run in runs]
+            self._turn(self.draft, self._to_draft, SessionLoop.on_draft_event, enough)
+            self._turn(self.target, self._to_target, SessionLoop.on_target_event, enough)
+
+    def num_pages_used(self) -> int:
+        """On the target, its books checked; what was released takes a turn to arrive."""
+        self._turn(self.target, self._to_target, SessionLoop.on_target_event, None)
+        self._runner.sequences.check_integrity()
+        return self._runner.sequences.pool.num_used
+
+    def _start(self, options: dict[str, Any]) -> Run:
+        request, _ = build_request(options)  # type: ignore[arg-type]
+        run = Run(SessionLoop(self._planner.plan(request), self._policy, draft=self._facts))
+        self._num_started += 1
+        self._runs[self._num_started] = run
+        run.loop.start(self._num_started)
+        self._collect(self._num_started, run)
+        return run
+
+    def _turn(
+        self, core: AnyCore | None, commands: list[Any], deliver: Callable[[SessionLoop, Any], None], enough: int | None
+    ) -> None:
+        if core is None or not commands:
+            return
+        sent = {command.session: command for command in commands}
+        core.handle(0, commands)
+        commands.clear()
+        while core.has_work:
+            for _, batch in core.step():
+                for event in batch.events:
+                    self._deliver(core, sent, event, deliver, enough)
+
+    def _deliver(
+        self,
+        core: AnyCore,
+        sent: dict[int, Any],
+        event: Any,
+        deliver: Callable[[SessionLoop, Any], None],
+        enough: int | None,
+    ) -> None:
+        run = self._runs.get(event.session)
+        if run is None:
+            return
+        if core is self.draft:
+            event = self.change_draft_event(event)
+        elif self.watch_target is not None:
+            self.watch_target(run, sent[event.session], event)
+        deliver(run.loop, event)
+        self._collect(event.session, run)
+        if enough is not None and len(run.token_ids) >= enough and run.loop.waiting is not Waiting.NOTHING:
+            run.loop.cancel()
+            self._collect(event.session, run)
+
+    def _collect(self, session: int, run: Run) -> None:
+        for action in run.loop.take_actions():
+            if isinstance(action, ToDraft):
+                self._to_draft.append(action.command)
+            elif isinstance(action, ToTarget):
+                self._to_target.append(action.command)
+            elif isinstance(action, Emit):
+                run.token_ids.extend(action.token_ids)
+            elif isinstance(action, Fail):
+                raise action.error
+        if run.loop.waiting is Waiting.NOTHING and self._runs.pop(session, None) is not None:
+            self.num_draft_tokens += run.loop.tally.num_draft_tokens
+            self.num_accepted_tokens += run.loop.tally.num_accepted_tokens
+
+
+def _build_draft(
+    draft: Path | str | None, support_limit: int, max_model_len: int
+) -> tuple[AnyCore | None, DraftFacts | None]:
+    if draft is None:
+        return None, None
+    if isinstance(draft, str):
+        return build_ngram_core(min_n=1, max_n=3, max_batched_tokens=FORWARD), DraftFacts()
+    runner = ModelRunner.load(draft, num_pages=NUM_PAGES, max_model_len=max_model_len)
+    proposer = ModelProposer(runner, support_limit=support_limit)
+    known = describe_model("draft", draft, runner).num_token_ids
+    return build_model_core(proposer, max_batched_tokens=FORWARD), DraftFacts(runner.max_model_len, known)
