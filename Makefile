@@ -12,10 +12,10 @@ CHECKED := $(PACKAGES) tests tools scripts benchmarks
 TEST_WORKERS ?= 2
 TESTS ?= tests
 
-.PHONY: help install demo test check format proto docs
+.PHONY: help install demo test test-all check format proto docs
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 install: $(INSTALLED)  ## .venv with everything: services, SDK, tools
 
@@ -29,8 +29,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: install  ## starts the three services on the embedded pair, streams, proves, measures
 	$(BIN)/outrider demo
 
-test: install  ## the whole suite; TESTS=tests/cli for a part of it
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(TESTS)
+test: install  ## the suite without its slow tests; TESTS=tests/cli for a part of it
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow" $(TESTS)
+
+test-all: install  ## the slow tests too: every statistical test with all its draws
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(TESTS)
 
 check: install  ## format, lint, types, import contracts, generated code, generated docs
 	$(BIN)/ruff format --check .
