@@ -45,7 +45,7 @@ class Language:
     def __init__(self, vocab_size: int, *, period: int = 3, seed: int = 0, sharpness: float = 1.5) -> None:
         self.vocab_size, self.period, self._sharpness, self._seed = vocab_size, period, sharpness, seed
         self._rows: dict[tuple[int, ...], Rows] = {}
-        self._change: Callable[[Rows], Rows] = lambda logits: logits
+        self._change: Callable[[Rows], Rows] | None = None
 
     def changed(self, change: Callable[[Rows], Rows]) -> Language:
         """A language whose logits are made from this one's."""
@@ -60,8 +60,9 @@ class Language:
         found = self._rows.get(block)
         if found is None:
             key = [self._seed, *(token + 1 for token in block)]
-            logits = np.random.default_rng(key).normal(size=self.vocab_size) * self._sharpness
-            found = self._rows[block] = log_softmax(self._change(logits.astype(np.float32)))
+            drawn = np.random.default_rng(key).normal(size=self.vocab_size) * self._sharpness
+            logits = drawn.astype(np.float32)
+            found = self._rows[block] = log_softmax(logits if self._change is None else self._change(logits))
         return found
 
     def joint(self, length: int) -> NDArray[np.float64]:
@@ -219,7 +220,7 @@ class BlockDraft:
         for (held, _), tokens_of in zip(ready, drawn, strict=True):
             del held.tokens[len(held.tokens) - (1 if tokens_of else 0) :]  # the last has no KV: the bonus-token hole
         return [
-            Proposal(c.session, c.generation, base, tuple(d), self._evidence(h.open, p))
+            Proposal(c.session, c.generation, base, tuple(d), self._evidence(h.open, np.array(p)))
             for (h, c), base, d, p in zip(ready, bases, drawn, parts, strict=True)
         ]
 
@@ -242,10 +243,9 @@ class BlockDraft:
         return np.asarray(probs / probs.sum(axis=1, keepdims=True), dtype=np.float32)
 
     @staticmethod
-    def _evidence(opened: Open, rows: Sequence[Rows]) -> SparseEvidence | DenseEvidence | None:
-        if opened.acceptance_method is not AcceptanceMethod.REJECTION or not rows:
+    def _evidence(opened: Open, probs: Rows) -> SparseEvidence | DenseEvidence | None:
+        if opened.acceptance_method is not AcceptanceMethod.REJECTION or not len(probs):
             return None
-        probs = np.stack(rows)
         if opened.dense:
             return DenseEvidence(probs)
         where = np.nonzero(probs)
@@ -257,12 +257,12 @@ class LookupDraft(BlockDraft):
 
     def _propose(self, ready: Sequence[tuple[Held, Extend]]) -> list[DraftEvent]:
         events: list[DraftEvent] = []
+        certain = np.eye(self.language.vocab_size, dtype=np.float32)
         for held, command in ready:
             tokens = held.tokens
             found = next((i for i in range(len(tokens) - 2, -1, -1) if tokens[i] == tokens[-1]), len(tokens))
             drafted = tuple(tokens[found + 1 :][: command.draft_length])
-            rows = [np.eye(self.language.vocab_size, dtype=np.float32)[token] for token in drafted]
-            evidence = self._evidence(held.open, rows)
+            evidence = self._evidence(held.open, certain[list(drafted)])
             events.append(Proposal(command.session, command.generation, len(tokens), drafted, evidence))
             held.tokens.extend(drafted[:-1])
         return events
