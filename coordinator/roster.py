@@ -78,9 +78,13 @@ class Roster:
             yield ticket
 
     def park(self, ticket: Ticket) -> None:
-        """The target has no room for it: back to the head of the queue, which stands still until ``unblock``."""
+        """The target has no room for it: back to its place in the queue, which stands still until ``unblock``."""
         self._by_session.pop(ticket.session, None)
         self._admission.put_back(ticket)
+
+    def found_room(self, ticket: Ticket) -> bool:
+        """The target has room for it; whether others waited to know."""
+        return self._admission.found_room(ticket)
 
     def unblock(self) -> None:
         """The target may have room again."""

@@ -32,6 +32,7 @@ from outrider.ports import (
     DraftEvent,
     EventBatch,
     ForwardReport,
+    Scores,
     Target,
     TargetCommand,
     TargetEvent,
@@ -205,6 +206,8 @@ class Coordinator:
             ticket = self._roster.find(event.session)
             if ticket is not None:
                 self._deliver(ticket, partial(ticket.loop.on_target_event, event), batch.report)
+                if isinstance(event, Scores) and self._roster.found_room(ticket):
+                    self._admit()
 
     def _on_draft_batch(self, batch: EventBatch[DraftEvent]) -> None:
         for event in batch.events:

@@ -52,7 +52,40 @@ def test_who_found_no_room_goes_back_to_the_head_and_blocks_the_others() -> None
     assert books.waiting == ("b", "c")
     assert books.next() is None
     books.unblock()
+    assert (books.next(), books.next()) == ("b", None)  # nobody overtakes while b may find no room again
+    assert books.found_room("b")
+    assert books.next() == "c"
+
+
+def test_who_finds_no_room_again_keeps_its_place() -> None:
+    books = admission(max_running=3, max_queue=3, entries="a")
+    for entry in "bcd":
+        books.submit(entry)
     assert (books.next(), books.next()) == ("b", "c")
+    books.put_back("b")
+    books.put_back("c")
+    assert books.waiting == ("b", "c", "d")
+    for _ in range(3):
+        books.unblock()
+        assert (books.next(), books.next()) == ("b", None)
+        books.put_back("b")
+        assert books.waiting == ("b", "c", "d")
+
+
+def test_trials_end_with_the_queue_or_with_who_was_tried() -> None:
+    books = admission(max_running=4, entries="ab")
+    books.submit("c")
+    books.put_back("b")
+    books.unblock()
+    assert books.next() == "b"
+    books.leave("b")
+    assert books.next() == "c"
+    assert not books.found_room("a")
+    assert books.found_room("c")
+    books.submit("d")
+    books.submit("e")
+    assert (books.next(), books.next()) == ("d", "e")  # the queue was empty: room is not short any more
+    assert not books.found_room("d")
 
 
 def test_the_end_of_a_running_one_unblocks() -> None:

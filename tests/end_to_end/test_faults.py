@@ -160,6 +160,29 @@ async def test_a_full_target_lets_requests_wait_and_refuses_past_the_queue(wire:
         await all_free(stack)
 
 
+async def test_short_requests_do_not_overtake_a_long_one_that_waits_for_pages() -> None:
+    small = {"num_pages": 8, "page_size": 16}
+    async with run_stack(TARGET, DRAFT, wire=False, target_settings=small, **PATIENT) as stack:
+        ended: list[int] = []
+
+        async def ask(max_tokens: int) -> None:
+            await stack.generate(**{**GREEDY, "max_tokens": max_tokens})
+            ended.append(max_tokens)
+
+        async with occupied(stack.target, num_tokens=80):  # of eight pages five; the long request needs five
+            tasks = [asyncio.create_task(ask(60))]
+            await eventually(lambda: stack.coordinator.stats().num_waiting == 1)
+            tasks += [asyncio.create_task(ask(max_tokens)) for max_tokens in (10, 9, 8)]
+            await eventually(lambda: stack.coordinator.stats().num_waiting == 4)
+            tries = stack.coordinator.stats().num_target_messages
+            # Each try and each release is a message: the long one has been tried several times.
+            await eventually(lambda: stack.coordinator.stats().num_target_messages >= tries + 3)
+            assert ended == []
+        await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)
+        assert stack.coordinator.stats().num_finished == 4
+        await all_free(stack)
+
+
 @pytest.mark.parametrize("options", [GREEDY, COUPLED, SAMPLED], ids=["greedy", "coupled", "rejection"])
 async def test_a_target_that_breaks_and_is_back_pauses_the_stream(options: dict[str, Any]) -> None:
     long = {**options, "max_tokens": 300}
@@ -261,6 +284,7 @@ async def test_bad_numbers_in_the_draft_cost_speed_alone(options: dict[str, Any]
 @asynccontextmanager
 async def occupied(service: Any, *, num_tokens: int) -> AsyncIterator[None]:
     """Another coordinator's session has reserved room for so many tokens."""
+    await eventually(lambda: service.num_sessions == 0)
     link = await service.attach()
     opening = Open(
         session=1,
