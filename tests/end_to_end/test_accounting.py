@@ -195,8 +195,10 @@ async def test_a_stream_that_is_left_frees_its_pages_within_one_step(role: str, 
             await reader.read(5)
             await gate.shut()
             before = stack.target.runner.num_forwards, runner.num_forwards
+            num_sent = getattr(stack.coordinator.stats(), f"num_{role}_messages")
             await reader.close()
             await eventually(lambda: stack.coordinator.stats().num_cancelled == 1)
+            await eventually(lambda: getattr(stack.coordinator.stats(), f"num_{role}_messages") > num_sent, "a release")
             gate.open()
             await all_free(stack)
         # The forward that was under way, and on the draft over a wire at most the rest of its proposal.
