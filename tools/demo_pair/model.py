@@ -186,6 +186,6 @@ TARGET_SHAPE = Shape(
     num_layers=16, hidden_size=320, intermediate_size=672, num_heads=8, num_kv_heads=4, head_dim=32
 )  # fmt: skip
 DRAFT_SHAPES = {
-    "one": Shape(num_layers=1, hidden_size=512, intermediate_size=1280, num_heads=8, num_kv_heads=8, head_dim=64),
-    "two": Shape(num_layers=2, hidden_size=384, intermediate_size=1024, num_heads=12, num_kv_heads=12, head_dim=32),
+    "narrow": Shape(num_layers=2, hidden_size=256, intermediate_size=704, num_heads=8, num_kv_heads=4, head_dim=32),
+    "middle": Shape(num_layers=2, hidden_size=320, intermediate_size=832, num_heads=10, num_kv_heads=5, head_dim=32),
 }
