@@ -1,7 +1,7 @@
 """One model on one device: load it once, then run ragged forwards over its paged KV cache.
 
-Owns the weights, the cache and the sequence table, and the order of a forward: check, plan, move to the device, copy
-forked pages, compute. Not thread-safe: one thread calls it. Refuses to know sampling, sessions and requests.
+Owns the weights, the cache and the sequence table, and the order of a forward: check, plan, copy forked pages, move to
+the device, compute. Not thread-safe: one thread calls it. Refuses to know sampling, sessions and requests.
 """
 
 from __future__ import annotations
@@ -9,21 +9,27 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from outrider.engine.batch import ForwardBatch, ForwardRow, check_rows, plan_forward
+from outrider.engine.graphs import CaptureProgress, GpuForward
 from outrider.engine.kernels.kv_store import copy_pages
 from outrider.engine.kernels.paged_attention import plan_attention
 from outrider.engine.loading import Progress, load_weights
 from outrider.engine.memory import KvRequest, choose_num_pages
 from outrider.engine.models import Decoder, ModelConfig, read_model_config
 from outrider.engine.models.decoder import DeviceBatch
+from outrider.engine.models.dummy import fill_with_noise
 from outrider.engine.pages import PagePool
 from outrider.engine.sequences import SequenceTable
 from outrider.errors import ConfigError, InvalidRequestError
 
+LoadFormat = Literal["safetensors", "dummy"]
 _WARM_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+_GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 16, 32, 512)
+"""The last are not captured: each finds kernels tiled for more queries."""
 
 
 class ModelRunner:
@@ -47,6 +53,11 @@ class ModelRunner:
             dtype=decoder.dtype,
             device=decoder.device,
         )
+        self._on_gpu = (
+            GpuForward(decoder, self.kv_cache, page_size=page_size, max_model_len=max_model_len)
+            if decoder.device.type == "cuda"
+            else None
+        )
 
     @property
     def device(self) -> torch.device:
@@ -69,9 +80,11 @@ class ModelRunner:
         num_pages: int | None = None,
         kv_cache_bytes: int | None = None,
         max_model_len: int | None = None,
+        load_format: LoadFormat = "safetensors",
         progress: Progress | None = None,
     ) -> ModelRunner:
-        """Load a folder in the Hugging Face layout.
+        """Load a folder in the Hugging Face layout. With the ``load_format`` "dummy" only its config.json is read and
+        the weights are noise, made on the device: for measuring shapes.
 
         ``dtype`` "auto" is the type of the weights on file. ``max_model_len`` None is the model's own limit. The cache
         takes ``num_pages``, else what fits ``kv_cache_bytes``, else a share of the free memory. ``progress(done,
@@ -83,7 +96,10 @@ class ModelRunner:
         target_dtype = _choose_dtype(config, dtype)
         with torch.inference_mode():
             decoder = Decoder(config, dtype=target_dtype, device=torch.device(device))
-            load_weights(decoder, Path(folder), progress)
+            if load_format == "dummy":
+                fill_with_noise(decoder)
+            else:
+                load_weights(decoder, Path(folder), progress)
             request = KvRequest(page_size, length, config.kv_bytes_per_token(target_dtype), num_pages, kv_cache_bytes)
             pages = choose_num_pages(request, decoder.device)
             return cls(decoder, page_size=page_size, num_pages=pages, max_model_len=length)
@@ -104,12 +120,19 @@ class ModelRunner:
         self.num_forwards += 1
         return logits
 
-    def warm_up(self) -> None:
-        """Run small forwards so that the first request finds everything allocated and chosen; leaves no trace."""
+    def warm_up(self, progress: CaptureProgress | None = None) -> None:
+        """Make the first request find everything allocated, compiled and chosen; leaves no trace.
+
+        On a GPU the shapes of decoding and scoring are captured as CUDA graphs; ``progress(done, total)`` counts them.
+        """
+        if self._on_gpu is not None:
+            with torch.inference_mode():
+                self._on_gpu.capture(progress)
         count = self.num_forwards
         longest = min(self.max_model_len, self.sequences.pool.num_free * self.page_size)
-        sequence = self.sequences.open(min(longest, max(_WARM_UP_TOKENS)))
-        for num_tokens in _WARM_UP_TOKENS:
+        lengths = _WARM_UP_TOKENS if self._on_gpu is None else _GPU_WARM_UP_TOKENS
+        sequence = self.sequences.open(min(longest, max(lengths)))
+        for num_tokens in lengths:
             if num_tokens <= sequence.max_length:
                 self.forward([ForwardRow(sequence, [0] * num_tokens, num_tokens)])
                 self.sequences.truncate(sequence, 0)
@@ -119,6 +142,8 @@ class ModelRunner:
     def _compute(self, batch: ForwardBatch) -> torch.Tensor:
         copy_pages(self.kv_cache, batch.page_copies, page_size=self.page_size)
         self.sequences.confirm_copies()
+        if self._on_gpu is not None:
+            return self._on_gpu(batch)
         return self._decoder(self._to_device(batch), self.kv_cache)
 
     def _to_device(self, batch: ForwardBatch) -> DeviceBatch:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import random
 from pathlib import Path
 
 import pytest
 import torch
 
 from outrider.engine.batch import ForwardRow
+from outrider.engine.graphs import captured_shapes
 from outrider.engine.runner import ModelRunner
 from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
@@ -32,6 +35,65 @@ def ragged_logits(folder: Path, device: str) -> torch.Tensor:
 def test_logits_are_the_cpus(architecture: str) -> None:
     folder = cached_tiny_model(architecture, seed=1)
     torch.testing.assert_close(ragged_logits(folder, "cuda"), ragged_logits(folder, "cpu"), atol=1e-4, rtol=0)
+
+
+def random_steps(runner: ModelRunner, num_steps: int) -> list[torch.Tensor]:
+    """Growing, rolling back, forking and ending sequences, some at once; the logits of every step."""
+    choose, table = random.Random(3), runner.sequences
+    sequences = [table.open(60) for _ in range(5)]
+    found = []
+    for _ in range(num_steps):
+        place = choose.randrange(len(sequences))
+        if choose.random() < 0.2:
+            table.release(sequences[place])
+            parent = sequences[place - 1]
+            sequences[place] = table.fork(parent, 60)[0] if choose.random() < 0.5 else table.open(60)
+        rows = []
+        for sequence in choose.sample(sequences, choose.randint(1, 5)):
+            count = choose.choice((1, 1, 1, 2, 4, 5, 8, 19))
+            if sequence.length + count > 60:
+                table.truncate(sequence, choose.randint(0, 60 - count))
+            tokens = [choose.randrange(256) for _ in range(count)]
+            rows.append(ForwardRow(sequence, tokens, choose.randint(0, count)))
+        found.append(runner.forward(rows).cpu())
+        table.check_integrity()
+    return found
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+def test_captured_forwards_follow_the_cpu_over_many_steps(architecture: str) -> None:
+    folder = cached_tiny_model(architecture, seed=1)
+    found = {}
+    for device in ("cpu", "cuda"):
+        runner = ModelRunner.load(folder, device=device, dtype="float32", page_size=4, num_pages=200)
+        runner.warm_up()
+        with torch.inference_mode():
+            runner.kv_cache.fill_(float("nan"))  # what nobody wrote, or something that fills up a shape, would show
+        found[device] = random_steps(runner, 300)
+    for on_gpu, on_cpu in zip(found["cuda"], found["cpu"], strict=True):
+        torch.testing.assert_close(on_gpu, on_cpu, atol=2e-4, rtol=0)
+
+
+def test_warming_up_says_how_far_it_is_and_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
+    runner = ModelRunner.load(cached_tiny_model("llama", seed=1), device="cuda", page_size=4, num_pages=64)
+    steps: list[tuple[int, int]] = []
+    with caplog.at_level(logging.INFO, logger="outrider.engine.graphs"):
+        runner.warm_up(lambda done, total: steps.append((done, total)))
+    total = len(captured_shapes())
+    assert steps == [(done, total) for done in range(1, total + 1)]
+    assert f"captured {total} forwards" in caplog.text
+    assert "GiB free" in caplog.text
+    assert (runner.num_forwards, runner.sequences.pool.num_used) == (0, 0)
+
+
+def test_logits_outlive_the_next_forward() -> None:
+    runner = ModelRunner.load(cached_tiny_model("llama", seed=1), device="cuda", page_size=4, num_pages=64)
+    runner.warm_up()
+    sequence = runner.sequences.open(20)
+    first = runner.forward([ForwardRow(sequence, [1, 2, 3], 3)])
+    kept = first.clone()
+    runner.forward([ForwardRow(sequence, [4, 5, 6], 3)])
+    torch.testing.assert_close(first, kept, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("method", ["rejection", "coupled", "typical"])

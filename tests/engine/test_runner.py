@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from outrider.engine.batch import ForwardRow
 from outrider.engine.memory import KvRequest, choose_num_pages
 from outrider.engine.runner import ModelRunner
 from outrider.engine.sequences import Sequence
-from outrider.errors import ConfigError, InvalidRequestError
+from outrider.errors import ConfigError, InvalidRequestError, ModelError
 from tests.engine.parity import build, poisoned_runner, random_ids, reference_logits
 
 CPU = torch.device("cpu")
@@ -67,6 +68,20 @@ def test_a_forward_that_fails_midway_leaves_the_lengths_as_they_were(monkeypatch
     assert (sequence.token_ids, runner.num_forwards) == ([1, 2, 3], 1)
     logits = runner.forward([ForwardRow(sequence, [6])])
     torch.testing.assert_close(logits.clone(), reference_logits(folder, [1, 2, 3, 6])[-1:], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_dummy_weights_need_no_files_and_are_used_whole(architecture: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((build(architecture) / "config.json").read_bytes())
+    with pytest.raises(ModelError):
+        ModelRunner.load(tmp_path, page_size=4, num_pages=8)
+    found = []
+    for _ in range(2):
+        runner = ModelRunner.load(tmp_path, page_size=4, num_pages=8, load_format="dummy")
+        found.append(runner.forward([ForwardRow(runner.sequences.open(9), [3, 1, 2], 3)]).clone())
+    assert torch.equal(*found)
+    assert found[0].isfinite().all()
+    assert found[0].std() > 0.1
 
 
 def test_warming_up_leaves_no_trace() -> None:

@@ -3,8 +3,8 @@
 Owns the parameters and the order of computation. What architectures do differently is read from ``ModelConfig``.
 Refuses to know files, sequences and page tables: a forward gets tensors and attention plans, ready made.
 
-Queries, keys and values come from one product, gate and up from another. Turning happens in place inside the fused
-product, so that a token's key and value stay side by side and are stored at once.
+Queries, keys and values come from one product, gate and up from another. What a block gives is added to the residual
+stream by the normalisation that comes next, so that both are one pass over it.
 """
 
 from __future__ import annotations
@@ -14,63 +14,45 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from outrider.engine.kernels.kv_store import store_kv
-from outrider.engine.kernels.paged_attention import AttentionPlan, paged_attention
+from outrider.engine.kernels.paged_attention import AttentionPlan, DevicePlan, paged_attention
+from outrider.engine.kernels.rotary_store import Angles, HeadLayout, turn_and_store
+from outrider.engine.kernels.swiglu import swiglu
 from outrider.engine.models.config import ModelConfig
 from outrider.engine.models.linear import Linear
 from outrider.engine.models.norm import RmsNorm
-from outrider.engine.models.rope import RotaryEmbedding, rotate
+from outrider.engine.models.rope import RotaryEmbedding
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
     """A forward's inputs on the device, prepared once for all layers."""
 
-    token_ids: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [T] int64
-    slots: torch.Tensor  # [T] int64
-    plans: dict[int | None, AttentionPlan]
+    token_ids: torch.Tensor  # [T] int64, or int32 as the rest on a GPU
+    positions: torch.Tensor  # [T]
+    slots: torch.Tensor  # [T]
+    plans: dict[int | None, AttentionPlan | DevicePlan]
     """By sliding window."""
-    logit_indices: torch.Tensor  # [N] int64
-
-
-@dataclass(frozen=True, slots=True)
-class _Angles:
-    cos: torch.Tensor  # [T, 1, D]
-    sin: torch.Tensor  # [T, 1, D] signed
+    logit_indices: torch.Tensor  # [N]
 
 
 class Attention:
     """One layer's attention."""
 
     def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._query_size = config.num_heads * config.head_dim
-        self._head_dim = config.head_dim
-        self._num_kv_heads = config.num_kv_heads
-        self._eps = config.rms_norm_eps
+        self._heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
         self.window = config.sliding_windows[layer]
-        heads = config.num_heads + 2 * config.num_kv_heads
-        self.qkv = Linear(config.hidden_size, heads * config.head_dim, bias=config.qkv_bias, dtype=dtype, device=device)
-        self.output = Linear(self._query_size, config.hidden_size, bias=config.output_bias, dtype=dtype, device=device)
+        query_size, num_turned = config.num_heads * config.head_dim, config.num_heads + config.num_kv_heads
+        fused_size = query_size + 2 * config.num_kv_heads * config.head_dim
+        self.qkv = Linear(config.hidden_size, fused_size, bias=config.qkv_bias, dtype=dtype, device=device)
+        self.output = Linear(query_size, config.hidden_size, bias=config.output_bias, dtype=dtype, device=device)
         # One weight a head, the queries' then the keys', so that both are normalised in one go.
-        turned = config.num_heads + config.num_kv_heads
-        self.qk_norm = torch.empty(turned, config.head_dim, dtype=dtype, device=device) if config.qk_norm else None
+        self.qk_norm = torch.empty(num_turned, config.head_dim, dtype=dtype, device=device) if config.qk_norm else None
 
-    def __call__(self, x: torch.Tensor, kv: torch.Tensor, angles: _Angles, batch: DeviceBatch) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, kv: torch.Tensor, angles: Angles, batch: DeviceBatch) -> torch.Tensor:
         """``x`` [T, hidden] over one layer's ``kv`` [S, 2, H_kv, D]; stores the tokens' own keys and values first."""
-        qkv = self.qkv(x)
-        heads = qkv.view(x.shape[0], -1, self._head_dim)  # [T, H + 2 H_kv, D]
-        self._turn(heads.narrow(1, 0, heads.shape[1] - self._num_kv_heads), angles)
-        num_heads = self._query_size // self._head_dim
-        store_kv(kv, batch.slots, heads[:, num_heads:].view(-1, 2, self._num_kv_heads, self._head_dim))
-        attended = paged_attention(heads.narrow(1, 0, num_heads), kv, batch.plans[self.window])
-        return self.output(attended.reshape(x.shape[0], self._query_size))
-
-    def _turn(self, queries_keys: torch.Tensor, angles: _Angles) -> None:
-        heads = queries_keys
-        if self.qk_norm is not None:
-            heads = F.rms_norm(queries_keys, (self._head_dim,), eps=self._eps).mul_(self.qk_norm)
-        rotate(heads, angles.cos, angles.sin, out=queries_keys)
+        queries = turn_and_store(self.qkv(x), kv, batch.slots, angles, self._heads, norm_weight=self.qk_norm)
+        attended = paged_attention(queries, kv, batch.plans[self.window])
+        return self.output(attended.reshape(x.shape[0], -1))
 
 
 class Mlp:
@@ -83,8 +65,7 @@ class Mlp:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, hidden] to the same shape."""
-        gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(F.silu(gate).mul_(up))
+        return self.down(swiglu(self.gate_up(x)))
 
 
 class DecoderLayer:
@@ -96,10 +77,14 @@ class DecoderLayer:
         self.mlp_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.mlp = Mlp(config, dtype, device)
 
-    def __call__(self, hidden: torch.Tensor, kv: torch.Tensor, angles: _Angles, batch: DeviceBatch) -> None:
-        """Change ``hidden`` [T, hidden] in place."""
-        hidden.add_(self.attention(self.attention_norm(hidden), kv, angles, batch))
-        hidden.add_(self.mlp(self.mlp_norm(hidden)))
+    def __call__(
+        self, hidden: torch.Tensor, delta: torch.Tensor | None, kv: torch.Tensor, angles: Angles, batch: DeviceBatch
+    ) -> torch.Tensor:
+        """Add ``delta``, what the layer before gave, and the attention's to ``hidden`` [T, hidden] in place; returns
+        what is to be added next.
+        """
+        x = self.attention_norm(hidden) if delta is None else self.attention_norm.after_adding(hidden, delta)
+        return self.mlp(self.mlp_norm.after_adding(hidden, self.attention(x, kv, angles, batch)))
 
 
 class Decoder:
@@ -128,10 +113,19 @@ class Decoder:
         """Run the batch over ``kv_cache`` [L, S, 2, H_kv, D]; returns logits [N, V] float32 of
         ``batch.logit_indices``.
         """
+        return self.logits(self.hidden_states(batch, kv_cache), batch.logit_indices)
+
+    def hidden_states(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+        """All layers: [T, hidden], before the last normalisation."""
         hidden = F.embedding(batch.token_ids, self.embedding)  # [T, hidden]
-        angles = _Angles(*self._rotary.cos_sin(batch.positions, self.dtype))
+        angles = self._rotary.angles(batch.positions, self.dtype)
+        delta: torch.Tensor | None = None
         for layer, kv in zip(self.layers, kv_cache.unbind(0), strict=True):
-            layer(hidden, kv, angles, batch)
-        if not batch.logit_indices.numel():
+            delta = layer(hidden, delta, kv, angles, batch)
+        return hidden if delta is None else hidden.add_(delta)
+
+    def logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] float32 of the chosen rows of ``hidden``, in memory of their own."""
+        if not indices.numel():
             return torch.empty(0, self.config.vocab_size, device=self.device)
-        return self.head(self.norm(hidden.index_select(0, batch.logit_indices))).float()
+        return self.head(self.norm(hidden.index_select(0, indices))).float()

@@ -26,3 +26,7 @@ class RmsNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, N] to the same shape."""
         return (self._prepared or self.prepare())(x)
+
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Add ``delta`` [T, N] to ``x`` [T, N] in place and normalise the sum."""
+        return (self._prepared or self.prepare()).after_adding(x, delta)

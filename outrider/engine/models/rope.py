@@ -1,6 +1,7 @@
 """Rotary position embeddings: the angles of every position, for each way of stretching them.
 
-Owns inverse frequencies and their scaling. Refuses to know queries, keys and layouts beyond the last dimension.
+Owns inverse frequencies, their scaling and, on a GPU, a table of all positions' angles. Refuses to know queries, keys
+and layouts beyond the last dimension.
 
 Sources: RoFormer (Su et al., 2021); linear: Chen et al., 2023; dynamic NTK: bloc97 and emozilla, 2023; yarn: Peng et
 al., 2023; llama3: as released with Llama 3.1.
@@ -12,15 +13,18 @@ import math
 
 import torch
 
+from outrider.engine.kernels.rotary_store import Angles
 from outrider.engine.models.config import RopeConfig
 
 
 class RotaryEmbedding:
-    """Cosines and sines of positions."""
+    """Cosines and signed sines of positions."""
 
     def __init__(self, rope: RopeConfig, *, head_dim: int, max_position: int, device: torch.device) -> None:
         self._rope = rope
         self._head_dim = head_dim
+        self._max_position = max_position
+        self._table: Angles | None = None
         self._exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim  # [D/2]
         self._unstretched_length = max_position / rope.factor if rope.rope_type == "dynamic" else 0.0
         frequencies = _SCALINGS[rope.rope_type](rope, 1.0 / rope.theta**self._exponents, head_dim)
@@ -28,13 +32,24 @@ class RotaryEmbedding:
         self._signs = torch.tensor([-1.0, 1.0], device=device).repeat_interleave(head_dim // 2)  # [D]
         self._scale = _attention_factor(rope) if rope.rope_type == "yarn" else 1.0
 
-    def cos_sin(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and signed sines of ``positions`` [T], each [T, 1, D], as ``rotate`` takes them."""
+    def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> Angles:
+        """The angles of tokens at ``positions`` [T].
+
+        On a CPU they are worked out. On a GPU a forward only points into a table of all positions, which the first
+        makes.
+        """
+        if not positions.is_cuda:
+            return self._work_out(positions, dtype)
+        if self._table is None or self._table.cos.dtype != dtype:
+            self._table = self._work_out(torch.arange(self._max_position, device=positions.device), dtype)
+        return Angles(self._table.cos, self._table.sin, positions)
+
+    def _work_out(self, positions: torch.Tensor, dtype: torch.dtype) -> Angles:
         angles = positions.float().view(-1, 1, 1) * self._frequencies_at(positions)  # [T, 1, D]
         cos, sin = angles.cos(), angles.sin().mul_(self._signs)
         if self._scale != 1.0:
             cos, sin = cos.mul_(self._scale), sin.mul_(self._scale)
-        return cos.to(dtype), sin.to(dtype)
+        return Angles(cos.to(dtype), sin.to(dtype))
 
     def _frequencies_at(self, positions: torch.Tensor) -> torch.Tensor:
         if self._rope.rope_type != "dynamic":
@@ -46,14 +61,6 @@ class RotaryEmbedding:
         stretch = self._rope.factor * lengths / self._unstretched_length - (self._rope.factor - 1)
         base = self._rope.theta * stretch ** (self._head_dim / (self._head_dim - 2))
         return (1.0 / base**self._exponents).float().repeat(1, 1, 2)  # [T, 1, D]
-
-
-def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
-    """Turn ``heads`` [T, H, D] (overwritten) into ``out`` (which may be ``heads``); ``cos`` and signed ``sin`` are
-    [T, 1, D].
-    """
-    swapped = heads.roll(heads.shape[-1] // 2, -1)
-    torch.addcmul(heads.mul_(cos), swapped, sin, out=out)
 
 
 def _unscaled(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:

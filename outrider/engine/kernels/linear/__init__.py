@@ -21,6 +21,10 @@ _MIN_PACKED_SIZE = 1 << 18
 """Elements; below, what packing saves is less than what calling oneDNN costs (some 20 us)."""
 
 
+_MOST_FEW_ROWS_SIZE = 1 << 28
+"""Elements; above, as in the heads of large vocabularies, cuBLAS reads a weight as fast as memory gives it."""
+
+
 class PreparedWeight(Protocol):
     """A weight ready to be multiplied with."""
 
@@ -33,6 +37,10 @@ def prepare_weight(weight: torch.Tensor, *, keep_layout: bool = False) -> Prepar
     """Choose the fastest layout for ``weight`` [N, K] on its device; with ``keep_layout`` no second copy is made of
     it.
     """
+    if weight.is_cuda and weight.numel() <= _MOST_FEW_ROWS_SIZE:
+        from outrider.engine.kernels.linear import few_rows  # Triton is slow to import
+
+        return few_rows.FewRowsWeight(weight) if few_rows.pays(weight) else PlainWeight(weight)
     if weight.device.type != "cpu":
         return PlainWeight(weight)
     if weight.numel() >= _MIN_PACKED_SIZE and can_pack(weight.dtype) and not keep_layout:

@@ -1,7 +1,7 @@
 """Root-mean-square normalisation with a weight that never changes: y = x / sqrt(mean(x^2) + eps) * w.
 
 Contract: ``prepare_norm`` takes a weight ``[N]`` and gives a callable ``x [..., N] -> [..., N]`` that does not change
-``x``.
+``x``. Its ``after_adding(x, delta)`` adds ``delta`` to ``x`` in place, both ``[T, N]``, and normalises the sum.
 """
 
 from __future__ import annotations
@@ -23,9 +23,17 @@ class PreparedNorm(Protocol):
         """``x`` [..., N] to the same shape."""
         ...
 
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Add ``delta`` [T, N] to ``x`` [T, N] in place and normalise the sum."""
+        ...
+
 
 def prepare_norm(weight: torch.Tensor, eps: float) -> PreparedNorm:
     """Choose the fastest form for ``weight`` [N] on its device."""
+    if weight.is_cuda:
+        from outrider.engine.kernels.rms_norm.kernel import TritonNorm  # Triton is slow to import
+
+        return TritonNorm(weight, eps)
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
         return FewOpsNorm(weight, eps)
     return ReferenceNorm(weight, eps)

@@ -22,3 +22,7 @@ class FewOpsNorm:
         """``x`` [..., N] to the same shape."""
         norms: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # [..., 1]
         return (x / norms.hypot_(self._floor)).mul_(self._scaled_weight)
+
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Add ``delta`` to ``x`` in place and normalise the sum."""
+        return self(x.add_(delta))

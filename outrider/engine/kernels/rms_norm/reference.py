@@ -16,3 +16,7 @@ class ReferenceNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., N] to the same shape."""
         return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
+
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Add ``delta`` to ``x`` in place and normalise the sum."""
+        return self(x.add_(delta))

@@ -1,0 +1,139 @@
+"""Forwards on a GPU: captured once for the shapes that decoding and scoring have, launched one by one for the rest.
+
+Owns the shapes, their CUDA graphs and the buffer they read. A captured forward ends at the hidden states; the head
+follows outside, for as many rows as logits were asked for, while the device is still busy with the graph. Refuses to
+know sequences, sampling and how large the cache is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from outrider.engine.batch import ForwardBatch
+from outrider.engine.device_inputs import BatchFrame, BatchShape, pack, unpack
+from outrider.engine.kernels.launching import num_processors
+from outrider.engine.kernels.paged_attention.device_plan import num_counters
+from outrider.engine.models import Decoder
+from outrider.engine.models.decoder import DeviceBatch
+
+_log = logging.getLogger(__name__)
+
+CaptureProgress = Callable[[int, int], None]
+"""Called with (shapes captured, shapes in all)."""
+
+_NUM_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_TOKENS_PER_ROW = (1, 2, 5, 8)
+_MOST_QUERIES = 8
+_PREPARING_RUNS = 2
+
+
+def captured_shapes() -> tuple[BatchShape, ...]:
+    """Largest first, so that smaller ones find memory to reuse."""
+    return tuple(
+        BatchShape(rows, rows * tokens, 1 if tokens == 1 else _MOST_QUERIES)
+        for rows in reversed(_NUM_ROWS)
+        for tokens in reversed(_TOKENS_PER_ROW)
+    )
+
+
+def choose_shape(shape: BatchShape, shapes: tuple[BatchShape, ...]) -> BatchShape | None:
+    """The one with the fewest rows, then tokens, that holds ``shape``; None: none does."""
+    fitting = [candidate for candidate in shapes if candidate.holds(shape)]
+    return min(fitting, key=lambda found: (found.num_rows, found.num_tokens, found.max_queries), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    hidden: torch.Tensor  # [T, hidden], valid until another graph runs
+
+
+class GpuForward:
+    """Runs batches of one model over one cache; for one thread, on the current stream."""
+
+    def __init__(self, decoder: Decoder, kv_cache: torch.Tensor, *, page_size: int, max_model_len: int) -> None:
+        self._decoder = decoder
+        self._kv_cache = kv_cache
+        device = decoder.device
+        self._frame = BatchFrame(
+            page_size,
+            frozenset(decoder.config.sliding_windows),
+            torch.zeros(num_counters(num_processors(device)), dtype=torch.int32, device=device),
+        )
+        self._pages_per_row = -(-max_model_len // page_size)
+        self._inputs: torch.Tensor | None = None
+        self._captured: dict[BatchShape, _Captured] = {}
+
+    @property
+    def shapes(self) -> tuple[BatchShape, ...]:
+        """Those that were captured."""
+        return tuple(self._captured)
+
+    def __call__(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits [N, V] float32 of the batch."""
+        own_shape = BatchShape.of(batch)
+        shape = choose_shape(own_shape, self.shapes)
+        if shape is None or self._inputs is None:
+            buffer = pack(batch, own_shape, pinned=True).to(self._decoder.device, non_blocking=True)
+            return self._decoder(unpack(buffer, own_shape, self._frame, len(batch.logit_indices)), self._kv_cache)
+        host = pack(batch, shape, pinned=True)
+        self._inputs[: len(host)].copy_(host, non_blocking=True)
+        captured = self._captured[shape]
+        captured.graph.replay()
+        inputs = unpack(self._inputs, shape, self._frame, len(batch.logit_indices))
+        return self._decoder.logits(captured.hidden, inputs.logit_indices)
+
+    def capture(self, progress: CaptureProgress | None = None) -> None:
+        """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""
+        began, free_before = time.perf_counter(), _free_bytes(self._decoder.device)
+        self._captured.clear()
+        shapes = captured_shapes()
+        rows = max(shape.num_rows for shape in shapes)
+        size = max(shape.num_fixed for shape in shapes) + rows * self._pages_per_row
+        self._inputs = torch.zeros(size, dtype=torch.int32, device=self._decoder.device)
+        for done, (shape, captured) in enumerate(self._capture_each(shapes, self._inputs), 1):
+            self._captured[shape] = captured
+            if progress is not None:
+                progress(done, len(shapes))
+        free = _free_bytes(self._decoder.device)
+        _log.info(
+            "captured %d forwards in %.1f s; they take %.0f MiB and leave %.1f GiB free",
+            len(shapes), time.perf_counter() - began, (free_before - free) / 2**20, free / 2**30,
+        )  # fmt: skip
+
+    def _capture_each(
+        self, shapes: tuple[BatchShape, ...], inputs: torch.Tensor
+    ) -> Iterator[tuple[BatchShape, _Captured]]:
+        pool = torch.cuda.graph_pool_handle()
+        # One for all: what libraries keep for each stream they then keep once.
+        stream = torch.cuda.Stream(self._decoder.device)  # type: ignore[no-untyped-call]
+        for shape in shapes:
+            yield shape, self._capture_one(self._empty_batch(inputs, shape), stream, pool)
+
+    def _capture_one(self, batch: DeviceBatch, stream: torch.cuda.Stream, pool: object) -> _Captured:
+        stream.wait_stream(torch.cuda.current_stream(self._decoder.device))
+        with torch.cuda.stream(stream):
+            for _ in range(_PREPARING_RUNS):
+                self._decoder.hidden_states(batch, self._kv_cache)
+        torch.cuda.synchronize(self._decoder.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):  # type: ignore[arg-type]
+            hidden = self._decoder.hidden_states(batch, self._kv_cache)
+        return _Captured(graph, hidden)
+
+    def _empty_batch(self, inputs: torch.Tensor, shape: BatchShape) -> DeviceBatch:
+        """A batch in which no row has queries and no token a slot."""
+        inputs.zero_()
+        batch = unpack(inputs, shape, self._frame, shape.num_tokens)
+        batch.slots.fill_(-1)
+        return batch
+
+
+def _free_bytes(device: torch.device) -> int:
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free)

@@ -1,0 +1,34 @@
+"""What lies between the fused query-key-value product and attention: normalise, turn, store.
+
+Contract: ``qkv [T, (H + 2 H_kv) * D]`` holds each token's query heads, key heads and value heads. Query and key heads
+are normalised head by head (with ``norm_weight [H + H_kv, D]``; None: they are not) and turned by their token's angles.
+Keys and values go to ``kv [S, 2, H_kv, D]`` at ``slots [T]``, which are distinct; on a GPU the slot -1 writes nothing,
+for tokens that only fill up a shape (on a CPU nothing is filled up). Returned are the queries ``[T, H, D]``, a view of
+``qkv``, which is overwritten.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.engine.kernels.rotary_store import reference
+from outrider.engine.kernels.rotary_store.layout import Angles, HeadLayout
+
+__all__ = ["Angles", "HeadLayout", "turn_and_store"]
+
+
+def turn_and_store(
+    qkv: torch.Tensor,
+    kv: torch.Tensor,
+    slots: torch.Tensor,
+    angles: Angles,
+    heads: HeadLayout,
+    *,
+    norm_weight: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Normalise and turn ``qkv`` [T, (H + 2 H_kv) * D], store its keys and values; returns the queries [T, H, D]."""
+    if qkv.is_cuda:
+        from outrider.engine.kernels.rotary_store import kernel  # Triton is slow to import
+
+        return kernel.turn_and_store(qkv, kv, slots, angles, heads, norm_weight=norm_weight)
+    return reference.turn_and_store(qkv, kv, slots, angles, heads, norm_weight=norm_weight)

@@ -1,0 +1,12 @@
+"""The truth of ``swiglu`` in PyTorch; runs on every device."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """``gate_up`` [T, 2 N] to [T, N]."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate).mul_(up)

@@ -1,0 +1,56 @@
+"""Compiles every Triton kernel without a GPU; prints its name, the capability, and whether it waits for the kernel
+before it.
+
+Run as a module, in a process in which Triton does not interpret.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from outrider.engine.kernels.linear.skinny import _skinny_kernel
+from outrider.engine.kernels.paged_attention.kernel import _attend_kernel
+from outrider.engine.kernels.rms_norm.kernel import _norm_kernel
+from outrider.engine.kernels.rotary_store.kernel import _turn_and_store_kernel
+from outrider.engine.kernels.swiglu.kernel import _swiglu_kernel
+
+HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
+ATTENTION = {"PAGE_SIZE": 16, "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HAS_WINDOW": True}
+TILE = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_D": 128, "PRECISION": "tf32", "UNROLLED": 4}
+PRODUCT = {"K": 4096, "HAS_BIAS": True, "SPLITS": 2, "FETCHED": 256}
+CONSTANTS: dict[Any, dict[str, Any]] = {
+    _norm_kernel: {"HAS_DELTA": True, "BLOCK": 4096},
+    _swiglu_kernel: {"BLOCK": 1024},
+    _turn_and_store_kernel: {**HEADS, "HAS_ROWS": True, "HAS_NORM": True, "BLOCK_H": 4, "BLOCK_HALF": 64},
+    _attend_kernel: {**ATTENTION, **TILE},
+    _skinny_kernel: {**PRODUCT, "BLOCK_T": 16, "BLOCK_N": 64, "BLOCK_K": 256, "PRECISION": "tf32"},
+}
+INTEGERS = ("slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters")
+FLOATS = ("eps", "scale")
+
+
+def type_of(name: str) -> str:
+    if name.endswith("_ptr"):
+        stem = name.removesuffix("_ptr")
+        return "*i32" if stem in INTEGERS else "*fp32" if stem in {"sums", "stats"} else "*bf16"
+    return "fp32" if name in FLOATS else "i32"
+
+
+def compile_kernel(kernel: Any, constants: dict[str, Any], capability: int) -> str:
+    """The PTX."""
+    known = {**constants, "PDL": capability >= 90}
+    signature = {name: "constexpr" if name in known else type_of(name) for name in kernel.arg_names}
+    compiled = triton.compile(ASTSource(kernel, signature, known), target=GPUTarget("cuda", capability, 32))
+    return str(compiled.asm["ptx"])
+
+
+if __name__ == "__main__":
+    for kernel, constants in CONSTANTS.items():
+        for capability in (80, 90):
+            ptx = compile_kernel(kernel, constants, capability)
+            sys.stdout.write(f"{kernel.__name__} {capability} {'griddepcontrol.wait' in ptx}\n")

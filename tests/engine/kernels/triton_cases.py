@@ -1,0 +1,247 @@
+"""Every Triton kernel against its contract at awkward shapes, what it must write poisoned first.
+
+Not collected by name: ``test_triton.py`` runs it in a process of its own, in Triton's interpreter on a CPU (chosen
+before Triton is imported) or natively on a GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from outrider.engine.batch import ForwardBatch, ForwardRow, plan_forward
+from outrider.engine.device_inputs import BatchFrame, BatchShape, pack, unpack
+from outrider.engine.kernels.launching import launches_early
+from outrider.engine.kernels.linear import prepare_weight
+from outrider.engine.kernels.linear.few_rows import FewRowsWeight, choose_tiling
+from outrider.engine.kernels.linear.skinny import Tiling as ProductTiling
+from outrider.engine.kernels.linear.skinny import skinny_product
+from outrider.engine.kernels.paged_attention import DevicePlan, kernel, plan_attention, reference
+from outrider.engine.kernels.paged_attention.kernel import Tiling
+from outrider.engine.kernels.rms_norm.kernel import TritonNorm
+from outrider.engine.kernels.rotary_store import Angles, HeadLayout
+from outrider.engine.kernels.rotary_store.kernel import turn_and_store
+from outrider.engine.kernels.rotary_store.reference import turn_and_store as reference_turn_and_store
+from outrider.engine.kernels.swiglu.kernel import swiglu
+from outrider.engine.kernels.swiglu.reference import swiglu as reference_swiglu
+from outrider.engine.pages import PagePool
+from outrider.engine.sequences import SequenceTable
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+# The interpreter's matrix product of bfloat16 is wrong.
+DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+NAN = float("nan")
+
+
+@pytest.fixture(autouse=True)
+def _seed_and_poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Memory that a kernel asks for is NaN until it writes it."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    plain_empty = torch.empty
+
+    def poisoned(*size: int, **options: object) -> torch.Tensor:
+        tensor: torch.Tensor = plain_empty(*size, **options)  # type: ignore[call-overload]
+        if tensor.is_floating_point():
+            tensor.fill_(NAN)
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    with torch.inference_mode():
+        yield
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """By the size of the difference and, looser, element by element."""
+    wide, truth = found.double().cpu(), expected.double().cpu()
+    assert torch.isfinite(wide).all()
+    assert (wide - truth).norm() <= TOLERANCES[dtype] / 2 * truth.norm()
+    torch.testing.assert_close(wide, truth, atol=TOLERANCES[dtype] * 2, rtol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 33), (5, 2048), (2, 3000)])
+def test_norm(rows: int, size: int, dtype: torch.dtype) -> None:
+    weight, x, delta = random(size, dtype=dtype), random(rows, size, dtype=dtype), random(rows, size, dtype=dtype)
+    norm = TritonNorm(weight, 1e-5)
+    before = x.clone()
+    check(norm(x), F.rms_norm(x.double(), (size,), weight.double(), 1e-5), dtype)
+    assert torch.equal(x, before)
+    found, total = norm.after_adding(x, delta), before.double() + delta.double()
+    check(x, total, dtype)
+    check(found, F.rms_norm(total, (size,), weight.double(), 1e-5), dtype)
+
+
+def test_norm_of_a_batch_without_rows() -> None:
+    assert TritonNorm(random(8), 1e-5)(random(0, 8)).shape == (0, 8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 1025), (7, 48)])
+def test_swiglu(rows: int, size: int, dtype: torch.dtype) -> None:
+    gate_up = random(rows, 2 * size, dtype=dtype) * 4
+    check(swiglu(gate_up), reference_swiglu(gate_up.double()), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 8), (5, 1, 10), (3, 3, 64)])
+def test_turn_and_store(
+    heads: int, kv_heads: int, head_dim: int, normed: bool, points: bool, dtype: torch.dtype
+) -> None:
+    layout = HeadLayout(heads, kv_heads, head_dim, 1e-5)
+    slots = torch.tensor([6, -1, 0, 11], device=DEVICE, dtype=torch.int32)
+    qkv = random(4, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    weight = random(heads + kv_heads, head_dim, dtype=dtype) if normed else None
+    theta = torch.rand(9 if points else 4, 1, head_dim // 2, device=DEVICE) * 6
+    cos, sin = theta.cos().repeat(1, 1, 2), torch.cat((-theta.sin(), theta.sin()), -1)
+    rows = torch.tensor([8, 3, 3, 0], device=DEVICE) if points else None
+    expected_kv = torch.full((12, 2, kv_heads, head_dim), NAN, device=DEVICE, dtype=torch.float64)
+    # The reference knows no slot -1: the token goes to a slot that is poisoned again.
+    expected_queries = reference_turn_and_store(
+        qkv.double(), expected_kv, slots.long().where(slots >= 0, 5), Angles(cos.double(), sin.double(), rows), layout,
+        norm_weight=None if weight is None else weight.double(),
+    )  # fmt: skip
+    expected_kv[5] = NAN
+    kv = torch.full(expected_kv.shape, NAN, device=DEVICE, dtype=dtype)
+    queries = turn_and_store(qkv, kv, slots, Angles(cos, sin, rows), layout, norm_weight=weight)
+    assert queries.data_ptr() == qkv.data_ptr()
+    check(queries, expected_queries, dtype)
+    written = ~expected_kv.isnan()
+    assert torch.equal(~kv.isnan(), written)
+    check(kv[written], expected_kv[written], dtype)
+
+
+def ragged_batch(
+    page_size: int, contexts: list[int], queries: list[int], num_pages: int
+) -> tuple[ForwardBatch, list[int]]:
+    """Rows whose pages are scattered; and the slots that hold their contexts."""
+    table = SequenceTable(PagePool(num_pages, page_size))
+    for single in [table.open(1) for _ in range(num_pages)][::2]:
+        table.release(single)
+    sequences = [table.open(context) for context in contexts]
+    for sequence, context, count in zip(sequences, contexts, queries, strict=True):
+        table.extend(sequence, [0] * (context - count))
+    batch = plan_forward(table, [ForwardRow(s, [0] * count) for s, count in zip(sequences, queries, strict=True)])
+    slots = [s.page_table[p // page_size] * page_size + p % page_size for s in sequences for p in range(s.length)]
+    return batch, slots
+
+
+CONTEXTS_AND_QUERIES = [
+    ([1], [1]),
+    ([37], [1]),
+    ([70, 9, 33], [5, 9, 1]),
+    ([100, 1, 64, 5], [64, 1, 2, 5]),
+]
+
+
+HEADS = [(4, 4, 8), (6, 2, 16), (5, 1, 24)]
+GRID = list(itertools.product([None, 1, 3], CONTEXTS_AND_QUERIES, HEADS, [None, 1, 7, 200], DTYPES))
+# The interpreter takes its time: every 23rd, so that each value of each parameter still meets many of the others'.
+ATTENTION_CASES = GRID[::23] if INTERPRETED else GRID
+
+
+@pytest.mark.parametrize(("splits", "contexts_and_queries", "head_counts", "window", "dtype"), ATTENTION_CASES)
+def test_attention(
+    splits: int | None,
+    contexts_and_queries: tuple[list[int], list[int]],
+    head_counts: tuple[int, int, int],
+    window: int | None,
+    dtype: torch.dtype,
+) -> None:
+    page_size, (contexts, queries), (heads, kv_heads, head_dim) = 3, contexts_and_queries, head_counts
+    batch, slots = ragged_batch(page_size, contexts, queries, num_pages=200)
+    kv = torch.full((600, 2, kv_heads, head_dim), NAN, device=DEVICE, dtype=dtype)
+    kv[slots] = random(len(slots), 2, kv_heads, head_dim, dtype=dtype)
+    fused = random(sum(queries), heads + 2 * kv_heads, head_dim, dtype=dtype)
+    query = fused.narrow(1, 0, heads)
+    own_shape = BatchShape.of(batch)
+    padded = BatchShape(own_shape.num_rows + 2, own_shape.num_tokens + 3, own_shape.max_queries + 1)
+    truth = reference.paged_attention(
+        query.double().cpu(),
+        kv.double().cpu(),
+        plan_attention(batch, page_size=page_size, window=window, device=torch.device("cpu"), dtype=torch.float64),
+    )
+    for shape in (own_shape, padded):
+        counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)
+        frame = BatchFrame(page_size, frozenset((window,)), counters)
+        plan = unpack(pack(batch, shape, pinned=False).to(DEVICE), shape, frame, 0).plans[window]
+        assert isinstance(plan, DevicePlan)
+        tiling = Tiling(16, 16, 4, 2) if INTERPRETED else None
+        rows = torch.cat((query, query.new_full((shape.num_tokens - len(query), heads, head_dim), NAN)))
+        found = kernel.paged_attention(rows, kv, plan, tiling=tiling, splits=splits)
+        check(found[: len(query)], truth, dtype)
+        assert found[len(query) :].isnan().all()
+        assert not counters.any()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="too long for the interpreter")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("contexts", "queries"), [([32_768], [5]), ([30_000, 7, 4096], [1, 3, 512]), ([900] * 40, [8] * 40)]
+)
+def test_attention_over_long_contexts(contexts: list[int], queries: list[int], dtype: torch.dtype) -> None:
+    batch, slots = ragged_batch(16, contexts, queries, num_pages=12_000)
+    kv = torch.full((192_000, 2, 2, 128), NAN, device=DEVICE, dtype=dtype)
+    kv[slots] = random(len(slots), 2, 2, 128, dtype=dtype)
+    query = random(sum(queries), 8, 128, dtype=dtype)
+    shape = BatchShape.of(batch)
+    counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)
+    plan = unpack(
+        pack(batch, shape, pinned=True).to(DEVICE), shape, BatchFrame(16, frozenset((None,)), counters), 0
+    ).plans[None]
+    assert isinstance(plan, DevicePlan)
+    truth = reference.paged_attention(
+        query.float(), kv.float(), plan_attention(batch, page_size=16, window=None, device=DEVICE, dtype=torch.float32)
+    )
+    for _ in range(20):  # a race would show as a difference that moves
+        check(kernel.paged_attention(query, kv, plan), truth, dtype)
+    assert not counters.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("tokens", "size", "outputs"), [(1, 64, 16), (5, 200, 70), (16, 130, 33)])
+def test_skinny_product(tokens: int, size: int, outputs: int, splits: int, bias: bool, dtype: torch.dtype) -> None:
+    x, weight = random(tokens, size, dtype=dtype), random(outputs, size, dtype=dtype)
+    offset = random(outputs, dtype=dtype) if bias else None
+    counters = torch.zeros(64, dtype=torch.int32, device=DEVICE)
+    tiling = ProductTiling(16 if INTERPRETED else 64, 32, splits, 4, 3, 64)
+    expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+    for _ in range(2):
+        check(skinny_product(x, weight, offset, counters, tiling), expected, dtype)
+        assert not counters.any()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs", [2048, 4096, 6144])
+def test_prepared_weights_whatever_the_number_of_rows(outputs: int, dtype: torch.dtype) -> None:
+    weight, bias = random(outputs, 512, dtype=dtype), random(outputs, dtype=dtype)
+    product = prepare_weight(weight)
+    assert isinstance(product, FewRowsWeight) == (dtype != torch.float32 and launches_early(weight.device))
+    for rows in (0, 1, 5, 16, 17, 300):
+        x = random(rows, 512, dtype=dtype)
+        expected = x.double() @ weight.double().T + bias.double()
+        assert torch.isfinite(product(x, bias)).all()
+        error = (product(x, bias).double() - expected).norm()
+        # Plain float32 products may take the matrix unit's shorter form.
+        assert error <= max(TOLERANCES[dtype], 1e-3) * expected.norm()
+
+
+@pytest.mark.parametrize(("outputs", "splits"), [(2048, 4), (3072, 1), (4096, 2), (6144, 1), (28672, 1), (33, 1)])
+def test_sums_are_split_where_that_fills_the_device_once(outputs: int, splits: int) -> None:
+    assert choose_tiling(outputs, 132).splits == splits
