@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PACKAGES := outrider draft_service target_service coordinator
-CHECKED := $(PACKAGES) tests tools scripts benchmarks
+CHECKED := $(PACKAGES) benchmarks tests tools scripts benchmarks
 TEST_WORKERS ?= 2
 TESTS ?= tests
 

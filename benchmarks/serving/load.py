@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.client import AsyncClient
-
 from benchmarks.serving.workload import Prompt, Traffic, arrival_times
+from outrider.client import AsyncClient
 from outrider.errors import OutriderError
 from outrider.generation import GenerationResult
 

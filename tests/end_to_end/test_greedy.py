@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.end_to_end.waiting import all_free
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model, load_reference
 
@@ -90,7 +91,7 @@ async def test_a_mixed_batch_equals_transformers(architecture: str, kind: str) -
     async with stack_of(folder, draft, wire=False) as stack:
         for count in (1, 7):
             await check_batch(stack, folder, count, seed=count)
-        assert stack.num_pages_used() == (0, 0)
+        await all_free(stack)
 
 
 @pytest.mark.parametrize("kind", ["equal", "unrelated"])
