@@ -44,15 +44,7 @@ class ModelRunner:
         """Forwards that rows went through since loading; warm-up does not count."""
         self.sequences = SequenceTable(PagePool(num_pages, page_size))
         self._decoder = decoder
-        self.kv_cache = torch.empty(  # [L, S, 2, H_kv, D]; what a free page holds is never read
-            self.config.num_layers,
-            num_pages * page_size,
-            2,
-            self.config.num_kv_heads,
-            self.config.head_dim,
-            dtype=decoder.dtype,
-            device=decoder.device,
-        )
+        self.kv_cache = _make_cache(decoder, num_pages * page_size)
         self._on_gpu = (
             GpuForward(decoder, self.kv_cache, page_size=page_size, max_model_len=max_model_len)
             if decoder.device.type == "cuda"
@@ -87,9 +79,9 @@ class ModelRunner:
         the weights are noise, made on the device: for measuring shapes.
 
         ``dtype`` "auto" is the type of the weights on file. ``max_model_len`` None is the model's own limit. The cache
-        takes ``num_pages``, else what fits ``kv_cache_bytes``, else a share of the free memory. ``progress(done,
-        total)`` counts bytes of weights. ``ModelError`` when the folder cannot be served, ``ConfigError`` when a
-        setting does not fit it.
+        takes ``num_pages``, else what fits ``kv_cache_bytes``, else a share of the memory that is free (on a GPU: once
+        the CUDA graphs have theirs). ``progress(done, total)`` counts bytes of weights. ``ModelError`` when the folder
+        cannot be served, ``ConfigError`` when a setting does not fit it.
         """
         config = read_model_config(Path(folder))
         length = _choose_length(config, max_model_len)
@@ -101,7 +93,7 @@ class ModelRunner:
             else:
                 load_weights(decoder, Path(folder), progress)
             request = KvRequest(page_size, length, config.kv_bytes_per_token(target_dtype), num_pages, kv_cache_bytes)
-            pages = choose_num_pages(request, decoder.device)
+            pages = _choose_pages(decoder, request)
             return cls(decoder, page_size=page_size, num_pages=pages, max_model_len=length)
 
     def forward(self, rows: Sequence[ForwardRow]) -> torch.Tensor:
@@ -180,6 +172,31 @@ class ModelRunner:
                 if row.sequence.length > length:
                     self.sequences.truncate(row.sequence, length)
             raise
+
+
+def _make_cache(decoder: Decoder, num_slots: int) -> torch.Tensor:
+    config = decoder.config
+    return torch.empty(  # [L, S, 2, H_kv, D]; what a free page holds is never read
+        config.num_layers,
+        num_slots,
+        2,
+        config.num_kv_heads,
+        config.head_dim,
+        dtype=decoder.dtype,
+        device=decoder.device,
+    )
+
+
+def _choose_pages(decoder: Decoder, request: KvRequest) -> int:
+    """On a GPU whose free memory decides, forwards are captured once over a cache of one page, and what is free while
+    they hold their memory is shared out.
+    """
+    if decoder.device.type != "cuda" or request.num_pages is not None or request.kv_cache_bytes is not None:
+        return choose_num_pages(request, decoder.device)
+    cache = _make_cache(decoder, request.page_size)
+    trial = GpuForward(decoder, cache, page_size=request.page_size, max_model_len=request.max_model_len)
+    trial.capture()
+    return choose_num_pages(request, decoder.device)
 
 
 def _choose_length(config: ModelConfig, max_model_len: int | None) -> int:

@@ -86,6 +86,16 @@ def test_warming_up_says_how_far_it_is_and_what_it_took(caplog: pytest.LogCaptur
     assert (runner.num_forwards, runner.sequences.pool.num_used) == (0, 0)
 
 
+def test_pages_are_counted_while_the_graphs_hold_their_memory(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="outrider.engine"):
+        runner = ModelRunner.load(cached_tiny_model("llama", seed=1), device="cuda", page_size=4)
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.split()[0] for text in said] == ["captured", "KV"]
+    assert runner.sequences.pool.num_free == 64 * 256 // 4  # enough memory for the default number of sequences
+    sequence = runner.sequences.open(256)
+    assert runner.forward([ForwardRow(sequence, [1, 2, 3], 3)]).isfinite().all()
+
+
 def test_logits_outlive_the_next_forward() -> None:
     runner = ModelRunner.load(cached_tiny_model("llama", seed=1), device="cuda", page_size=4, num_pages=64)
     runner.warm_up()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-MAX_SPLITS = 16
+MAX_SPLITS = 32
 _PROGRAMS_PER_PROCESSOR = 2
 
 
