@@ -17,6 +17,7 @@ from outrider.errors import ConfigError
 
 _MODEL = ("target", "model")
 _UNSET = "must be set"
+_WIDEST = 10_000
 
 
 def config(
@@ -34,7 +35,9 @@ def config(
         if not changed or row.origin != "default":
             origin = "argument of serve" if row.value == _UNSET else row.origin
             table.add_row(row.name, row.value, origin, variable_name(*row.name.split(".", 1)))
-    output.print(table)
+    # As wide as it needs to be: a name that is cut off cannot be copied.
+    unbounded = output.options.update(max_width=_WIDEST)
+    output.print(table, width=output.measure(table, options=unbounded).maximum, crop=False)
 
 
 def _load(speculative_config: str | None, config: str | None, set_options: list[str] | None) -> Effective:

@@ -191,6 +191,8 @@ def same(left: Any, right: Any) -> bool:
     """Equal to the last bit, arrays included."""
     if dataclasses.is_dataclass(left) and type(left) is type(right):
         return all(same(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left))
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, np.ndarray):
         return isinstance(right, np.ndarray) and left.dtype == right.dtype and np.array_equal(left, right)
     return bool(left == right)
