@@ -6,6 +6,7 @@ import os
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from outrider.cli.options import errors_as_lines, output
@@ -37,7 +38,7 @@ def config(
             table.add_row(row.name, row.value, origin, variable_name(*row.name.split(".", 1)))
     # As wide as it needs to be: a name that is cut off cannot be copied.
     unbounded = output.options.update(max_width=_WIDEST)
-    output.print(table, width=output.measure(table, options=unbounded).maximum, crop=False)
+    Console(highlight=False, width=output.measure(table, options=unbounded).maximum).print(table)
 
 
 def _load(speculative_config: str | None, config: str | None, set_options: list[str] | None) -> Effective:
