@@ -7,8 +7,8 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-PACKAGES := outrider draft_service target_service coordinator
-CHECKED := $(PACKAGES) benchmarks tests tools scripts benchmarks
+PACKAGES := outrider draft_service target_service coordinator benchmarks
+CHECKED := $(PACKAGES) tests tools scripts benchmarks
 TEST_WORKERS ?= 2
 TESTS ?= tests
 
