@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PACKAGES := outrider draft_service target_service coordinator benchmarks
-CHECKED := $(PACKAGES) tests tools scripts benchmarks
+CHECKED := $(PACKAGES) tests tools scripts
 TEST_WORKERS ?= 2
 TESTS ?= tests
 
