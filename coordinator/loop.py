@@ -138,8 +138,15 @@ class SessionLoop:
             self._draft.forget(Readiness.CLOSED)
 
     def target_lost(self) -> None:
-        """The target's link is gone, and with it what the target held."""
+        """The target's link is gone, and with it what the target held.
+
+        A session that was waiting for an answer may be why: it is not sent for ever to targets that break over it.
+        """
+        if self._target.asked is not None:
+            self._target.losses += 1
         self._target.forget(Readiness.AWAY)
+        if self._target.losses > MAX_LOSSES_IN_A_ROW:
+            self.fail(UnavailableError(f"the target was lost {self._target.losses} times over this request"))
 
     def target_back(self) -> None:
         """A target can be reached again; the session is rebuilt from the tokens here."""

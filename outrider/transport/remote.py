@@ -50,6 +50,7 @@ class RemoteLink(Generic[CommandT, EventT]):
         self._outbox: Outbox[Any] = Outbox()
         self._broken: UnavailableError | None = None
         self._closed = False
+        self._gave_up = False
         self._reading = False
         self._done = asyncio.Event()
         self._call = attach(self._outbox.take())
@@ -59,8 +60,14 @@ class RemoteLink(Generic[CommandT, EventT]):
         """Queue one message and return at once; ``UnavailableError`` when the link is gone."""
         if self._broken is not None:
             raise UnavailableError(str(self._broken))
-        if self._closed or not self._outbox.put(self._encode(commands)):
-            raise UnavailableError(f"the link to {self._address} is closed, or its other end has stopped reading")
+        if self._closed:
+            raise UnavailableError(f"the link to {self._address} is closed")
+        if not self._outbox.put(self._encode(commands)):
+            # A command that was lost is a link that is lost: the reader has to hear of it too.
+            self._gave_up = True
+            self._broken = UnavailableError(f"{self._address} has stopped reading the link")
+            self._call.cancel()
+            raise self._broken
 
     async def events(self) -> AsyncIterator[EventBatch[EventT]]:
         """The answers, to one reader; ends after ``close``, raises ``UnavailableError`` when the link breaks."""
@@ -74,6 +81,8 @@ class RemoteLink(Generic[CommandT, EventT]):
             if self._closed:
                 return
             if isinstance(error, asyncio.CancelledError):
+                if self._gave_up and self._broken is not None:
+                    raise self._broken from error
                 raise
             self._broken = UnavailableError(f"the link to {self._address} broke: {error}")
             raise self._broken from error

@@ -95,14 +95,21 @@ def test_tokens_a_step_at_acceptance_point_eight() -> None:
     assert np.mean(gained) == pytest.approx(2.952, abs=0.06)
 
 
-def test_the_comparison_is_strict() -> None:
-    """A coin equal to the ratio rejects; one step above the coin accepts."""
-    seed, base = 3, 10
-    u = coin(seed, base, base)
-    row = np.float32(0.5)
-    for ratio, accepted in ((u, 0), (np.nextafter(u, 1), 1)):
-        scores = DenseScores(np.array([[ratio * row, 1 - ratio * row, 0], [1, 0, 0]], dtype=np.float64))
-        verdict = judge_dense_rejection((0,), DenseEvidence(dense([0.5, 0, 0.5])), scores, seed=seed, base=base)
+@pytest.mark.parametrize("form", ["sparse", "dense"])
+def test_the_comparison_is_strict(form: str) -> None:
+    """A coin equal to the ratio rejects; a ratio one step above the coin accepts."""
+    base = 10
+    seed = next(seed for seed in range(10_000) if np.float32(coin(seed, base, base)) == coin(seed, base, base))
+    equal = coin(seed, base, base) / 2  # over a draft probability of a half
+    above = float(np.nextafter(np.float32(equal), np.float32(1)))
+    for prob, accepted in ((equal, 0), (above, 1)):
+        if form == "dense":
+            scores = DenseScores(dense([prob, 1 - prob, 0], [1, 0, 0]))
+            verdict = judge_dense_rejection((0,), DenseEvidence(dense([0.5, 0, 0.5])), scores, seed=seed, base=base)
+        else:
+            evidence = sparse_evidence({0: 0.5, 2: 0.5})
+            sparse = sparse_scores([prob, 0], [1 - prob, 1], [1, 0])
+            verdict = judge_rejection((0,), evidence, sparse, seed=seed, base=base)
         assert verdict.num_accepted == accepted
 
 

@@ -314,6 +314,18 @@ def test_a_target_lost_and_back(rounds: int) -> None:
     assert driven.token_ids == Setting(draft_rows=OTHER_ROWS).run(plan).token_ids
 
 
+def test_a_request_over_which_targets_break_is_given_up() -> None:
+    setting = Setting(draft_rows=OTHER_ROWS)
+    driven = setting.bench.add(plan_of(max_tokens=40, seed=8))
+    for loss in range(MAX_LOSSES_IN_A_ROW + 1):
+        assert driven.loop.waiting is Waiting.TARGET, loss
+        setting.bench.to_target.clear()
+        setting.target_core.release_all()
+        setting.bench.tell(driven, SessionLoop.target_lost)
+        setting.bench.tell(driven, SessionLoop.target_back)
+    assert driven.loop.waiting is Waiting.NOTHING
+
+
 def test_a_target_without_room_parks_the_session_and_the_draft_is_released() -> None:
     setting, plan = Setting(), plan_of(seed=3)
     setting.target.faults.refuse = 1

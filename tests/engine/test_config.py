@@ -68,6 +68,8 @@ def test_every_end_token_of_the_generation_config_counts(tmp_path: Path) -> None
     assert read_model_config(tmp_path).eos_token_ids == (2,)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
     assert read_model_config(tmp_path).eos_token_ids == (7, 8)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 10000000]}')
+    assert read_model_config(tmp_path).eos_token_ids == (7,)
     (tmp_path / "generation_config.json").write_text("{}")
     assert read_model_config(tmp_path).eos_token_ids == (2,)
 

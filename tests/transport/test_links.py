@@ -245,6 +245,9 @@ async def test_sending_never_blocks_and_never_goes_on_for_ever(serve: Serve) -> 
     with pytest.raises(UnavailableError):
         for generation in range(1_000_000):  # without a turn of the event loop nothing is written
             link.send([Release(1, generation)])
+    async with asyncio.timeout(20):
+        with pytest.raises(UnavailableError, match="stopped reading"):  # a lost command is a lost link
+            await anext(aiter(link.events()))
     await link.close()
     with pytest.raises(UnavailableError):
         link.send([])

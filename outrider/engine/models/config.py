@@ -217,4 +217,5 @@ def _eos_token_ids(folder: Path, fields: dict[str, Any]) -> tuple[int, ...]:
         named = fields["eos_token_id"]
     if named is None:
         return ()
-    return tuple(named) if isinstance(named, list) else (int(named),)
+    # An id that the head has no row for can never be drawn, so it ends nothing.
+    return tuple(int(end) for end in (named if isinstance(named, list) else [named]) if 0 <= end < fields["vocab_size"])
