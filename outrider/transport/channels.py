@@ -8,6 +8,9 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
+from outrider.errors import ConfigError
+
+MAX_PORT = 65_535
 MAX_LINK_MESSAGE_BYTES = 256 << 20
 """A batch of dense rows is some tens of megabytes."""
 MAX_PUBLIC_MESSAGE_BYTES = 64 << 20
@@ -50,11 +53,25 @@ def _client_options(max_bytes: int) -> Options:
     ]
 
 
+def check_address(address: str) -> str:
+    """The address itself; ``ConfigError`` unless it is "host:port" with a port that exists, or "unix:/path".
+
+    gRPC takes a port past 65535 modulo 65536 and would talk to whoever listens there.
+    """
+    if address.startswith("unix:") and len(address) > len("unix:"):
+        return address
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= MAX_PORT:
+        wanted = f"host:port with a port from 1 to {MAX_PORT}, or unix:/path"
+        raise ConfigError("address", f"should be {wanted}, not {address!r}")
+    return address
+
+
 def open_channel(address: str, *, max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES) -> grpc.aio.Channel:
     """A channel of the running event loop; it connects when first used."""
-    return grpc.aio.insecure_channel(address, options=_client_options(max_message_bytes))
+    return grpc.aio.insecure_channel(check_address(address), options=_client_options(max_message_bytes))
 
 
 def open_blocking_channel(address: str, *, max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES) -> grpc.Channel:
     """A channel for plain Python; it connects when first used."""
-    return grpc.insecure_channel(address, options=_client_options(max_message_bytes))
+    return grpc.insecure_channel(check_address(address), options=_client_options(max_message_bytes))

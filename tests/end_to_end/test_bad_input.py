@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider import Client
-from outrider.errors import InvalidRequestError, UnavailableError
+from outrider.errors import ConfigError, InvalidRequestError, UnavailableError
 
 pytestmark = pytest.mark.timeout(300)  # the first of them waits for the processes to start
 
@@ -78,4 +78,10 @@ def test_a_huge_prompt_is_a_clear_error(client: Client) -> None:
 
 def test_a_wrong_address_is_named() -> None:
     with Client("127.0.0.1:1") as nobody, pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
+        nobody.generate(prompt="x", timeout=5)
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "127.0.0.1:99999", "127.0.0.1:0", "127.0.0.1:x", "unix:"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with Client(address) as nobody, pytest.raises(ConfigError, match="address"):
         nobody.generate(prompt="x", timeout=5)
