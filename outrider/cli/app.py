@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from outrider.cli.config import config
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
 from outrider.cli.info import info
+from outrider.cli.options import progress
 from outrider.cli.serve import serve
 
 app = typer.Typer(
@@ -42,5 +44,10 @@ def root(
 
 
 def main() -> None:
-    """The console script."""
-    app()
+    """The console script. Output that cannot be written, to a full disk say, is one line and exit code 1."""
+    try:
+        app()
+    except OSError as error:
+        progress.print(f"error: {error}", style="red", markup=False)
+        # What is still buffered cannot be written either; a plain exit would try, and complain once more.
+        os._exit(1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,14 @@ def test_a_broken_model_config_is_refused(model: Path) -> None:
     outcome = runner.invoke(app, ["serve", str(model)])
     assert outcome.exit_code == 1
     assert "config.json cannot be read" in outcome.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_a_full_disk_is_one_line() -> None:
+    command = [sys.executable, "-m", "outrider.cli", "config"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: ")
+    assert "No space left" in ended.stderr
+    assert "Traceback" not in ended.stderr
