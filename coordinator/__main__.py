@@ -11,9 +11,8 @@ import logging
 import signal
 
 from coordinator.service import Coordinator
-from outrider.config import CoordinatorSettings, load
-from outrider.telemetry import exit_cleanly, set_up_logging
-from outrider.transport.hosting import run
+from outrider.config import CoordinatorSettings
+from outrider.transport.hosting import run_process
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.transport.server import Server, serve_generation
 
@@ -69,13 +68,5 @@ async def _start_unless(stop: asyncio.Event, coordinator: Coordinator) -> bool:
             task.cancel()
 
 
-def main() -> None:
-    """Read the settings and serve."""
-    with exit_cleanly():
-        settings = load(CoordinatorSettings)
-        set_up_logging(settings.log_level, service="coordinator")
-        run(serve(settings))
-
-
 if __name__ == "__main__":
-    main()
+    run_process(CoordinatorSettings, serve)

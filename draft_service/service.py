@@ -20,12 +20,12 @@ from outrider.engine.core import DEFAULT_MAX_BATCHED_TOKENS, ServiceCore
 from outrider.engine.ledger import Ledger, Limits
 from outrider.engine.local_port import LocalPort
 from outrider.engine.worker import OnFailure
-from outrider.errors import UnavailableError
 from outrider.ports import Branches, DraftCommand, DraftEvent, Extend, Open, Proposal
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 
 if TYPE_CHECKING:
     from draft_service.proposers.model import ModelProposer, ProposalJob
+    from outrider.engine.graphs import CaptureProgress
     from outrider.engine.loading import Progress
     from outrider.engine.runner import ModelRunner
     from outrider.engine.sequences import Sequence as KvSequence
@@ -51,13 +51,21 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
     ) -> None:
         self.runner = runner
         """None for a draft without a model."""
-        super().__init__(core, description, on_failure=on_failure)
+        super().__init__(core, description, rehearsal=_rehearsal(description), on_failure=on_failure)
 
     @classmethod
     def load(
-        cls, settings: DraftSettings, *, progress: Progress | None = None, on_failure: OnFailure | None = None
+        cls,
+        settings: DraftSettings,
+        *,
+        progress: Progress | None = None,
+        capture_progress: CaptureProgress | None = None,
+        on_failure: OnFailure | None = None,
     ) -> DraftService:
-        """Make the draft that the settings ask for; ``ModelError`` or ``ConfigError`` says why it cannot be served."""
+        """Make the draft that the settings ask for; ``ModelError`` or ``ConfigError`` says why it cannot be served.
+
+        ``progress`` counts bytes of weights, ``capture_progress`` CUDA graphs.
+        """
         check_settings(settings)
         if settings.method is DraftMethod.NGRAM:
             return cls.with_ngram(
@@ -67,7 +75,7 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
                 max_batched_tokens=settings.max_batched_tokens,
                 on_failure=on_failure,
             )
-        return _load_model(settings, progress=progress, on_failure=on_failure)
+        return _load_model(settings, progress, capture_progress, on_failure)
 
     @classmethod
     def with_ngram(
@@ -107,18 +115,6 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
         core = build_model_core(proposer, max_batched_tokens=max_batched_tokens)
         return cls(core, description, runner=proposer.runner, on_failure=on_failure)
 
-    async def warm_up(self) -> None:
-        """Propose once in the engine's own thread, as requests will; raises ``UnavailableError`` if that fails."""
-        link = await self.attach()
-        try:
-            link.send(_warm_up_commands(self.description))
-            async for batch in link.events():
-                if not all(isinstance(event, Proposal) for event in batch.events):
-                    raise UnavailableError(f"the warm-up was answered with {batch.events}")
-                return
-        finally:
-            await link.close()
-
 
 def build_model_core(proposer: ModelProposer, *, max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS) -> ModelCore:
     """The synchronous part of a draft with a model, for a worker's thread or for a test."""
@@ -140,7 +136,12 @@ def build_ngram_core(
     return ServiceCore(Ledger(PlainTexts(), limits), proposer, max_batched_tokens=max_batched_tokens)
 
 
-def _load_model(settings: DraftSettings, *, progress: Progress | None, on_failure: OnFailure | None) -> DraftService:
+def _load_model(
+    settings: DraftSettings,
+    progress: Progress | None,
+    capture_progress: CaptureProgress | None,
+    on_failure: OnFailure | None,
+) -> DraftService:
     from draft_service.proposers.model import ModelProposer
     from outrider.engine.describing import describe_model
     from outrider.engine.placement import prepare_device
@@ -156,16 +157,17 @@ def _load_model(settings: DraftSettings, *, progress: Progress | None, on_failur
         kv_cache_bytes=settings.kv_cache_bytes,
         max_model_len=settings.max_model_len,
         progress=progress,
+        capture_progress=capture_progress,
     )
     description = describe_model("draft", folder, runner)
-    runner.warm_up()
+    runner.warm_up(capture_progress)
     proposer = ModelProposer(runner, support_mass=settings.support_mass, support_limit=settings.support_limit)
     return DraftService.with_model(
         proposer, description, max_batched_tokens=settings.max_batched_tokens, on_failure=on_failure
     )
 
 
-def _warm_up_commands(description: ModelDescription) -> list[DraftCommand]:
+def _rehearsal(description: ModelDescription) -> list[DraftCommand]:
     sampled = Open(
         session=0,
         generation=0,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from outrider.config import TargetSettings
 from outrider.engine.core import DEFAULT_MAX_BATCHED_TOKENS, ServiceCore
 from outrider.engine.describing import describe_model
+from outrider.engine.graphs import CaptureProgress
 from outrider.engine.ledger import Ledger, Limits
 from outrider.engine.loading import Progress
 from outrider.engine.local_port import LocalPort
@@ -17,7 +18,6 @@ from outrider.engine.placement import prepare_device
 from outrider.engine.runner import ModelRunner
 from outrider.engine.sequences import Sequence as KvSequence
 from outrider.engine.worker import OnFailure
-from outrider.errors import UnavailableError
 from outrider.ports import Open, Score, TargetCommand, TargetEvent
 from outrider.ports import Scores as ScoresEvent
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
@@ -39,13 +39,21 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
     ) -> None:
         self.runner = runner
         core = build_core(runner, max_batched_tokens=max_batched_tokens)
-        super().__init__(core, description, on_failure=on_failure)
+        super().__init__(core, description, rehearsal=_rehearsal(description), on_failure=on_failure)
 
     @classmethod
     def load(
-        cls, settings: TargetSettings, *, progress: Progress | None = None, on_failure: OnFailure | None = None
+        cls,
+        settings: TargetSettings,
+        *,
+        progress: Progress | None = None,
+        capture_progress: CaptureProgress | None = None,
+        on_failure: OnFailure | None = None,
     ) -> TargetService:
-        """Load the model that the settings name; ``ModelError`` or ``ConfigError`` says why it cannot be served."""
+        """Load the model that the settings name; ``ModelError`` or ``ConfigError`` says why it cannot be served.
+
+        ``progress`` counts bytes of weights, ``capture_progress`` CUDA graphs.
+        """
         runner = ModelRunner.load(
             settings.model,
             device=settings.device,
@@ -55,22 +63,11 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
             kv_cache_bytes=settings.kv_cache_bytes,
             max_model_len=settings.max_model_len,
             progress=progress,
+            capture_progress=capture_progress,
         )
         description = describe_model("target", settings.model, runner)
-        runner.warm_up()
+        runner.warm_up(capture_progress)
         return cls(runner, description, max_batched_tokens=settings.max_batched_tokens, on_failure=on_failure)
-
-    async def warm_up(self) -> None:
-        """Score once in the engine's own thread, as requests will; raises ``UnavailableError`` if that fails."""
-        link = await self.attach()
-        try:
-            link.send(_warm_up_commands(self.description))
-            async for batch in link.events():
-                if not all(isinstance(event, ScoresEvent) for event in batch.events):
-                    raise UnavailableError(f"the warm-up was answered with {batch.events}")
-                return
-        finally:
-            await link.close()
 
 
 def build_core(runner: ModelRunner, *, max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS) -> TargetCore:
@@ -79,7 +76,7 @@ def build_core(runner: ModelRunner, *, max_batched_tokens: int = DEFAULT_MAX_BAT
     return ServiceCore(Ledger(runner.sequences, limits), Scorer(runner), max_batched_tokens=max_batched_tokens)
 
 
-def _warm_up_commands(description: ModelDescription) -> list[TargetCommand]:
+def _rehearsal(description: ModelDescription) -> list[TargetCommand]:
     sampled = Open(
         session=0,
         generation=0,

@@ -7,9 +7,12 @@ two it is.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from outrider.engine.worker import Core, EngineWorker, LocalLink, OnFailure
+from outrider.errors import UnavailableError
+from outrider.ports import Refused, SessionFailed, SessionLost
 from outrider.types import ModelDescription
 
 CommandT = TypeVar("CommandT")
@@ -17,17 +20,22 @@ EventT = TypeVar("EventT")
 
 
 class LocalPort(Generic[CommandT, EventT]):
-    """``on_failure`` is called from the engine's thread if its core ever raises; every link is broken by then."""
+    """``on_failure`` is called from the engine's thread if its core ever raises; every link is broken by then.
+
+    ``rehearsal`` is what a first request would send: ``warm_up`` sends it.
+    """
 
     def __init__(
         self,
         core: Core[CommandT, EventT],
         description: ModelDescription,
         *,
+        rehearsal: Sequence[CommandT] = (),
         on_failure: OnFailure | None = None,
     ) -> None:
         self.description = description
         self._core = core
+        self._rehearsal = tuple(rehearsal)
         self._worker = EngineWorker(core, name=f"{description.role}-engine", on_failure=on_failure)
 
     @property
@@ -51,6 +59,20 @@ class LocalPort(Generic[CommandT, EventT]):
     async def attach(self) -> LocalLink[CommandT, EventT]:
         """Open a link; ``UnavailableError`` when the service has stopped."""
         return self._worker.attach()
+
+    async def warm_up(self) -> None:
+        """Serve the rehearsal in the engine's own thread, as requests will be; ``UnavailableError`` if that fails."""
+        if not self._rehearsal:
+            return
+        link = await self.attach()
+        try:
+            link.send(self._rehearsal)
+            async for batch in link.events():
+                if any(isinstance(event, SessionLost | SessionFailed | Refused) for event in batch.events):
+                    raise UnavailableError(f"the warm-up was answered with {batch.events}")
+                return
+        finally:
+            await link.close()
 
     async def close(self) -> None:
         """Stop after the step in progress; links break. Idempotent."""

@@ -74,13 +74,15 @@ class ModelRunner:
         max_model_len: int | None = None,
         load_format: LoadFormat = "safetensors",
         progress: Progress | None = None,
+        capture_progress: CaptureProgress | None = None,
     ) -> ModelRunner:
         """Load a folder in the Hugging Face layout. With the ``load_format`` "dummy" only its config.json is read and
         the weights are noise, made on the device: for measuring shapes.
 
         ``dtype`` "auto" is the type of the weights on file. ``max_model_len`` None is the model's own limit. The cache
         takes ``num_pages``, else what fits ``kv_cache_bytes``, else a share of the memory that is free (on a GPU: once
-        the CUDA graphs have theirs). ``progress(done, total)`` counts bytes of weights. ``ModelError`` when the folder
+        the CUDA graphs have theirs). ``progress(done, total)`` counts bytes of weights, ``capture_progress`` the graphs
+        captured to know that. ``ModelError`` when the folder
         cannot be served, ``ConfigError`` when a setting does not fit it.
         """
         config = read_model_config(Path(folder))
@@ -93,7 +95,7 @@ class ModelRunner:
             else:
                 load_weights(decoder, Path(folder), progress)
             request = KvRequest(page_size, length, config.kv_bytes_per_token(target_dtype), num_pages, kv_cache_bytes)
-            pages = _choose_pages(decoder, request)
+            pages = _choose_pages(decoder, request, capture_progress)
             return cls(decoder, page_size=page_size, num_pages=pages, max_model_len=length)
 
     def forward(self, rows: Sequence[ForwardRow]) -> torch.Tensor:
@@ -187,7 +189,7 @@ def _make_cache(decoder: Decoder, num_slots: int) -> torch.Tensor:
     )
 
 
-def _choose_pages(decoder: Decoder, request: KvRequest) -> int:
+def _choose_pages(decoder: Decoder, request: KvRequest, progress: CaptureProgress | None) -> int:
     """On a GPU whose free memory decides, forwards are captured once over a cache of one page, and what is free while
     they hold their memory is shared out.
     """
@@ -195,7 +197,7 @@ def _choose_pages(decoder: Decoder, request: KvRequest) -> int:
         return choose_num_pages(request, decoder.device)
     cache = _make_cache(decoder, request.page_size)
     trial = GpuForward(decoder, cache, page_size=request.page_size, max_model_len=request.max_model_len)
-    trial.capture()
+    trial.capture(progress)
     return choose_num_pages(request, decoder.device)
 
 

@@ -6,7 +6,16 @@ import logging
 import sys
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -14,12 +23,12 @@ _LOGGED_SHARE = 4
 """Logged at every quarter."""
 
 
-class ByteProgress:
-    """Called with (bytes done, bytes in all); the bar is gone when all are done or ``stop`` is called."""
+class CountProgress:
+    """Called with (done, in all); the bar is gone when all are done or ``stop`` is called."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._bar = _bar() if sys.stderr.isatty() else None
+        self._bar = _bar(self._amounts()) if sys.stderr.isatty() else None
         self._task: TaskID | None = None
         self._last_logged = 0
 
@@ -30,23 +39,45 @@ class ByteProgress:
             return
         if self._task is None:
             self._bar.start()
-            self._task = self._bar.add_task(self._what, total=total)
-        self._bar.update(self._task, completed=done)
+            self._task = self._bar.add_task(self._what)
+        self._bar.update(self._task, completed=done, total=total)
         if done >= total:
             self.stop()
 
     def stop(self) -> None:
-        """Take the bar away."""
-        if self._bar is not None:
-            self._bar.stop()
+        """Take the bar away; what comes after begins a new one."""
+        if self._bar is None:
+            return
+        self._bar.stop()
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None
 
     def _log(self, done: int, total: int) -> None:
         quarter = _LOGGED_SHARE * done // total if total else _LOGGED_SHARE
+        if quarter < self._last_logged:  # it began anew
+            self._last_logged = 0
         if quarter > self._last_logged:
-            self._last_logged = quarter
-            _log.info("%s: %d of %d MiB", self._what, done >> 20, total >> 20)
+            _log.info("%s: %s", self._what, self._say(done, total))
+        self._last_logged = quarter
+
+    def _amounts(self) -> ProgressColumn:
+        return MofNCompleteColumn()
+
+    def _say(self, done: int, total: int) -> str:
+        return f"{done} of {total}"
 
 
-def _bar() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+class ByteProgress(CountProgress):
+    """The same in bytes."""
+
+    def _amounts(self) -> ProgressColumn:
+        return DownloadColumn()
+
+    def _say(self, done: int, total: int) -> str:
+        return f"{done >> 20} of {total >> 20} MiB"
+
+
+def _bar(amounts: ProgressColumn) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), amounts, TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), transient=True)

@@ -1,7 +1,8 @@
 """The life of a process that serves one draft or target: listen, load, warm up, serve, drain, end.
 
 The port is bound before anything is loaded, so that one in use is told at once; health says SERVING only after the
-warm-up. Loading runs in a thread, so health answers meanwhile. Knows no model: it is given what loads one.
+warm-up. Loading runs in a thread, so health answers meanwhile. Knows no model: it is given what loads one. What every
+process of ours begins with, the coordinator's too, is ``run_process``.
 
 SIGTERM and SIGINT drain: NOT_SERVING, a delay for load balancers, then no new sessions, and the end when those that
 are open have ended or the grace is over. An engine that fails ends the process with an error.
@@ -15,10 +16,14 @@ import logging
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load
 from outrider.errors import RequestCancelledError, UnavailableError
 from outrider.ports import Link
+from outrider.telemetry import exit_cleanly, set_up_logging
+from outrider.telemetry.progress import ByteProgress, CountProgress
 from outrider.transport.server import Server
 from outrider.types import ModelDescription
 
@@ -32,8 +37,20 @@ EventT = TypeVar("EventT")
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)
 
+SettingsT = TypeVar("SettingsT", TargetSettings, DraftSettings, CoordinatorSettings)
+
 Progress = Callable[[int, int], None]
 OnFailure = Callable[[BaseException], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """What loading says of how far it has come, each called with (done, in all)."""
+
+    weights: Progress
+    """In bytes."""
+    captures: Progress
+    """In CUDA graphs."""
 
 
 class Service(Protocol[CommandT_contra, EventT_co]):
@@ -85,27 +102,32 @@ class PendingService(Generic[CommandT, EventT]):
         return self.loaded
 
 
+def run_process(section: type[SettingsT], serve: Callable[[SettingsT], Coroutine[Any, Any, None]]) -> None:
+    """Read a section's settings and serve with them; an error of ours is one line and exit code 1."""
+    with exit_cleanly():
+        settings = load(section)
+        set_up_logging(settings.log_level, service=section.name)
+        run(serve(settings))
+
+
 async def host_service(
     serve: Callable[[PendingService[CommandT, EventT]], Awaitable[Server]],
-    load: Callable[[Progress, OnFailure], Service[CommandT, EventT]],
-    *,
-    progress: Progress,
-    drain_delay_s: float,
-    drain_grace_s: float,
+    load_model: Callable[[LoadProgress, OnFailure], Service[CommandT, EventT]],
+    settings: TargetSettings | DraftSettings,
 ) -> None:
     """Run until a signal or a failure; raises what kept the service from starting or made it fail.
 
-    ``serve`` binds the port; ``load`` runs in a thread and calls ``progress`` now and then.
+    ``serve`` binds the port; ``load_model`` runs in a thread and says now and then how far it is.
     """
     ending = _Ending(asyncio.get_running_loop())
     pending: PendingService[CommandT, EventT] = PendingService()
     server = await serve(pending)
     _log.info("listening on %s", server.address)
     try:
-        service = await _load(load, progress, ending)
+        service = await _load(load_model, settings.name, ending)
         if service is not None:
             pending.loaded = service
-            await _run(server, service, ending, drain_delay_s=drain_delay_s, drain_grace_s=drain_grace_s)
+            await _run(server, service, ending, settings)
     finally:
         await server.stop()
         ending.stop_listening()
@@ -143,6 +165,16 @@ class _Ending:
         """The engine failed; from any thread."""
         self._loop.call_soon_threadsafe(self._fail, error)
 
+    def watched(self, progress: Progress) -> Progress:
+        """The same, but raising ``RequestCancelledError`` once a signal has come; from any thread."""
+
+        def watched(done: int, total: int) -> None:
+            if self.is_stopped.is_set():
+                raise RequestCancelledError("stopped while loading")
+            progress(done, total)
+
+        return watched
+
     def raise_failure(self) -> None:
         """Raise ``UnavailableError`` if the engine failed."""
         if self.failure is not None:
@@ -161,28 +193,22 @@ class _Ending:
 
 
 async def _load(
-    load: Callable[[Progress, OnFailure], Service[CommandT, EventT]], progress: Progress, ending: _Ending
+    load_model: Callable[[LoadProgress, OnFailure], Service[CommandT, EventT]], name: str, ending: _Ending
 ) -> Service[CommandT, EventT] | None:
     """The service, or None when a signal came first."""
-
-    def watched(done: int, total: int) -> None:
-        if ending.is_stopped.is_set():
-            raise RequestCancelledError("stopped while loading")
-        progress(done, total)
-
+    weights, captures = ByteProgress(f"loading the {name}"), CountProgress(f"capturing the {name}'s CUDA graphs")
+    progress = LoadProgress(ending.watched(weights), ending.watched(captures))
     try:
-        return await asyncio.to_thread(load, watched, ending.fail)
+        return await asyncio.to_thread(load_model, progress, ending.fail)
     except RequestCancelledError:
         return None
+    finally:
+        weights.stop()
+        captures.stop()
 
 
 async def _run(
-    server: Server,
-    service: Service[CommandT, EventT],
-    ending: _Ending,
-    *,
-    drain_delay_s: float,
-    drain_grace_s: float,
+    server: Server, service: Service[CommandT, EventT], ending: _Ending, settings: TargetSettings | DraftSettings
 ) -> None:
     try:
         if not ending.begun.is_set():
@@ -191,7 +217,7 @@ async def _run(
             _log.info("serving")
             await ending.begun.wait()
             await server.set_serving(False)
-            await _drain(service, ending, delay_s=drain_delay_s, grace_s=drain_grace_s)
+            await _drain(service, ending, delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)
         ending.raise_failure()
     finally:
         await service.close()

@@ -15,15 +15,21 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from draft_service.service import DraftService
+from outrider.config import DraftSettings
+from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, Proposal, Refused, Release
-from outrider.transport.hosting import OnFailure, PendingService, Progress, host_service
+from outrider.transport.hosting import LoadProgress, OnFailure, PendingService, host_service
 from outrider.transport.remote import RemoteDraft
 from outrider.transport.server import Server, serve_draft
 from tests.support.core_driver import extend_item, open_session
 
 DEADLINE_S = 30.0
 HEALTH_NAME = "outrider.v1.DraftService"
+
+
+def settings(**changes: object) -> DraftSettings:
+    return DraftSettings.model_validate({"method": DraftMethod.NGRAM, **changes})
 
 
 def free_port() -> int:
@@ -45,9 +51,7 @@ class Hosted:
             host_service(
                 self._listen,
                 self._load,
-                progress=lambda done, total: None,
-                drain_delay_s=delay_s,
-                drain_grace_s=grace_s,
+                settings(drain_delay_s=delay_s, drain_grace_s=grace_s),
             )
         )
 
@@ -64,10 +68,10 @@ class Hosted:
     async def _listen(self, pending: PendingService[DraftCommand, DraftEvent]) -> Server:
         return await serve_draft(pending, host="127.0.0.1", port=self.port)
 
-    def _load(self, progress: Progress, on_failure: OnFailure) -> DraftService:
+    def _load(self, progress: LoadProgress, on_failure: OnFailure) -> DraftService:
         self.loading.set()
         while not self.may_load.wait(0.01):
-            progress(0, 1)
+            progress.weights(0, 1)
         self.fail = on_failure
         return DraftService.with_ngram(min_n=1, max_n=3, on_failure=on_failure)
 
@@ -176,11 +180,11 @@ async def test_a_port_in_use_is_said_before_anything_is_loaded() -> None:
         host = Hosted.__new__(Hosted)
         host.port = int(listener.getsockname()[1])
 
-        def load(progress: Progress, on_failure: OnFailure) -> DraftService:
+        def load(progress: LoadProgress, on_failure: OnFailure) -> DraftService:
             raise AssertionError("loaded in vain")
 
         with pytest.raises(ConfigError, match="in use"):
-            await host_service(host._listen, load, progress=lambda done, total: None, drain_delay_s=0, drain_grace_s=0)
+            await host_service(host._listen, load, settings(drain_delay_s=0, drain_grace_s=0))
 
 
 def start(*argv: str) -> subprocess.Popen[str]:

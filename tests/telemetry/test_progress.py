@@ -1,0 +1,32 @@
+"""How far something long has come, where no terminal is watching."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from outrider.telemetry.progress import ByteProgress, CountProgress
+
+
+def test_quarters_are_logged_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    progress = CountProgress("capturing")
+    for done in range(1, 29):
+        progress(done, 28)
+    assert [record.message for record in caplog.records] == [f"capturing: {done} of 28" for done in (7, 14, 21, 28)]
+
+
+def test_bytes_are_told_in_mebibytes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ByteProgress("loading")(3 << 20, 3 << 20)
+    assert caplog.messages == ["loading: 3 of 3 MiB"]
+
+
+def test_a_second_run_is_told_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    progress = CountProgress("capturing")
+    for _ in range(2):
+        for done in (1, 2):
+            progress(done, 2)
+    assert caplog.messages == ["capturing: 1 of 2", "capturing: 2 of 2"] * 2
