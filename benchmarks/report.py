@@ -174,12 +174,17 @@ def _table(title: str, heads: Row, rows: Sequence[Row], notes: Sequence[str]) ->
 
 
 def _notes(results: Sequence[Result]) -> list[str]:
-    if not any(result.configuration.get("synthetic") for result in results):
-        return []
-    return [
-        "\\* A synthetic pair: random weights of a real model's shape, the acceptance chosen by whoever made it. The "
-        "times are those of the system; the acceptance is not a property of any model."
-    ]
+    notes = []
+    if any(result.configuration.get("synthetic") for result in results):
+        notes.append(
+            "\\* A synthetic pair: random weights of a real model's shape, the acceptance chosen by whoever made it. The "
+            "times are those of the system; the acceptance is not a property of any model."
+        )
+    if any(_is_noise(result.configuration) for result in results):
+        notes.append(
+            "† Noise for weights (`--load-format dummy`): a shape alone, whose text and acceptance mean nothing."
+        )
+    return notes
 
 
 def _pair(configuration: dict[str, Any]) -> str:
@@ -187,7 +192,11 @@ def _pair(configuration: dict[str, Any]) -> str:
 
 
 def _mark(configuration: dict[str, Any]) -> str:
-    return " \\*" if configuration.get("synthetic") else ""
+    return (" \\*" if configuration.get("synthetic") else "") + (" †" if _is_noise(configuration) else "")
+
+
+def _is_noise(configuration: dict[str, Any]) -> bool:
+    return configuration.get("load_format") == "dummy"
 
 
 def _device(result: Result) -> str:

@@ -19,6 +19,7 @@ from outrider.config.fields import DraftMethod
 from outrider.engine.core import DEFAULT_MAX_BATCHED_TOKENS, ServiceCore
 from outrider.engine.ledger import Ledger, Limits
 from outrider.engine.local_port import LocalPort
+from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE
 from outrider.engine.worker import OnFailure
 from outrider.ports import Branches, DraftCommand, DraftEvent, Extend, Open, Proposal
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
@@ -109,18 +110,29 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
         description: ModelDescription,
         *,
         max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+        max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
         on_failure: OnFailure | None = None,
     ) -> DraftService:
         """A draft that draws from a small model."""
-        core = build_model_core(proposer, max_batched_tokens=max_batched_tokens)
+        core = build_model_core(proposer, max_batched_tokens=max_batched_tokens, max_prefill_beside=max_prefill_beside)
         return cls(core, description, runner=proposer.runner, on_failure=on_failure)
 
 
-def build_model_core(proposer: ModelProposer, *, max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS) -> ModelCore:
+def build_model_core(
+    proposer: ModelProposer,
+    *,
+    max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+    max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+) -> ModelCore:
     """The synchronous part of a draft with a model, for a worker's thread or for a test."""
     runner = proposer.runner
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=True)
-    return ServiceCore(Ledger(runner.sequences, limits), proposer, max_batched_tokens=max_batched_tokens)
+    return ServiceCore(
+        Ledger(runner.sequences, limits),
+        proposer,
+        max_batched_tokens=max_batched_tokens,
+        max_prefill_beside=max_prefill_beside,
+    )
 
 
 def build_ngram_core(
@@ -156,6 +168,7 @@ def _load_model(
         num_pages=settings.num_pages,
         kv_cache_bytes=settings.kv_cache_bytes,
         max_model_len=settings.max_model_len,
+        load_format=settings.load_format,
         progress=progress,
         capture_progress=capture_progress,
     )
@@ -163,7 +176,11 @@ def _load_model(
     runner.warm_up(capture_progress)
     proposer = ModelProposer(runner, support_mass=settings.support_mass, support_limit=settings.support_limit)
     return DraftService.with_model(
-        proposer, description, max_batched_tokens=settings.max_batched_tokens, on_failure=on_failure
+        proposer,
+        description,
+        max_batched_tokens=settings.max_batched_tokens,
+        max_prefill_beside=settings.max_prefill_beside,
+        on_failure=on_failure,
     )
 
 

@@ -16,6 +16,7 @@ from outrider.engine.loading import Progress
 from outrider.engine.local_port import LocalPort
 from outrider.engine.placement import prepare_device
 from outrider.engine.runner import ModelRunner
+from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE
 from outrider.engine.sequences import Sequence as KvSequence
 from outrider.engine.worker import OnFailure
 from outrider.ports import Open, Score, TargetCommand, TargetEvent
@@ -35,10 +36,11 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
         description: ModelDescription,
         *,
         max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+        max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
         on_failure: OnFailure | None = None,
     ) -> None:
         self.runner = runner
-        core = build_core(runner, max_batched_tokens=max_batched_tokens)
+        core = build_core(runner, max_batched_tokens=max_batched_tokens, max_prefill_beside=max_prefill_beside)
         super().__init__(core, description, rehearsal=_rehearsal(description), on_failure=on_failure)
 
     @classmethod
@@ -62,18 +64,35 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
             num_pages=settings.num_pages,
             kv_cache_bytes=settings.kv_cache_bytes,
             max_model_len=settings.max_model_len,
+            load_format=settings.load_format,
             progress=progress,
             capture_progress=capture_progress,
         )
         description = describe_model("target", settings.model, runner)
         runner.warm_up(capture_progress)
-        return cls(runner, description, max_batched_tokens=settings.max_batched_tokens, on_failure=on_failure)
+        return cls(
+            runner,
+            description,
+            max_batched_tokens=settings.max_batched_tokens,
+            max_prefill_beside=settings.max_prefill_beside,
+            on_failure=on_failure,
+        )
 
 
-def build_core(runner: ModelRunner, *, max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS) -> TargetCore:
+def build_core(
+    runner: ModelRunner,
+    *,
+    max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+    max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+) -> TargetCore:
     """The synchronous part, for a worker's thread or for a test."""
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
-    return ServiceCore(Ledger(runner.sequences, limits), Scorer(runner), max_batched_tokens=max_batched_tokens)
+    return ServiceCore(
+        Ledger(runner.sequences, limits),
+        Scorer(runner),
+        max_batched_tokens=max_batched_tokens,
+        max_prefill_beside=max_prefill_beside,
+    )
 
 
 def _rehearsal(description: ModelDescription) -> list[TargetCommand]:

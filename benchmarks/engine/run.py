@@ -14,7 +14,7 @@ from benchmarks.engine.measuring import GATE_TOKENS, Case, check_against_single_
 from benchmarks.environment import describe_environment, now
 from benchmarks.samples import median, ratio
 from benchmarks.schema import Result, Series
-from outrider.engine.runner import ModelRunner
+from outrider.engine.runner import LoadFormat, ModelRunner
 
 FORWARD, DRAFT_LOOP = "forward", "draft_loop"
 
@@ -135,10 +135,21 @@ def to_result(series: tuple[Series, ...], runner: ModelRunner, *, name: str, con
 
 
 def load(
-    folder: Path, plan: Plan, *, device: str, dtype: str, page_size: int, num_threads: int | None = None
+    folder: Path,
+    plan: Plan,
+    *,
+    device: str,
+    dtype: str,
+    page_size: int,
+    load_format: LoadFormat = "safetensors",
+    num_threads: int | None = None,
 ) -> ModelRunner:
-    """The model with just the pages that the plan needs."""
+    """The model with just the pages that the plan needs, warmed up as a service's is."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     num_pages = -(-plan.pages_for // page_size) + max(2, *plan.batch_sizes)
-    return ModelRunner.load(folder, device=device, dtype=dtype, page_size=page_size, num_pages=num_pages)
+    runner = ModelRunner.load(
+        folder, device=device, dtype=dtype, page_size=page_size, num_pages=num_pages, load_format=load_format
+    )
+    runner.warm_up()
+    return runner

@@ -28,6 +28,9 @@ Port = Annotated[int | None, typer.Option("--port", "-p", help="Port to listen o
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N, for both models. Default cpu.")]
 DraftDevice = Annotated[str | None, typer.Option("--draft-device", help="Another device for the draft.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16, for both models.")]
+LoadFormat = Annotated[
+    str | None, typer.Option("--load-format", help="safetensors, or dummy: noise for weights. Default safetensors.")
+]
 DraftDtype = Annotated[str | None, typer.Option("--draft-dtype", help="Another type for the draft.")]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest prompt and output, in tokens.")]
 PageSize = Annotated[int | None, typer.Option("--page-size", help="Tokens in a KV page. Default 16.")]
@@ -53,6 +56,7 @@ def serve(
     draft_device: DraftDevice = None,
     dtype: Dtype = None,
     draft_dtype: DraftDtype = None,
+    load_format: LoadFormat = None,
     max_model_len: MaxModelLen = None,
     page_size: PageSize = None,
     max_batched_tokens: MaxBatched = None,
@@ -79,6 +83,7 @@ def serve(
         ("coordinator", "tokenizer"): tokenizer,
         **_both("device", device, draft_device),
         **_both("dtype", dtype, draft_dtype),
+        **_both("load_format", load_format),
         **_both("page_size", page_size),
         **_both("max_batched_tokens", max_batched_tokens),
         **_both("num_threads", num_threads),

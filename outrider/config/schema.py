@@ -18,6 +18,7 @@ from outrider.config.fields import (
     DraftMethod,
     Dtype,
     EvidenceForm,
+    LoadFormat,
     LogLevel,
     NonNegative,
     NonNegativeFloat,
@@ -45,6 +46,13 @@ _KV_CACHE_BYTES: Positive | None = Field(None, description="Bytes for the KV cac
 _MAX_BATCHED_TOKENS: Positive = Field(
     512, description="Most tokens in one forward; long prompts are cut into chunks of it."
 )
+_MAX_PREFILL_BESIDE: Positive = Field(
+    128, description="Most prompt tokens in a forward that also serves running sessions: they wait for it."
+)
+_LOAD_FORMAT: LoadFormat = Field(
+    "safetensors",
+    description="safetensors, or dummy: weights that are noise, made on the device, for measuring shapes.",
+)
 _NUM_THREADS: Positive | None = Field(None, description="Threads for computing on a CPU; unset: one for each core.")
 _DRAIN_DELAY_S: Seconds = Field(
     1.0, description="After SIGTERM, how long health says NOT_SERVING before calls are refused."
@@ -69,6 +77,7 @@ class TargetSettings(Section):
     model: Text = Field(description="Folder of the model in the Hugging Face layout.")
     host: Text = _HOST
     port: Port = Field(50051, description="Port to listen on.")
+    load_format: LoadFormat = _LOAD_FORMAT
     device: Device = _DEVICE
     dtype: Dtype = _DTYPE
     page_size: Positive = _PAGE_SIZE
@@ -78,6 +87,7 @@ class TargetSettings(Section):
         None, description="Longest prompt and output together, in tokens; unset: the model's."
     )
     max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
+    max_prefill_beside: Positive = _MAX_PREFILL_BESIDE
     num_threads: Positive | None = _NUM_THREADS
     drain_delay_s: Seconds = _DRAIN_DELAY_S
     drain_grace_s: Seconds = _DRAIN_GRACE_S
@@ -101,6 +111,7 @@ class DraftSettings(Section):
     model: Text | None = Field(None, description="Folder of the draft model in the Hugging Face layout.")
     host: Text = _HOST
     port: Port = Field(50052, description="Port to listen on.")
+    load_format: LoadFormat = _LOAD_FORMAT
     device: Device = _DEVICE
     dtype: Dtype = _DTYPE
     page_size: Positive = _PAGE_SIZE
@@ -110,6 +121,7 @@ class DraftSettings(Section):
         None, description="Tokens after which the draft proposes nothing; unset: the model's limit."
     )
     max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
+    max_prefill_beside: Positive = _MAX_PREFILL_BESIDE
     num_threads: Positive | None = _NUM_THREADS
     prompt_lookup_max: Positive = Field(5, description="Longest run of tokens that ngram looks up.")
     prompt_lookup_min: Positive = Field(5, description="Shortest run of tokens that ngram looks up.")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from outrider.engine.ledger import Ledger, Session, SessionKey, Text
-from outrider.engine.scheduling import Job, share_tokens
+from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, Job, share_tokens
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, ForwardReport, Open, Refused, Release, SessionFailed, SessionLost
 
@@ -105,11 +105,13 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         stage: Stage[TextT, ItemT, JobT, EventT],
         *,
         max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+        max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.ledger = ledger
         self._stage = stage
         self._max_batched_tokens = max_batched_tokens
+        self._max_prefill_beside = max_prefill_beside
         self._clock = clock
         self._ready: dict[int, list[EventT | CommonEvent]] = {}
         # In the order in which they were last served, longest ago first.
@@ -211,7 +213,8 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
 
     def _choose(self) -> list[tuple[_Pending[TextT, JobT], int]]:
         waiting = list(self._pending.values())
-        shares = share_tokens([pending.job for pending in waiting], self._max_batched_tokens)
+        jobs = [pending.job for pending in waiting]
+        shares = share_tokens(jobs, self._max_batched_tokens, max_beside=self._max_prefill_beside)
         return [(pending, share) for pending, share in zip(waiting, shares, strict=True) if share]
 
     def _settle(

@@ -5,9 +5,15 @@ Owns the choices that are made before anything is loaded. Refuses to know models
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from outrider.errors import ConfigError
+
+_SAFE_CPU_ISA = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+"""Virtual machines have been seen that announce AMX and then stop a process at its first AMX instruction, which bfloat16
+products would use. AVX-512 does them too; whoever knows their machine sets the variable."""
 
 
 def prepare_device(device: str, dtype: str, num_threads: int | None) -> str:
@@ -18,6 +24,8 @@ def prepare_device(device: str, dtype: str, num_threads: int | None) -> str:
     chosen = torch.device(device)
     if chosen.type == "cuda":
         _require_cuda(chosen)
+    else:
+        os.environ.setdefault(*_SAFE_CPU_ISA)  # read once, at the first product
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     return "float32" if dtype == "auto" and chosen.type == "cpu" else dtype

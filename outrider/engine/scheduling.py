@@ -3,8 +3,9 @@
 Owns the token budget: running rows first, then chunks of prefills, all prefills in turn. Plain Python; refuses to know
 sessions, sequences and devices.
 
-A forward's time grows with its tokens, so the budget bounds how long a running session waits for a neighbour's prefill.
-An eighth of it is kept for prefills whenever there are any, so that running rows cannot starve them either.
+A forward's time grows with its tokens, so a budget bounds how long a running session waits for a neighbour's prefill:
+beside running rows a smaller one than alone. An eighth of the whole is kept for prefills whenever there are any, so that
+running rows cannot starve them either.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+DEFAULT_PREFILL_BESIDE = 128
+"""On a GPU so many tokens more cost little: their weights are being read anyway."""
 _FEW_TOKENS = 8
 """A job with fewer tokens than this besides its last ones is running rather than prefilling."""
 _MIN_CHUNK = 16
@@ -33,11 +36,12 @@ class Job(Protocol):
         ...
 
 
-def share_tokens(jobs: Sequence[Job], max_tokens: int) -> list[int]:
+def share_tokens(jobs: Sequence[Job], max_tokens: int, *, max_beside: int = DEFAULT_PREFILL_BESIDE) -> list[int]:
     """How many tokens of each job go into the next forward; at least one job is served.
 
     ``jobs`` stand in the order in which they were last served, longest ago first; whoever gets nothing now stands
     nearer to the front next time. A single job may pass the budget with its last tokens, which cannot be cut.
+    ``max_beside`` is the most that prefills get of a forward in which running rows are served too.
     """
     shares = [0] * len(jobs)
     running = [index for index, job in enumerate(jobs) if _is_running(job)]
@@ -49,7 +53,8 @@ def share_tokens(jobs: Sequence[Job], max_tokens: int) -> list[int]:
         if wanted <= left or not any(shares):
             shares[index] = wanted
             left -= wanted
-    _share_among_prefills(jobs, prefills, left + kept, shares)
+    room = left + kept
+    _share_among_prefills(jobs, prefills, min(room, max_beside) if any(shares) else room, shares)
     return shares
 
 

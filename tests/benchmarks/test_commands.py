@@ -39,6 +39,17 @@ def test_engine_prints_the_floor_beside_each_case(runner: CliRunner, tmp_path: P
     assert load(tmp_path / "benchmarks/results/tiny.json").configuration["synthetic"] is False
 
 
+def test_engine_measures_a_shape_that_has_no_weights(runner: CliRunner, tmp_path: Path) -> None:
+    shape = tmp_path / "shape"
+    shape.mkdir()
+    (shape / "config.json").write_bytes((cached_tiny_model("llama") / "config.json").read_bytes())
+    arguments = ["engine", str(shape), "--context", "16", "--samples", "1", "--warmups", "0", "--num-threads", "1"]
+    assert runner.invoke(app, arguments).exit_code == 1
+    result = runner.invoke(app, [*arguments, "--load-format", "dummy", "--save", "noise"])
+    assert result.exit_code == 0, result.output
+    assert load(tmp_path / "benchmarks/results/noise.json").configuration["load_format"] == "dummy"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

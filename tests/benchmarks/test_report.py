@@ -42,6 +42,13 @@ def test_a_synthetic_pair_is_said_to_be_one() -> None:
     assert "random weights" in text
 
 
+def test_noise_for_weights_is_said_to_be_that() -> None:
+    result = engine_result("one", synthetic=False)
+    text = render([dataclasses.replace(result, configuration={**result.configuration, "load_format": "dummy"})])
+    assert "some float32 †" in text
+    assert "† Noise for weights" in text
+
+
 def test_without_results_nothing_is_claimed(tmp_path: Path) -> None:
     assert main(["--root", str(tmp_path)]) == 0
     assert "No results" in (tmp_path / "benchmarks/results/README.md").read_text()

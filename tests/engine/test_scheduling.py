@@ -18,9 +18,16 @@ class FakeJob:
 
 def test_running_rows_all_go_and_a_prefill_gets_what_is_left() -> None:
     jobs = [FakeJob(4000), *[FakeJob(5, 5) for _ in range(16)]]
-    shares = share_tokens(jobs, 512)
+    shares = share_tokens(jobs, 512, max_beside=512)
     assert shares[1:] == [5] * 16
     assert shares[0] == 512 - 80
+
+
+def test_beside_running_rows_prefills_get_less_than_alone() -> None:
+    prefills = [FakeJob(4000), FakeJob(3000)]
+    assert share_tokens([*prefills, FakeJob(5, 5)], 512, max_beside=128) == [64, 64, 5]
+    assert share_tokens(prefills, 512, max_beside=128) == [256, 256]
+    assert share_tokens([FakeJob(20, 1), FakeJob(5, 5)], 512, max_beside=4) == [4, 5]
 
 
 def test_prefills_share_equally_and_a_short_one_leaves_its_rest_to_the_others() -> None:

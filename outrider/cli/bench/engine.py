@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.bench.flags import Device, Dtype, Samples, Save, Warmups
+from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Samples, Save, Warmups
 from outrider.cli.bench.harness import bar, benchmark, is_synthetic, model_name, save, table
 from outrider.cli.options import errors_as_lines, output
 from outrider.demo import TARGET
@@ -39,6 +39,7 @@ def engine(
     warmups: Warmups = 3,
     device: Device = "cpu",
     dtype: Dtype = "auto",
+    load_format: LoadFormat = "safetensors",
     save_as: Save = None,
 ) -> None:
     """Measure one model alone: forwards and draft loops beside the floor of memory and arithmetic."""
@@ -52,12 +53,25 @@ def engine(
             num_samples=samples,
             num_warmups=warmups,
         )
-        runner = bench.load(model, plan, device=device, dtype=dtype, page_size=page_size, num_threads=num_threads)
+        runner = bench.load(
+            model,
+            plan,
+            device=device,
+            dtype=dtype,
+            page_size=page_size,
+            load_format=load_format,
+            num_threads=num_threads,
+        )
         with bar("cases", len(plan.forwards) + len(plan.draft_loops)) as advance:
             series = bench.run_plan(runner, plan, on_done=advance)
         for item in series[:2]:
             output.print(f"{item.name.replace('_', ' ')}: {item.samples[0]:.1f} {item.unit}", markup=False)
         output.print(table(_HEADS, bench.to_rows(series)))
         if save_as is not None:
-            facts = {"model": model_name(model), "synthetic": is_synthetic(model), "page_size": page_size}
+            facts = {
+                "model": model_name(model),
+                "synthetic": is_synthetic(model),
+                "load_format": load_format,
+                "page_size": page_size,
+            }
             save(bench.to_result(series, runner, name=save_as, configuration=facts))

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.bench.flags import Device, Dtype, Save
+from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save
 from outrider.cli.bench.harness import bar, benchmark, is_synthetic, pair_name, save
 from outrider.cli.options import Verbose, errors_as_lines, output
 from outrider.cli.settings_flags import SetOptions, parse_set
@@ -103,6 +103,7 @@ def serve(
     device: Device = "cpu",
     draft_device: Annotated[str | None, typer.Option(help="Another device for the draft.")] = None,
     dtype: Dtype = "auto",
+    load_format: LoadFormat = "safetensors",
     save_as: Save = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write the keys of `vllm bench serve --save-detailed`.")
@@ -142,7 +143,7 @@ def serve(
             num_gate_prompts=min(gate_prompts, num_prompts),
             tie_tolerance=_tie_tolerance(device, dtype) if tie_tolerance is None else tie_tolerance,
         )
-        devices = {"device": device, "draft_device": draft_device or device, "dtype": dtype}
+        devices = {"device": device, "draft_device": draft_device or device, "dtype": dtype, "load_format": load_format}
         if where.address is not None:
             plan, outcome = asyncio.run(_with_running(where.address, plan, prompts))
         else:
@@ -188,6 +189,8 @@ def _stack(
         ("draft", "device"): devices["draft_device"],
         ("target", "dtype"): devices["dtype"],
         ("draft", "dtype"): devices["dtype"],
+        ("target", "load_format"): devices["load_format"],
+        ("draft", "load_format"): devices["load_format"],
         ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
         ("coordinator", "port"): free_port(),
         **parse_set(set_options),

@@ -18,19 +18,27 @@ from outrider.errors import ConfigError, ModelError
 
 def check(settings: Settings) -> None:
     """``ConfigError`` or ``ModelError`` for the first thing that cannot work."""
-    check_model_folder(Path(settings.target.model), "target", needs_tokenizer=settings.coordinator.tokenizer is None)
-    if settings.draft.method is DraftMethod.DRAFT_MODEL and settings.draft.model is not None:
-        check_model_folder(Path(settings.draft.model), "draft", needs_tokenizer=False)
+    target, draft = settings.target, settings.draft
+    check_model_folder(
+        Path(target.model),
+        "target",
+        needs_tokenizer=settings.coordinator.tokenizer is None,
+        needs_weights=target.load_format == "safetensors",
+    )
+    if draft.method is DraftMethod.DRAFT_MODEL and draft.model is not None:
+        check_model_folder(
+            Path(draft.model), "draft", needs_tokenizer=False, needs_weights=draft.load_format == "safetensors"
+        )
     check_port(settings.coordinator.host, settings.coordinator.port)
 
 
-def check_model_folder(folder: Path, role: str, *, needs_tokenizer: bool) -> None:
+def check_model_folder(folder: Path, role: str, *, needs_tokenizer: bool, needs_weights: bool = True) -> None:
     """Whether the folder looks like a model in the Hugging Face layout."""
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ModelError(f"{role} model: {folder} {problem}")
     _check_config(folder / "config.json", role)
-    if not any(folder.glob("*.safetensors")):
+    if needs_weights and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{role} model: {folder} has no *.safetensors")
     if needs_tokenizer and not (folder / "tokenizer.json").is_file():
         raise ModelError(f"{role} model: {folder} has no tokenizer.json (--tokenizer names another folder)")
