@@ -177,8 +177,8 @@ def _notes(results: Sequence[Result]) -> list[str]:
     notes = []
     if any(result.configuration.get("synthetic") for result in results):
         notes.append(
-            "\\* A synthetic pair: random weights of a real model's shape, the acceptance chosen by whoever made it. The "
-            "times are those of the system; the acceptance is not a property of any model."
+            "\\* A synthetic pair: random weights of a real model's shape, the acceptance chosen by whoever made it. "
+            "The times are those of the system; the acceptance is not a property of any model."
         )
     if any(_is_noise(result.configuration) for result in results):
         notes.append(

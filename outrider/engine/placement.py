@@ -12,8 +12,8 @@ import torch
 from outrider.errors import ConfigError
 
 _SAFE_CPU_ISA = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-"""Virtual machines have been seen that announce AMX and then stop a process at its first AMX instruction, which bfloat16
-products would use. AVX-512 does them too; whoever knows their machine sets the variable."""
+"""Virtual machines have been seen that announce AMX and then stop a process at its first AMX instruction, which
+bfloat16 products would use. AVX-512 does them too; whoever knows their machine sets the variable."""
 
 
 def prepare_device(device: str, dtype: str, num_threads: int | None) -> str:
