@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import torch
 
 from outrider.engine.batch import ForwardBatch
-from outrider.engine.device_inputs import BatchFrame, BatchShape, pack, unpack
+from outrider.engine.device_inputs import BatchFrame, BatchShape, unpack
 from outrider.engine.kernels.launching import num_processors
 from outrider.engine.kernels.paged_attention.device_plan import num_counters
 from outrider.engine.models import Decoder
 from outrider.engine.models.decoder import DeviceBatch
+from outrider.engine.steps import Step, forward_step, shape_of
 
 _log = logging.getLogger(__name__)
 
@@ -74,18 +75,21 @@ class GpuForward:
         """Those that were captured."""
         return tuple(self._captured)
 
-    def __call__(self, batch: ForwardBatch) -> torch.Tensor:
-        """Logits [N, V] float32 of the batch."""
+    def step_for(self, batch: ForwardBatch) -> Step:
+        """The batch laid out in the captured shape that fits best, or in its own."""
         own_shape = BatchShape.of(batch)
-        shape = choose_shape(own_shape, self.shapes)
-        if shape is None or self._inputs is None:
-            buffer = pack(batch, own_shape, pinned=True).to(self._decoder.device, non_blocking=True)
-            return self._decoder(unpack(buffer, own_shape, self._frame, len(batch.logit_indices)), self._kv_cache)
-        host = pack(batch, shape, pinned=True)
-        self._inputs[: len(host)].copy_(host, non_blocking=True)
-        captured = self._captured[shape]
+        return forward_step(batch, choose_shape(own_shape, self.shapes) or own_shape, pinned=True)
+
+    def run(self, step: Step) -> torch.Tensor:
+        """Logits [N, V] float32 of a forward's step, its numbers in pinned memory."""
+        shape, num_logits = shape_of(step)
+        captured = self._captured.get(shape)
+        if captured is None or self._inputs is None:
+            buffer = step.numbers.to(self._decoder.device, non_blocking=True)
+            return self._decoder(unpack(buffer, shape, self._frame, num_logits), self._kv_cache)
+        self._inputs[: len(step.numbers)].copy_(step.numbers, non_blocking=True)
         captured.graph.replay()
-        inputs = unpack(self._inputs, shape, self._frame, len(batch.logit_indices))
+        inputs = unpack(self._inputs, shape, self._frame, num_logits)
         return self._decoder.logits(captured.hidden, inputs.logit_indices)
 
     def capture(self, progress: CaptureProgress | None = None) -> None:

@@ -14,13 +14,11 @@ from typing import Literal
 import torch
 
 from outrider.engine.batch import ForwardBatch, ForwardRow, check_rows, plan_forward
+from outrider.engine.execution import Execution, make_cache
 from outrider.engine.graphs import CaptureProgress, GpuForward
-from outrider.engine.kernels.kv_store import copy_pages
-from outrider.engine.kernels.paged_attention import plan_attention
 from outrider.engine.loading import Progress, load_weights
 from outrider.engine.memory import KvRequest, choose_num_pages
 from outrider.engine.models import Decoder, ModelConfig, read_model_config
-from outrider.engine.models.decoder import DeviceBatch
 from outrider.engine.models.dummy import fill_with_noise
 from outrider.engine.pages import PagePool
 from outrider.engine.sequences import SequenceTable
@@ -43,23 +41,22 @@ class ModelRunner:
         self.num_forwards = 0
         """Forwards that rows went through since loading; warm-up does not count."""
         self.sequences = SequenceTable(PagePool(num_pages, page_size))
-        self._decoder = decoder
-        self.kv_cache = _make_cache(decoder, num_pages * page_size)
-        self._on_gpu = (
-            GpuForward(decoder, self.kv_cache, page_size=page_size, max_model_len=max_model_len)
-            if decoder.device.type == "cuda"
-            else None
-        )
+        self._execution = Execution(decoder, page_size=page_size, num_pages=num_pages, max_model_len=max_model_len)
+
+    @property
+    def kv_cache(self) -> torch.Tensor:
+        """[L, S, 2, H_kv, D], page after page."""
+        return self._execution.kv_cache
 
     @property
     def device(self) -> torch.device:
         """Where weights, cache and logits are."""
-        return self._decoder.device
+        return self._execution.decoder.device
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of weights and cache."""
-        return self._decoder.dtype
+        return self._execution.decoder.dtype
 
     @classmethod
     def load(
@@ -119,12 +116,11 @@ class ModelRunner:
 
         On a GPU the shapes of decoding and scoring are captured as CUDA graphs; ``progress(done, total)`` counts them.
         """
-        if self._on_gpu is not None:
-            with torch.inference_mode():
-                self._on_gpu.capture(progress)
+        with torch.inference_mode():
+            self._execution.capture(progress)
         count = self.num_forwards
         longest = min(self.max_model_len, self.sequences.pool.num_free * self.page_size)
-        lengths = _WARM_UP_TOKENS if self._on_gpu is None else _GPU_WARM_UP_TOKENS
+        lengths = _GPU_WARM_UP_TOKENS if self._execution.is_on_gpu else _WARM_UP_TOKENS
         sequence = self.sequences.open(min(longest, max(lengths)))
         for num_tokens in lengths:
             if num_tokens <= sequence.max_length:
@@ -134,26 +130,9 @@ class ModelRunner:
         self.num_forwards = count
 
     def _compute(self, batch: ForwardBatch) -> torch.Tensor:
-        copy_pages(self.kv_cache, batch.page_copies, page_size=self.page_size)
+        self._execution.copy_pages(batch.page_copies)
         self.sequences.confirm_copies()
-        if self._on_gpu is not None:
-            return self._on_gpu(batch)
-        return self._decoder(self._to_device(batch), self.kv_cache)
-
-    def _to_device(self, batch: ForwardBatch) -> DeviceBatch:
-        windows = set(self.config.sliding_windows)
-        return DeviceBatch(
-            token_ids=torch.from_numpy(batch.token_ids).to(self.device),
-            positions=torch.from_numpy(batch.positions).to(self.device),
-            slots=torch.from_numpy(batch.slots).to(self.device),
-            plans={
-                window: plan_attention(
-                    batch, page_size=self.page_size, window=window, device=self.device, dtype=self.dtype
-                )
-                for window in windows
-            },
-            logit_indices=torch.from_numpy(batch.logit_indices).to(self.device),
-        )
+        return self._execution.forward(batch)
 
     def _check_tokens(self, rows: Sequence[ForwardRow]) -> None:
         for row in rows:
@@ -176,26 +155,13 @@ class ModelRunner:
             raise
 
 
-def _make_cache(decoder: Decoder, num_slots: int) -> torch.Tensor:
-    config = decoder.config
-    return torch.empty(  # [L, S, 2, H_kv, D]; what a free page holds is never read
-        config.num_layers,
-        num_slots,
-        2,
-        config.num_kv_heads,
-        config.head_dim,
-        dtype=decoder.dtype,
-        device=decoder.device,
-    )
-
-
 def _choose_pages(decoder: Decoder, request: KvRequest, progress: CaptureProgress | None) -> int:
     """On a GPU whose free memory decides, forwards are captured once over a cache of one page, and what is free while
     they hold their memory is shared out.
     """
     if decoder.device.type != "cuda" or request.num_pages is not None or request.kv_cache_bytes is not None:
         return choose_num_pages(request, decoder.device)
-    cache = _make_cache(decoder, request.page_size)
+    cache = make_cache(decoder, request.page_size)
     trial = GpuForward(decoder, cache, page_size=request.page_size, max_model_len=request.max_model_len)
     trial.capture(progress)
     return choose_num_pages(request, decoder.device)

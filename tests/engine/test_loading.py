@@ -105,7 +105,7 @@ def test_a_tied_head_on_file_and_old_rope_buffers_are_ignored(tmp_path: Path) ->
 
 def test_loading_keeps_no_second_copy_of_packed_weights() -> None:
     folder = build("llama", hidden_size=192, intermediate_size=1400, head_dim=48)
-    decoder = load(folder)._decoder
+    decoder = load(folder)._execution.decoder
     for layer in decoder.layers:
         for linear in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
             assert linear.weight.numel() == 0

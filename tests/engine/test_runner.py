@@ -60,9 +60,7 @@ def test_a_forward_that_fails_midway_leaves_the_lengths_as_they_were(monkeypatch
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_decoder", fail)
-        patch.setattr(type(runner), "device", CPU)
-        patch.setattr(type(runner), "dtype", torch.float32)
+        patch.setattr(runner._execution, "_forward", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             runner.forward([ForwardRow(sequence, [4, 5])])
     assert (sequence.token_ids, runner.num_forwards) == ([1, 2, 3], 1)

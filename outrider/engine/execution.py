@@ -1,0 +1,125 @@
+"""One model and its cache on one device: runs steps, in the order in which they come.
+
+Owns the weights, the cache and the captured forwards. Whoever shares a model with others runs the same steps as they
+do, and ``publish`` is called with each before it is run here. Not thread-safe. Refuses to know sequences, sampling and
+how steps travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from outrider.engine.batch import ForwardBatch
+from outrider.engine.device_inputs import BatchShape
+from outrider.engine.graphs import CaptureProgress, GpuForward
+from outrider.engine.kernels.kv_store import copy_pages
+from outrider.engine.kernels.paged_attention import plan_attention
+from outrider.engine.models import Decoder
+from outrider.engine.models.decoder import DeviceBatch
+from outrider.engine.sequences import PageCopy
+from outrider.engine.steps import Operation, Step, batch_of, copies_of, copy_step, forward_step, no_numbers
+
+Publish = Callable[[Step], None]
+"""Called with a step that is about to be run; returns when nothing of the step is needed any more."""
+
+
+class Execution:
+    """Runs steps over a cache of ``num_pages`` pages."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        page_size: int,
+        num_pages: int,
+        max_model_len: int,
+        publish: Publish | None = None,
+    ) -> None:
+        self.decoder = decoder
+        self.kv_cache = make_cache(decoder, num_pages * page_size)
+        self._page_size = page_size
+        self._publish = publish
+        self._on_gpu = (
+            GpuForward(decoder, self.kv_cache, page_size=page_size, max_model_len=max_model_len)
+            if decoder.device.type == "cuda"
+            else None
+        )
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the device is one."""
+        return self._on_gpu is not None
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits [N, V] float32 of a batch whose pages have been copied."""
+        if self._on_gpu is not None:
+            step = self._on_gpu.step_for(batch)
+        elif self._publish is None:  # nobody to tell: no need of numbers that travel
+            return self._forward(batch)
+        else:
+            step = forward_step(batch, BatchShape.of(batch), pinned=False)
+        self._tell(step)
+        return self._run_forward(step)
+
+    def copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
+        """Copy pages; every source is read before any destination is written."""
+        if copies:
+            self._tell(step := copy_step(copies))
+            self.run(step)
+
+    def capture(self, progress: CaptureProgress | None = None) -> None:
+        """On a GPU, capture the shapes of decoding and scoring as CUDA graphs."""
+        if self._on_gpu is not None:
+            self._tell(Step(Operation.CAPTURE, (), no_numbers()))
+            self._on_gpu.capture(progress)
+
+    def run(self, step: Step) -> None:
+        """Run a step that another process made; what comes of it stays here."""
+        if step.operation == Operation.FORWARD:
+            self._run_forward(step)
+        elif step.operation == Operation.COPY_PAGES:
+            copy_pages(self.kv_cache, copies_of(step), page_size=self._page_size)
+        elif step.operation == Operation.CAPTURE and self._on_gpu is not None:
+            self._on_gpu.capture()
+        else:
+            raise ValueError(f"there is no step {step.operation} on {self.decoder.device}")
+
+    def _tell(self, step: Step) -> None:
+        if self._publish is not None:
+            self._publish(step)
+
+    def _run_forward(self, step: Step) -> torch.Tensor:
+        return self._forward(batch_of(step)) if self._on_gpu is None else self._on_gpu.run(step)
+
+    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
+        return self.decoder(self._to_device(batch), self.kv_cache)
+
+    def _to_device(self, batch: ForwardBatch) -> DeviceBatch:
+        device, dtype = self.decoder.device, self.decoder.dtype
+        windows = set(self.decoder.config.sliding_windows)
+        return DeviceBatch(
+            token_ids=torch.from_numpy(batch.token_ids).to(device),
+            positions=torch.from_numpy(batch.positions).to(device),
+            slots=torch.from_numpy(batch.slots).to(device),
+            plans={
+                window: plan_attention(batch, page_size=self._page_size, window=window, device=device, dtype=dtype)
+                for window in windows
+            },
+            logit_indices=torch.from_numpy(batch.logit_indices).to(device),
+        )
+
+
+def make_cache(decoder: Decoder, num_slots: int) -> torch.Tensor:
+    """A cache of so many tokens' keys and values, uninitialised: what a free page holds is never read."""
+    config = decoder.config
+    return torch.empty(  # [L, S, 2, H_kv, D]
+        config.num_layers,
+        num_slots,
+        2,
+        config.num_kv_heads,
+        config.head_dim,
+        dtype=decoder.dtype,
+        device=decoder.device,
+    )
