@@ -1,0 +1,33 @@
+"""``python -m tests.soak --device cuda --num-steps 10000``; under compute-sanitizer by ``scripts/sanitize.sh``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.soak.running import soak_all
+from tests.support.tiny_models import build_tiny_model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--num-steps", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_tiny_model(Path(folder) / "model")
+        soak_all(
+            model,
+            options.device,
+            options.num_steps,
+            seed=options.seed,
+            say=lambda text: print(text, flush=True),  # noqa: T201
+        )
+    sys.stdout.write("nothing was wrong\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""All soaks of one device: what the test and the command share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider.engine.runner import ModelRunner
+from tests.soak.of_runner import RunnerSoak
+from tests.soak.of_services import DraftSoak, TargetSoak
+
+NUM_TOKEN_IDS = 257
+
+
+def load(folder: Path, device: str, *, dtype: str = "float32", max_model_len: int = 128) -> ModelRunner:
+    """A tiny model with fewer pages than the soaks would like, warmed up (on a GPU: captured) as a service's is."""
+    runner = ModelRunner.load(
+        folder, device=device, dtype=dtype, page_size=4, num_pages=240, max_model_len=max_model_len
+    )
+    runner.warm_up()
+    return runner
+
+
+def soak_all(
+    folder: Path, device: str, num_steps: int, *, seed: int = 0, say: Callable[[str], None] = lambda text: None
+) -> None:
+    """So many steps of each kind."""
+    runner = load(folder, device)
+    forwards = RunnerSoak(runner, seed)
+    forwards.run(num_steps)
+    assert forwards.num_checks
+    say(f"runner: {num_steps} steps, {forwards.num_checks} texts computed anew")
+    for make in (TargetSoak, DraftSoak):
+        soak = make(runner, seed + 1, num_token_ids=NUM_TOKEN_IDS)
+        soak.run(num_steps)
+        assert soak.num_answers
+        assert soak.num_checks
+        say(f"{make.__name__}: {num_steps} steps, {soak.num_answers} answers, {soak.num_checks} checked")
