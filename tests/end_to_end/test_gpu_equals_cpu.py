@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from outrider.demo import DRAFT, TARGET
 from outrider.generation import GenerationResult
@@ -22,13 +23,14 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-PROMPTS = [
+TEXTS = (
     "def load(path):\n",
     "class Queue:\n    def put(self, item):\n",
     "import os\nimport sys\n\n",
     "for i in range(",
-]
+)
 MAX_TOKENS = 48
+LENGTHS = (0, 1, 4, 7)
 TIE = 1e-4
 METHODS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -39,17 +41,22 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+def prompts() -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    return [tokenizer.encode(text).ids for text in TEXTS]
+
+
 def settings(device: str) -> dict[str, Any]:
     return {"device": device, "dtype": "float32", "num_pages": 512, "max_model_len": 256}
 
 
 async def outputs(stack: Stack, options: dict[str, Any]) -> list[GenerationResult]:
     """Sixteen requests at once, draft lengths of all kinds."""
-    requests = [(prompt, length, 7 * index) for index, prompt in enumerate(PROMPTS) for length in (0, 1, 4, 7)]
+    requests = [(prompt, length, 7 * index) for index, prompt in enumerate(prompts()) for length in LENGTHS]
     return await asyncio.gather(
         *(
             stack.generate(
-                prompt=prompt,
+                prompt_token_ids=prompt,
                 max_tokens=MAX_TOKENS,
                 ignore_eos=True,
                 seed=seed,
@@ -74,21 +81,24 @@ async def test_tokens_on_a_gpu_are_those_on_the_cpu() -> None:
         ) as stack:
             found[device] = {name: await outputs(stack, options) for name, options in METHODS.items()}
             if device == "cpu":
-                for on_gpu, on_cpu in zip(found["cuda"]["greedy"], found["cpu"]["greedy"], strict=True):
-                    await require_equal_or_tied(stack, on_gpu, on_cpu)
+                of_requests = [prompt for prompt in prompts() for _ in LENGTHS]
+                for prompt, *both in zip(of_requests, found["cuda"]["greedy"], found["cpu"]["greedy"], strict=True):
+                    await require_equal_or_tied(stack, prompt, both[0], both[1])
     for name in METHODS:
         if name != "greedy":
             for on_gpu, on_cpu in zip(found["cuda"][name], found["cpu"][name], strict=True):
                 assert on_gpu.token_ids == on_cpu.token_ids, name
 
 
-async def require_equal_or_tied(stack: Stack, ours: GenerationResult, reference: GenerationResult) -> None:
+async def require_equal_or_tied(
+    stack: Stack, prompt: list[int], ours: GenerationResult, reference: GenerationResult
+) -> None:
     if ours.token_ids == reference.token_ids:
         return
     pairs = zip(ours.token_ids, reference.token_ids, strict=True)
     equal = next(index for index, (one, other) in enumerate(pairs) if one != other)
-    common = (*reference.prompt_token_ids, *reference.token_ids[:equal])
-    after = await stack.generate(prompt_token_ids=list(common), max_tokens=1, temperature=0.0, logprobs=2)
+    common = [*prompt, *reference.token_ids[:equal]]
+    after = await stack.generate(prompt_token_ids=common, max_tokens=1, temperature=0.0, logprobs=2)
     assert after.logprobs is not None
     (_, first), (_, second) = after.logprobs[0].top[:2]
     assert first - second < TIE, f"token {equal} differs and is no tie: {first - second} apart"
