@@ -6,7 +6,7 @@ draft loop is what a draft does for each proposal: one forward a token, each dra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,8 @@ from outrider.types import AcceptanceMethod, SamplingParams
 
 GATE_TOKENS = 8
 _CHUNK = 512
+_IN_A_ROW = 8
+"""Forwards that are timed together on a device: while one is computed, the next is prepared."""
 _SEED = 1
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 """By how much logits of one forward and of several may differ, over the largest logit."""
@@ -77,6 +79,33 @@ def time_forward(runner: ModelRunner, case: Case, *, num_samples: int, num_warmu
             num_warmups=num_warmups,
             undo=lambda: _truncate(runner, sequences, before),
         )
+
+
+def time_forward_on_device(runner: ModelRunner, case: Case, *, num_samples: int) -> list[float]:
+    """Seconds that a GPU is busy with the forward of `time_forward`: several in a row, by the device's own clock."""
+    before = case.context - case.num_tokens
+    with _sequences(runner, case.batch_size, case.context) as sequences:
+        _fill(runner, sequences, before)
+        tokens = _token_ids(runner, case.num_tokens, row=1)
+        rows = [ForwardRow(sequence, tokens, case.num_tokens) for sequence in sequences]
+
+        def forward() -> None:
+            runner.forward(rows)
+            _truncate(runner, sequences, before)
+
+        return [_device_seconds(forward) for _ in range(num_samples)]
+
+
+def _device_seconds(work: Callable[[], object]) -> float:
+    """Of one of several in a row; one before them keeps the device busy while the first is prepared."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    work()
+    began.record()  # type: ignore[no-untyped-call]
+    for _ in range(_IN_A_ROW):
+        work()
+    ended.record()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    return float(began.elapsed_time(ended)) / 1e3 / _IN_A_ROW
 
 
 def time_draft_loop(runner: ModelRunner, case: Case, *, num_samples: int, num_warmups: int) -> list[float]:

@@ -10,13 +10,20 @@ from typing import Any
 import torch
 
 from benchmarks.engine.floor import Device, Work, forward_work, measure_device
-from benchmarks.engine.measuring import GATE_TOKENS, Case, check_against_single_tokens, time_draft_loop, time_forward
+from benchmarks.engine.measuring import (
+    GATE_TOKENS,
+    Case,
+    check_against_single_tokens,
+    time_draft_loop,
+    time_forward,
+    time_forward_on_device,
+)
 from benchmarks.environment import describe_environment, now
 from benchmarks.samples import median, ratio
 from benchmarks.schema import Result, Series
 from outrider.engine.runner import LoadFormat, ModelRunner
 
-FORWARD, DRAFT_LOOP = "forward", "draft_loop"
+FORWARD, ON_DEVICE, DRAFT_LOOP = "forward", "forward_on_device", "draft_loop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +73,16 @@ def run_plan(runner: ModelRunner, plan: Plan, *, on_done: Callable[[], None] = l
             timer = time_forward if name == FORWARD else time_draft_loop
             seconds = timer(runner, case, num_samples=plan.num_samples, num_warmups=plan.num_warmups)
             floor = floor_seconds(runner, device, name, case)
-            series.append(Series(name, "ms", tuple(1e3 * value for value in seconds), _labels(case, floor)))
+            series.append(_in_ms(name, seconds, case, floor))
+            if name == FORWARD and runner.device.type == "cuda":
+                busy = time_forward_on_device(runner, case, num_samples=plan.num_samples)
+                series.append(_in_ms(ON_DEVICE, busy, case, floor))
             on_done()
     return tuple(series)
+
+
+def _in_ms(name: str, seconds: list[float], case: Case, floor: float) -> Series:
+    return Series(name, "ms", tuple(1e3 * value for value in seconds), _labels(case, floor))
 
 
 def floor_seconds(runner: ModelRunner, device: Device, name: str, case: Case) -> float:
@@ -105,7 +119,7 @@ def to_rows(series: tuple[Series, ...]) -> list[tuple[str, int, int, int, float,
     rows = []
     for item in series:
         milliseconds = median(item.samples)
-        if item.name in {FORWARD, DRAFT_LOOP} and milliseconds is not None:
+        if item.name in {FORWARD, ON_DEVICE, DRAFT_LOOP} and milliseconds is not None:
             labels: dict[str, Any] = item.labels
             floor = float(labels["floor_ms"])
             over = ratio(milliseconds, floor) or 0.0
