@@ -160,10 +160,35 @@ def _engine_rows(result: Result) -> Iterable[Row]:
             ]
 
 
+def _peers_table(results: Sequence[Result]) -> str:
+    heads = ["run", "device", "pair", "engine", "K", "tokens in", "out", "TTFT ms", "TPOT ms", "prompts that differ"]
+    rows = [row for result in results for row in _peer_rows(result)]
+    return _table("Other engines, one request at a time", heads, rows, _notes(results)) if rows else ""
+
+
+def _peer_rows(result: Result) -> Iterable[Row]:
+    facts = result.configuration
+    for engine, num_different in result.figures["prompts_that_differ"].items():
+        speculates = engine.endswith(("assisted", "speculative"))
+        yield [
+            f"`{result.name}`",
+            _device(result),
+            _pair(facts),
+            engine,
+            str(facts["draft_length"]) if speculates else "0",
+            ", ".join(map(str, facts["input_lens"])),
+            str(facts["output_len"]),
+            _number(_median(result, "ttft", engine=engine), 1),
+            _number(_median(result, "tpot", engine=engine), 2),
+            f"{num_different}/{facts['num_prompts']}",
+        ]
+
+
 _TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "serve": _serve_tables,
     "engine": _engine_table,
     "rpc": _rpc_table,
+    "peers": _peers_table,
 }
 
 

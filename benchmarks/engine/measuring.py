@@ -100,10 +100,10 @@ def _device_seconds(work: Callable[[], object]) -> float:
     """Of one of several in a row; one before them keeps the device busy while the first is prepared."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     work()
-    began.record()  # type: ignore[no-untyped-call]
+    began.record()
     for _ in range(_IN_A_ROW):
         work()
-    ended.record()  # type: ignore[no-untyped-call]
+    ended.record()
     torch.cuda.synchronize()
     return float(began.elapsed_time(ended)) / 1e3 / _IN_A_ROW
 

@@ -1,0 +1,71 @@
+"""``outrider bench peers``: other engines on the same pair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli.bench.flags import Device, Dtype, Save
+from outrider.cli.bench.harness import bar, benchmark, is_synthetic, pair_name, save, table
+from outrider.cli.options import errors_as_lines, output
+from outrider.demo import DRAFT, TARGET
+from outrider.errors import ConfigError
+
+_HEADS = ("engine", "first token ms", "ms a token", "tok/s", "prompts as the first")
+
+Peers = Annotated[
+    list[str] | None, typer.Option("--peer", help="May be repeated.", show_default="all that are installed")
+]
+
+
+def peers(
+    target: Annotated[
+        Path | None, typer.Argument(help="Folder of the target.", show_default="the embedded pair's")
+    ] = None,
+    *,
+    draft_model: Annotated[Path | None, typer.Option(help="Folder of the draft.")] = None,
+    peer: Peers = None,
+    num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", "-k", min=1)] = 4,
+    num_prompts: Annotated[int, typer.Option(min=1)] = 4,
+    input_len: Annotated[int, typer.Option("--input-len", min=1, help="Prompt tokens.")] = 64,
+    output_len: Annotated[int, typer.Option("--output-len", min=2, help="New tokens.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Of the prompts.")] = 0,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    save_as: Save = None,
+) -> None:
+    """Measure other engines on the same pair: greedy, one request at a time, each engine in a process of its own."""
+    with errors_as_lines():
+        bench, engines = benchmark("peers.run"), benchmark("peers.engines")
+        folders = (TARGET, DRAFT) if target is None else (target, draft_model)
+        names = tuple(peer or bench.installed())
+        if draft_model is None and target is not None:
+            names = tuple(peer or (name for name in names if name in {"transformers", "transformers-compiled", "vllm"}))
+        made = benchmark("serving.workload").random_prompts(num_prompts, input_len, _vocab_size(folders[0]), seed)
+        pair = engines.Pair(
+            target=str(folders[0]),
+            draft=None if folders[1] is None else str(folders[1]),
+            device=device,
+            dtype="float32" if dtype == "auto" and device == "cpu" else dtype,
+            draft_length=num_speculative_tokens,
+            max_length=input_len + output_len + num_speculative_tokens + 1,
+        )
+        plan = bench.Plan(engines=names, pair=pair, prompts=tuple(made), num_tokens=output_len)
+        with bar("engines", len(names)) as advance:
+            outcomes = bench.run_plan(plan, on_done=advance)
+        output.print(table(_HEADS, bench.to_rows(outcomes)))
+        if save_as is not None:
+            facts = {"pair": pair_name(*folders), "synthetic": is_synthetic(folders[0])}
+            save(bench.to_result(outcomes, plan, name=save_as, configuration=facts))
+
+
+def _vocab_size(folder: Path) -> int:
+    path = folder / "config.json"
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return int(config["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError("TARGET", f"{path} cannot be read: {error}") from error
