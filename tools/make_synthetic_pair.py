@@ -15,26 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import torch
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from synthetic_pair.cycle import PairMap, build_map
-from synthetic_pair.folders import DEFAULT_SHARD_BYTES, tensor_bytes, write_folder
+from synthetic_pair.folders import DEFAULT_SHARD_BYTES, tensor_bytes, write_folder, write_shards
 from synthetic_pair.shapes import SHAPES, Shape, find_shape
-from synthetic_pair.weights import Successors, WeightMaker
+
+from outrider.engine.synthetic.cycle import PairMap, build_map
+from outrider.engine.synthetic.recipe import Recipe
 
 app = typer.Typer(add_completion=False, help=__doc__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-
-def successors(pair: PairMap) -> dict[str, Successors]:
-    """What target and draft say after each token."""
-    none = np.full_like(pair.order, -1)
-    return {
-        "target": Successors(pair.target_next, none),
-        "draft": Successors(pair.draft_next, np.where(pair.foreseen, pair.target_next, none)),
-    }
 
 
 def make_pair(
@@ -48,18 +39,24 @@ def make_pair(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
     shard_bytes: int = DEFAULT_SHARD_BYTES,
+    with_weights: bool = True,
 ) -> PairMap:
-    """Write both folders and what they are; returns the map they walk. `ValueError` when the shapes do not fit."""
+    """Write both folders and what they are; returns the map they walk. `ValueError` when the shapes do not fit.
+
+    Without weights the folders are for load format "synthetic".
+    """
     if target.vocab_size != draft.vocab_size:
         raise ValueError(f"the target has {target.vocab_size} tokens and the draft {draft.vocab_size}: no pair")
     pair = build_map(target.vocab_size, acceptance=acceptance, foreseen=foreseen, seed=seed)
-    says = successors(pair)
+    recipes = {role: Recipe(role, acceptance, foreseen, seed) for role in ("target", "draft")}
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns) as bars:
-        for role, shape, model_seed in (("target", target, 2 * seed), ("draft", draft, 2 * seed + 1)):
-            bar = bars.add_task(role, total=tensor_bytes(shape, dtype))
-            maker = WeightMaker(shape, says[role], model_seed, dtype, torch.device(device))
-            write_folder(out / role, maker, shard_bytes=shard_bytes, progress=partial(bars.advance, bar))
+        for role, shape in (("target", target), ("draft", draft)):
+            write_folder(out / role, shape, recipes[role], dtype)
+            if with_weights:
+                bar = bars.add_task(role, total=tensor_bytes(shape, dtype))
+                maker = recipes[role].maker(shape, dtype, torch.device(device))
+                write_shards(out / role, maker, shard_bytes=shard_bytes, progress=partial(bars.advance, bar))
     _describe(out, target, draft, pair, {"acceptance": acceptance, "foreseen": foreseen, "seed": seed})
     return pair
 
@@ -93,6 +90,10 @@ def main(
     seed: Annotated[int, typer.Option(min=0, help="Another seed, another cycle and other weights.")] = 0,
     dtype: Annotated[str, typer.Option(help=f"One of {', '.join(_DTYPES)}.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="Where the random numbers are made; cuda is much faster.")] = "cpu",
+    no_weights: Annotated[
+        bool,
+        typer.Option("--no-weights", help="Write no weights: --load-format synthetic makes them where they are used."),
+    ] = False,
     shard_gib: Annotated[float, typer.Option(help="Size of a file.")] = DEFAULT_SHARD_BYTES / 2**30,
 ) -> None:
     """Make the pair and say where it is."""
@@ -109,6 +110,7 @@ def main(
             dtype=_DTYPES[dtype],
             device=device,
             shard_bytes=int(shard_gib * 2**30),
+            with_weights=not no_weights,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

@@ -29,7 +29,7 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:
 DraftDevice = Annotated[str | None, typer.Option("--draft-device", help="Another device for the draft.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16, for both models.")]
 LoadFormat = Annotated[
-    str | None, typer.Option("--load-format", help="safetensors, or dummy: noise for weights. Default safetensors.")
+    str | None, typer.Option("--load-format", help="safetensors, dummy (noise) or synthetic (by recipe).")
 ]
 DraftDtype = Annotated[str | None, typer.Option("--draft-dtype", help="Another type for the draft.")]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest prompt and output, in tokens.")]

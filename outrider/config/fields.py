@@ -57,7 +57,7 @@ Float = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=Fals
 LogLevel = Literal["debug", "info", "warning", "error"]
 Device = Annotated[str, AfterValidator(_known_device)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-LoadFormat = Literal["safetensors", "dummy"]
+LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 Acceptance = Annotated[AcceptanceMethod, BeforeValidator(_known_acceptance)]
 Text = Annotated[str, Field(min_length=1)]
 Port = Annotated[Int, Field(ge=1, le=65535)]

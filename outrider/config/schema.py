@@ -51,7 +51,7 @@ _MAX_PREFILL_BESIDE: Positive = Field(
 )
 _LOAD_FORMAT: LoadFormat = Field(
     "safetensors",
-    description="safetensors, or dummy: weights that are noise, made on the device, for measuring shapes.",
+    description="safetensors; for measuring, made on the device: dummy (noise) or synthetic (by the folder's recipe).",
 )
 _NUM_THREADS: Positive | None = Field(None, description="Threads for computing on a CPU; unset: one for each core.")
 _DRAIN_DELAY_S: Seconds = Field(

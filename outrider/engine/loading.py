@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from outrider.engine.models.decoder import Decoder
@@ -46,6 +47,27 @@ def load_weights(decoder: Decoder, folder: Path, progress: Progress | None = Non
     targets = weight_targets(decoder)
     _check(folder, stored, targets, decoder)
     _copy_all([stored[name] for name in stored if name in targets], targets, progress)
+    decoder.head.prepare()
+
+
+def fill_weights(
+    decoder: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], progress: Progress | None = None
+) -> None:
+    """Fill every parameter from tensors that are made one after the other, named as in a checkpoint."""
+    targets = weight_targets(decoder)
+    waiting = Counter(target.linear for target in targets.values() if target.linear is not None)
+    total = len(targets)
+    for name, content in tensors:
+        target = targets.pop(name)
+        target.destination.copy_(content)
+        linear = target.linear
+        del target, content
+        if linear is not None:
+            _prepare_when_whole(linear, waiting)
+        if progress is not None:
+            progress(total - len(targets), total)
+    if targets:
+        raise ModelError(f"{_some(list(targets))} not made")
     decoder.head.prepare()
 
 

@@ -16,15 +16,16 @@ import torch
 from outrider.engine.batch import ForwardBatch, ForwardRow, check_rows, plan_forward
 from outrider.engine.execution import Execution, make_cache
 from outrider.engine.graphs import CaptureProgress, GpuForward
-from outrider.engine.loading import Progress, load_weights
+from outrider.engine.loading import Progress, fill_weights, load_weights
 from outrider.engine.memory import KvRequest, choose_num_pages
 from outrider.engine.models import Decoder, ModelConfig, read_model_config
 from outrider.engine.models.dummy import fill_with_noise
 from outrider.engine.pages import PagePool
 from outrider.engine.sequences import SequenceTable
+from outrider.engine.synthetic.recipe import synthetic_tensors
 from outrider.errors import ConfigError, InvalidRequestError
 
-LoadFormat = Literal["safetensors", "dummy"]
+LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 _WARM_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 _GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 16, 32, 512)
 """The last are not captured: each finds kernels tiled for more queries."""
@@ -89,6 +90,8 @@ class ModelRunner:
             decoder = Decoder(config, dtype=target_dtype, device=torch.device(device))
             if load_format == "dummy":
                 fill_with_noise(decoder)
+            elif load_format == "synthetic":
+                fill_weights(decoder, synthetic_tensors(Path(folder), config, target_dtype, decoder.device))
             else:
                 load_weights(decoder, Path(folder), progress)
             request = KvRequest(page_size, length, config.kv_bytes_per_token(target_dtype), num_pages, kv_cache_bytes)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from synthetic_pair.cycle import Flags, PairMap, build_map
+
+from outrider.engine.synthetic.cycle import Flags, PairMap, build_map
 
 VOCABULARIES = (1024, 128256, 151936)
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from make_synthetic_pair import app, make_pair
 from safetensors import safe_open
-from synthetic_pair.cycle import PairMap
 from synthetic_pair.shapes import SHAPES, find_shape
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from typer.testing import CliRunner
 
 from outrider.engine.batch import ForwardRow
 from outrider.engine.runner import ModelRunner
+from outrider.engine.synthetic.cycle import PairMap
+from outrider.errors import ModelError
 
 ACCEPTANCE, FORESEEN, NUM_DRAFT_TOKENS = 0.75, 0.8, 4
 torch.set_num_threads(1)
@@ -109,6 +110,33 @@ def test_our_engine_serves_it(made: tuple[Path, PairMap]) -> None:
         tokens = pair.order[:200].tolist()
         said = runner.forward([ForwardRow(runner.sequences.open(200), tokens, 200)]).argmax(-1)
         assert said.tolist() == says[tokens].tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_weights_made_where_they_are_used_are_those_of_the_files(family: str, tmp_path: Path) -> None:
+    shapes = SHAPES[f"tiny-{family}"], SHAPES[f"tiny-{family}-draft"]
+    pairs = [
+        make_pair(tmp_path / name, *shapes, acceptance=0.8, foreseen=0.5, seed=9, with_weights=name == "files")
+        for name in ("files", "none")
+    ]
+    assert not list((tmp_path / "none").rglob("*.safetensors"))
+    for role in ("target", "draft"):
+        runners = [
+            ModelRunner.load(tmp_path / "files" / role, num_pages=8),
+            ModelRunner.load(tmp_path / "none" / role, num_pages=8, load_format="synthetic"),
+        ]
+        tokens = pairs[1].order[:60].tolist()
+        logits_of = [runner.forward([ForwardRow(runner.sequences.open(60), tokens, 60)]) for runner in runners]
+        assert torch.equal(*logits_of)
+
+
+def test_a_folder_without_a_recipe_is_refused(made: tuple[Path, PairMap], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((made[0] / "target/config.json").read_bytes())
+    with pytest.raises(ModelError, match=r"synthetic\.json"):
+        ModelRunner.load(tmp_path, num_pages=8, load_format="synthetic")
+    (tmp_path / "synthetic.json").write_text('{"role": "judge", "acceptance": 1, "foreseen": 0, "seed": 0}')
+    with pytest.raises(ModelError, match="target or draft"):
+        ModelRunner.load(tmp_path, num_pages=8, load_format="synthetic")
 
 
 def test_every_matrix_is_dense_and_every_shard_within_its_size(made: tuple[Path, PairMap]) -> None:

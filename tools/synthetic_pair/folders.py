@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from outrider.engine.synthetic.recipe import Recipe, write_recipe
+from outrider.engine.synthetic.weights import WeightMaker
 from synthetic_pair.shapes import Shape
-from synthetic_pair.weights import WeightMaker
 
 DEFAULT_SHARD_BYTES = 2 << 30
 
@@ -25,17 +26,15 @@ Progress = Callable[[int], None]
 """Told the bytes of every shard that was written."""
 
 
-def write_folder(
-    folder: Path, maker: WeightMaker, *, shard_bytes: int = DEFAULT_SHARD_BYTES, progress: Progress
-) -> None:
-    """Write a whole model; files of an earlier one are removed first."""
+def write_folder(folder: Path, shape: Shape, recipe: Recipe, dtype: torch.dtype) -> None:
+    """Write all of a model but its weights; files of an earlier one are removed first."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in (*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")):
         old.unlink()
-    _write_json(folder / "config.json", maker.shape.config(str(maker.dtype).removeprefix("torch.")))
+    _write_json(folder / "config.json", shape.config(str(dtype).removeprefix("torch.")))
     _write_json(folder / "generation_config.json", {"do_sample": False})
-    _write_tokenizer(folder, maker.shape.vocab_size)
-    _write_shards(folder, maker, shard_bytes, progress)
+    _write_tokenizer(folder, shape.vocab_size)
+    write_recipe(folder, recipe)
 
 
 def tensor_bytes(shape: Shape, dtype: torch.dtype) -> int:
@@ -63,7 +62,10 @@ def _fill(maker: WeightMaker, shard_bytes: int) -> Iterator[_Shard]:
     yield shard
 
 
-def _write_shards(folder: Path, maker: WeightMaker, shard_bytes: int, progress: Progress) -> None:
+def write_shards(
+    folder: Path, maker: WeightMaker, *, shard_bytes: int = DEFAULT_SHARD_BYTES, progress: Progress
+) -> None:
+    """Write the weights of a folder, shard by shard, and their index."""
     names: list[list[str]] = []
     total = 0
     for shard in _fill(maker, shard_bytes):

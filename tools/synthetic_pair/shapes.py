@@ -37,6 +37,11 @@ class Shape:
     rms_norm_eps: float = 1e-5
 
     @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys have norms of their own."""
+        return self.model_type == "qwen3"
+
+    @property
     def num_parameters(self) -> int:
         """Weights in all, norms left out."""
         attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)

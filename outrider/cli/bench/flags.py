@@ -12,7 +12,5 @@ Save = Annotated[
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Timed goes of each case.")]
 Warmups = Annotated[int, typer.Option("--warmups", min=0, help="Goes before them that are not timed.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
-LoadFormat = Annotated[
-    str, typer.Option("--load-format", help="safetensors, or dummy: noise for weights, for measuring a shape alone.")
-]
+LoadFormat = Annotated[str, typer.Option("--load-format", help="safetensors, dummy (noise) or synthetic (by recipe).")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]

@@ -15,11 +15,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from synthetic_pair.cycle import TokenIds
-from synthetic_pair.shapes import Shape
+from outrider.engine.synthetic.cycle import TokenIds
 
 PEAK = 32.0
 """The likeliest token's logit."""
@@ -28,6 +28,50 @@ SECOND = 0.618034
 EMBEDDING_RMS = 8.0
 BRANCH_RMS = 0.05
 """What all branches together may add to the residual stream, in root mean square."""
+
+
+class Sizes(Protocol):
+    """Of a decoder; ``outrider.engine.models.ModelConfig`` has them."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        ...
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width inside the MLP."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        ...
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """H_kv."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """D."""
+        ...
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys have norms of their own."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +86,7 @@ class Successors:
 class WeightMaker:
     """Makes the tensors of one model; the same arguments give the same weights on the same device type."""
 
-    shape: Shape
+    sizes: Sizes
     successors: Successors
     seed: int
     dtype: torch.dtype
@@ -51,26 +95,26 @@ class WeightMaker:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) of every weight, in the order of a forward. Only embedding and head are alive at once."""
         embedding = self._random(
-            "model.embed_tokens.weight", self.shape.vocab_size, self.shape.hidden_size, EMBEDDING_RMS
+            "model.embed_tokens.weight", self.sizes.vocab_size, self.sizes.hidden_size, EMBEDDING_RMS
         )
         yield "model.embed_tokens.weight", embedding
-        for layer in range(self.shape.num_layers):
+        for layer in range(self.sizes.num_layers):
             yield from self._layer(f"model.layers.{layer}")
-        yield "model.norm.weight", self._ones(self.shape.hidden_size)
+        yield "model.norm.weight", self._ones(self.sizes.hidden_size)
         yield "lm_head.weight", self._head(embedding)
 
     def _layer(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-        shape = self.shape
-        hidden, inner = shape.hidden_size, shape.intermediate_size
-        queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        small = BRANCH_RMS / (2 * shape.num_layers) ** 0.5
+        sizes = self.sizes
+        hidden, inner = sizes.hidden_size, sizes.intermediate_size
+        queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+        small = BRANCH_RMS / (2 * sizes.num_layers) ** 0.5
         yield f"{name}.input_layernorm.weight", self._ones(hidden)
         yield self._matrix(f"{name}.self_attn.q_proj.weight", queries, hidden)
         yield self._matrix(f"{name}.self_attn.k_proj.weight", keys, hidden)
         yield self._matrix(f"{name}.self_attn.v_proj.weight", keys, hidden)
-        if shape.model_type == "qwen3":
-            yield f"{name}.self_attn.q_norm.weight", self._ones(shape.head_dim)
-            yield f"{name}.self_attn.k_norm.weight", self._ones(shape.head_dim)
+        if sizes.qk_norm:
+            yield f"{name}.self_attn.q_norm.weight", self._ones(sizes.head_dim)
+            yield f"{name}.self_attn.k_norm.weight", self._ones(sizes.head_dim)
         yield self._matrix(f"{name}.self_attn.o_proj.weight", hidden, queries, small)
         yield f"{name}.post_attention_layernorm.weight", self._ones(hidden)
         yield self._matrix(f"{name}.mlp.gate_proj.weight", inner, hidden)
@@ -91,7 +135,7 @@ class WeightMaker:
 
     def _head(self, embedding: torch.Tensor) -> torch.Tensor:
         """[V, H] row n is the embedding of the token that n follows, plus a part of the one it is second to."""
-        size = self.shape.vocab_size
+        size = self.sizes.vocab_size
         before = torch.empty(size, dtype=torch.long)
         before[torch.from_numpy(self.successors.first)] = torch.arange(size)
         head = embedding[before.to(self.device)]
@@ -100,4 +144,4 @@ class WeightMaker:
         rows = second.to(self.device)[given]
         # Summed in float32: in bfloat16 the two may cancel to an exact zero.
         head[rows] = (head[rows].float() + SECOND * embedding[given].float()).to(self.dtype)
-        return head.mul_(PEAK / (EMBEDDING_RMS * self.shape.hidden_size))
+        return head.mul_(PEAK / (EMBEDDING_RMS * self.sizes.hidden_size))
