@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Callable
 
 from coordinator.service import Coordinator
 from outrider.config import CoordinatorSettings
 from outrider.transport.hosting import run_process
+from outrider.transport.http_health import Probes
 from outrider.transport.remote import RemoteDraft, RemoteTarget
+from outrider.transport.security import link_security, public_security
 from outrider.transport.server import Server, serve_generation
 
 _log = logging.getLogger(__name__)
@@ -23,9 +26,16 @@ async def serve(settings: CoordinatorSettings) -> None:
     """Serve until a signal; raises what kept the coordinator from starting."""
     stop = _signalled()
     target_up = asyncio.Queue[bool]()
-    draft = None if settings.draft_address is None else RemoteDraft(settings.draft_address)
-    coordinator = Coordinator(RemoteTarget(settings.target_address), draft, settings, on_target=target_up.put_nowait)
-    server = await serve_generation(coordinator, host=settings.host, port=settings.port)
+    coordinator = _coordinator(settings, target_up.put_nowait)
+    server = await serve_generation(
+        coordinator,
+        host=settings.host,
+        port=settings.port,
+        security=public_security(settings),
+        probes=Probes.of(settings),
+        max_connection_age_s=settings.max_connection_age_s,
+        max_connection_age_grace_s=settings.max_connection_age_grace_s,
+    )
     _log.info("listening on %s", server.address)
     following = asyncio.create_task(_follow_target(server, target_up))
     try:
@@ -38,6 +48,14 @@ async def serve(settings: CoordinatorSettings) -> None:
         await coordinator.close()
         await server.stop()
     _log.info("stopped")
+
+
+def _coordinator(settings: CoordinatorSettings, on_target: Callable[[bool], None]) -> Coordinator:
+    """With a target and where there is one a draft at the addresses of the settings."""
+    security = link_security(settings)
+    target = RemoteTarget(settings.target_address, security)
+    draft = None if settings.draft_address is None else RemoteDraft(settings.draft_address, security)
+    return Coordinator(target, draft, settings, on_target=on_target)
 
 
 def _signalled() -> asyncio.Event:

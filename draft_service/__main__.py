@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from draft_service.settings import check_settings
 from outrider.config import DraftSettings
 from outrider.transport.hosting import LoadProgress, OnFailure, host_service, run_process
+from outrider.transport.http_health import Probes
+from outrider.transport.security import service_security
 from outrider.transport.server import serve_draft
 
 if TYPE_CHECKING:
@@ -21,7 +23,13 @@ if TYPE_CHECKING:
 async def serve(settings: DraftSettings) -> None:
     """Serve until a signal; raises what kept the service from starting or made it fail."""
     check_settings(settings)
-    listen = partial(serve_draft, host=settings.host, port=settings.port)
+    listen = partial(
+        serve_draft,
+        host=settings.host,
+        port=settings.port,
+        security=service_security(settings),
+        probes=Probes.of(settings),
+    )
     await host_service(listen, partial(load_model, settings), settings)
 
 

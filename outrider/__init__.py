@@ -17,9 +17,11 @@ from outrider.errors import (
     PairMismatchError,
     ProtocolError,
     RequestCancelledError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from outrider.generation import Delta, GenerationResult, ModelInfo, SpeculationStats, Timing, Usage
+from outrider.tls import Tls
 from outrider.types import AcceptanceMethod, FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
@@ -46,7 +48,9 @@ __all__ = [
     "RequestCancelledError",
     "SpeculationStats",
     "Timing",
+    "Tls",
     "TokenLogprob",
+    "UnauthenticatedError",
     "UnavailableError",
     "Usage",
 ]

@@ -10,6 +10,7 @@
     ├── PairMismatchError        a draft that does not fit its target
     ├── CapacityError            no room now; says when to try again
     │   └── OutOfPagesError        the KV pool cannot hold a session
+    ├── UnauthenticatedError     the caller's token is missing or not known
     ├── UnavailableError         the other side is not there, or a link to it broke
     ├── DeadlineError            the caller's time is up
     ├── RequestCancelledError    the caller went away or asked to end it
@@ -67,6 +68,10 @@ class CapacityError(OutriderError):
 
 class OutOfPagesError(CapacityError):
     """The KV pool cannot hold a session of this length now."""
+
+
+class UnauthenticatedError(OutriderError):
+    """The caller did not show who it is: its token is missing or not known."""
 
 
 class UnavailableError(OutriderError):

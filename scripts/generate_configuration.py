@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from outrider.config.client import CLIENT_VARIABLES
 from outrider.config.reference import setting_rows
 from outrider.config.schema import SECTIONS
 from outrider.config.speculative import KEYS
@@ -57,6 +58,17 @@ the strength of the source it stands in; the same setting given twice in one sou
 """
 
 
+CLIENT = """
+## Variables of clients
+
+`Client`, `AsyncClient` and the commands that call a server (`outrider generate`, `outrider info`) read these where
+their arguments or flags (`--tls-ca-file`, `--token-file` and so on) leave them open.
+
+| variable | meaning |
+|---|---|
+"""
+
+
 def main() -> int:
     """Write the page, or compare with it."""
     text = render()
@@ -71,7 +83,14 @@ def main() -> int:
 
 def render() -> str:
     """The page."""
-    return HEAD + "".join(section_text(name) for name in SECTIONS) + SPECULATIVE + speculative_rows()
+    return (
+        HEAD
+        + "".join(section_text(name) for name in SECTIONS)
+        + SPECULATIVE
+        + speculative_rows()
+        + CLIENT
+        + client_rows()
+    )
 
 
 def section_text(name: str) -> str:
@@ -92,6 +111,11 @@ def speculative_rows() -> str:
         for key, place in KEYS.items()
     ]
     return "\n".join(rows) + "\n"
+
+
+def client_rows() -> str:
+    """What callers read."""
+    return "".join(f"| `{name}` | {meaning} |\n" for name, meaning in CLIENT_VARIABLES.items())
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from outrider.config import TargetSettings
 from outrider.engine.folders import require_model_folder
 from outrider.transport.hosting import LoadProgress, OnFailure, host_service, run_process
+from outrider.transport.http_health import Probes
+from outrider.transport.security import service_security
 from outrider.transport.server import serve_target
 
 if TYPE_CHECKING:
@@ -21,7 +23,13 @@ if TYPE_CHECKING:
 async def serve(settings: TargetSettings) -> None:
     """Serve until a signal; raises what kept the service from starting or made it fail."""
     require_model_folder(settings.model)
-    listen = partial(serve_target, host=settings.host, port=settings.port)
+    listen = partial(
+        serve_target,
+        host=settings.host,
+        port=settings.port,
+        security=service_security(settings),
+        probes=Probes.of(settings),
+    )
     await host_service(listen, partial(load_model, settings), settings)
 
 

@@ -7,9 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.options import DEFAULT_ADDRESS, Address, errors_as_lines, progress
+from outrider.cli.options import (
+    DEFAULT_ADDRESS,
+    Address,
+    AllowPlaintextToken,
+    TlsCaFile,
+    TlsCertFile,
+    TlsKeyFile,
+    TlsServerName,
+    TokenFilePath,
+    UseTls,
+    connect,
+    errors_as_lines,
+    progress,
+)
 from outrider.cli.statistics import print_statistics
-from outrider.client import Client
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULT_MAX_TOKENS
 
@@ -26,6 +38,13 @@ def generate(
     prompt: Prompt,
     *,
     address: Address = DEFAULT_ADDRESS,
+    tls: UseTls = False,
+    tls_ca_file: TlsCaFile = None,
+    tls_cert_file: TlsCertFile = None,
+    tls_key_file: TlsKeyFile = None,
+    tls_server_name: TlsServerName = None,
+    token_file: TokenFilePath = None,
+    allow_plaintext_token: AllowPlaintextToken = False,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = DEFAULT_MAX_TOKENS,
     min_tokens: Annotated[int, typer.Option(help="No end before so many tokens are out.")] = 0,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
@@ -57,7 +76,19 @@ def generate(
     ] = False,
 ) -> None:
     """Generate text and stream it to the terminal."""
-    with errors_as_lines(), Client(address) as client:
+    with (
+        errors_as_lines(),
+        connect(
+            address,
+            tls=tls,
+            tls_ca_file=tls_ca_file,
+            tls_cert_file=tls_cert_file,
+            tls_key_file=tls_key_file,
+            tls_server_name=tls_server_name,
+            token_file=token_file,
+            allow_plaintext_token=allow_plaintext_token,
+        ) as client,
+    ):
         if echo:
             _write(prompt)
         result = None

@@ -7,5 +7,6 @@ type of gRPC or protobuf is seen.
 from outrider.client.asynchronous import AsyncClient
 from outrider.client.requests import GenerateOptions
 from outrider.client.synchronous import Client
+from outrider.tls import Tls
 
-__all__ = ["AsyncClient", "Client", "GenerateOptions"]
+__all__ = ["AsyncClient", "Client", "GenerateOptions", "Tls"]

@@ -6,16 +6,30 @@ from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Self, Unpack
 
+from outrider.client.access import client_security
 from outrider.client.requests import GenerateOptions, build_request
 from outrider.generation import Delta, GenerationResult, ModelInfo
+from outrider.tls import Tls
 from outrider.transport.remote_generation import RemoteGeneration
 
 
 class AsyncClient:
     """Talks to the coordinator at ``address`` ("host:port" or "unix:/path"); connects when first used."""
 
-    def __init__(self, address: str) -> None:
-        self._remote = RemoteGeneration(address)
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | bool | None = None,
+        token: str | None = None,
+        allow_plaintext_token: bool = False,
+    ) -> None:
+        """Without ``tls`` and ``token`` the variables ``OUTRIDER_TLS_*`` and ``OUTRIDER_API_TOKEN`` decide.
+
+        ``ConfigError`` for files of no use, or a token that would leave this machine without TLS.
+        """
+        security = client_security(tls, token, allow_plaintext_token=allow_plaintext_token)
+        self._remote = RemoteGeneration(address, security)
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,8 +6,10 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Self, Unpack
 
+from outrider.client.access import client_security
 from outrider.client.requests import GenerateOptions, build_request
 from outrider.generation import Delta, GenerationRequest, GenerationResult, ModelInfo
+from outrider.tls import Tls
 from outrider.transport.remote_generation import BlockingGeneration
 
 
@@ -17,8 +19,20 @@ class Client:
     Safe to use from several threads.
     """
 
-    def __init__(self, address: str) -> None:
-        self._remote = BlockingGeneration(address)
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | bool | None = None,
+        token: str | None = None,
+        allow_plaintext_token: bool = False,
+    ) -> None:
+        """Without ``tls`` and ``token`` the variables ``OUTRIDER_TLS_*`` and ``OUTRIDER_API_TOKEN`` decide.
+
+        ``ConfigError`` for files of no use, or a token that would leave this machine without TLS.
+        """
+        security = client_security(tls, token, allow_plaintext_token=allow_plaintext_token)
+        self._remote = BlockingGeneration(address, security)
 
     def __enter__(self) -> Self:
         return self

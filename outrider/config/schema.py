@@ -54,6 +54,22 @@ _LOAD_FORMAT: LoadFormat = Field(
     description="safetensors; for measuring, made on the device: dummy (noise) or synthetic (by the folder's recipe).",
 )
 _NUM_THREADS: Positive | None = Field(None, description="Threads for computing on a CPU; unset: one for each core.")
+_TLS_CERT_FILE: Text | None = Field(
+    None, description="Certificate chain (PEM) to serve with; set: only TLS is spoken. Read again when it changes."
+)
+_TLS_KEY_FILE: Text | None = Field(None, description="Its private key (PEM, without a password).")
+_TLS_CLIENT_CA_FILE: Text | None = Field(
+    None, description="Authorities (PEM) of clients; set: callers must show a certificate of theirs (mutual TLS)."
+)
+_SERVICE_TOKEN_FILE: Text | None = Field(
+    None, description="Bearer tokens, one a line, of which coordinators must bring one; unset: none is asked for."
+)
+_HEALTH_PORT: Port | None = Field(
+    None, description="Port of health over HTTP: /livez, /readyz, /startupz; unset: only over gRPC."
+)
+_HEALTH_HOST: Text | None = Field(
+    None, description="Address that health_port listens on; unset: host, or 127.0.0.1 where that is a socket file."
+)
 _DRAIN_DELAY_S: Seconds = Field(
     1.0, description="After SIGTERM, how long health says NOT_SERVING before calls are refused."
 )
@@ -89,6 +105,12 @@ class TargetSettings(Section):
     max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
     max_prefill_beside: Positive = _MAX_PREFILL_BESIDE
     num_threads: Positive | None = _NUM_THREADS
+    tls_cert_file: Text | None = _TLS_CERT_FILE
+    tls_key_file: Text | None = _TLS_KEY_FILE
+    tls_client_ca_file: Text | None = _TLS_CLIENT_CA_FILE
+    link_token_file: Text | None = _SERVICE_TOKEN_FILE
+    health_port: Port | None = _HEALTH_PORT
+    health_host: Text | None = _HEALTH_HOST
     drain_delay_s: Seconds = _DRAIN_DELAY_S
     drain_grace_s: Seconds = _DRAIN_GRACE_S
     log_level: LogLevel = _LOG_LEVEL
@@ -96,6 +118,7 @@ class TargetSettings(Section):
     @model_validator(mode="after")
     def _one_cache_size(self) -> Self:
         _check_cache_size(self.num_pages, self.kv_cache_bytes)
+        _check_tls(self)
         return self
 
 
@@ -129,6 +152,12 @@ class DraftSettings(Section):
         0.999, description="Rejection: the draft draws from its likeliest tokens with this mass."
     )
     support_limit: Positive = Field(1024, description="Rejection: and from at most so many tokens.")
+    tls_cert_file: Text | None = _TLS_CERT_FILE
+    tls_key_file: Text | None = _TLS_KEY_FILE
+    tls_client_ca_file: Text | None = _TLS_CLIENT_CA_FILE
+    link_token_file: Text | None = _SERVICE_TOKEN_FILE
+    health_port: Port | None = _HEALTH_PORT
+    health_host: Text | None = _HEALTH_HOST
     drain_delay_s: Seconds = _DRAIN_DELAY_S
     drain_grace_s: Seconds = _DRAIN_GRACE_S
     log_level: LogLevel = _LOG_LEVEL
@@ -146,6 +175,7 @@ class DraftSettings(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         _check_cache_size(self.num_pages, self.kv_cache_bytes)
+        _check_tls(self)
         if self.method is DraftMethod.DRAFT_MODEL and self.model is None:
             raise ValueError("model: is needed by method draft_model")
         if self.prompt_lookup_min > self.prompt_lookup_max:
@@ -185,9 +215,48 @@ class CoordinatorSettings(Section):
         LogprobsMode.RAW, description="raw: of the model's distribution; processed: of the one that was drawn from."
     )
     disable_logprobs: bool = Field(False, description="Refuse requests that ask for logprobs.")
+    tls_cert_file: Text | None = _TLS_CERT_FILE
+    tls_key_file: Text | None = _TLS_KEY_FILE
+    tls_client_ca_file: Text | None = _TLS_CLIENT_CA_FILE
+    api_token_file: Text | None = Field(
+        None, description="Bearer tokens, one a line, of which users must bring one; unset: none is asked for."
+    )
+    link_tls_ca_file: Text | None = Field(
+        None, description="Authorities (PEM) of the target's and the draft's certificates; set: links speak TLS."
+    )
+    link_tls_cert_file: Text | None = Field(
+        None, description="Certificate chain (PEM) to show them, where they ask for one (mutual TLS)."
+    )
+    link_tls_key_file: Text | None = Field(None, description="Its private key (PEM, without a password).")
+    link_tls_server_name: Text | None = Field(
+        None, description="Name that their certificates bear; unset: the host of the address."
+    )
+    link_token_file: Text | None = Field(
+        None, description="File whose first line is the bearer token to bring to the target and the draft."
+    )
+    allow_plaintext_link_token: bool = Field(
+        False, description="Send that token to another host without TLS, where the network is trusted."
+    )
+    max_connection_age_s: PositiveSeconds | None = Field(
+        None, description="Age at which users' connections are asked to come anew, for load balancers; unset: never."
+    )
+    max_connection_age_grace_s: PositiveSeconds | None = Field(
+        None, description="How long what runs on such a connection may go on; unset: to its end."
+    )
+    health_port: Port | None = _HEALTH_PORT
+    health_host: Text | None = _HEALTH_HOST
     drain_delay_s: Seconds = _DRAIN_DELAY_S
     drain_grace_s: Seconds = _DRAIN_GRACE_S
     log_level: LogLevel = _LOG_LEVEL
+
+    @model_validator(mode="after")
+    def _secure(self) -> Self:
+        _check_tls(self)
+        for key in ("link_tls_cert_file", "link_tls_key_file", "link_tls_server_name"):
+            if getattr(self, key) is not None and self.link_tls_ca_file is None:
+                raise ValueError(f"link_tls_ca_file: is needed with {key}: links speak TLS when it is set")
+        _check_both(self, "link_tls_cert_file", "link_tls_key_file")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +292,15 @@ def _flag(key: str, value: object) -> list[str]:
 def _check_cache_size(num_pages: int | None, kv_cache_bytes: int | None) -> None:
     if num_pages is not None and kv_cache_bytes is not None:
         raise ValueError("num_pages: is set together with kv_cache_bytes; one of them decides")
+
+
+def _check_tls(section: Section) -> None:
+    _check_both(section, "tls_cert_file", "tls_key_file")
+    if getattr(section, "tls_client_ca_file", None) is not None and getattr(section, "tls_cert_file", None) is None:
+        raise ValueError("tls_cert_file: is needed with tls_client_ca_file: clients show certificates over TLS alone")
+
+
+def _check_both(section: Section, cert: str, key: str) -> None:
+    given = [name for name in (cert, key) if getattr(section, name) is not None]
+    if len(given) == 1:
+        raise ValueError(f"{key if given == [cert] else cert}: is needed together with {given[0]}")

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from outrider.config import speculative
+from outrider.config.client import CLIENT_VARIABLES
 from outrider.config.schema import SECTIONS
 from outrider.config.suggestions import check_known, unknown
 from outrider.errors import ConfigError
@@ -56,6 +57,7 @@ def read_environment(environ: Mapping[str, str]) -> Source:
     }
     given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value}
     given = {name: value for name, value in given.items() if not _is_service_link(name, value)}
+    given = {name: value for name, value in given.items() if name not in CLIENT_VARIABLES}
     config = speculative.parse_json(given.pop(_SPECULATIVE, "{}"))
     given.pop(_CONFIG, None)
     for name in given:

@@ -1,4 +1,4 @@
-"""How a channel is opened: its limits and its keepalive, in one place.
+"""How a channel is opened: its limits, its keepalive and its security, in one place.
 
 Addresses are "host:port" or "unix:/path". Knows no service.
 """
@@ -9,6 +9,8 @@ import grpc
 import grpc.aio
 
 from outrider.errors import ConfigError
+from outrider.tls import Tls
+from outrider.transport.security import OPEN_CLIENT, ClientSecurity, client_credentials
 
 MAX_PORT = 65_535
 MAX_LINK_MESSAGE_BYTES = 256 << 20
@@ -36,8 +38,11 @@ def message_limits(max_bytes: int, *, max_received_bytes: int | None = None) -> 
     return [("grpc.max_receive_message_length", received), ("grpc.max_send_message_length", max_bytes)]
 
 
-def _client_options(max_bytes: int) -> Options:
+def _client_options(max_bytes: int, tls: Tls | None) -> Options:
+    # A name in place of the address's own host: in the certificate, and as the authority that calls name.
+    named = [("grpc.ssl_target_name_override", tls.server_name)] if tls is not None and tls.server_name else []
     return [
+        *named,
         *message_limits(max_bytes),
         *KEEPALIVE,
         # Peers are named by whoever deploys them; a proxy of the environment is for the world outside.
@@ -67,11 +72,28 @@ def check_address(address: str) -> str:
     return address
 
 
-def open_channel(address: str, *, max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """A channel of the running event loop; it connects when first used."""
-    return grpc.aio.insecure_channel(check_address(address), options=_client_options(max_message_bytes))
+def open_channel(
+    address: str, security: ClientSecurity = OPEN_CLIENT, *, max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES
+) -> grpc.aio.Channel:
+    """A channel of the running event loop; it connects when first used. ``ConfigError`` for files of no use."""
+    tls = _tls(address, security)
+    options = _client_options(max_message_bytes, tls)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, client_credentials(tls), options=options)
 
 
-def open_blocking_channel(address: str, *, max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES) -> grpc.Channel:
-    """A channel for plain Python; it connects when first used."""
-    return grpc.insecure_channel(check_address(address), options=_client_options(max_message_bytes))
+def open_blocking_channel(
+    address: str, security: ClientSecurity = OPEN_CLIENT, *, max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES
+) -> grpc.Channel:
+    """A channel for plain Python; it connects when first used. ``ConfigError`` for files of no use."""
+    tls = _tls(address, security)
+    options = _client_options(max_message_bytes, tls)
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, client_credentials(tls), options=options)
+
+
+def _tls(address: str, security: ClientSecurity) -> Tls | None:
+    security.check(check_address(address))
+    return security.tls_for(address)

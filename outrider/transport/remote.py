@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from outrider.errors import OutriderError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, DraftLink, EventBatch, TargetCommand, TargetEvent, TargetLink
@@ -20,6 +23,8 @@ from outrider.transport.convert.commands import draft_commands_to_proto, target_
 from outrider.transport.convert.describing import description_from_proto
 from outrider.transport.convert.events import draft_events_from_proto, target_events_from_proto
 from outrider.transport.outbox import Outbox
+from outrider.transport.security import OPEN_CLIENT, ClientSecurity
+from outrider.transport.security.explaining import explain
 from outrider.transport.status import translating_errors
 from outrider.types import ModelDescription
 from outrider.v1 import link_pb2 as pb
@@ -120,15 +125,18 @@ class RemoteLink(Generic[CommandT, EventT]):
 class _RemotePort:
     """What both ports share: an address and how it is reached."""
 
-    def __init__(self, address: str, *, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    def __init__(
+        self, address: str, security: ClientSecurity = OPEN_CLIENT, *, connect_timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> None:
         self.address = address
+        self._security = security
         self._connect_timeout_s = connect_timeout_s
 
     async def _connect(self) -> grpc.aio.Channel:
-        channel = open_channel(self.address, max_message_bytes=MAX_LINK_MESSAGE_BYTES)
+        channel = open_channel(self.address, self._security, max_message_bytes=MAX_LINK_MESSAGE_BYTES)
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                await channel.channel_ready()
+                await self._until_ready(channel)
         except BaseException as error:
             await channel.close()
             if isinstance(error, TimeoutError):
@@ -136,11 +144,31 @@ class _RemotePort:
             raise
         return channel
 
+    async def _until_ready(self, channel: grpc.aio.Channel) -> None:
+        """Raises ``UnavailableError`` for what only another setting mends; all else may pass, so it is waited out."""
+        state = channel.get_state(try_to_connect=True)
+        while state is not grpc.ChannelConnectivity.READY:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                await self._raise_if_insecure(channel)
+            await channel.wait_for_state_change(state)
+            state = channel.get_state(try_to_connect=True)
+
+    async def _raise_if_insecure(self, channel: grpc.aio.Channel) -> None:
+        """A failed channel tells why to whoever calls on it without waiting."""
+        try:
+            await HealthStub(channel).Check(HealthCheckRequest(), timeout=self._connect_timeout_s)
+        except grpc.RpcError as error:
+            trouble = explain(error.details() or "", self.address, self._security.tls_for(self.address))
+            if trouble is not None:
+                raise UnavailableError(trouble) from error
+
     async def _describe(self, make_stub: Callable[[grpc.aio.Channel], Any]) -> ModelDescription:
         channel = await self._connect()
         try:
-            with translating_errors(self.address):
-                message = await make_stub(channel).Describe(pb.DescribeRequest(), timeout=self._connect_timeout_s)
+            with translating_errors(self.address, self._security):
+                message = await make_stub(channel).Describe(
+                    pb.DescribeRequest(), timeout=self._connect_timeout_s, metadata=self._security.metadata()
+                )
             return description_from_proto(message)
         finally:
             await channel.close()
@@ -158,7 +186,11 @@ class RemoteDraft(_RemotePort):
         channel = await self._connect()
         attach = DraftServiceStub(channel).Attach
         link: RemoteLink[DraftCommand, DraftEvent] = RemoteLink(
-            self.address, channel, attach, draft_commands_to_proto, draft_events_from_proto
+            self.address,
+            channel,
+            partial(attach, metadata=self._security.metadata()),
+            draft_commands_to_proto,
+            draft_events_from_proto,
         )
         return link
 
@@ -175,6 +207,10 @@ class RemoteTarget(_RemotePort):
         channel = await self._connect()
         attach = TargetServiceStub(channel).Attach
         link: RemoteLink[TargetCommand, TargetEvent] = RemoteLink(
-            self.address, channel, attach, target_commands_to_proto, target_events_from_proto
+            self.address,
+            channel,
+            partial(attach, metadata=self._security.metadata()),
+            target_commands_to_proto,
+            target_events_from_proto,
         )
         return link

@@ -16,7 +16,7 @@ import grpc.aio
 
 from outrider.errors import ProtocolError, RequestCancelledError
 from outrider.generation import Delta, GenerationRequest, GenerationResult, ModelInfo
-from outrider.transport.channels import open_blocking_channel, open_channel
+from outrider.transport.channels import check_address, open_blocking_channel, open_channel
 from outrider.transport.convert.generation import (
     delta_from_proto,
     info_from_proto,
@@ -24,6 +24,8 @@ from outrider.transport.convert.generation import (
     request_to_proto,
     result_from_proto,
 )
+from outrider.transport.security import OPEN_CLIENT, ClientSecurity
+from outrider.transport.security.files import Stamp
 from outrider.transport.status import translating_errors
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
@@ -61,22 +63,25 @@ class _Fold:
 class RemoteGeneration:
     """The public service at ``address``, for asyncio."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str, security: ClientSecurity = OPEN_CLIENT) -> None:
+        security.check(check_address(address))
+        self._address, self._security = address, security
         self._channel: grpc.aio.Channel | None = None
+        self._files: Stamp = ()
+        self._outdated: list[grpc.aio.Channel] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def generate(self, request: GenerationRequest, *, timeout_s: float | None) -> GenerationResult:
         """The finished generation."""
         message = request_to_proto(request)
         with self._translating():
-            response = await self._stub().Generate(message, timeout=timeout_s)
+            response = await self._stub().Generate(message, timeout=timeout_s, metadata=self._security.metadata())
         return result_from_proto(response.result)
 
     async def stream(self, request: GenerationRequest, *, timeout_s: float | None) -> AsyncGenerator[Delta, None]:
         """Deltas, the last with the result; closing the generator cancels the call."""
         message, fold = request_to_proto(request), _Fold()
-        call = self._stub().StreamGenerate(message, timeout=timeout_s)
+        call = self._stub().StreamGenerate(message, timeout=timeout_s, metadata=self._security.metadata())
         try:
             with self._translating():
                 async for response in call:
@@ -88,25 +93,33 @@ class RemoteGeneration:
     async def model_info(self) -> ModelInfo:
         """Facts of what is served."""
         with self._translating():
-            return info_from_proto(await self._stub().GetModelInfo(pb.GetModelInfoRequest(), timeout=INFO_TIMEOUT_S))
+            answer = await self._stub().GetModelInfo(
+                pb.GetModelInfoRequest(), timeout=INFO_TIMEOUT_S, metadata=self._security.metadata()
+            )
+        return info_from_proto(answer)
 
     async def close(self) -> None:
         """End running calls and let go of the connection."""
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
+        for channel in (self._channel, *self._outdated):
+            if channel is not None:
+                await channel.close()
+        self._channel, self._outdated = None, []
 
     def _stub(self) -> GenerationServiceStub:
         # Made late, and anew on another event loop, because a channel belongs to the one it was made on.
-        loop = asyncio.get_running_loop()
-        if self._channel is None or self._loop is not loop:
-            self._channel, self._loop = open_channel(self._address), loop
+        # And anew when certificates were rotated; what runs on the channel before that goes on.
+        loop, files = asyncio.get_running_loop(), self._security.stamp()
+        if self._channel is None or self._loop is not loop or self._files != files:
+            opened = open_channel(self._address, self._security)
+            if self._channel is not None and self._loop is loop:
+                self._outdated.append(self._channel)
+            self._channel, self._loop, self._files = opened, loop, files
         return GenerationServiceStub(self._channel)
 
     @contextlib.contextmanager
     def _translating(self) -> Iterator[None]:
         try:
-            with translating_errors(self._address):
+            with translating_errors(self._address, self._security):
                 yield
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -119,24 +132,27 @@ class RemoteGeneration:
 class BlockingGeneration:
     """The public service at ``address``, for plain Python; safe to use from several threads."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str, security: ClientSecurity = OPEN_CLIENT) -> None:
+        security.check(check_address(address))
+        self._address, self._security = address, security
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
+        self._files: Stamp = ()
+        self._outdated: list[grpc.Channel] = []
 
     def generate(self, request: GenerationRequest, *, timeout_s: float | None) -> GenerationResult:
         """The finished generation."""
         message = request_to_proto(request)
-        with translating_errors(self._address):
-            response = self._stub().Generate(message, timeout=timeout_s)
+        with translating_errors(self._address, self._security):
+            response = self._stub().Generate(message, timeout=timeout_s, metadata=self._security.metadata())
         return result_from_proto(response.result)
 
     def stream(self, request: GenerationRequest, *, timeout_s: float | None) -> Generator[Delta, None, None]:
         """Deltas, the last with the result; closing the generator cancels the call."""
         message, fold = request_to_proto(request), _Fold()
-        call = self._stub().StreamGenerate(message, timeout=timeout_s)
+        call = self._stub().StreamGenerate(message, timeout=timeout_s, metadata=self._security.metadata())
         try:
-            with translating_errors(self._address):
+            with translating_errors(self._address, self._security):
                 for response in call:
                     yield fold.take(response)
             fold.check_done()
@@ -145,18 +161,26 @@ class BlockingGeneration:
 
     def model_info(self) -> ModelInfo:
         """Facts of what is served."""
-        with translating_errors(self._address):
-            return info_from_proto(self._stub().GetModelInfo(pb.GetModelInfoRequest(), timeout=INFO_TIMEOUT_S))
+        with translating_errors(self._address, self._security):
+            answer = self._stub().GetModelInfo(
+                pb.GetModelInfoRequest(), timeout=INFO_TIMEOUT_S, metadata=self._security.metadata()
+            )
+        return info_from_proto(answer)
 
     def close(self) -> None:
         """End running calls and let go of the connection."""
         with self._lock:
-            if self._channel is not None:
-                self._channel.close()
-                self._channel = None
+            for channel in (self._channel, *self._outdated):
+                if channel is not None:
+                    channel.close()
+            self._channel, self._outdated = None, []
 
     def _stub(self) -> GenerationServiceStub:
         with self._lock:
-            if self._channel is None:
-                self._channel = open_blocking_channel(self._address)
+            files = self._security.stamp()
+            if self._channel is None or self._files != files:
+                opened = open_blocking_channel(self._address, self._security)
+                if self._channel is not None:
+                    self._outdated.append(self._channel)
+                self._channel, self._files = opened, files
             return GenerationServiceStub(self._channel)

@@ -26,7 +26,9 @@ from outrider.transport.channels import (
     Options,
     message_limits,
 )
+from outrider.transport.http_health import HttpHealth, Probes
 from outrider.transport.interceptor import ErrorInterceptor
+from outrider.transport.security import OPEN_SERVER, ServerSecurity, ServerTls, TokenInterceptor
 from outrider.transport.servicers import DraftServicer, GenerationServicer, Generator, TargetServicer
 from outrider.v1 import generation_pb2, link_pb2
 from outrider.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
@@ -50,8 +52,16 @@ _OPTIONS: Options = [
 class Server:
     """One listening server. ``set_serving`` is for whoever knows whether its service is ready."""
 
-    def __init__(self, server: grpc.aio.Server, health_servicer: Any, service: str, address: str) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        health_servicer: Any,  # noqa: ANN401
+        service: str,
+        address: str,
+        http_health: HttpHealth,
+    ) -> None:
         self._server = server
+        self._http_health = http_health
         self._health = health_servicer
         self._service = service
         self._draining = False
@@ -63,6 +73,12 @@ class Server:
         status = SERVING if serving and not self._draining else NOT_SERVING
         for name in ("", self._service):
             await self._health.set(name, status)
+        self._http_health.set_serving(status == SERVING)
+
+    @property
+    def health_port(self) -> int:
+        """Where health is told over HTTP; 0 for nowhere."""
+        return self._http_health.port
 
     async def drain(self, *, delay_s: float, grace_s: float) -> None:
         """NOT_SERVING; after ``delay_s`` no new calls; running ones have ``grace_s`` to finish. Returns at the end."""
@@ -70,47 +86,77 @@ class Server:
         await self.set_serving(False)
         await asyncio.sleep(delay_s)
         await self._server.stop(grace_s)
+        self._http_health.close()
 
     async def stop(self) -> None:
         """End at once."""
         await self._server.stop(None)
+        self._http_health.close()
 
     async def wait(self) -> None:
         """Until the server has ended."""
         await self._server.wait_for_termination()
 
 
-async def serve_draft(draft: Draft, *, host: str, port: int) -> Server:
+async def serve_draft(
+    draft: Draft,
+    *,
+    host: str,
+    port: int,
+    security: ServerSecurity = OPEN_SERVER,
+    probes: Probes | None = None,
+) -> Server:
     """Listen for links to a draft; NOT_SERVING until ``set_serving``. ``ConfigError`` when the port is taken."""
 
     def add(server: grpc.aio.Server) -> None:
         add_DraftServiceServicer_to_server(DraftServicer(draft), server)
 
-    return await _serve(
-        add, _service_name(link_pb2, "DraftService"), host, port, message_limits(MAX_LINK_MESSAGE_BYTES)
-    )
+    name, limits = _service_name(link_pb2, "DraftService"), message_limits(MAX_LINK_MESSAGE_BYTES)
+    return await _serve(add, name, limits, host=host, port=port, security=security, probes=probes)
 
 
-async def serve_target(target: Target, *, host: str, port: int) -> Server:
+async def serve_target(
+    target: Target,
+    *,
+    host: str,
+    port: int,
+    security: ServerSecurity = OPEN_SERVER,
+    probes: Probes | None = None,
+) -> Server:
     """Listen for links to a target; NOT_SERVING until ``set_serving``. ``ConfigError`` when the port is taken."""
 
     def add(server: grpc.aio.Server) -> None:
         add_TargetServiceServicer_to_server(TargetServicer(target), server)
 
-    return await _serve(
-        add, _service_name(link_pb2, "TargetService"), host, port, message_limits(MAX_LINK_MESSAGE_BYTES)
-    )
+    name, limits = _service_name(link_pb2, "TargetService"), message_limits(MAX_LINK_MESSAGE_BYTES)
+    return await _serve(add, name, limits, host=host, port=port, security=security, probes=probes)
 
 
-async def serve_generation(generator: Generator, *, host: str, port: int) -> Server:
-    """Listen for users; NOT_SERVING until ``set_serving``. ``ConfigError`` when the port is taken."""
+async def serve_generation(
+    generator: Generator,
+    *,
+    host: str,
+    port: int,
+    security: ServerSecurity = OPEN_SERVER,
+    probes: Probes | None = None,
+    max_connection_age_s: float | None = None,
+    max_connection_age_grace_s: float | None = None,
+) -> Server:
+    """Listen for users; NOT_SERVING until ``set_serving``. ``ConfigError`` when the port is taken.
+
+    A connection older than ``max_connection_age_s`` is asked to come again, so that users spread over new replicas
+    behind a load balancer; what runs on it has ``max_connection_age_grace_s`` to finish, None: as long as it takes.
+    """
 
     def add(server: grpc.aio.Server) -> None:
         add_GenerationServiceServicer_to_server(GenerationServicer(generator), server)
 
     name = _service_name(generation_pb2, "GenerationService")
-    limits = message_limits(MAX_PUBLIC_MESSAGE_BYTES, max_received_bytes=MAX_REQUEST_BYTES)
-    return await _serve(add, name, host, port, limits)
+    options = [
+        *message_limits(MAX_PUBLIC_MESSAGE_BYTES, max_received_bytes=MAX_REQUEST_BYTES),
+        *_connection_age(max_connection_age_s, max_connection_age_grace_s),
+    ]
+    return await _serve(add, name, options, host=host, port=port, security=security, probes=probes)
 
 
 def address_of(host: str, port: int) -> str:
@@ -123,28 +169,54 @@ def _service_name(module: Any, name: str) -> str:  # noqa: ANN401 - generated mo
     return full
 
 
-async def _serve(add: Callable[[grpc.aio.Server], None], service: str, host: str, port: int, limits: Options) -> Server:
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=[*_OPTIONS, *limits])
+def _connection_age(max_s: float | None, grace_s: float | None) -> Options:
+    named = (("grpc.max_connection_age_ms", max_s), ("grpc.max_connection_age_grace_ms", grace_s))
+    return [(name, round(1000 * seconds)) for name, seconds in named if seconds is not None]
+
+
+async def _serve(
+    add: Callable[[grpc.aio.Server], None],
+    service: str,
+    options: Options,
+    *,
+    host: str,
+    port: int,
+    security: ServerSecurity,
+    probes: Probes | None,
+) -> Server:
+    security.check(host)
+    # The first is the outermost: what the token check refuses becomes a status too.
+    guards: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
+    if security.tokens is not None:
+        guards.append(TokenInterceptor(security.tokens))
+    server = grpc.aio.server(interceptors=guards, options=[*_OPTIONS, *options])
     add(server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((service, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
-    bound = _bind(server, host, port)
+    bound = _bind(server, host, port, security.tls)
     await health_servicer.set(LIVENESS, SERVING)
-    listening = Server(server, health_servicer, service, address_of(host, bound))
+    http_health = HttpHealth()
+    if probes is not None:
+        await http_health.start(probes.host, probes.port)
+    listening = Server(server, health_servicer, service, address_of(host, bound), http_health)
     await listening.set_serving(False)
     await server.start()
     return listening
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -> int:
+    credentials = None if tls is None else tls.credentials()
     address = address_of(host, port)
     in_use = ConfigError("port", f"cannot listen on {address}: it is in use, or is no address of this host")
     # gRPC takes a socket file from whoever listens there without a word.
     if host.startswith("unix:") and _is_answered(host.removeprefix("unix:")):
         raise in_use
     try:
-        bound = server.add_insecure_port(address)
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise in_use from error
     if bound == 0:

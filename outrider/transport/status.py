@@ -18,6 +18,8 @@ from grpc_status import rpc_status
 
 from outrider import errors
 from outrider.errors import OutriderError
+from outrider.transport.security import OPEN_CLIENT, ClientSecurity
+from outrider.transport.security.explaining import explain
 
 DOMAIN = "outrider"
 _DEFAULT_RETRY_MS = 1000
@@ -32,6 +34,7 @@ CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.PairMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.OutOfPagesError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.RequestCancelledError: grpc.StatusCode.CANCELLED,
@@ -46,7 +49,7 @@ _NEAREST: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.CANCELLED: errors.RequestCancelledError,
     grpc.StatusCode.UNIMPLEMENTED: errors.ProtocolError,
     grpc.StatusCode.FAILED_PRECONDITION: errors.ConfigError,
-    grpc.StatusCode.UNAUTHENTICATED: errors.ConfigError,
+    grpc.StatusCode.UNAUTHENTICATED: errors.UnauthenticatedError,
     grpc.StatusCode.PERMISSION_DENIED: errors.ConfigError,
 }
 """For a status that is not ours."""
@@ -68,23 +71,28 @@ def to_status(error: OutriderError) -> status_pb2.Status:
     return status
 
 
-def from_rpc_error(error: grpc.RpcError, address: str) -> OutriderError:
-    """The error that a call to ``address`` ended with."""
+def from_rpc_error(error: grpc.RpcError, address: str, security: ClientSecurity = OPEN_CLIENT) -> OutriderError:
+    """The error that a call to ``address`` ended with; ``security`` is what the call was made with."""
     status = _details_of(error)
     if status is not None:
         ours = _from_status(status)
         if ours is not None:
             return ours
-    return _from_foreign(error.code(), error.details() or "", address)
+    details = error.details() or ""
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        trouble = explain(details, address, security.tls_for(address))
+        if trouble is not None:
+            return errors.UnavailableError(trouble)
+    return _from_foreign(error.code(), details, address)
 
 
 @contextlib.contextmanager
-def translating_errors(address: str) -> Iterator[None]:
+def translating_errors(address: str, security: ClientSecurity = OPEN_CLIENT) -> Iterator[None]:
     """Raise our error in place of gRPC's for whatever is called inside."""
     try:
         yield
     except grpc.RpcError as error:
-        raise from_rpc_error(error, address) from error
+        raise from_rpc_error(error, address, security) from error
 
 
 def make_error(name: str, message: str, field: str = "", retry_after_ms: int = _DEFAULT_RETRY_MS) -> OutriderError:

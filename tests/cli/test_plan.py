@@ -100,3 +100,12 @@ def test_the_reason_of_an_end_is_found_in_what_was_written(lines: list[str], rea
 def test_of_a_services_log_people_see_what_matters(line: str, quiet: str, verbose: str) -> None:
     assert told(line, everything=False) == quiet
     assert told(line, everything=True) == verbose
+
+
+def test_behind_tls_a_service_is_asked_over_http_whether_it_serves() -> None:
+    files = {"tls_cert_file": "/c", "tls_key_file": "/k"}
+    made = plan({("target", key): path for key, path in files.items()})
+    target = load(TargetSettings, made.models[0].argv, {})
+    assert (target.health_host, target.health_port) == ("127.0.0.1", 9002)
+    assert made.models[0].probe == "http://127.0.0.1:9002/readyz"
+    assert made.coordinator.probe == made.coordinator.address

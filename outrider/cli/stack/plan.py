@@ -1,6 +1,6 @@
 """From settings to processes: which are started, with which flags, at which address.
 
-Pure: picks ports through the function it is given and starts nothing.
+Picks ports through the function it is given and starts nothing.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from outrider.config import CoordinatorSettings, DraftSettings, Section, Settings, TargetSettings, to_argv
+from outrider.config import CoordinatorSettings, DraftSettings, Settings, TargetSettings, to_argv
 from outrider.config.fields import DraftMethod
+from outrider.transport.security import OPEN_CLIENT, ClientSecurity, link_security
 
 LOOPBACK = "127.0.0.1"
 _MARGIN_S = 5.0
 
-SectionT = TypeVar("SectionT", bound=Section)
+SectionT = TypeVar("SectionT", TargetSettings, DraftSettings, CoordinatorSettings)
 
 Place = tuple[str, str]
 """(section, key) of a setting."""
@@ -32,6 +33,13 @@ class ServiceSpec:
     address: str
     stop_within_s: float
     """After SIGTERM; past it the process is killed."""
+    health_url: str = ""
+    """Where it is asked over HTTP whether it serves, since its address speaks TLS; empty: at its address."""
+
+    @property
+    def probe(self) -> str:
+        """Where it is asked whether it serves."""
+        return self.health_url or self.address
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,8 @@ class StackPlan:
 
     models: tuple[ServiceSpec, ...]
     coordinator: ServiceSpec
+    link: ClientSecurity = OPEN_CLIENT
+    """What the models ask of whoever attaches to them."""
 
     @property
     def address(self) -> str:
@@ -55,16 +65,23 @@ def plan_stack(settings: Settings, *, explicit: Collection[Place], free_port: Ca
     if settings.draft.method is not DraftMethod.NONE:
         models.append(_spec(_local(settings.draft, explicit, free_port), "draft_service"))
         draft_address = models[-1].address
-    coordinator = _at_once(settings.coordinator, explicit).model_copy(
+    coordinator = _probed(_at_once(settings.coordinator, explicit), free_port).model_copy(
         update={"target_address": models[0].address, "draft_address": draft_address}
     )
-    return StackPlan(models=tuple(models), coordinator=_spec(coordinator, "coordinator"))
+    return StackPlan(tuple(models), _spec(coordinator, "coordinator"), link_security(coordinator))
 
 
 def _local(section: SectionT, explicit: Collection[Place], free_port: Callable[[], int]) -> SectionT:
     """The section of a service that only the coordinator beside it talks to: any free port will do."""
     update = {} if (section.name, "port") in explicit else {"port": free_port()}
-    return _at_once(section, explicit).model_copy(update=update)
+    return _probed(_at_once(section, explicit).model_copy(update=update), free_port)
+
+
+def _probed(section: SectionT, free_port: Callable[[], int]) -> SectionT:
+    """With TLS, health over HTTP on this host: whoever starts the process has none of its callers' certificates."""
+    if section.tls_cert_file is None or section.health_port is not None:
+        return section
+    return section.model_copy(update={"health_port": free_port(), "health_host": LOOPBACK})
 
 
 def _at_once(section: SectionT, explicit: Collection[Place]) -> SectionT:
@@ -79,7 +96,14 @@ def _spec(section: TargetSettings | DraftSettings | CoordinatorSettings, module:
         argv=tuple(to_argv(section)),
         address=address_of(section.host, section.port),
         stop_within_s=section.drain_delay_s + section.drain_grace_s + _MARGIN_S,
+        health_url=_health_url(section),
     )
+
+
+def _health_url(section: TargetSettings | DraftSettings | CoordinatorSettings) -> str:
+    if section.tls_cert_file is None or section.health_port is None:
+        return ""
+    return f"http://{address_of(section.health_host or section.host, section.health_port)}/readyz"
 
 
 def address_of(host: str, port: int) -> str:

@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 
 from outrider.cli.stack.plan import LOOPBACK
-from outrider.config import Settings
+from outrider.config import CoordinatorSettings, DraftSettings, Settings, TargetSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, ModelError
 
@@ -29,7 +29,31 @@ def check(settings: Settings) -> None:
         check_model_folder(
             Path(draft.model), "draft", needs_tokenizer=False, needs_weights=draft.load_format == "safetensors"
         )
+    check_hops(settings)
     check_port(settings.coordinator.host, settings.coordinator.port)
+
+
+def check_hops(settings: Settings) -> None:
+    """Whether the coordinator brings to the models what they ask for, and asks nothing that they do not offer."""
+    models: list[TargetSettings | DraftSettings] = [settings.target]
+    if settings.draft.method is not DraftMethod.NONE:
+        models.append(settings.draft)
+    for model in models:
+        pairs = (("tls_cert_file", "link_tls_ca_file"), ("link_token_file", "link_token_file"))
+        for of_model, of_coordinator in pairs:
+            _check_both(model, of_model, settings.coordinator, of_coordinator)
+
+
+def _check_both(
+    model: TargetSettings | DraftSettings, key: str, coordinator: CoordinatorSettings, its_key: str
+) -> None:
+    given, expected = getattr(model, key), getattr(coordinator, its_key)
+    if model.host.startswith("unix:") and key == "tls_cert_file":
+        return  # socket files speak no TLS
+    if given is not None and expected is None:
+        raise ConfigError(f"coordinator.{its_key}", f"is needed, since {model.name}.{key} is set")
+    if given is None and expected is not None:
+        raise ConfigError(f"{model.name}.{key}", f"is needed, since coordinator.{its_key} is set")
 
 
 def check_model_folder(folder: Path, role: str, *, needs_tokenizer: bool, needs_weights: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Asks an address the standard health question, within a bounded time."""
+"""Asks a service whether it serves, within a bounded time: over gRPC at its address, or over HTTP at a URL."""
 
 from __future__ import annotations
 
@@ -12,9 +12,25 @@ _TIMEOUT_S = 2.0
 
 
 async def is_serving(address: str) -> bool:
-    """Whether a server is there and says SERVING for itself as a whole."""
+    """Whether a server is there and says that it serves: SERVING for itself as a whole, or 200 to a URL."""
+    if address.startswith("http://"):
+        return await _answers_200(address)
     # A refused connection is told by a bare socket at once, and leaves no gRPC backoff behind for the next question.
     return await _is_listening(address) and await _says_serving(address)
+
+
+async def _answers_200(url: str) -> bool:
+    place, _, path = url.removeprefix("http://").partition("/")
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            reader, writer = await _connect(place)
+            try:
+                writer.write(f"GET /{path} HTTP/1.1\r\nHost: {place}\r\nConnection: close\r\n\r\n".encode())
+                return (await reader.readline()).split()[1:2] == [b"200"]
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
 
 
 async def _is_listening(address: str) -> bool:

@@ -112,7 +112,7 @@ async def _inside_stack(plan: StackPlan, verbose: int, work: Callable[[], Awaita
 
 async def _report_models(plan: StackPlan) -> None:
     for spec in plan.models:
-        remote = RemoteTarget(spec.address) if spec.name == "target" else RemoteDraft(spec.address)
+        remote = (RemoteTarget if spec.name == "target" else RemoteDraft)(spec.address, plan.link)
         facts = await remote.describe()
         room = f", {facts.num_pages} pages of {facts.page_size} tokens" if facts.num_pages else ""
         progress.print(f"{spec.name}: {facts.model_name} at {spec.address}{room}", markup=False)

@@ -23,7 +23,7 @@ _MAX_BACKOFF_S = 30.0
 _STEADY_S = 60.0
 
 Probe = Callable[[str], Awaitable[bool]]
-"""Whether the server at an address says that it is serving; answers within a bounded time."""
+"""Whether a service, asked at its ``probe``, says that it is serving; answers within a bounded time."""
 
 
 class Listener(Protocol):
@@ -104,7 +104,7 @@ class Stack:
         self._children[spec.name] = child
         ended = asyncio.create_task(child.wait())
         try:
-            while not await self._probe(spec.address):
+            while not await self._probe(spec.probe):
                 if ended.done():
                     raise UnavailableError(f"the {spec.name} service did not start: {ended.result()}")
                 await asyncio.wait([ended], timeout=_POLL_S)

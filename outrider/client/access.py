@@ -1,0 +1,40 @@
+"""How a client shows itself and whom it trusts: from arguments, else from the environment."""
+
+from __future__ import annotations
+
+from outrider.config.client import ClientEnvironment, client_environment
+from outrider.tls import Tls
+from outrider.transport.security import ClientSecurity
+from outrider.transport.security.tokens import check_token
+
+
+def client_security(tls: Tls | bool | None, token: str | None, *, allow_plaintext_token: bool) -> ClientSecurity:
+    """What the arguments say; what they leave open (None) the environment says.
+
+    ``tls`` True trusts the public authorities, False speaks none whatever the environment says. ``ConfigError`` for a
+    token that a header cannot carry.
+    """
+    environment = client_environment()
+    token = environment.token if token is None else token
+    if token is not None:
+        check_token("token", token)
+    return ClientSecurity(
+        tls=_tls(tls, environment),
+        token=None if token is None else lambda: token,
+        allow_plaintext_token=allow_plaintext_token or environment.allow_plaintext_token,
+    )
+
+
+def _tls(tls: Tls | bool | None, environment: ClientEnvironment) -> Tls | None:
+    if isinstance(tls, Tls):
+        return tls
+    if tls is not None:
+        return Tls() if tls else None
+    if not environment.tls:
+        return None
+    return Tls(
+        ca_file=environment.tls_ca_file,
+        cert_file=environment.tls_cert_file,
+        key_file=environment.tls_key_file,
+        server_name=environment.tls_server_name,
+    )

@@ -1,0 +1,28 @@
+"""How TLS is spoken, as plain values: paths and names. Reads no file; ``outrider.transport.security`` does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How a client speaks TLS. Without ``ca_file`` the public authorities that come with gRPC are trusted."""
+
+    ca_file: str | None = None
+    """Certificates (PEM) of the authorities that vouch for the server."""
+    cert_file: str | None = None
+    """This side's certificate chain, where the server asks for one (mutual TLS)."""
+    key_file: str | None = None
+    """Its private key."""
+    server_name: str | None = None
+    """The name that the server's certificate has to bear; None is the host of the address."""
+    prefix: str = field(default="tls_", repr=False)
+    """What the settings behind these fields begin with, for messages: "tls_" gives "tls_ca_file"."""
+
+    def __post_init__(self) -> None:
+        if (self.cert_file is None) != (self.key_file is None):
+            given, lacking = ("cert_file", "key_file") if self.key_file is None else ("key_file", "cert_file")
+            raise ConfigError(self.prefix + lacking, f"is needed together with {self.prefix}{given}")

@@ -1,0 +1,24 @@
+"""Who may speak to whom: TLS from files that may be rotated, and bearer tokens.
+
+Owns the reading and checking of certificate and token files, and the words for what is wrong with them or with a
+connection that they spoil. Knows no service.
+"""
+
+from outrider.transport.security.settings import link_security, public_security, service_security
+from outrider.transport.security.sides import OPEN_CLIENT, OPEN_SERVER, ClientSecurity, ServerSecurity
+from outrider.transport.security.tls import ServerTls, client_credentials
+from outrider.transport.security.tokens import TokenFile, TokenInterceptor
+
+__all__ = [
+    "OPEN_CLIENT",
+    "OPEN_SERVER",
+    "ClientSecurity",
+    "ServerSecurity",
+    "ServerTls",
+    "TokenFile",
+    "TokenInterceptor",
+    "client_credentials",
+    "link_security",
+    "public_security",
+    "service_security",
+]

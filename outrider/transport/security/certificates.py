@@ -1,0 +1,65 @@
+"""What can be seen of a certificate, its key and an authority before anybody connects."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from outrider.errors import ConfigError
+from outrider.transport.security.files import read
+
+
+def read_authority(setting: str, path: str) -> bytes:
+    """The certificates of authorities, in PEM; ``ConfigError`` when the file holds none that is valid now."""
+    content = read(setting, path)
+    certificates = _certificates(setting, path, content)
+    if all(_untimely(certificate) for certificate in certificates):
+        raise ConfigError(setting, f"{path}: {_untimely(certificates[0])}; a valid authority is needed")
+    return content
+
+
+def read_pair(cert_setting: str, cert_path: str, key_setting: str, key_path: str) -> tuple[bytes, bytes]:
+    """(private key, certificate chain), in PEM; ``ConfigError`` when they are no pair or not valid now."""
+    chain, key = read(cert_setting, cert_path), read(key_setting, key_path)
+    leaf = _certificates(cert_setting, cert_path, chain)[0]
+    if _public_bytes_of_key(key_setting, key_path, key) != _public_bytes(leaf.public_key()):
+        raise ConfigError(
+            key_setting, f"{key_path} does not belong to the certificate in {cert_path}; both should be of one pair"
+        )
+    if problem := _untimely(leaf):
+        raise ConfigError(cert_setting, f"{cert_path}: {problem}; a valid certificate is needed")
+    return key, chain
+
+
+def _certificates(setting: str, path: str, content: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise ConfigError(setting, f"{path} should hold certificates in PEM (BEGIN CERTIFICATE)") from error
+
+
+def _public_bytes_of_key(setting: str, path: str, content: bytes) -> bytes:
+    try:
+        return _public_bytes(load_pem_private_key(content, password=None).public_key())
+    except TypeError as error:
+        raise ConfigError(setting, f"{path} is encrypted; the key should be stored without a password") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(setting, f"{path} should hold a private key in PEM (BEGIN PRIVATE KEY)") from error
+
+
+def _public_bytes(key: object) -> bytes:
+    content: bytes = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined]
+    return content
+
+
+def _untimely(certificate: x509.Certificate) -> str:
+    """Why it is not valid now; empty when it is."""
+    now = datetime.now(UTC)
+    if now > certificate.not_valid_after_utc:
+        return f"the certificate has expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+    if now < certificate.not_valid_before_utc:
+        return f"the certificate is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+    return ""

@@ -1,0 +1,75 @@
+"""What a failed connection had to do with TLS, in words that say what would be right.
+
+gRPC tells a failed handshake by a text of its TLS library; that table is here. A peer that closes the connection during
+the handshake says no more than that it did: TLS 1.3 lets a client believe it is connected before the server has judged
+the client's certificate.
+"""
+
+from __future__ import annotations
+
+from outrider.tls import Tls
+
+_ADDRESS = "ADDRESS"
+_CLOSED = ("Socket closed", "Connection reset", "Broken pipe", "EOF")
+
+
+def explain(details: str, address: str, tls: Tls | None) -> str | None:
+    """The trouble behind the text of a connection that failed; None where it has nothing to do with TLS."""
+    if tls is None:
+        return _explain_plain(details, address)
+    for found, message in (
+        ("certificate has expired", f"the certificate of {_ADDRESS} has expired; it needs a new one"),
+        ("certificate is not yet valid", f"the certificate of {_ADDRESS} is not valid yet; are the clocks right?"),
+        ("CERTIFICATE_VERIFY_FAILED", _distrusted(tls)),
+        ("Hostname Verification Check failed", _misnamed(tls)),
+        ("WRONG_VERSION_NUMBER", _plain_server(tls)),
+    ):
+        if found in details:
+            return message.replace(_ADDRESS, address)
+    return _explain_closed(details, address, tls)
+
+
+def _explain_plain(details: str, address: str) -> str | None:
+    if not _is_closed_at_once(details):
+        return None
+    return f"{address} closed the connection at once; if it speaks TLS, this side has to as well (tls_ca_file)"
+
+
+def _explain_closed(details: str, address: str, tls: Tls) -> str | None:
+    if not _is_closed_at_once(details):
+        return None
+    if tls.cert_file is None:
+        return (
+            f"{address} closed the connection during the TLS handshake; if it asks for a client certificate,"
+            f" {tls.prefix}cert_file and {tls.prefix}key_file should name one"
+        )
+    return (
+        f"{address} closed the connection during the TLS handshake; it may not trust the client certificate in"
+        f" {tls.cert_file} ({tls.prefix}cert_file)"
+    )
+
+
+def _is_closed_at_once(details: str) -> bool:
+    return "failed to connect" in details and any(text in details for text in _CLOSED)
+
+
+def _distrusted(tls: Tls) -> str:
+    trusted = tls.ca_file or "the public list"
+    return (
+        f"{_ADDRESS} shows a certificate that no authority in {trusted} vouches for; {tls.prefix}ca_file should hold"
+        " the authority that issued it"
+    )
+
+
+def _misnamed(tls: Tls) -> str:
+    name = "its host" if tls.server_name is None else repr(tls.server_name)
+    return (
+        f"the certificate of {_ADDRESS} is not for {name}; {tls.prefix}server_name should be a name in the certificate"
+    )
+
+
+def _plain_server(tls: Tls) -> str:
+    return (
+        f"{_ADDRESS} does not speak TLS; it should be given a certificate (tls_cert_file), or this side no"
+        f" {tls.prefix}ca_file"
+    )

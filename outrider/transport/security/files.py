@@ -1,0 +1,35 @@
+"""Files that decide about security: read when needed, and noticed when they change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from outrider.errors import ConfigError
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+"""Of each file, what changes when it is written anew or replaced; None for one that is not there."""
+
+
+def read(setting: str, path: str) -> bytes:
+    """The file's content; ``ConfigError`` names the setting and the file."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(setting, f"{path} cannot be read: {error.strerror}") from error
+    if not content.strip():
+        raise ConfigError(setting, f"{path} is empty")
+    return content
+
+
+def stamp(paths: Iterable[str | None]) -> Stamp:
+    """Two stamps differ when a file has changed between them."""
+    return tuple(_stamp(Path(path)) for path in paths if path is not None)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_mtime_ns, facts.st_size, facts.st_ino

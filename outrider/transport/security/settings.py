@@ -1,0 +1,52 @@
+"""From settings to what each side of a hop asks for and brings."""
+
+from __future__ import annotations
+
+from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
+from outrider.tls import Tls
+from outrider.transport.security.sides import ClientSecurity, ServerSecurity
+from outrider.transport.security.tls import ServerTls
+from outrider.transport.security.tokens import TokenFile
+
+
+def service_security(settings: TargetSettings | DraftSettings) -> ServerSecurity:
+    """What a draft or target asks of coordinators."""
+    return ServerSecurity(_server_tls(settings), _tokens("link_token_file", settings.link_token_file))
+
+
+def public_security(settings: CoordinatorSettings) -> ServerSecurity:
+    """What a coordinator asks of users."""
+    return ServerSecurity(_server_tls(settings), _tokens("api_token_file", settings.api_token_file))
+
+
+def link_security(settings: CoordinatorSettings) -> ClientSecurity:
+    """What a coordinator brings to its draft and target."""
+    tokens = _tokens("link_token_file", settings.link_token_file)
+    return ClientSecurity(
+        tls=_link_tls(settings),
+        token=None if tokens is None else tokens.first,
+        allow_plaintext_token=settings.allow_plaintext_link_token,
+        token_setting="link_token_file",
+    )
+
+
+def _server_tls(settings: TargetSettings | DraftSettings | CoordinatorSettings) -> ServerTls | None:
+    if settings.tls_cert_file is None or settings.tls_key_file is None:  # both or neither: the schema sees to it
+        return None
+    return ServerTls(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
+
+
+def _link_tls(settings: CoordinatorSettings) -> Tls | None:
+    if settings.link_tls_ca_file is None:
+        return None
+    return Tls(
+        ca_file=settings.link_tls_ca_file,
+        cert_file=settings.link_tls_cert_file,
+        key_file=settings.link_tls_key_file,
+        server_name=settings.link_tls_server_name,
+        prefix="link_tls_",
+    )
+
+
+def _tokens(setting: str, path: str | None) -> TokenFile | None:
+    return None if path is None else TokenFile(setting, path)

@@ -1,0 +1,89 @@
+"""The two sides of a connection: what a server asks for, and what a client brings."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.errors import ConfigError
+from outrider.tls import Tls
+from outrider.transport.security.files import Stamp
+from outrider.transport.security.tls import ServerTls, client_stamp
+from outrider.transport.security.tokens import TokenFile, token_metadata
+
+_log = logging.getLogger(__name__)
+_UNIX = "unix:"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSecurity:
+    """What a server asks of its callers; by default nothing."""
+
+    tls: ServerTls | None = None
+    tokens: TokenFile | None = None
+
+    def check(self, host: str) -> None:
+        """Warn of tokens that anybody on the way could read; ``ConfigError`` for TLS on a socket file."""
+        if self.tls is not None and host.startswith(_UNIX):
+            raise ConfigError(
+                "tls_cert_file", f"is of no use on {host}: a socket file is guarded by its permissions; leave it out"
+            )
+        if self.tokens is not None and self.tls is None and not _stays_here(host):
+            _log.warning(
+                "tokens are asked for on %s without TLS: whoever sees the traffic can take them; set tls_cert_file,"
+                " or let only a proxy that speaks TLS reach this port",
+                host,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSecurity:
+    """What a client brings; by default nothing."""
+
+    tls: Tls | None = None
+    """Not used for socket files, which are guarded by their permissions."""
+    token: Callable[[], str] | None = None
+    """The bearer token to send now."""
+    allow_plaintext_token: bool = False
+    """Whether the token may go to another host without TLS."""
+    token_setting: str = "token"
+    """What messages call it."""
+
+    def tls_for(self, address: str) -> Tls | None:
+        """How TLS is spoken with an address; None for not at all."""
+        return None if address.startswith(_UNIX) else self.tls
+
+    def check(self, address: str) -> None:
+        """``ConfigError`` for a token that anybody on the way to ``address`` could read."""
+        host = address if address.startswith(_UNIX) else address.rpartition(":")[0]
+        if self.token is None or self.tls_for(address) is not None or self.allow_plaintext_token or _stays_here(host):
+            return
+        raise ConfigError(
+            self.token_setting,
+            f"would go to {address} unencrypted; TLS should be on, or plaintext tokens allowed where the network is"
+            " trusted (allow_plaintext_token)",
+        )
+
+    def stamp(self) -> Stamp:
+        """Differs from an earlier one when a certificate file has changed."""
+        return () if self.tls is None else client_stamp(self.tls)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What every call carries."""
+        return token_metadata(None if self.token is None else self.token())
+
+
+OPEN_SERVER = ServerSecurity()
+OPEN_CLIENT = ClientSecurity()
+
+
+def _stays_here(host: str) -> bool:
+    """Whether what goes to or comes from a host never leaves this machine."""
+    if host.startswith(_UNIX) or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

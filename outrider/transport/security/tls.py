@@ -1,0 +1,85 @@
+"""TLS: from files to gRPC's credentials, and again when the files change.
+
+A server looks at its files for every new connection, a client whenever it connects anew: certificates may be rotated
+under running processes. Files that cannot be used after a rotation leave the server with those it had, and a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import grpc
+
+from outrider.errors import OutriderError
+from outrider.tls import Tls
+from outrider.transport.security.certificates import read_authority, read_pair
+from outrider.transport.security.files import Stamp, stamp
+
+_log = logging.getLogger(__name__)
+
+
+def client_credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """From the files as they are now; ``ConfigError`` names the one that cannot be used."""
+    authority = None if tls.ca_file is None else read_authority(f"{tls.prefix}ca_file", tls.ca_file)
+    if tls.cert_file is None or tls.key_file is None:
+        return grpc.ssl_channel_credentials(authority)
+    pair = read_pair(f"{tls.prefix}cert_file", tls.cert_file, f"{tls.prefix}key_file", tls.key_file)
+    return grpc.ssl_channel_credentials(authority, *pair)
+
+
+def client_stamp(tls: Tls) -> Stamp:
+    """Differs from an earlier one when a file has changed."""
+    return stamp((tls.ca_file, tls.cert_file, tls.key_file))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """How a server speaks TLS. With ``client_ca_file`` clients must show a certificate (mutual TLS)."""
+
+    cert_file: str
+    """The certificate chain (PEM), the server's own first."""
+    key_file: str
+    """Its private key."""
+    client_ca_file: str | None = None
+    """Certificates of the authorities that vouch for clients."""
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Of a server, from the files as they are at each connection; ``ConfigError`` for files that cannot be used."""
+        rotation = _Rotation(self)
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(),
+            rotation.fetch,  # type: ignore[arg-type]  # None means unchanged, which the stub leaves out
+            self.client_ca_file is not None,
+        )
+
+    def stamp(self) -> Stamp:
+        """Differs from an earlier one when a file has changed."""
+        return stamp((self.cert_file, self.key_file, self.client_ca_file))
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        pair = read_pair("tls_cert_file", self.cert_file, "tls_key_file", self.key_file)
+        authority = None if self.client_ca_file is None else read_authority("tls_client_ca_file", self.client_ca_file)
+        return grpc.ssl_server_certificate_configuration([pair], authority)
+
+
+class _Rotation:
+    """Looks at a server's files for each new connection, in gRPC's thread."""
+
+    def __init__(self, tls: ServerTls) -> None:
+        self._tls = tls
+        self._seen = tls.stamp()
+
+    def fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """What the files hold now; None when that is what is in use, or cannot be used."""
+        found = self._tls.stamp()
+        if found == self._seen:
+            return None
+        self._seen = found
+        try:
+            configuration = self._tls._configuration()
+        except OutriderError as error:
+            _log.warning("the new certificate is not taken, the one in use stays: %s", error)
+            return None
+        _log.info("the certificate in %s was rotated", self._tls.cert_file)
+        return configuration
