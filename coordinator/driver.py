@@ -12,6 +12,7 @@ from functools import partial
 
 from coordinator import actions
 from coordinator.loop import SessionLoop
+from coordinator.planning import check_room
 from coordinator.roster import Roster
 from coordinator.services import Services
 from coordinator.sides import DraftFacts
@@ -35,7 +36,7 @@ class Driver:
         target_timeout_s: float,
         draft_timeout_s: float,
     ) -> None:
-        """``on_target`` is told when the target is attached or lost, ``on_model`` before it is for the first time."""
+        """``on_target`` is told when the target is attached or lost, ``on_model`` before it is attached."""
         self._roster = roster
         self._on_target = on_target
         self._draft_timeout_s = draft_timeout_s
@@ -82,6 +83,7 @@ class Driver:
     def target_attached(self) -> None:
         """The target is there: sessions go on, and waiting requests may start."""
         self._on_target(True)
+        self._fail_what_outgrew(self.services.require_target())
         self._tell_all(SessionLoop.target_back)
         self._unblock()
 
@@ -141,6 +143,15 @@ class Driver:
         facts = self.services.draft_facts()
         if facts is not None:  # otherwise every session is told when the draft is back
             self._deliver(ticket, partial(ticket.loop.draft_back, facts))
+
+    def _fail_what_outgrew(self, target: ModelDescription) -> None:
+        """A target that came back smaller will never have room for some: they would wait for it for ever."""
+        for ticket in self._roster.all():
+            plan = ticket.loop.plan
+            try:
+                check_room(target, len(plan.prompt_token_ids), plan.max_tokens)
+            except OutriderError as error:
+                self._deliver(ticket, partial(ticket.loop.fail, error))
 
     # Who runs.
 

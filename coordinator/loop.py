@@ -43,6 +43,7 @@ from coordinator.sides import (
     DraftSide,
     Readiness,
     TargetSide,
+    WithoutDraft,
 )
 from coordinator.speculation import DraftLengthPolicy
 from coordinator.tally import Tally
@@ -89,6 +90,8 @@ class SessionLoop:
         self._drafted = NOTHING_DRAFTED
         self.step = 0
         """Which step it is in."""
+        self.why_not = WithoutDraft.NOTHING_PROPOSED
+        """Why this step has no proposal, if it has none when it is judged."""
         self._actions: list[Action] = []
 
     def take_actions(self) -> list[Action]:
@@ -122,13 +125,14 @@ class SessionLoop:
         """The draft's time is up: this step goes without, and the draft is taken back when it answers."""
         if self.waiting is Waiting.DRAFT and timer == self.step:
             self.tally.num_draft_timeouts += 1
+            self.why_not = WithoutDraft.LATE
             self._draft.is_late = True
             self._send_score()
 
     def draft_lost(self) -> None:
         """The draft's link is gone, and with it what the draft held."""
         if self._draft.readiness is not Readiness.GONE:
-            self._go_without_draft(Readiness.AWAY)
+            self._go_without_draft(Readiness.AWAY, WithoutDraft.AWAY)
 
     def draft_back(self, facts: DraftFacts) -> None:
         """The draft can be reached again, or may have room again."""
@@ -144,7 +148,7 @@ class SessionLoop:
         """
         if self._target.asked is not None:
             self._target.losses += 1
-        self._target.forget(Readiness.AWAY)
+        self._target.lose(Readiness.AWAY)
         if self._target.losses > MAX_LOSSES_IN_A_ROW:
             self.fail(UnavailableError(f"the target was lost {self._target.losses} times over this request"))
 
@@ -164,19 +168,19 @@ class SessionLoop:
         if isinstance(event, Proposal):
             self._on_proposal(event)
         elif event.generation < self._draft.opened or self._draft.readiness is not Readiness.OPEN:
-            self.tally.num_stale_replies += 1
+            self.tally.num_stale_draft_replies += 1
         elif isinstance(event, SessionLost):
             self._on_draft_session_lost()
         elif isinstance(event, SessionFailed):
-            self._go_without_draft(Readiness.GONE)
+            self._go_without_draft(Readiness.GONE, WithoutDraft.FAILED)
         elif isinstance(event, Refused):
             self._actions.append(RetryDraftAfter(event.retry_after_ms))
-            self._go_without_draft(Readiness.AWAY)
+            self._go_without_draft(Readiness.AWAY, WithoutDraft.REFUSED)
 
     def _on_proposal(self, event: Proposal) -> None:
         asked = self._draft.asked
         if asked is None or event.generation != asked.generation:
-            self.tally.num_stale_replies += 1
+            self.tally.num_stale_draft_replies += 1
             return
         self._draft.note_answer(asked)
         if self.waiting is not Waiting.DRAFT:
@@ -203,6 +207,7 @@ class SessionLoop:
             )
         except EvidenceError:
             self.tally.num_bad_evidence += 1
+            self.why_not = WithoutDraft.BAD_EVIDENCE
             return NOTHING_DRAFTED
         evidence = event.evidence if rules.evidence_form is not None and event.token_ids else None
         return Drafted(event.token_ids, evidence, self._draft.opened)
@@ -212,15 +217,16 @@ class SessionLoop:
         self._draft.losses += 1
         if self._draft.losses > MAX_LOSSES_IN_A_ROW:
             self._actions.append(RetryDraftAfter(LOST_DRAFT_RETRY_MS))
-            self._go_without_draft(Readiness.AWAY)
+            self._go_without_draft(Readiness.AWAY, WithoutDraft.LOST)
             return
-        self._draft.forget(Readiness.CLOSED)
+        self._draft.lose(Readiness.CLOSED)
         if self.waiting is Waiting.DRAFT:
             self._ask_draft_or_go_on()
 
-    def _go_without_draft(self, readiness: Readiness) -> None:
-        self._draft.forget(readiness)
+    def _go_without_draft(self, readiness: Readiness, why: WithoutDraft) -> None:
+        self._draft.lose(readiness, why)
         if self.waiting is Waiting.DRAFT:
+            self.why_not = why
             self._actions.append(ClearDraftTimer())
             self._send_score()
 
@@ -233,7 +239,7 @@ class SessionLoop:
         if isinstance(event, Scores):
             self._on_scores(event)
         elif event.generation < self._target.opened or self._target.readiness is not Readiness.OPEN:
-            self.tally.num_stale_replies += 1
+            self.tally.num_stale_target_replies += 1
         elif isinstance(event, SessionLost):
             self._on_target_session_lost(event)
         elif isinstance(event, SessionFailed):
@@ -243,7 +249,7 @@ class SessionLoop:
 
     def _on_scores(self, event: Scores) -> None:
         if event.generation != self._target.asked:
-            self.tally.num_stale_replies += 1
+            self.tally.num_stale_target_replies += 1
             return
         base, drafted = len(self.tokens), self._drafted
         try:
@@ -270,7 +276,9 @@ class SessionLoop:
         """Both sides hold what was accepted; the token after it is new to them."""
         self._target.note_answer(base + verdict.num_accepted)
         self._draft.settle(self._drafted, verdict.num_accepted)
-        self.tally.count_step(num_draft_tokens=len(self._drafted.token_ids), num_accepted=verdict.num_accepted)
+        self.tally.count_step(
+            num_draft_tokens=len(self._drafted.token_ids), num_accepted=verdict.num_accepted, why_not=self.why_not
+        )
 
     def _grow(self, new: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None) -> None:
         growth = self.output.push(new, logprobs)
@@ -285,7 +293,7 @@ class SessionLoop:
     def _on_target_session_lost(self, event: SessionLost) -> None:
         self.tally.num_target_losses += 1
         self._target.losses += 1
-        self._target.forget(Readiness.CLOSED)
+        self._target.lose(Readiness.CLOSED)
         if self._target.losses > MAX_LOSSES_IN_A_ROW:
             self.fail(UnavailableError(f"the target lost the session {self._target.losses} times: {event.reason}"))
         elif self.waiting is Waiting.TARGET:
@@ -302,12 +310,15 @@ class SessionLoop:
     def _begin_step(self) -> None:
         self.step += 1
         self._drafted = NOTHING_DRAFTED
+        self.why_not = WithoutDraft.NOTHING_PROPOSED
         if self._target.held == 0:
             # Prefill, of a new session or of one to be rebuilt: both sides at once.
+            self.why_not = WithoutDraft.PREFILL
             if self._will_draft() and self._draft.asked is None:
                 self._ask_draft(0)
             self._send_score()
         elif self._draft_length() == 0:
+            self.why_not = self._why_nothing_is_asked()
             self._send_score()
         else:
             self.waiting = Waiting.DRAFT
@@ -320,8 +331,21 @@ class SessionLoop:
         if length:
             self._ask_draft(length)
         else:
+            self.why_not = self._why_nothing_is_asked()
             self._actions.append(ClearDraftTimer())
             self._send_score()
+
+    def _why_nothing_is_asked(self) -> WithoutDraft:
+        """Why ``_draft_length`` is 0."""
+        if self._policy.wanted(self.plan.num_speculative_tokens) == 0:
+            return WithoutDraft.NOT_ASKED
+        if self._policy.is_off_by_load:
+            return WithoutDraft.LOAD
+        if self.output.num_remaining <= 1:
+            return WithoutDraft.LAST_TOKEN
+        if not self._draft.is_usable:
+            return WithoutDraft.LATE if self._draft.is_late else self._draft.why_away
+        return WithoutDraft.OUTGROWN
 
     def _draft_length(self) -> int:
         """Tokens to ask for in this step: 0 when the draft is not to be called at all."""
@@ -336,6 +360,8 @@ class SessionLoop:
     def _ask_draft(self, length: int) -> None:
         side = self._draft
         if side.readiness is Readiness.CLOSED:
+            self.tally.num_draft_rebuilds += side.is_lost
+            side.is_lost = False
             opening = self._messages.open_draft(side)
             side.readiness, side.opened = Readiness.OPEN, opening.generation
             self._actions.append(ToDraft(opening))
@@ -349,6 +375,8 @@ class SessionLoop:
         if side.readiness is Readiness.AWAY:
             return  # sent when a target is back
         if side.readiness is Readiness.CLOSED:
+            self.tally.num_target_rebuilds += side.is_lost
+            side.is_lost = False
             opening = self._messages.open_target(has_prompt_logprobs=self.prompt_logprobs is not None)
             side.readiness, side.opened = Readiness.OPEN, opening.generation
             self._actions.append(ToTarget(opening))

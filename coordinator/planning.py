@@ -104,12 +104,18 @@ class Planner:
     def _max_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
         """What fits the model; ``InvalidRequestError`` when the target's whole pool could not hold it."""
         max_tokens = min(request.max_tokens, self._target.max_model_len - num_prompt_tokens)
-        if self._target.page_size:
-            needed = -(-(num_prompt_tokens + max_tokens) // self._target.page_size)
-            if needed > self._target.num_pages:
-                raise InvalidRequestError(
-                    "max_tokens",
-                    f"{num_prompt_tokens} prompt tokens and {max_tokens} more need {needed} KV pages, and the target"
-                    f" has {self._target.num_pages} in all",
-                )
+        check_room(self._target, num_prompt_tokens, max_tokens)
         return max_tokens
+
+
+def check_room(target: ModelDescription, num_prompt_tokens: int, max_tokens: int) -> None:
+    """Raise ``InvalidRequestError`` when the target could not hold so many tokens even if it held nothing else."""
+    length = num_prompt_tokens + max_tokens
+    needed = -(-length // target.page_size) if target.page_size else 0
+    trouble = ""
+    if needed > target.num_pages:
+        trouble = f"need {needed} KV pages, and the target has {target.num_pages} in all"
+    elif length > target.max_model_len:
+        trouble = f"are {length}, and the target takes {target.max_model_len}"
+    if trouble:
+        raise InvalidRequestError("max_tokens", f"{num_prompt_tokens} prompt tokens and {max_tokens} more {trouble}")

@@ -44,7 +44,9 @@ class Coordinator:
         self._tokenizer = None if settings.tokenizer is None else TextTokenizer.from_folder(settings.tokenizer)
         self._planner: Planner | None = None
         self._policy = DraftLengthPolicy(
-            settings.num_speculative_tokens, disable_by_batch_size=settings.disable_by_batch_size
+            settings.num_speculative_tokens,
+            disable_by_batch_size=settings.disable_by_batch_size,
+            has_draft=draft is not None,
         )
         self._roster = Roster(self._policy, max_running=settings.max_running_requests, max_queue=settings.max_queue)
         self._driver = Driver(
@@ -145,8 +147,11 @@ class Coordinator:
         return self._planner
 
     def _plan_for(self, target: ModelDescription) -> None:
-        """The first target decides how text becomes tokens, and what fits."""
-        tokenizer = self._tokenizer or TextTokenizer.from_files(
-            target.tokenizer_files, bos_token_id=target.bos_token_id
-        )
+        """The first target decides how text becomes tokens, the latest one what fits."""
+        if self._planner is not None:
+            tokenizer = self._planner.tokenizer
+        else:
+            tokenizer = self._tokenizer or TextTokenizer.from_files(
+                target.tokenizer_files, bos_token_id=target.bos_token_id
+            )
         self._planner = Planner(self._settings, target, tokenizer)

@@ -54,7 +54,7 @@ class Services:
         on_model: Callable[[ModelDescription], None],
         target_timeout_s: float,
     ) -> None:
-        """``on_model`` sees the first target before it is attached, and raises what speaks against it."""
+        """``on_model`` sees each target before it is attached, and raises what speaks against it."""
         self._listener = listener
         self._on_model = on_model
         self._target_timeout_s = target_timeout_s
@@ -118,13 +118,15 @@ class Services:
 
     async def _accept_target(self, description: ModelDescription) -> None:
         known = self.target.description
-        if known is None:
-            self._on_model(description)
-        elif (known.tokenizer_hash, known.num_token_ids) != (description.tokenizer_hash, description.num_token_ids):
+        if known is not None and (known.tokenizer_hash, known.num_token_ids) != (
+            description.tokenizer_hash,
+            description.num_token_ids,
+        ):
             raise PairMismatchError(
                 f"the target came back as another model, {description.model_name}: sessions of {known.model_name}"
                 " cannot go on there"
             )
+        self._on_model(description)
 
     def _target_attached(self) -> None:
         self._target_known.set()

@@ -26,6 +26,35 @@ class Readiness(enum.Enum):
     """Of no more use to this session."""
 
 
+class WithoutDraft(enum.StrEnum):
+    """Why a step has no proposal."""
+
+    PREFILL = "prefill"
+    """The prompt, or the whole text of a session to be rebuilt, goes to both sides at once."""
+    NOT_ASKED = "not_asked"
+    """The draft length of the request or of the coordinator is 0, or there is no draft."""
+    LOAD = "load"
+    """Switched off by ``disable_by_batch_size``."""
+    LAST_TOKEN = "last_token"
+    """Only one token is still wanted, and the target gives that."""
+    OUTGROWN = "outgrown"
+    """The text is as long as the draft can take."""
+    LATE = "late"
+    """The draft did not answer in time, in this step or in one before."""
+    AWAY = "away"
+    """The draft cannot be reached."""
+    REFUSED = "refused"
+    """The draft has no room for the session."""
+    LOST = "lost"
+    """The draft lost the session too often in a row, and is left alone for a while."""
+    FAILED = "failed"
+    """The session failed on the draft, which is of no more use to it."""
+    BAD_EVIDENCE = "bad_evidence"
+    """The proposal could not be judged."""
+    NOTHING_PROPOSED = "nothing_proposed"
+    """The draft had nothing to propose."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftFacts:
     """What a session needs to know of a draft."""
@@ -65,6 +94,8 @@ class DraftSide:
 
     readiness: Readiness
     facts: DraftFacts
+    why_away: WithoutDraft = WithoutDraft.AWAY
+    """Why it may not be used, as long as it may not."""
     held: int = 0
     """Committed tokens the draft is known to hold."""
     opened: int = -1
@@ -74,6 +105,8 @@ class DraftSide:
     """What was asked came too late for its step: it is waited for, and nothing more is asked meanwhile."""
     losses: int = 0
     """In a row."""
+    is_lost: bool = False
+    """It held the session and lost it: to open it is to rebuild it."""
 
     @property
     def is_usable(self) -> bool:
@@ -98,6 +131,12 @@ class DraftSide:
         if drafted.token_ids and drafted.opened == self.opened and self.readiness is Readiness.OPEN:
             self.held += min(num_accepted, len(drafted.token_ids) - 1)
 
+    def lose(self, readiness: Readiness, why: WithoutDraft = WithoutDraft.AWAY) -> None:
+        """The draft lost what it held of this session."""
+        self.is_lost = self.is_lost or self.held > 0
+        self.why_away = why
+        self.forget(readiness)
+
     def forget(self, readiness: Readiness) -> None:
         """The draft holds nothing of this session any more, and owes no answer."""
         self.readiness = readiness
@@ -117,10 +156,17 @@ class TargetSide:
     """The generation of the ``Score`` that has not been answered."""
     losses: int = 0
     """In a row."""
+    is_lost: bool = False
+    """It held the session and lost it: to open it is to rebuild it."""
 
     def note_answer(self, held: int) -> None:
         """The target lives, and holds so many committed tokens."""
         self.held, self.asked, self.losses = held, None, 0
+
+    def lose(self, readiness: Readiness) -> None:
+        """The target lost what it held of this session."""
+        self.is_lost = self.is_lost or self.held > 0
+        self.forget(readiness)
 
     def forget(self, readiness: Readiness) -> None:
         """The target holds nothing of this session any more, and owes no answer."""

@@ -14,11 +14,12 @@ class DraftLengthPolicy:
     """Draft lengths by request and by load.
 
     With ``disable_by_batch_size`` n above 0 nothing is drafted while n or more requests run or wait; drafting is on
-    again as soon as fewer do.
+    again as soon as fewer do. Without a draft nothing is wanted at all.
     """
 
-    def __init__(self, default_length: int, *, disable_by_batch_size: int = 0) -> None:
+    def __init__(self, default_length: int, *, disable_by_batch_size: int = 0, has_draft: bool = True) -> None:
         self._default_length = default_length
+        self._limit = MAX_DRAFT_LENGTH if has_draft else 0
         self._disable_by_batch_size = disable_by_batch_size
         self._num_requests = 0
 
@@ -33,7 +34,7 @@ class DraftLengthPolicy:
 
     def wanted(self, requested: int | None) -> int:
         """The draft length of a request whatever the load; ``requested`` is its own wish."""
-        return min(self._default_length if requested is None else requested, MAX_DRAFT_LENGTH)
+        return min(self._default_length if requested is None else requested, self._limit)
 
     def length(self, requested: int | None) -> int:
         """The draft length of a request's next step, before it is trimmed to what fits."""

@@ -30,7 +30,8 @@ class Ticket:
         self._deltas: asyncio.Queue[Delta | OutriderError] = asyncio.Queue()
         self._unsent: Emit | None = None
         self._draft_timer: asyncio.TimerHandle | None = None
-        self._timers: list[asyncio.TimerHandle] = []
+        self._timers: set[asyncio.TimerHandle] = set()
+        """Those that have not rung."""
 
     @property
     def is_over(self) -> bool:
@@ -103,7 +104,13 @@ class Ticket:
 
     def call_later(self, delay_s: float, ring: Callable[[], None]) -> None:
         """Call after a while, unless the request is over by then."""
-        self._timers.append(asyncio.get_running_loop().call_later(delay_s, ring))
+
+        def ring_once() -> None:
+            self._timers.discard(timer)
+            ring()
+
+        timer = asyncio.get_running_loop().call_later(delay_s, ring_once)
+        self._timers.add(timer)
 
     def _cancel_timers(self) -> None:
         self.clear_draft_timer()

@@ -53,6 +53,8 @@ class SpeculationStats:
     """Scoring passes, the prefill's included."""
     num_draft_tokens: int
     num_accepted_tokens: int
+    num_judged_tokens: int
+    """Those drafted less those after a step's first rejection; acceptance is accepted by judged."""
     acceptance_histogram: tuple[int, ...]
     """Entry j: steps, among those that had a proposal, in which j tokens were accepted."""
     mean_acceptance_length: float

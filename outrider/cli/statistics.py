@@ -26,7 +26,7 @@ def statistics(result: GenerationResult) -> list[tuple[str, str]]:
         ("total", f"{1000 * timing.total:.1f} ms"),
         ("speed", _rate(tokens_per_second(result))),
         ("target passes", f"{stats.num_steps}"),
-        ("acceptance", _bound(acceptance(stats))),
+        ("acceptance", _share(acceptance(stats))),
         ("acceptance rate", _share(acceptance_rate(stats))),
         ("mean acceptance length", f"{stats.mean_acceptance_length:.2f}" if stats.num_draft_tokens else "no data"),
         ("in draft", f"{1000 * timing.draft:.1f} ms"),
@@ -43,18 +43,9 @@ def tokens_per_second(result: GenerationResult) -> float | None:
     return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
-def acceptance(stats: SpeculationStats) -> tuple[float, bool] | None:
-    """Accepted by judged tokens (those after a step's first rejection were not judged), and whether that is exact.
-
-    A step that kept as many tokens as the longest proposal had rejected none; of a shorter proposal that was kept whole
-    the statistics do not tell, and it counts as a rejection: the figure is then a lower bound. None without a draft.
-    """
-    num_steps = sum(stats.acceptance_histogram)
-    if not num_steps:
-        return None
-    longest = len(stats.acceptance_histogram) - 1
-    num_judged = stats.num_accepted_tokens + num_steps - stats.acceptance_histogram[-1]
-    return stats.num_accepted_tokens / max(num_judged, 1), stats.num_draft_tokens == num_steps * longest
+def acceptance(stats: SpeculationStats) -> float | None:
+    """Accepted by judged tokens (those after a step's first rejection were not judged); None without any."""
+    return stats.num_accepted_tokens / stats.num_judged_tokens if stats.num_judged_tokens else None
 
 
 def acceptance_rate(stats: SpeculationStats) -> float | None:
@@ -68,10 +59,3 @@ def _rate(value: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "no data" if value is None else f"{value:.2f}"
-
-
-def _bound(value: tuple[float, bool] | None) -> str:
-    if value is None:
-        return "no data"
-    share, is_exact = value
-    return f"{share:.2f}" if is_exact else f"{share:.2f} or more"

@@ -59,13 +59,9 @@ class Comparison:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted by judged draft tokens; None when none was judged.
-
-        A request's last proposal may be trimmed to what is wanted; kept whole it counts as a rejection here.
-        """
-        num_accepted = sum(stats.num_accepted_tokens for stats in self._stats)
-        num_rejected = sum(sum(stats.acceptance_histogram[: self.draft_length]) for stats in self._stats)
-        return num_accepted / (num_accepted + num_rejected) if num_accepted + num_rejected else None
+        """Accepted by judged draft tokens; None when none was judged."""
+        num_judged = sum(stats.num_judged_tokens for stats in self._stats)
+        return sum(stats.num_accepted_tokens for stats in self._stats) / num_judged if num_judged else None
 
     @property
     def mean_acceptance_length(self) -> float | None:

@@ -45,6 +45,7 @@ def record_of(
             num_steps=len(counts),
             num_draft_tokens=num_draft_tokens,
             num_accepted_tokens=sum(length * count for length, count in enumerate(histogram)),
+            num_judged_tokens=0,  # not what is looked at here
             acceptance_histogram=histogram,
             mean_acceptance_length=0.0,
         ),

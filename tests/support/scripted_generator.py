@@ -107,7 +107,7 @@ class ScriptedGenerator:
             logprobs=_logprobs(request, 0, count),
             prompt_logprobs=None,
             usage=Usage(3, count),
-            speculation=SpeculationStats(5, 4, 3, (1, 0, 1), 2.5),
+            speculation=SpeculationStats(5, 4, 3, 4, (1, 0, 1), 2.5),
             seed=17 if request.seed is None else request.seed,
             request_id=request.request_id or "made up",
             timing=Timing(0.25, 0.5, 1.0),

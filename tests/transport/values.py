@@ -236,7 +236,7 @@ results = st.builds(
     logprobs=st.none() | st.lists(emitted, max_size=3).map(tuple),
     prompt_logprobs=st.none() | st.lists(emitted, max_size=3).map(lambda rest: (None, *rest)),
     usage=st.builds(Usage, u32, u32),
-    speculation=st.builds(SpeculationStats, u32, u32, u32, ids, double),
+    speculation=st.builds(SpeculationStats, u32, u32, u32, u32, ids, double),
     seed=u64,
     request_id=text,
     timing=st.builds(Timing, double, double, double, double, double, double, double),

@@ -142,6 +142,7 @@ def _speculation_to_proto(stats: SpeculationStats) -> pb.SpeculationStats:
         num_steps=stats.num_steps,
         num_draft_tokens=stats.num_draft_tokens,
         num_accepted_tokens=stats.num_accepted_tokens,
+        num_judged_tokens=stats.num_judged_tokens,
         acceptance_histogram=stats.acceptance_histogram,
         mean_acceptance_length=stats.mean_acceptance_length,
     )
@@ -152,6 +153,7 @@ def _speculation_from_proto(message: pb.SpeculationStats) -> SpeculationStats:
         num_steps=message.num_steps,
         num_draft_tokens=message.num_draft_tokens,
         num_accepted_tokens=message.num_accepted_tokens,
+        num_judged_tokens=message.num_judged_tokens,
         acceptance_histogram=tuple(message.acceptance_histogram),
         mean_acceptance_length=message.mean_acceptance_length,
     )
