@@ -53,7 +53,7 @@ def share_tokens(jobs: Sequence[Job], max_tokens: int, *, max_beside: int = DEFA
         if wanted <= left or not any(shares):
             shares[index] = wanted
             left -= wanted
-    room = left + kept
+    room = max(left + kept, int(bool(prefills)))  # one token even beside a row that passed the budget alone
     _share_among_prefills(jobs, prefills, min(room, max_beside) if any(shares) else room, shares)
     return shares
 

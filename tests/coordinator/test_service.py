@@ -323,6 +323,28 @@ async def test_what_never_fits_is_refused_at_once() -> None:
         assert len((await made.run(ask(max_tokens=21))).token_ids) == 21
 
 
+@pytest.mark.parametrize(
+    ("smaller", "message"),
+    [({"num_pages": 4}, "need 7 KV pages, and the target has 4"), ({"max_model_len": 20}, "the target takes 20")],
+)
+async def test_what_no_longer_fits_a_target_that_came_back_smaller_fails(smaller: dict[str, int], message: str) -> None:
+    async with stack() as made:
+        made.target.faults.hold = True
+        long = asyncio.create_task(made.run(ask(max_tokens=24)))
+        short = asyncio.create_task(made.run(ask(max_tokens=4)))
+        await eventually(lambda: made.coordinator.stats().num_running == 2)
+        made.target.faults.hold = False
+        whole = made.target.description
+        made.target.description = replace(whole, **smaller)  # type: ignore[arg-type]
+        made.target.break_links()
+        with pytest.raises(InvalidRequestError, match=message):
+            await long
+        assert len((await short).token_ids) == 4
+        with pytest.raises(InvalidRequestError, match=r"need 8 KV pages|25 tokens"):
+            await made.run(ask(prompt_token_ids=(1,) * 25, max_tokens=4))
+        made.target.description = whole
+
+
 async def test_output_stops_at_the_models_length() -> None:
     async with stack(target=ToyTarget(ROWS, VOCAB_SIZE, max_model_len=10)) as made:
         result = await made.run(ask(max_tokens=1000))

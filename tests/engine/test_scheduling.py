@@ -40,6 +40,11 @@ def test_the_last_tokens_are_never_cut() -> None:
     assert share_tokens([FakeJob(9, 9)], 4) == [9]
 
 
+@pytest.mark.parametrize("budget", [1, 4, 5, 6])
+def test_a_budget_below_a_proposal_does_not_starve_a_prefill(budget: int) -> None:
+    assert share_tokens([FakeJob(6, 6), FakeJob(4000)], budget) == [6, 1]
+
+
 def test_running_rows_cannot_starve_a_prefill() -> None:
     jobs = [FakeJob(5, 5) for _ in range(200)] + [FakeJob(4000)]
     shares = share_tokens(jobs, 512)
@@ -59,7 +64,7 @@ def test_every_job_is_served_in_bounded_turns_and_the_budget_holds(seed: int) ->
     while jobs:
         shares = share_tokens(jobs, budget)
         assert any(shares)
-        assert sum(shares) <= max(budget, *(job.num_last + 7 for job in jobs))
+        assert sum(shares) <= max(budget, *(job.num_last + 8 for job in jobs))
         back = []
         for job, share in list(zip(jobs, shares, strict=True)):
             assert share <= job.num_left
