@@ -160,6 +160,27 @@ def _engine_rows(result: Result) -> Iterable[Row]:
             ]
 
 
+def _interference_table(results: Sequence[Result]) -> str:
+    heads = ["run", "device", "pair", "K", "running", "prefill tokens", "p99 alone, ms", "p99 beside, ms", "times"]
+    rows = []
+    for result in results:
+        facts, gaps = result.configuration, [result.find("itl", arm=arm) for arm in ("alone", "beside a prefill")]
+        p99s = [None if found is None or found.statistics is None else found.statistics.p99 for found in gaps]
+        named = [facts["num_speculative_tokens"], facts["num_running"], facts["prefill_tokens"]]
+        rows.append(
+            [
+                f"`{result.name}`",
+                _device(result),
+                _pair(facts),
+                *("default" if value is None else str(value) for value in named),
+                *(_number(value, 1) for value in p99s),
+                _number(ratio(p99s[1], p99s[0]), 2),
+            ]
+        )
+    title = "What a long prompt does to running requests: gaps between messages"
+    return _table(title, heads, rows, _notes(results)) if rows else ""
+
+
 def _peers_table(results: Sequence[Result]) -> str:
     heads = ["run", "device", "pair", "engine", "K", "tokens in", "out", "TTFT ms", "TPOT ms", "prompts that differ"]
     rows = [row for result in results for row in _peer_rows(result)]
@@ -189,6 +210,7 @@ _TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "engine": _engine_table,
     "rpc": _rpc_table,
     "peers": _peers_table,
+    "interference": _interference_table,
 }
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import typer
 
 from outrider.cli.bench.engine import engine
+from outrider.cli.bench.interference import interference
 from outrider.cli.bench.peers import peers
 from outrider.cli.bench.rpc import rpc
 from outrider.cli.bench.serve import serve
 
 app = typer.Typer(no_args_is_help=True, help="Measure: the whole system, one engine, the wire, others.")
-for command in (serve, engine, rpc, peers):
+for command in (serve, interference, engine, rpc, peers):
     app.command()(command)

@@ -13,37 +13,13 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save
-from outrider.cli.bench.harness import bar, benchmark, is_synthetic, pair_name, save
+from outrider.cli.bench.harness import bar, benchmark, is_synthetic, save
+from outrider.cli.bench.pairs import find_pair, plan_pair
 from outrider.cli.options import Verbose, errors_as_lines, output
-from outrider.cli.settings_flags import SetOptions, parse_set
-from outrider.cli.stack.plan import Place, StackPlan, plan_stack
-from outrider.cli.stack.preflight import check, free_port
+from outrider.cli.settings_flags import SetOptions
 from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
-from outrider.config import load_all
-from outrider.demo import DRAFT, TARGET
 from outrider.errors import ConfigError
-from outrider.generation import ModelInfo
-
-
-@dataclass(frozen=True, slots=True)
-class _Where:
-    """What is measured: a pair that is started here, or what runs at an address."""
-
-    target: Path | None
-    draft: Path | None
-    address: str | None
-
-    @property
-    def is_embedded(self) -> bool:
-        """Whether it is the embedded pair."""
-        return self.target == TARGET
-
-    def pair(self, info: ModelInfo) -> str:
-        """The pair's name in tables."""
-        if self.target is None:
-            return f"{info.target_model} / {info.draft_model or 'none'}"
-        return pair_name(self.target, self.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +89,7 @@ def serve(
 ) -> None:
     """Measure the whole system: traffic through a coordinator, as its users see it."""
     with errors_as_lines():
-        where = _where(target, draft_model, address)
+        where = find_pair(target, draft_model, address)
         if save_as is not None and not gate_prompts:
             raise ConfigError("--save", "a result without its correctness gate is not saved: leave --gate-prompts on")
         bench, workload, load = (benchmark(f"serving.{name}") for name in ("run", "workload", "load"))
@@ -147,7 +123,7 @@ def serve(
         if where.address is not None:
             plan, outcome = asyncio.run(_with_running(where.address, plan, prompts))
         else:
-            stack = _stack(where, devices, num_speculative_tokens, set_options)
+            stack = plan_pair(where, devices, num_speculative_tokens, set_options)
             plan, outcome = asyncio.run(
                 run_with_client(stack, lambda client: _measure(client, plan, prompts), verbose=verbose)
             )
@@ -169,35 +145,6 @@ def serve(
 def _tie_tolerance(device: str, dtype: str) -> float:
     """Exact but for rounding in float32; below it a scoring pass and a single token differ by a tenth or two."""
     return 1e-3 if dtype == "float32" or (dtype == "auto" and device == "cpu") else 0.25
-
-
-def _where(target: Path | None, draft: Path | None, address: str | None) -> _Where:
-    if address is None:
-        return _Where(TARGET, DRAFT, None) if target is None else _Where(target, draft, None)
-    if draft is not None:
-        raise ConfigError("--draft-model", "has no part in measuring what runs at an address already")
-    return _Where(target, None, address)
-
-
-def _stack(
-    where: _Where, devices: dict[str, str], num_speculative_tokens: int | None, set_options: list[str] | None
-) -> StackPlan:
-    flags: dict[Place, Any] = {
-        ("target", "model"): str(where.target),
-        ("draft", "model"): None if where.draft is None else str(where.draft),
-        ("target", "device"): devices["device"],
-        ("draft", "device"): devices["draft_device"],
-        ("target", "dtype"): devices["dtype"],
-        ("draft", "dtype"): devices["dtype"],
-        ("target", "load_format"): devices["load_format"],
-        ("draft", "load_format"): devices["load_format"],
-        ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
-        ("coordinator", "port"): free_port(),
-        **parse_set(set_options),
-    }
-    effective = load_all(flags)
-    check(effective.settings)
-    return plan_stack(effective.settings, explicit=effective.origins, free_port=free_port)
 
 
 async def _with_running(address: str, plan: Any, prompts: _Prompts) -> tuple[Any, Any]:  # noqa: ANN401

@@ -1,0 +1,70 @@
+"""Which pair a benchmark of the whole system runs against, and how it is started.
+
+Owns the way from a command's flags to a stack of three processes, or to what runs at an address.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.cli.bench.harness import pair_name
+from outrider.cli.settings_flags import parse_set
+from outrider.cli.stack.plan import Place, StackPlan, plan_stack
+from outrider.cli.stack.preflight import check, free_port
+from outrider.config import load_all
+from outrider.demo import DRAFT, TARGET
+from outrider.errors import ConfigError
+from outrider.generation import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What is measured: a pair that is started here, or what runs at an address."""
+
+    target: Path | None
+    draft: Path | None
+    address: str | None
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it is the embedded pair."""
+        return self.target == TARGET
+
+    def pair(self, info: ModelInfo) -> str:
+        """The pair's name in tables."""
+        if self.target is None:
+            return f"{info.target_model} / {info.draft_model or 'none'}"
+        return pair_name(self.target, self.draft)
+
+
+def find_pair(target: Path | None, draft: Path | None, address: str | None) -> Where:
+    """What the flags name; the embedded pair when they name nothing."""
+    if address is None:
+        return Where(TARGET, DRAFT, None) if target is None else Where(target, draft, None)
+    if draft is not None:
+        raise ConfigError("--draft-model", "has no part in measuring what runs at an address already")
+    return Where(target, None, address)
+
+
+def plan_pair(
+    where: Where, devices: dict[str, str], num_speculative_tokens: int | None, set_options: list[str] | None
+) -> StackPlan:
+    """Three processes on this host; the ``devices`` are a command's own flags. Refuses at once what cannot work."""
+    flags: dict[Place, Any] = {
+        ("target", "model"): str(where.target),
+        ("draft", "model"): None if where.draft is None else str(where.draft),
+        ("target", "device"): devices["device"],
+        ("draft", "device"): devices["draft_device"],
+        ("target", "dtype"): devices["dtype"],
+        ("draft", "dtype"): devices["dtype"],
+        ("target", "load_format"): devices["load_format"],
+        ("draft", "load_format"): devices["load_format"],
+        ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
+        ("coordinator", "port"): free_port(),
+        **parse_set(set_options),
+    }
+    effective = load_all(flags)
+    check(effective.settings)
+    return plan_stack(effective.settings, explicit=effective.origins, free_port=free_port)

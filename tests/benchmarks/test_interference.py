@@ -1,0 +1,57 @@
+"""What counts as a gap beside a prefill, and the whole scenario against a real pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.report import render
+from benchmarks.schema import load
+from benchmarks.serving.interference import BESIDE, Plan, gaps_within, run_plan, to_result
+from benchmarks.serving.load import Decoding, Record
+from benchmarks.serving.workload import random_prompts
+from outrider.cli.bench import app
+from outrider.errors import UnavailableError
+from tests.benchmarks.scripted_client import ScriptedClient
+
+
+def test_gaps_count_when_they_share_a_moment_with_a_prefill() -> None:
+    record = Record(4, 0.0, 9.0, token_times=(1.0, 2.0, 4.0, 7.0, 8.0), token_counts=(1,) * 5)
+    assert gaps_within(record, []) == []
+    assert gaps_within(record, [(2.5, 3.0)]) == [2.0]
+    assert gaps_within(record, [(1.5, 2.5), (7.5, 20.0)]) == [1.0, 2.0, 1.0]
+    assert gaps_within(record, [(8.0, 9.0)]) == []
+
+
+async def test_both_arms_are_measured_and_the_ratio_is_of_their_p99() -> None:
+    client = ScriptedClient()
+    running, arriving = random_prompts(3, 5, 100, seed=1), random_prompts(2, 50, 100, seed=2)
+    plan = Plan(tuple(running), tuple(arriving), Decoding(max_tokens=40), num_runs=2)
+    outcome = await run_plan(client, plan)
+    assert len(outcome.alone) == 2 * 3 * 19
+    assert 0 < len(outcome.beside) <= 2 * 3 * 19
+    result = to_result(
+        outcome, plan, name="some", device="cpu", configuration={"pair": "a", "num_speculative_tokens": 4}
+    )
+    assert result.figures["p99_ratio"] == outcome.p99_ratio
+    found = result.find("itl", arm=BESIDE)
+    assert found is not None
+    assert found.samples == outcome.beside
+    assert "| a | 4 | 3 | 50 |" in render([result])
+
+
+async def test_a_long_prompt_that_fails_is_told() -> None:
+    plan = Plan(((1, 2),), ((7,) * 9,), Decoding(max_tokens=400), num_runs=1)
+    with pytest.raises(UnavailableError, match="a long prompt failed: no room"):
+        await run_plan(ScriptedClient(fail_prompts=frozenset({7})), plan)
+
+
+def test_the_command_runs_the_embedded_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--num-running", "2", "--output-len", "48", "--prefill-len", "300", "--runs", "1", "--save", "some"]
+    result = CliRunner().invoke(app, ["interference", *arguments, "--set", "target.num_threads=1"])
+    assert result.exit_code == 0, result.output
+    assert "p99 over p99:" in result.stdout
+    assert load(tmp_path / "benchmarks/results/some.json").figures["p99_ratio"] > 0
