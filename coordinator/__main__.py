@@ -18,6 +18,7 @@ from outrider.transport.http_health import Probes
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.transport.security import link_security, public_security
 from outrider.transport.server import Server, serve_generation
+from outrider.transport.tuning import settle_process
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ async def serve(settings: CoordinatorSettings) -> None:
     following = asyncio.create_task(_follow_target(server, target_up))
     try:
         if await _start_unless(stop, coordinator):
+            settle_process()
             await stop.wait()
             _log.info("draining")
             await server.drain(delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)

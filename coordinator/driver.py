@@ -7,7 +7,7 @@ runs (``admission``), how a service is reached (``services``) or what a user is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from coordinator import actions
@@ -66,19 +66,25 @@ class Driver:
 
     def on_target_batch(self, batch: EventBatch[TargetEvent]) -> None:
         """Events of the target."""
+        told: list[Ticket] = []
         for event in batch.events:
             ticket = self._roster.find(event.session)
             if ticket is not None:
-                self._deliver(ticket, partial(ticket.loop.on_target_event, event), batch.report)
+                told.append(ticket)
+                self._advance(ticket, partial(ticket.loop.on_target_event, event), batch.report)
                 if isinstance(event, Scores) and self._roster.found_room(ticket):
                     self._admit()
+        self._hand_out(told)
 
     def on_draft_batch(self, batch: EventBatch[DraftEvent]) -> None:
         """Events of the draft."""
+        told: list[Ticket] = []
         for event in batch.events:
             ticket = self._roster.find(event.session)
             if ticket is not None:
-                self._deliver(ticket, partial(ticket.loop.on_draft_event, event), batch.report)
+                told.append(ticket)
+                self._advance(ticket, partial(ticket.loop.on_draft_event, event), batch.report)
+        self._hand_out(told)
 
     def target_attached(self) -> None:
         """The target is there: sessions go on, and waiting requests may start."""
@@ -108,11 +114,19 @@ class Driver:
 
     # Events to sessions, and what they ask for.
 
-    def _deliver(self, ticket: Ticket, event: Callable[[], None], report: ForwardReport | None = None) -> None:
+    def _deliver(self, ticket: Ticket, event: Callable[[], None]) -> None:
+        self._advance(ticket, event)
+        ticket.flush()
+
+    def _advance(self, ticket: Ticket, event: Callable[[], None], report: ForwardReport | None = None) -> None:
+        """Bring one event and do what follows; new output waits for the ticket's ``flush``."""
         ticket.deliver(event, report)
         for action in ticket.loop.take_actions():
             self._act(ticket, action)
-        ticket.flush()
+
+    def _hand_out(self, tickets: Sequence[Ticket]) -> None:
+        """After the commands of this turn: the services begin their next forwards while users are told of the last."""
+        asyncio.get_running_loop().call_soon(_flush, tickets)
 
     def _tell_all(self, event: Callable[[SessionLoop], None]) -> None:
         for ticket in self._roster.all():
@@ -176,6 +190,11 @@ class Driver:
         self._roster.end(ticket, ending)
         # In a later turn: this may be in the middle of telling every session something.
         asyncio.get_running_loop().call_soon(self._admit)
+
+
+def _flush(tickets: Sequence[Ticket]) -> None:
+    for ticket in tickets:
+        ticket.flush()
 
 
 def _tell_draft_back(facts: DraftFacts, loop: SessionLoop) -> None:

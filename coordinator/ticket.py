@@ -73,6 +73,7 @@ class Ticket:
         """Note new output; it goes out with the next ``flush``, or with the end."""
         if emit.token_ids:
             self.stopwatch.note_output()
+        self.flush()
         self._unsent = emit
 
     def end(self, ending: Finish | Fail) -> None:
@@ -89,7 +90,7 @@ class Ticket:
         """Hand output that is not the last to the user."""
         emit, self._unsent = self._unsent, None
         if emit is not None:
-            self._deltas.put_nowait(Delta(emit.text, emit.token_ids, emit.logprobs))
+            self._hand_over(emit)
 
     def set_draft_timer(self, delay_s: float, ring: Callable[[], None]) -> None:
         """Replace the draft's timer."""
@@ -111,6 +112,9 @@ class Ticket:
 
         timer = asyncio.get_running_loop().call_later(delay_s, ring_once)
         self._timers.add(timer)
+
+    def _hand_over(self, emit: Emit) -> None:
+        self._deltas.put_nowait(Delta(emit.text, emit.token_ids, emit.logprobs))
 
     def _cancel_timers(self) -> None:
         self.clear_draft_timer()

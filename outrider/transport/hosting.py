@@ -25,6 +25,7 @@ from outrider.ports import Link
 from outrider.telemetry import exit_cleanly, set_up_logging
 from outrider.telemetry.progress import ByteProgress, CountProgress
 from outrider.transport.server import Server
+from outrider.transport.tuning import prepare_process, settle_process
 from outrider.types import ModelDescription
 
 _log = logging.getLogger(__name__)
@@ -136,6 +137,7 @@ async def host_service(
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """``asyncio.run`` on uvloop where it is installed: a round trip costs half as much."""
+    prepare_process()
     try:
         import uvloop
     except ImportError:
@@ -213,6 +215,7 @@ async def _run(
     try:
         if not ending.begun.is_set():
             await service.warm_up()
+            settle_process()
             await server.set_serving(True)
             _log.info("serving")
             await ending.begun.wait()

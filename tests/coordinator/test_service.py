@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.actions import Emit
 from coordinator.service import Coordinator
+from coordinator.ticket import Ticket
 from outrider.config import CoordinatorSettings
 from outrider.errors import (
     CapacityError,
@@ -513,3 +515,21 @@ async def test_any_mix_of_endings_leaves_every_page_free() -> None:
         stats = made.coordinator.stats()
         assert stats.num_running == stats.num_waiting == 0
         assert stats.num_finished + stats.num_cancelled + stats.num_failed == 24
+
+
+async def test_the_services_hear_of_a_step_before_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stack() as made:
+        sent_before: list[int] = []
+        hand_over = Ticket._hand_over
+
+        def watched(ticket: Ticket, emit: Emit) -> None:
+            sent_before.append(len(made.target.link.sent) + len(made.draft.link.sent))
+            hand_over(ticket, emit)
+
+        monkeypatch.setattr(Ticket, "_hand_over", watched)
+        await made.run(ask())
+    # With both sides prefilled, the tokens of each step come when the next one's question is out.
+    first, *later = sent_before
+    assert first >= 2
+    assert later == [5 + 2 * index for index in range(len(later))]
+    assert later

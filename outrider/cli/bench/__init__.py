@@ -13,7 +13,8 @@ from outrider.cli.bench.interference import interference
 from outrider.cli.bench.peers import peers
 from outrider.cli.bench.rpc import rpc
 from outrider.cli.bench.serve import serve
+from outrider.cli.bench.step import step
 
-app = typer.Typer(no_args_is_help=True, help="Measure: the whole system, one engine, the wire, others.")
-for command in (serve, interference, engine, rpc, peers):
+app = typer.Typer(no_args_is_help=True, help="Measure: the whole system, one engine, the wire, a step, others.")
+for command in (serve, interference, engine, rpc, step, peers):
     app.command()(command)

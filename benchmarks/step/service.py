@@ -1,0 +1,72 @@
+"""One of the three processes: `python -m benchmarks.step.service draft|target|coordinator ADDRESS`.
+
+The draft and the target are stand-ins, the coordinator is the real one. Prints the address once it listens and ends
+when its standard input does, so that it never outlives who started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+
+from benchmarks.step.stand_in import make_draft, make_target
+from coordinator.service import Coordinator
+from outrider.config import CoordinatorSettings
+from outrider.transport.hosting import run
+from outrider.transport.remote import RemoteDraft, RemoteTarget
+from outrider.transport.server import Server, serve_draft, serve_generation, serve_target
+
+
+async def serve(given: argparse.Namespace) -> None:
+    """Listen at `host:port` (0: any) or `unix:/path` until standard input ends."""
+    async with _serving(given) as server:
+        await server.set_serving(True)
+        print(server.address, flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
+
+
+@contextlib.asynccontextmanager
+async def _serving(given: argparse.Namespace) -> AsyncIterator[Server]:
+    host, port = _split(given.address)
+    if given.role == "draft":
+        draft = make_draft(busy_s=given.busy_ms / 1e3, acceptance=given.acceptance)
+        server = await serve_draft(draft, host=host, port=port)
+    elif given.role == "target":
+        target = make_target(busy_s=given.busy_ms / 1e3, acceptance=given.acceptance)
+        server = await serve_target(target, host=host, port=port)
+    else:
+        settings = CoordinatorSettings.model_validate({"tokenizer": given.tokenizer})
+        coordinator = Coordinator(RemoteTarget(given.target_address), RemoteDraft(given.draft_address), settings)
+        await coordinator.start()
+        server = await serve_generation(coordinator, host=host, port=port)
+    try:
+        yield server
+    finally:
+        if given.role == "coordinator":
+            await coordinator.close()
+        await server.stop()
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return (address, 0) if host == "unix" else (host, int(port))
+
+
+def main() -> None:
+    """The process."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.step.service", description=__doc__)
+    parser.add_argument("role", choices=("draft", "target", "coordinator"))
+    parser.add_argument("address")
+    parser.add_argument("--busy-ms", type=float, default=0.0)
+    parser.add_argument("--acceptance", type=float, default=0.75)
+    parser.add_argument("--draft-address")
+    parser.add_argument("--target-address")
+    parser.add_argument("--tokenizer")
+    run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""``outrider bench step``: what lies between the two forwards of a step."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from outrider.cli.bench.flags import Samples, Save, Warmups
+from outrider.cli.bench.harness import bar, benchmark, save, table
+from outrider.cli.options import errors_as_lines, output
+
+_HEADS = ("sessions", "temperature", "between ms", "p99 ms", "coordinator cpu", "draft", "target", "accept", "wire")
+
+Sessions = Annotated[
+    list[int] | None,
+    typer.Option("--sessions", min=1, help="Requests at a time; may be repeated.", show_default="1, 32"),
+]
+Temperatures = Annotated[
+    list[float] | None,
+    typer.Option("--temperature", min=0, help="0 is greedy; may be repeated.", show_default="0, 1"),
+]
+
+
+def step(
+    *,
+    sessions: Sessions = None,
+    temperature: Temperatures = None,
+    over: Annotated[str, typer.Option(help="tcp or unix.")] = "tcp",
+    draft_ms: Annotated[float, typer.Option(min=0, help="What a proposal takes, in milliseconds.")] = 3.0,
+    target_ms: Annotated[float, typer.Option(min=0, help="What scoring takes, in milliseconds.")] = 5.0,
+    samples: Samples = 300,
+    warmups: Warmups = 50,
+    save_as: Save = None,
+) -> None:
+    """Measure a step without its forwards: three processes, models of known cost."""
+    with errors_as_lines():
+        bench = benchmark("step.run")
+        plan = bench.Plan(
+            num_sessions=tuple(sessions or (1, 32)),
+            temperatures=tuple((0.0, 1.0) if temperature is None else temperature),
+            over=over,
+            draft_ms=draft_ms,
+            target_ms=target_ms,
+            num_samples=samples,
+            num_warmups=warmups,
+        )
+        with bar("cases", plan.num_cases) as advance:
+            series = bench.run_plan(plan, on_done=advance)
+        output.print(table(_HEADS, bench.to_rows(series)))
+        if save_as is not None:
+            save(bench.to_result(series, plan, name=save_as))

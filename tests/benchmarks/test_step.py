@@ -1,0 +1,39 @@
+"""A step without its forwards: the stand-ins answer as services do, and three processes are measured."""
+
+import pytest
+
+from benchmarks.step.run import STAGES, Plan, run_plan, to_result, to_rows
+from benchmarks.step.stand_in import VOCAB_SIZE, follow, is_right
+from outrider.errors import ConfigError
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.25, 0.75, 1.0])
+def test_the_draft_is_right_as_often_as_it_is_told_to_be(acceptance: float) -> None:
+    right = sum(is_right(position, acceptance) for position in range(10_000))
+    assert right / 10_000 == pytest.approx(acceptance, abs=0.01)
+
+
+def test_the_language_goes_through_the_whole_vocabulary() -> None:
+    assert len(set(follow(0, VOCAB_SIZE))) == VOCAB_SIZE
+
+
+def test_steps_of_three_real_processes_are_told_apart_from_their_forwards() -> None:
+    plan = Plan(num_sessions=(1, 3), draft_ms=1.0, target_ms=2.0, num_samples=10, num_warmups=2)
+    done: list[None] = []
+    series = run_plan(plan, on_done=lambda: done.append(None))
+    assert len(done) == plan.num_cases == 4
+    between = [item for item in series if item.name == "between_forwards"]
+    assert [len(item.samples) for item in between] == [10, 30, 10, 30]
+    assert all(item.labels["num_sessions"] in plan.num_sessions for item in between)
+    by_stage = {name: [item for item in series if item.name == name] for name in STAGES}
+    # A forward takes at least what it was told to; with several sessions a step may wait for a neighbour's too.
+    assert all(min(item.samples) > 0.9 * plan.draft_ms for item in by_stage["draft"])
+    assert all(min(item.samples) > 0.9 * plan.target_ms for item in by_stage["target"])
+    assert all(min(item.samples) > 0 for item in (*by_stage["accept"], *by_stage["wire"]))
+    assert [row[:2] for row in to_rows(series)] == [(1, 0.0), (3, 0.0), (1, 1.0), (3, 1.0)]
+    assert to_result(series, plan, name="some").kind == "step"
+
+
+def test_an_unknown_transport_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="over"):
+        Plan(over="pigeon")
