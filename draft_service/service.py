@@ -172,7 +172,7 @@ def _load_model(
         progress=progress,
         capture_progress=capture_progress,
     )
-    description = describe_model("draft", folder, runner)
+    description = describe_model("draft", folder, runner, load_format=settings.load_format)
     runner.warm_up(capture_progress)
     proposer = ModelProposer(runner, support_mass=settings.support_mass, support_limit=settings.support_limit)
     return DraftService.with_model(

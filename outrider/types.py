@@ -172,6 +172,10 @@ class DenseScores:
 ScoreForm = TokenScores | SparseScores | TypicalScores | DenseScores
 
 
+SYNTHETIC_MARK, NOISE_MARK = " (synthetic)", " (noise)"
+"""Behind the name of a model whose weights nobody trained, so that no figure of it is taken for a model's."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What a service says of itself and its model."""

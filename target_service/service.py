@@ -68,7 +68,7 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
             progress=progress,
             capture_progress=capture_progress,
         )
-        description = describe_model("target", settings.model, runner)
+        description = describe_model("target", settings.model, runner, load_format=settings.load_format)
         runner.warm_up(capture_progress)
         return cls(
             runner,

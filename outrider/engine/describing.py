@@ -9,20 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider import __version__
+from outrider.engine.synthetic.recipe import FILE
 from outrider.engine.tokenizer_files import read_tokenizer
-from outrider.types import ModelDescription
+from outrider.types import NOISE_MARK, SYNTHETIC_MARK, ModelDescription
 
 if TYPE_CHECKING:
-    from outrider.engine.runner import ModelRunner
+    from outrider.engine.runner import LoadFormat, ModelRunner
 
 
-def describe_model(role: str, folder: Path | str, runner: ModelRunner) -> ModelDescription:
+def describe_model(
+    role: str, folder: Path | str, runner: ModelRunner, *, load_format: LoadFormat = "safetensors"
+) -> ModelDescription:
     """Facts of a loaded model and of the tokenizer in its folder; ``ModelError`` when the two do not fit."""
     config = runner.config
     tokenizer = read_tokenizer(Path(folder), vocab_size=config.vocab_size)
     return ModelDescription(
         role=role,
-        model_name=Path(folder).resolve().name,
+        model_name=Path(folder).resolve().name + _mark(Path(folder), load_format),
         architecture=config.architecture,
         vocab_size=config.vocab_size,
         num_token_ids=tokenizer.num_token_ids or config.vocab_size,
@@ -37,3 +40,9 @@ def describe_model(role: str, folder: Path | str, runner: ModelRunner) -> ModelD
         tokenizer_hash=tokenizer.sha256,
         version=__version__,
     )
+
+
+def _mark(folder: Path, load_format: LoadFormat) -> str:
+    if load_format == "dummy":
+        return NOISE_MARK
+    return SYNTHETIC_MARK if (folder / FILE).is_file() else ""

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from typer.testing import CliRunner
 
 from outrider.engine.batch import ForwardRow
-from outrider.engine.runner import ModelRunner
+from outrider.engine.describing import describe_model
+from outrider.engine.runner import LoadFormat, ModelRunner
 from outrider.engine.synthetic.cycle import PairMap
 from outrider.errors import ModelError
 
@@ -126,6 +127,12 @@ def test_weights_made_where_they_are_used_are_those_of_the_files(family: str, tm
             ModelRunner.load(tmp_path / "none" / role, num_pages=8, load_format="synthetic"),
         ]
         tokens = pairs[1].order[:60].tolist()
+        formats: list[tuple[str, LoadFormat]] = [("none", "synthetic"), ("files", "safetensors"), ("files", "dummy")]
+        names = [
+            describe_model(role, tmp_path / name / role, runners[1], load_format=load_format).model_name
+            for name, load_format in formats
+        ]
+        assert names == [f"{role} (synthetic)", f"{role} (synthetic)", f"{role} (noise)"]
         logits_of = [runner.forward([ForwardRow(runner.sequences.open(60), tokens, 60)]) for runner in runners]
         assert torch.equal(*logits_of)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save
-from outrider.cli.bench.harness import benchmark, is_synthetic, save, table
+from outrider.cli.bench.harness import benchmark, save, table
 from outrider.cli.bench.pairs import find_pair, plan_pair
 from outrider.cli.options import Verbose, errors_as_lines, output
 from outrider.cli.settings_flags import SetOptions
@@ -53,7 +53,7 @@ def interference(
             "load_format": load_format,
         }
 
-        async def measure(client: AsyncClient) -> tuple[Any, Any, str]:
+        async def measure(client: AsyncClient) -> tuple[Any, Any, dict[str, Any]]:
             bench, workload = benchmark("serving.interference"), benchmark("serving.workload")
             info = await client.model_info()
             plan = bench.Plan(
@@ -64,21 +64,16 @@ def interference(
                 ),
                 num_runs=runs,
             )
-            return plan, await bench.run_plan(client, plan), where.pair(info)
+            return plan, await bench.run_plan(client, plan), {"pair": where.pair(info), **where.weights(info)}
 
         if where.address is not None:
-            plan, outcome, pair = asyncio.run(_with_running(where.address, measure))
+            plan, outcome, facts = asyncio.run(_with_running(where.address, measure))
         else:
             stack = plan_pair(where, devices, num_speculative_tokens, set_options)
-            plan, outcome, pair = asyncio.run(run_with_client(stack, measure, verbose=verbose))
+            plan, outcome, facts = asyncio.run(run_with_client(stack, measure, verbose=verbose))
         _show(outcome)
         if save_as is not None:
-            facts = {
-                "pair": pair,
-                "synthetic": is_synthetic(where.target),
-                "num_speculative_tokens": num_speculative_tokens,
-                **devices,
-            }
+            facts = {"num_speculative_tokens": num_speculative_tokens, **devices, **facts}
             save(
                 benchmark("serving.interference").to_result(
                     outcome, plan, name=save_as, device=device, configuration=facts

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.cli.bench.harness import pair_name
+from outrider.cli.bench.harness import is_synthetic, pair_name
 from outrider.cli.settings_flags import parse_set
 from outrider.cli.stack.plan import Place, StackPlan, plan_stack
 from outrider.cli.stack.preflight import check, free_port
@@ -17,6 +17,7 @@ from outrider.config import load_all
 from outrider.demo import DRAFT, TARGET
 from outrider.errors import ConfigError
 from outrider.generation import ModelInfo
+from outrider.types import NOISE_MARK, SYNTHETIC_MARK
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class Where:
         if self.target is None:
             return f"{info.target_model} / {info.draft_model or 'none'}"
         return pair_name(self.target, self.draft)
+
+    def weights(self, info: ModelInfo) -> dict[str, object]:
+        """What a result has to say of them, wherever they came from."""
+        marked = {"load_format": "dummy"} if info.target_model.endswith(NOISE_MARK) else {}
+        return {"synthetic": is_synthetic(self.target) or info.target_model.endswith(SYNTHETIC_MARK), **marked}
 
 
 def find_pair(target: Path | None, draft: Path | None, address: str | None) -> Where:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save
-from outrider.cli.bench.harness import bar, benchmark, is_synthetic, save
+from outrider.cli.bench.harness import bar, benchmark, save
 from outrider.cli.bench.pairs import find_pair, plan_pair
 from outrider.cli.options import Verbose, errors_as_lines, output
 from outrider.cli.settings_flags import SetOptions
@@ -134,10 +134,10 @@ def serve(
         if save_as is not None:
             facts = {
                 "pair": where.pair(outcome.info),
-                "synthetic": is_synthetic(where.target),
                 "dataset": prompts.dataset,
                 "settings": sorted(set_options or ()),
                 **devices,
+                **where.weights(outcome.info),
             }
             save(bench.to_result(outcome, plan, name=save_as, device=device, configuration=facts))
 
