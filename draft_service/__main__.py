@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from draft_service.settings import check_settings
 from outrider.config import DraftSettings
+from outrider.engine.parallel.place import find_place
 from outrider.transport.hosting import LoadProgress, OnFailure, host_service, run_process
 from outrider.transport.http_health import Probes
 from outrider.transport.security import service_security
@@ -42,5 +43,16 @@ def load_model(settings: DraftSettings, progress: LoadProgress, on_failure: OnFa
     )
 
 
+def follow(settings: DraftSettings) -> bool:
+    """Whether this process is one that shares rank 0's model and serves nobody; if so, it has done its work."""
+    place = find_place(settings.tensor_parallel_size)
+    if place.rank == 0:
+        return False
+    from outrider.engine.parallel.opening import follow_model
+
+    follow_model(settings, place)
+    return True
+
+
 if __name__ == "__main__":
-    run_process(DraftSettings, serve)
+    run_process(DraftSettings, serve, follow)

@@ -7,7 +7,6 @@ serves it. Imports torch only when there is a model.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draft_service.proposers.ngram import LookupJob, NgramProposer
@@ -52,7 +51,13 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
     ) -> None:
         self.runner = runner
         """None for a draft without a model."""
-        super().__init__(core, description, rehearsal=_rehearsal(description), on_failure=on_failure)
+        super().__init__(
+            core,
+            description,
+            rehearsal=_rehearsal(description),
+            on_failure=on_failure,
+            at_end=None if runner is None else runner.close,
+        )
 
     @classmethod
     def load(
@@ -156,23 +161,10 @@ def _load_model(
 ) -> DraftService:
     from draft_service.proposers.model import ModelProposer
     from outrider.engine.describing import describe_model
-    from outrider.engine.placement import prepare_device
-    from outrider.engine.runner import ModelRunner
+    from outrider.engine.parallel.opening import open_runner
 
-    folder = Path(settings.model or "")
-    runner = ModelRunner.load(
-        folder,
-        device=settings.device,
-        dtype=prepare_device(settings.device, settings.dtype, settings.num_threads),
-        page_size=settings.page_size,
-        num_pages=settings.num_pages,
-        kv_cache_bytes=settings.kv_cache_bytes,
-        max_model_len=settings.max_model_len,
-        load_format=settings.load_format,
-        progress=progress,
-        capture_progress=capture_progress,
-    )
-    description = describe_model("draft", folder, runner, load_format=settings.load_format)
+    runner = open_runner(settings, progress=progress, capture_progress=capture_progress, on_failure=on_failure)
+    description = describe_model("draft", settings.model or "", runner, load_format=settings.load_format)
     runner.warm_up(capture_progress)
     proposer = ModelProposer(runner, support_mass=settings.support_mass, support_limit=settings.support_limit)
     return DraftService.with_model(

@@ -14,7 +14,7 @@ from outrider.engine.graphs import CaptureProgress
 from outrider.engine.ledger import Ledger, Limits
 from outrider.engine.loading import Progress
 from outrider.engine.local_port import LocalPort
-from outrider.engine.placement import prepare_device
+from outrider.engine.parallel.opening import open_runner
 from outrider.engine.runner import ModelRunner
 from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE
 from outrider.engine.sequences import Sequence as KvSequence
@@ -41,7 +41,9 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
     ) -> None:
         self.runner = runner
         core = build_core(runner, max_batched_tokens=max_batched_tokens, max_prefill_beside=max_prefill_beside)
-        super().__init__(core, description, rehearsal=_rehearsal(description), on_failure=on_failure)
+        super().__init__(
+            core, description, rehearsal=_rehearsal(description), on_failure=on_failure, at_end=runner.close
+        )
 
     @classmethod
     def load(
@@ -56,18 +58,7 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
 
         ``progress`` counts bytes of weights, ``capture_progress`` CUDA graphs.
         """
-        runner = ModelRunner.load(
-            settings.model,
-            device=settings.device,
-            dtype=prepare_device(settings.device, settings.dtype, settings.num_threads),
-            page_size=settings.page_size,
-            num_pages=settings.num_pages,
-            kv_cache_bytes=settings.kv_cache_bytes,
-            max_model_len=settings.max_model_len,
-            load_format=settings.load_format,
-            progress=progress,
-            capture_progress=capture_progress,
-        )
+        runner = open_runner(settings, progress=progress, capture_progress=capture_progress, on_failure=on_failure)
         description = describe_model("target", settings.model, runner, load_format=settings.load_format)
         runner.warm_up(capture_progress)
         return cls(

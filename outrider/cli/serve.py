@@ -27,11 +27,18 @@ Host = Annotated[str | None, typer.Option("--host", help="Address to listen on. 
 Port = Annotated[int | None, typer.Option("--port", "-p", help="Port to listen on. Default 50050.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N, for both models. Default cpu.")]
 DraftDevice = Annotated[str | None, typer.Option("--draft-device", help="Another device for the draft.")]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option("--tensor-parallel-size", "-tp", help="Processes that share the target, each with a GPU. Default 1."),
+]
+DraftTensorParallel = Annotated[
+    int | None, typer.Option("--draft-tensor-parallel-size", help="The same for the draft. Default 1.")
+]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16, for both models.")]
+DraftDtype = Annotated[str | None, typer.Option("--draft-dtype", help="Another type for the draft.")]
 LoadFormat = Annotated[
     str | None, typer.Option("--load-format", help="safetensors, dummy (noise) or synthetic (by recipe).")
 ]
-DraftDtype = Annotated[str | None, typer.Option("--draft-dtype", help="Another type for the draft.")]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest prompt and output, in tokens.")]
 PageSize = Annotated[int | None, typer.Option("--page-size", help="Tokens in a KV page. Default 16.")]
 MaxBatched = Annotated[int | None, typer.Option("--max-batched-tokens", help="Most tokens in a forward. Default 512.")]
@@ -54,6 +61,8 @@ def serve(
     port: Port = None,
     device: Device = None,
     draft_device: DraftDevice = None,
+    tensor_parallel_size: TensorParallel = None,
+    draft_tensor_parallel_size: DraftTensorParallel = None,
     dtype: Dtype = None,
     draft_dtype: DraftDtype = None,
     load_format: LoadFormat = None,
@@ -81,6 +90,8 @@ def serve(
         ("target", "max_model_len"): max_model_len,
         ("coordinator", "disable_by_batch_size"): disable_by_batch_size,
         ("coordinator", "tokenizer"): tokenizer,
+        ("target", "tensor_parallel_size"): tensor_parallel_size,
+        ("draft", "tensor_parallel_size"): draft_tensor_parallel_size,
         **_both("device", device, draft_device),
         **_both("dtype", dtype, draft_dtype),
         **_both("load_format", load_format),

@@ -13,6 +13,7 @@ Environment, file and ``outrider serve`` also take a ``speculative_config`` in v
 A service's ``__main__`` wraps itself in ``outrider.telemetry.exit_cleanly``, which makes such an error one clear line.
 """
 
+from outrider.config.flags import service_module
 from outrider.config.loading import Effective, load, load_all, merge
 from outrider.config.schema import CoordinatorSettings, DraftSettings, Section, Settings, TargetSettings, to_argv
 
@@ -26,5 +27,6 @@ __all__ = [
     "load",
     "load_all",
     "merge",
+    "service_module",
     "to_argv",
 ]

@@ -16,6 +16,11 @@ from outrider.errors import ConfigError
 _MODULES = {"target": "target_service", "draft": "draft_service", "coordinator": "coordinator"}
 
 
+def service_module(section: str) -> str:
+    """What ``python -m`` runs a section's service by."""
+    return _MODULES[section]
+
+
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ours."""
 
@@ -36,7 +41,7 @@ def parse_flags(section: type[Section], argv: Sequence[str] | None = None) -> tu
 def build_parser(section: type[Section]) -> argparse.ArgumentParser:
     """The parser; a flag that is not given leaves no attribute."""
     parser = _Parser(
-        prog=f"python -m {_MODULES[section.name]}",
+        prog=f"python -m {service_module(section.name)}",
         description=section.__doc__,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,

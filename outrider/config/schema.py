@@ -42,7 +42,9 @@ _PAGE_SIZE: Positive = Field(16, description="Tokens in a KV page.")
 _NUM_PAGES: Positive | None = Field(
     None, description="KV pages; unset: what kv_cache_bytes holds, else a share of the free memory."
 )
-_KV_CACHE_BYTES: Positive | None = Field(None, description="Bytes for the KV cache; not together with num_pages.")
+_KV_CACHE_BYTES: Positive | None = Field(
+    None, description="Bytes for the KV cache, on each rank; not together with num_pages."
+)
 _MAX_BATCHED_TOKENS: Positive = Field(
     512, description="Most tokens in one forward; long prompts are cut into chunks of it."
 )
@@ -52,6 +54,9 @@ _MAX_PREFILL_BESIDE: Positive = Field(
 _LOAD_FORMAT: LoadFormat = Field(
     "safetensors",
     description="safetensors; for measuring, made on the device: dummy (noise) or synthetic (by the folder's recipe).",
+)
+_TENSOR_PARALLEL_SIZE: Positive = Field(
+    1, description="Processes that share the model, each with a device of its own: from the one named on."
 )
 _NUM_THREADS: Positive | None = Field(None, description="Threads for computing on a CPU; unset: one for each core.")
 _TLS_CERT_FILE: Text | None = Field(
@@ -95,6 +100,7 @@ class TargetSettings(Section):
     port: Port = Field(50051, description="Port to listen on.")
     load_format: LoadFormat = _LOAD_FORMAT
     device: Device = _DEVICE
+    tensor_parallel_size: Positive = _TENSOR_PARALLEL_SIZE
     dtype: Dtype = _DTYPE
     page_size: Positive = _PAGE_SIZE
     num_pages: Positive | None = _NUM_PAGES
@@ -136,6 +142,7 @@ class DraftSettings(Section):
     port: Port = Field(50052, description="Port to listen on.")
     load_format: LoadFormat = _LOAD_FORMAT
     device: Device = _DEVICE
+    tensor_parallel_size: Positive = _TENSOR_PARALLEL_SIZE
     dtype: Dtype = _DTYPE
     page_size: Positive = _PAGE_SIZE
     num_pages: Positive | None = _NUM_PAGES
@@ -178,6 +185,10 @@ class DraftSettings(Section):
         _check_tls(self)
         if self.method is DraftMethod.DRAFT_MODEL and self.model is None:
             raise ValueError("model: is needed by method draft_model")
+        if self.method is not DraftMethod.DRAFT_MODEL and self.tensor_parallel_size != 1:
+            raise ValueError(
+                f"tensor_parallel_size: is {self.tensor_parallel_size}, and without a model there is nothing to share"
+            )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min: {self.prompt_lookup_min} is above prompt_lookup_max {self.prompt_lookup_max}"

@@ -14,11 +14,11 @@ from outrider.errors import ConfigError
 
 NAME = "speculative_config"
 
-KEYS: dict[str, tuple[str, str] | None] = {
+KEYS: dict[str, tuple[str, str]] = {
     "method": ("draft", "method"),
     "model": ("draft", "model"),
     "num_speculative_tokens": ("coordinator", "num_speculative_tokens"),
-    "draft_tensor_parallel_size": None,
+    "draft_tensor_parallel_size": ("draft", "tensor_parallel_size"),
     "acceptance_method": ("coordinator", "acceptance_method"),
     "posterior_threshold": ("coordinator", "posterior_threshold"),
     "posterior_alpha": ("coordinator", "posterior_alpha"),
@@ -28,7 +28,7 @@ KEYS: dict[str, tuple[str, str] | None] = {
     "max_model_len": ("draft", "max_model_len"),
     "disable_logprobs": ("coordinator", "disable_logprobs"),
 }
-"""vLLM's key: our section and key; None where there is no setting yet, only a check."""
+"""vLLM's key: our section and key."""
 
 
 def parse_json(text: str) -> Mapping[str, Any]:
@@ -51,8 +51,7 @@ def translate(config: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     """(section, key) -> value. A null counts as unset, as it does in vLLM."""
     check_known(config, KEYS, prefix=f"{NAME}.")
     config = _one_lookup_is_both({key: value for key, value in config.items() if value is not None})
-    _check_tensor_parallel(config)
-    return {place: config[key] for key, place in KEYS.items() if place is not None and key in config}
+    return {place: config[key] for key, place in KEYS.items() if key in config}
 
 
 def _one_lookup_is_both(config: dict[str, Any]) -> dict[str, Any]:
@@ -60,13 +59,3 @@ def _one_lookup_is_both(config: dict[str, Any]) -> dict[str, Any]:
     bounds = ("prompt_lookup_max", "prompt_lookup_min")
     given = [config[key] for key in bounds if key in config]
     return {**config, **dict.fromkeys(bounds, given[0])} if len(given) == 1 else config
-
-
-def _check_tensor_parallel(config: Mapping[str, Any]) -> None:
-    size = config.get("draft_tensor_parallel_size", 1)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigError(f"{NAME}.draft_tensor_parallel_size", f"should be a whole number above 0, not {size!r}")
-    if size != 1:
-        raise ConfigError(
-            f"{NAME}.draft_tensor_parallel_size", f"should be 1, not {size}: tensor parallel is not built yet"
-        )

@@ -39,7 +39,7 @@ class Execution:
     ) -> None:
         self.decoder = decoder
         self.kv_cache = make_cache(decoder, num_pages * page_size)
-        self._page_size = page_size
+        self.page_size, self.num_pages, self.max_model_len = page_size, num_pages, max_model_len
         self._publish = publish
         self._on_gpu = (
             GpuForward(decoder, self.kv_cache, page_size=page_size, max_model_len=max_model_len)
@@ -80,11 +80,16 @@ class Execution:
         if step.operation == Operation.FORWARD:
             self._run_forward(step)
         elif step.operation == Operation.COPY_PAGES:
-            copy_pages(self.kv_cache, copies_of(step), page_size=self._page_size)
+            copy_pages(self.kv_cache, copies_of(step), page_size=self.page_size)
         elif step.operation == Operation.CAPTURE and self._on_gpu is not None:
             self._on_gpu.capture()
         else:
             raise ValueError(f"there is no step {step.operation} on {self.decoder.device}")
+
+    def wait(self) -> None:
+        """Return when the device has done all it was given."""
+        if self._on_gpu is not None:
+            torch.cuda.synchronize(self.decoder.device)
 
     def _tell(self, step: Step) -> None:
         if self._publish is not None:
@@ -104,7 +109,7 @@ class Execution:
             positions=torch.from_numpy(batch.positions).to(device),
             slots=torch.from_numpy(batch.slots).to(device),
             plans={
-                window: plan_attention(batch, page_size=self._page_size, window=window, device=device, dtype=dtype)
+                window: plan_attention(batch, page_size=self.page_size, window=window, device=device, dtype=dtype)
                 for window in windows
             },
             logit_indices=torch.from_numpy(batch.logit_indices).to(device),
@@ -113,7 +118,7 @@ class Execution:
 
 def make_cache(decoder: Decoder, num_slots: int) -> torch.Tensor:
     """A cache of so many tokens' keys and values, uninitialised: what a free page holds is never read."""
-    config = decoder.config
+    config = decoder.part
     return torch.empty(  # [L, S, 2, H_kv, D]
         config.num_layers,
         num_slots,

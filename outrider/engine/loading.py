@@ -2,12 +2,14 @@
 
 Owns finding the files, checking them against what the model needs before anything is read, and copying tensor by
 tensor. Never holds a second copy of the model: files are mapped, each tensor goes to its place in a fused parameter,
-and a parameter is packed as soon as it is whole. Refuses to know architectures.
+and a parameter is packed as soon as it is whole. Of a model that several ranks share only the rank's part is read.
+Refuses to know architectures.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -59,7 +61,8 @@ def fill_weights(
     total = len(targets)
     for name, content in tensors:
         target = targets.pop(name)
-        target.destination.copy_(content)
+        if target.destination is not None:
+            target.destination.copy_(content if target.part is None else content[target.part])
         linear = target.linear
         del target, content
         if linear is not None:
@@ -148,15 +151,17 @@ def _some(names: list[str]) -> str:
 
 def _copy_all(tensors: list[_StoredTensor], targets: dict[str, WeightTarget], progress: Progress | None) -> None:
     waiting = Counter(target.linear for target in targets.values() if target.linear is not None)
-    total, done = sum(tensor.num_bytes for tensor in tensors), 0
-    for tensor, content in _read_tensors(tensors):
+    sizes = {tensor.name: _bytes_read(tensor, targets[tensor.name]) for tensor in tensors}
+    total, done = sum(sizes.values()), 0
+    for tensor, content in _read_parts([tensor for tensor in tensors if sizes[tensor.name]], targets):
         target = targets.pop(tensor.name)
-        target.destination.copy_(content)
+        if target.destination is not None:
+            target.destination.copy_(content)
         linear = target.linear
         del target, content  # they would keep alive what preparing lets go
         if linear is not None:
             _prepare_when_whole(linear, waiting)
-        done += tensor.num_bytes
+        done += sizes[tensor.name]
         if progress is not None:
             progress(done, total)
 
@@ -167,7 +172,13 @@ def _prepare_when_whole(linear: Linear, waiting: Counter[Linear]) -> None:
         linear.prepare()
 
 
-def _read_tensors(tensors: Iterable[_StoredTensor]) -> Iterator[tuple[_StoredTensor, Any]]:
+def _bytes_read(tensor: _StoredTensor, target: WeightTarget) -> int:
+    return tensor.num_bytes * target.num_values // max(1, math.prod(tensor.shape))
+
+
+def _read_parts(
+    tensors: Iterable[_StoredTensor], targets: dict[str, WeightTarget]
+) -> Iterator[tuple[_StoredTensor, torch.Tensor]]:
     by_file: dict[Path, list[_StoredTensor]] = {}
     for tensor in tensors:
         by_file.setdefault(tensor.file, []).append(tensor)
@@ -175,6 +186,12 @@ def _read_tensors(tensors: Iterable[_StoredTensor]) -> Iterator[tuple[_StoredTen
         try:
             with safe_open(file, framework="pt") as handle:
                 for tensor in members:
-                    yield tensor, handle.get_tensor(tensor.name)
+                    yield tensor, _read(handle, tensor, targets[tensor.name])
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} cannot be read: {error}") from error
+
+
+def _read(handle: Any, tensor: _StoredTensor, target: WeightTarget) -> torch.Tensor:  # noqa: ANN401 - untyped
+    is_whole = target.part is None or _bytes_read(tensor, target) == tensor.num_bytes
+    content: torch.Tensor = handle.get_tensor(tensor.name) if is_whole else handle.get_slice(tensor.name)[target.part]
+    return content

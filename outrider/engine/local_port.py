@@ -7,7 +7,7 @@ two it is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from outrider.engine.worker import Core, EngineWorker, LocalLink, OnFailure
@@ -22,7 +22,8 @@ EventT = TypeVar("EventT")
 class LocalPort(Generic[CommandT, EventT]):
     """``on_failure`` is called from the engine's thread if its core ever raises; every link is broken by then.
 
-    ``rehearsal`` is what a first request would send: ``warm_up`` sends it.
+    ``rehearsal`` is what a first request would send: ``warm_up`` sends it. ``at_end`` is called once nothing
+    computes any more.
     """
 
     def __init__(
@@ -32,7 +33,9 @@ class LocalPort(Generic[CommandT, EventT]):
         *,
         rehearsal: Sequence[CommandT] = (),
         on_failure: OnFailure | None = None,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
+        self._at_end = at_end
         self.description = description
         self._core = core
         self._rehearsal = tuple(rehearsal)
@@ -77,3 +80,5 @@ class LocalPort(Generic[CommandT, EventT]):
     async def close(self) -> None:
         """Stop after the step in progress; links break. Idempotent."""
         await asyncio.to_thread(self._worker.close)
+        if self._at_end is not None:
+            await asyncio.to_thread(self._at_end)

@@ -1,7 +1,8 @@
-"""One model on one device: load it once, then run ragged forwards over its paged KV cache.
+"""One model: load it once, then run ragged forwards over its paged KV cache.
 
-Owns the weights, the cache and the sequence table, and the order of a forward: check, plan, copy forked pages, move to
-the device, compute. Not thread-safe: one thread calls it. Refuses to know sampling, sessions and requests.
+Owns the sequence table and the order of a forward: check, plan, copy forked pages, compute. Weights and cache are the
+``Execution``'s, here and, where several ranks share the model, on each of them. Not thread-safe: one thread calls it.
+Refuses to know sampling, sessions and requests.
 """
 
 from __future__ import annotations
@@ -9,23 +10,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from outrider.engine.batch import ForwardBatch, ForwardRow, check_rows, plan_forward
-from outrider.engine.execution import Execution, make_cache
-from outrider.engine.graphs import CaptureProgress, GpuForward
-from outrider.engine.loading import Progress, fill_weights, load_weights
-from outrider.engine.memory import KvRequest, choose_num_pages
-from outrider.engine.models import Decoder, ModelConfig, read_model_config
-from outrider.engine.models.dummy import fill_with_noise
+from outrider.engine.execution import Execution
+from outrider.engine.graphs import CaptureProgress
+from outrider.engine.loading import Progress
+from outrider.engine.models import ModelConfig
+from outrider.engine.opening import LoadFormat, Ranks, load_execution
 from outrider.engine.pages import PagePool
 from outrider.engine.sequences import SequenceTable
-from outrider.engine.synthetic.recipe import synthetic_tensors
-from outrider.errors import ConfigError, InvalidRequestError
+from outrider.errors import InvalidRequestError
 
-LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 _WARM_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 _GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 16, 32, 512)
 """The last are not captured: each finds kernels tiled for more queries."""
@@ -34,15 +31,16 @@ _GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 16, 32, 512)
 class ModelRunner:
     """A loaded model. ``sequences`` holds its KV sequences; ``forward`` appends tokens to them and gives logits."""
 
-    def __init__(self, decoder: Decoder, *, page_size: int, num_pages: int, max_model_len: int) -> None:
-        self.config: ModelConfig = decoder.config
-        self.max_model_len = max_model_len
+    def __init__(self, execution: Execution, ranks: Ranks | None = None) -> None:
+        self.config: ModelConfig = execution.decoder.config
+        self.max_model_len = execution.max_model_len
         """No sequence may hold more tokens."""
-        self.page_size = page_size
+        self.page_size = execution.page_size
         self.num_forwards = 0
         """Forwards that rows went through since loading; warm-up does not count."""
-        self.sequences = SequenceTable(PagePool(num_pages, page_size))
-        self._execution = Execution(decoder, page_size=page_size, num_pages=num_pages, max_model_len=max_model_len)
+        self.sequences = SequenceTable(PagePool(execution.num_pages, execution.page_size))
+        self._execution = execution
+        self._ranks = ranks
 
     @property
     def kv_cache(self) -> torch.Tensor:
@@ -59,6 +57,11 @@ class ModelRunner:
         """The type of weights and cache."""
         return self._execution.decoder.dtype
 
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Processes that share the model."""
+        return self._execution.decoder.shard.size
+
     @classmethod
     def load(
         cls,
@@ -73,30 +76,30 @@ class ModelRunner:
         load_format: LoadFormat = "safetensors",
         progress: Progress | None = None,
         capture_progress: CaptureProgress | None = None,
+        ranks: Ranks | None = None,
     ) -> ModelRunner:
-        """Load a folder in the Hugging Face layout. With the ``load_format`` "dummy" only its config.json is read and
-        the weights are noise, made on the device: for measuring shapes.
-
-        ``dtype`` "auto" is the type of the weights on file. ``max_model_len`` None is the model's own limit. The cache
-        takes ``num_pages``, else what fits ``kv_cache_bytes``, else a share of the memory that is free (on a GPU: once
-        the CUDA graphs have theirs). ``progress(done, total)`` counts bytes of weights, ``capture_progress`` the graphs
-        captured to know that. ``ModelError`` when the folder
-        cannot be served, ``ConfigError`` when a setting does not fit it.
+        """Load a folder, as ``load_execution`` does; with ``ranks`` this process holds its part, and every other rank
+        loads its own at the same time.
         """
-        config = read_model_config(Path(folder))
-        length = _choose_length(config, max_model_len)
-        target_dtype = _choose_dtype(config, dtype)
-        with torch.inference_mode():
-            decoder = Decoder(config, dtype=target_dtype, device=torch.device(device))
-            if load_format == "dummy":
-                fill_with_noise(decoder)
-            elif load_format == "synthetic":
-                fill_weights(decoder, synthetic_tensors(Path(folder), config, target_dtype, decoder.device))
-            else:
-                load_weights(decoder, Path(folder), progress)
-            request = KvRequest(page_size, length, config.kv_bytes_per_token(target_dtype), num_pages, kv_cache_bytes)
-            pages = _choose_pages(decoder, request, capture_progress)
-            return cls(decoder, page_size=page_size, num_pages=pages, max_model_len=length)
+        execution = load_execution(
+            Path(folder),
+            device=device,
+            dtype=dtype,
+            page_size=page_size,
+            num_pages=num_pages,
+            kv_cache_bytes=kv_cache_bytes,
+            max_model_len=max_model_len,
+            load_format=load_format,
+            progress=progress,
+            capture_progress=capture_progress,
+            ranks=ranks,
+        )
+        return cls(execution, ranks)
+
+    def close(self) -> None:
+        """End the ranks that share the model, where there are any; nothing is run afterwards. Idempotent."""
+        if self._ranks is not None:
+            self._ranks.close()
 
     def forward(self, rows: Sequence[ForwardRow]) -> torch.Tensor:
         """Append each row's tokens to its sequence in one pass; returns their logits [N, V] float32, row by row.
@@ -156,34 +159,3 @@ class ModelRunner:
                 if row.sequence.length > length:
                     self.sequences.truncate(row.sequence, length)
             raise
-
-
-def _choose_pages(decoder: Decoder, request: KvRequest, progress: CaptureProgress | None) -> int:
-    """On a GPU whose free memory decides, forwards are captured once over a cache of one page, and what is free while
-    they hold their memory is shared out.
-    """
-    if decoder.device.type != "cuda" or request.num_pages is not None or request.kv_cache_bytes is not None:
-        return choose_num_pages(request, decoder.device)
-    cache = make_cache(decoder, request.page_size)
-    trial = GpuForward(decoder, cache, page_size=request.page_size, max_model_len=request.max_model_len)
-    trial.capture(progress)
-    return choose_num_pages(request, decoder.device)
-
-
-def _choose_length(config: ModelConfig, max_model_len: int | None) -> int:
-    if max_model_len is None:
-        return config.max_position
-    if not 1 <= max_model_len <= config.max_position:
-        raise ConfigError("max_model_len", f"must be from 1 to {config.max_position}, not {max_model_len}")
-    return max_model_len
-
-
-def _choose_dtype(config: ModelConfig, dtype: torch.dtype | str) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        return config.dtype
-    chosen = getattr(torch, dtype, None)
-    if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
-        raise ConfigError("dtype", f"{dtype!r} is not auto, float32, bfloat16 or float16")
-    return chosen

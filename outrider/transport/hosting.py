@@ -103,12 +103,19 @@ class PendingService(Generic[CommandT, EventT]):
         return self.loaded
 
 
-def run_process(section: type[SettingsT], serve: Callable[[SettingsT], Coroutine[Any, Any, None]]) -> None:
-    """Read a section's settings and serve with them; an error of ours is one line and exit code 1."""
+def run_process(
+    section: type[SettingsT],
+    serve: Callable[[SettingsT], Coroutine[Any, Any, None]],
+    follow: Callable[[SettingsT], bool] | None = None,
+) -> None:
+    """Read a section's settings and serve with them, unless ``follow`` says that there was something else to do; an
+    error of ours is one line and exit code 1.
+    """
     with exit_cleanly():
         settings = load(section)
         set_up_logging(settings.log_level, service=section.name)
-        run(serve(settings))
+        if follow is None or not follow(settings):
+            run(serve(settings))
 
 
 async def host_service(

@@ -70,7 +70,10 @@ def test_config_shows_every_setting_and_its_origin(monkeypatch: pytest.MonkeyPat
         (["serve", "MODEL", "-k", "-1"], "coordinator.num_speculative_tokens"),
         (["serve", "MODEL", "--acceptance-method", "hope"], "coordinator.acceptance_method"),
         (["serve", "MODEL", "--device", "tpu"], "target.device"),
-        (["serve", "MODEL", "--speculative-config", '{"draft_tensor_parallel_size": 2}'], "tensor parallel"),
+        (
+            ["serve", "MODEL", "--speculative-config", '{"draft_tensor_parallel_size": 2}'],
+            "draft.tensor_parallel_size",
+        ),
         (["serve", "MODEL", "--port", "PORT"], "127.0.0.1:PORT is in use"),
         (["generate", "x", "-a", "127.0.0.1:1", "--timeout", "5"], "127.0.0.1:1"),
         (["generate", "x", "--logit-bias", "7"], "logit_bias: should be ID=BIAS"),

@@ -154,12 +154,13 @@ def _speculative(text: str, **others: Any) -> Any:
 
 def test_vllms_keys_set_our_settings() -> None:
     settings = _speculative(
-        """{"method": "draft_model", "model": "/d", "num_speculative_tokens": 7, "draft_tensor_parallel_size": 1,
+        """{"method": "draft_model", "model": "/d", "num_speculative_tokens": 7, "draft_tensor_parallel_size": 2,
         "acceptance_method": "typical_acceptance_sampler", "posterior_threshold": 0.2, "posterior_alpha": 0.5,
         "disable_by_batch_size": 12, "max_model_len": 100, "disable_logprobs": true}"""
     )
     assert (settings.draft.method, settings.draft.model) == (DraftMethod.DRAFT_MODEL, "/d")
     assert settings.draft.max_model_len == 100
+    assert (settings.draft.tensor_parallel_size, settings.target.tensor_parallel_size) == (2, 1)
     assert settings.target.max_model_len is None
     coordinator = settings.coordinator
     assert coordinator.num_speculative_tokens == 7
@@ -180,8 +181,8 @@ def test_vllms_ngram_with_one_bound() -> None:
         ("{", "speculative_config"),
         ("[1]", "speculative_config"),
         ('{"num_spec_tokens": 3}', "speculative_config.num_spec_tokens"),
-        ('{"draft_tensor_parallel_size": 2}', "speculative_config.draft_tensor_parallel_size"),
-        ('{"draft_tensor_parallel_size": "1"}', "speculative_config.draft_tensor_parallel_size"),
+        ('{"draft_tensor_parallel_size": 2}', "draft.tensor_parallel_size"),
+        ('{"draft_tensor_parallel_size": "two"}', "draft.tensor_parallel_size"),
         ('{"num_speculative_tokens": -1}', "coordinator.num_speculative_tokens"),
         ('{"method": "eagle"}', "draft.method"),
     ],

@@ -3,6 +3,9 @@
 Owns the parameters and the order of computation. What architectures do differently is read from ``ModelConfig``.
 Refuses to know files, sequences and page tables: a forward gets tensors and attention plans, ready made.
 
+Of several ranks that share a model each has a decoder of its part; what a block's last product gives is then a part of
+a sum, and logits are of a part of the vocabulary, which ``Collectives`` puts together.
+
 Queries, keys and values come from one product, gate and up from another. What a block gives is added to the residual
 stream by the normalisation that comes next, so that both are one pass over it.
 """
@@ -12,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from outrider.engine.kernels.paged_attention import AttentionPlan, DevicePlan, paged_attention
 from outrider.engine.kernels.rotary_store import Angles, HeadLayout, turn_and_store
@@ -21,6 +23,8 @@ from outrider.engine.models.config import ModelConfig
 from outrider.engine.models.linear import Linear
 from outrider.engine.models.norm import RmsNorm
 from outrider.engine.models.rope import RotaryEmbedding
+from outrider.engine.models.vocab import VocabRows
+from outrider.engine.parallel.collectives import ALONE, Collectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +40,19 @@ class DeviceBatch:
 
 
 class Attention:
-    """One layer's attention."""
+    """One layer's attention; ``config`` is that of the rank's part."""
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device, ranks: Collectives
+    ) -> None:
+        self._ranks = ranks
         self._heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
         self.window = config.sliding_windows[layer]
         query_size, num_turned = config.num_heads * config.head_dim, config.num_heads + config.num_kv_heads
         fused_size = query_size + 2 * config.num_kv_heads * config.head_dim
         self.qkv = Linear(config.hidden_size, fused_size, bias=config.qkv_bias, dtype=dtype, device=device)
-        self.output = Linear(query_size, config.hidden_size, bias=config.output_bias, dtype=dtype, device=device)
+        has_bias = config.output_bias and ranks.shard.rank == 0  # added once, by the first
+        self.output = Linear(query_size, config.hidden_size, bias=has_bias, dtype=dtype, device=device)
         # One weight a head, the queries' then the keys', so that both are normalised in one go.
         self.qk_norm = torch.empty(num_turned, config.head_dim, dtype=dtype, device=device) if config.qk_norm else None
 
@@ -52,30 +60,34 @@ class Attention:
         """``x`` [T, hidden] over one layer's ``kv`` [S, 2, H_kv, D]; stores the tokens' own keys and values first."""
         queries = turn_and_store(self.qkv(x), kv, batch.slots, angles, self._heads, norm_weight=self.qk_norm)
         attended = paged_attention(queries, kv, batch.plans[self.window])
-        return self.output(attended.reshape(x.shape[0], -1))
+        return self._ranks.sum(self.output(attended.reshape(x.shape[0], -1)))
 
 
 class Mlp:
-    """One layer's gated MLP."""
+    """One layer's gated MLP; ``config`` is that of the rank's part."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ranks: Collectives) -> None:
+        self._ranks = ranks
         hidden, inner = config.hidden_size, config.intermediate_size
         self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias, dtype=dtype, device=device)
-        self.down = Linear(inner, hidden, bias=config.mlp_bias, dtype=dtype, device=device)
+        has_bias = config.mlp_bias and ranks.shard.rank == 0
+        self.down = Linear(inner, hidden, bias=has_bias, dtype=dtype, device=device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, hidden] to the same shape."""
-        return self.down(swiglu(self.gate_up(x)))
+        return self._ranks.sum(self.down(swiglu(self.gate_up(x))))
 
 
 class DecoderLayer:
     """Attention and MLP, each normalised before and added after."""
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device, ranks: Collectives
+    ) -> None:
         self.attention_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.attention = Attention(config, layer, dtype, device)
+        self.attention = Attention(config, layer, dtype, device, ranks)
         self.mlp_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.mlp = Mlp(config, dtype, device)
+        self.mlp = Mlp(config, dtype, device, ranks)
 
     def __call__(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, kv: torch.Tensor, angles: Angles, batch: DeviceBatch
@@ -88,26 +100,39 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A whole model, its parameters uninitialised until they are loaded."""
+    """A whole model, or a rank's part of it, its parameters uninitialised until they are loaded."""
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, ranks: Collectives = ALONE
+    ) -> None:
         self.config = config
+        """The whole model's."""
+        self.shard = ranks.shard
+        self.part = ranks.shard.part_of(config)
+        """What is computed here."""
         self.dtype = dtype
         self.device = device
-        self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = [DecoderLayer(config, layer, dtype, device) for layer in range(config.num_layers)]
+        self._ranks = ranks
+        self._vocab = VocabRows(config, ranks.shard, dtype, device)
+        self.layers = [DecoderLayer(self.part, layer, dtype, device, ranks) for layer in range(config.num_layers)]
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.head = Linear(
             config.hidden_size,
-            config.vocab_size,
+            ranks.shard.vocab_rows(config),
             bias=False,
             dtype=dtype,
             device=device,
-            tied_to=self.embedding if config.tied_embeddings else None,
+            tied_to=self._vocab.rows if config.tied_embeddings else None,
         )
+        self.head.weight[len(ranks.shard.vocab(config)) :].zero_()
         self._rotary = RotaryEmbedding(
             config.rope, head_dim=config.head_dim, max_position=config.max_position, device=device
         )
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """[V, hidden], or the rank's rows of it."""
+        return self._vocab.own
 
     def __call__(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
         """Run the batch over ``kv_cache`` [L, S, 2, H_kv, D]; returns logits [N, V] float32 of
@@ -117,7 +142,7 @@ class Decoder:
 
     def hidden_states(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
         """All layers: [T, hidden], before the last normalisation."""
-        hidden = F.embedding(batch.token_ids, self.embedding)  # [T, hidden]
+        hidden = self._ranks.sum(self._vocab.look_up(batch.token_ids))  # [T, hidden]
         angles = self._rotary.angles(batch.positions, self.dtype)
         delta: torch.Tensor | None = None
         for layer, kv in zip(self.layers, kv_cache.unbind(0), strict=True):
@@ -128,4 +153,5 @@ class Decoder:
         """Logits [N, V] float32 of the chosen rows of ``hidden``, in memory of their own."""
         if not indices.numel():
             return torch.empty(0, self.config.vocab_size, device=self.device)
-        return self.head(self.norm(hidden.index_select(0, indices))).float()
+        logits = self._ranks.join(self.head(self.norm(hidden.index_select(0, indices))))
+        return logits[:, : self.config.vocab_size].float().contiguous()

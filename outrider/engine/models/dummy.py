@@ -13,8 +13,10 @@ from outrider.engine.models.linear import Linear
 
 
 def fill_with_noise(decoder: Decoder, seed: int = 0) -> None:
-    """Fill and prepare every parameter; the same seed gives the same weights on the same device."""
-    generator = torch.Generator(decoder.device).manual_seed(seed)
+    """Fill and prepare every parameter; the same seed gives the same weights on the same device. Ranks that share a
+    model make different noise, but for what all of them hold.
+    """
+    generator = torch.Generator(decoder.device).manual_seed(seed + decoder.shard.rank)
     decoder.embedding.normal_(0, 1, generator=generator)
     decoder.norm.weight.fill_(1)
     for layer in decoder.layers:

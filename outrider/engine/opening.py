@@ -1,0 +1,124 @@
+"""From a model's folder to an ``Execution`` that is ready to run.
+
+Owns the order: read the configuration, choose length, type and part, read the weights, count the pages. Refuses to know
+what is run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+
+from outrider.engine.execution import Execution, Publish, make_cache
+from outrider.engine.graphs import CaptureProgress, GpuForward
+from outrider.engine.loading import Progress, fill_weights, load_weights
+from outrider.engine.memory import KvRequest, choose_num_pages
+from outrider.engine.models import Decoder, ModelConfig, read_model_config
+from outrider.engine.models.dummy import fill_with_noise
+from outrider.engine.parallel.collectives import ALONE, Collectives
+from outrider.engine.synthetic.recipe import synthetic_tensors
+from outrider.errors import ConfigError
+
+LoadFormat = Literal["safetensors", "dummy", "synthetic"]
+
+
+class Ranks(Protocol):
+    """The processes that share a model, as one of them sees them while it loads its part."""
+
+    @property
+    def publish(self) -> Publish | None:
+        """How rank 0 tells the others a step."""
+        ...
+
+    def open_collectives(self, device: torch.device, dtype: torch.dtype) -> Collectives:
+        """What they sum and join with; every rank calls it at the same point."""
+        ...
+
+    def least(self, value: int) -> int:
+        """The least of what they say; every rank calls it at the same point."""
+        ...
+
+    def close(self) -> None:
+        """End together."""
+        ...
+
+
+def load_execution(
+    folder: Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str = "auto",
+    page_size: int = 16,
+    num_pages: int | None = None,
+    kv_cache_bytes: int | None = None,
+    max_model_len: int | None = None,
+    load_format: LoadFormat = "safetensors",
+    progress: Progress | None = None,
+    capture_progress: CaptureProgress | None = None,
+    ranks: Ranks | None = None,
+) -> Execution:
+    """Load a folder in the Hugging Face layout. With the ``load_format`` "dummy" only its config.json is read and the
+    weights are noise, made on the device: for measuring shapes; with "synthetic" they are made by the folder's recipe.
+
+    ``dtype`` "auto" is the type of the weights on file. ``max_model_len`` None is the model's own limit. The cache
+    takes ``num_pages``, else what fits ``kv_cache_bytes`` on each rank, else a share of the memory that is free (on a
+    GPU: once the CUDA graphs have theirs); of several ranks, what fits the one with the least room.
+    ``progress(done, total)`` counts bytes of weights, ``capture_progress`` the graphs captured to know that.
+    ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
+    """
+    config = read_model_config(folder)
+    length = _choose_length(config, max_model_len)
+    chosen_dtype, chosen_device = _choose_dtype(config, dtype), torch.device(device)
+    with torch.inference_mode():
+        collectives = ALONE if ranks is None else ranks.open_collectives(chosen_device, chosen_dtype)
+        collectives.shard.check(config)
+        decoder = Decoder(config, dtype=chosen_dtype, device=chosen_device, ranks=collectives)
+        if load_format == "dummy":
+            fill_with_noise(decoder)
+        elif load_format == "synthetic":
+            fill_weights(decoder, synthetic_tensors(folder, config, chosen_dtype, chosen_device))
+        else:
+            load_weights(decoder, folder, progress)
+        bytes_per_token = decoder.part.kv_bytes_per_token(chosen_dtype)
+        request = KvRequest(page_size, length, bytes_per_token, num_pages, kv_cache_bytes)
+        pages = _choose_pages(decoder, request, capture_progress)
+        return Execution(
+            decoder,
+            page_size=page_size,
+            num_pages=pages if ranks is None else ranks.least(pages),
+            max_model_len=length,
+            publish=None if ranks is None else ranks.publish,
+        )
+
+
+def _choose_pages(decoder: Decoder, request: KvRequest, progress: CaptureProgress | None) -> int:
+    """On a GPU whose free memory decides, forwards are captured once over a cache of one page, and what is free while
+    they hold their memory is shared out.
+    """
+    if decoder.device.type != "cuda" or request.num_pages is not None or request.kv_cache_bytes is not None:
+        return choose_num_pages(request, decoder.device)
+    cache = make_cache(decoder, request.page_size)
+    trial = GpuForward(decoder, cache, page_size=request.page_size, max_model_len=request.max_model_len)
+    trial.capture(progress)
+    return choose_num_pages(request, decoder.device)
+
+
+def _choose_length(config: ModelConfig, max_model_len: int | None) -> int:
+    if max_model_len is None:
+        return config.max_position
+    if not 1 <= max_model_len <= config.max_position:
+        raise ConfigError("max_model_len", f"must be from 1 to {config.max_position}, not {max_model_len}")
+    return max_model_len
+
+
+def _choose_dtype(config: ModelConfig, dtype: torch.dtype | str) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return config.dtype
+    chosen = getattr(torch, dtype, None)
+    if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
+        raise ConfigError("dtype", f"{dtype!r} is not auto, float32, bfloat16 or float16")
+    return chosen

@@ -1,0 +1,46 @@
+"""What the ranks of a model say to each other in the middle of a forward: sums, and columns put together.
+
+Owns the contract, and its form for a process that is alone. ``outrider.engine.parallel.exchange`` has the others.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from outrider.engine.parallel.sharding import Shard
+
+
+class Collectives(Protocol):
+    """Called by all ranks in the same order, with tensors of the same shapes and type."""
+
+    @property
+    def shard(self) -> Shard:
+        """The place of the one that calls."""
+        ...
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of every rank's ``part``, the same bits on each; ``part`` may be written over."""
+        ...
+
+    def join(self, part: torch.Tensor) -> torch.Tensor:
+        """Every rank's ``part`` [N, C] beside each other, in the order of ranks: [N, size * C]."""
+        ...
+
+
+class Alone:
+    """The only rank there is."""
+
+    shard = Shard()
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        """There is but one part."""
+        return part
+
+    def join(self, part: torch.Tensor) -> torch.Tensor:
+        """There is but one part."""
+        return part
+
+
+ALONE = Alone()

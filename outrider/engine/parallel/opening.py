@@ -1,0 +1,115 @@
+"""A service's model, alone or shared: what rank 0 opens, and what every other rank does all its life.
+
+Owns the way from a section of settings to either. Rank 0 starts the others with the same settings unless torchrun did.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from outrider.config import DraftSettings, TargetSettings, service_module, to_argv
+from outrider.engine.execution import Execution
+from outrider.engine.graphs import CaptureProgress
+from outrider.engine.loading import Progress
+from outrider.engine.models import read_model_config
+from outrider.engine.opening import Ranks, load_execution
+from outrider.engine.parallel.group import Follower, Leader, OnFailure
+from outrider.engine.parallel.place import Place, find_place
+from outrider.engine.parallel.sharding import Shard
+from outrider.engine.placement import prepare_device
+from outrider.engine.runner import ModelRunner
+from outrider.engine.steps import Operation
+
+Settings = TargetSettings | DraftSettings
+
+
+def open_runner(
+    settings: Settings,
+    *,
+    progress: Progress | None = None,
+    capture_progress: CaptureProgress | None = None,
+    on_failure: OnFailure | None = None,
+) -> ModelRunner:
+    """Load the model that the settings name; ``ModelError`` or ``ConfigError`` says why it cannot be served.
+
+    ``on_failure`` is called when a rank that shares the model is lost; the process ends soon after.
+    """
+    place = find_place(settings.tensor_parallel_size)
+    device = device_of(settings.device, place.local_rank)
+    dtype = prepare_device(device, settings.dtype, _num_threads(settings))
+    if place.size == 1:
+        return ModelRunner(_load(settings, device, dtype, None, progress=progress, capture_progress=capture_progress))
+    Shard(0, place.size).check(read_model_config(Path(settings.model or "")))
+    if not place.is_started:
+        prepare_device(device_of(settings.device, place.size - 1), settings.dtype, _num_threads(settings))
+    command = ("-m", service_module(settings.name), *to_argv(settings))
+    leader = Leader(place, torch.device(device), command, on_failure)
+    try:
+        execution = _load(settings, device, dtype, leader, progress=progress, capture_progress=capture_progress)
+        return ModelRunner(execution, leader)
+    except BaseException:
+        leader.abandon()
+        raise
+
+
+def follow_model(settings: Settings, place: Place) -> None:
+    """Load this rank's part and run what rank 0 says, until it says no more."""
+    device = device_of(settings.device, place.local_rank)
+    dtype = prepare_device(device, settings.dtype, _num_threads(settings))
+    follower = Follower(place, torch.device(device))
+    try:
+        execution = _load(settings, device, dtype, follower)
+        with torch.inference_mode():
+            _follow(follower, execution)
+    except BaseException as error:
+        follower.heartbeats.report_failure(f"{type(error).__name__}: {error}")
+        raise
+    follower.close()
+
+
+def _follow(follower: Follower, execution: Execution) -> None:
+    while (step := follower.next_step()) is not None:
+        execution.run(step)
+        if step.operation != Operation.COPY_PAGES:
+            execution.wait()
+            follower.heartbeats.num_finished += 1
+
+
+def device_of(device: str, local_rank: int) -> str:
+    """The device of a rank: ranks of one host take one GPU after the other, from the one that is named."""
+    chosen = torch.device(device)
+    return f"cuda:{(chosen.index or 0) + local_rank}" if chosen.type == "cuda" else device
+
+
+def _num_threads(settings: Settings) -> int | None:
+    """Ranks on one processor share its cores."""
+    if settings.num_threads is not None or settings.tensor_parallel_size == 1:
+        return settings.num_threads
+    return max(1, (os.cpu_count() or 1) // settings.tensor_parallel_size)
+
+
+def _load(
+    settings: Settings,
+    device: str,
+    dtype: str,
+    ranks: Ranks | None,
+    *,
+    progress: Progress | None = None,
+    capture_progress: CaptureProgress | None = None,
+) -> Execution:
+    return load_execution(
+        Path(settings.model or ""),
+        device=device,
+        dtype=dtype,
+        page_size=settings.page_size,
+        num_pages=settings.num_pages,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        max_model_len=settings.max_model_len,
+        load_format=settings.load_format,
+        progress=progress,
+        capture_progress=capture_progress,
+        ranks=ranks,
+    )
