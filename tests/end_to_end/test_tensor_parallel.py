@@ -1,0 +1,128 @@
+"""Models that several processes share: the same tokens as alone, and one end for all when one of them is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.probe import is_serving
+from tests.end_to_end.commands import DEADLINE_S, is_alive, wait_until
+from tests.support.stack import run_stack
+from tests.support.tiny_models import cached_tiny_model
+
+pytestmark = pytest.mark.timeout(300)
+
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8, "acceptance_method": "coupled", "seed": 3},
+    {"temperature": 0.8, "acceptance_method": "rejection", "seed": 4},
+)
+_alone: list[tuple[int, ...]] = []
+
+
+async def tokens(target_size: int, draft_size: int) -> list[tuple[int, ...]]:
+    model = cached_tiny_model("qwen3", seed=1)
+    async with run_stack(
+        model,
+        cached_tiny_model("qwen3", seed=1, num_hidden_layers=1),
+        wire=True,
+        target_settings={"tensor_parallel_size": target_size},
+        draft_settings={"tensor_parallel_size": draft_size},
+        draft_timeout_ms=60_000,
+    ) as stack:
+        assert stack.draft is not None
+        for service, size in ((stack.target, target_size), (stack.draft, draft_size)):
+            assert (await service.describe()).tensor_parallel_size == size
+        found = []
+        for request in REQUESTS:
+            result = await stack.generate(prompt_token_ids=[5, 6, 7, 8, 9], max_tokens=40, ignore_eos=True, **request)
+            assert result.speculation.num_draft_tokens > 0
+            found.append(result.token_ids)
+    return found
+
+
+@pytest.mark.parametrize(("target_size", "draft_size"), [(2, 1), (1, 2)])
+async def test_tokens_are_those_of_one_process_each(target_size: int, draft_size: int) -> None:
+    if not _alone:
+        _alone.extend(await tokens(1, 1))
+    assert await tokens(target_size, draft_size) == _alone
+
+
+class Shared:
+    """A target that two processes share, as a user starts it."""
+
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+        self.process = process
+        self.address = address
+
+    def follower(self) -> int:
+        """The other rank's process."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        found = [
+            int(pid)
+            for task in children.parent.parent.iterdir()
+            for pid in (task / "children").read_text(encoding="ascii").split()
+        ]
+        assert len(found) == 1
+        return found[0]
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and all that was said, once it has ended."""
+        said = self.process.communicate(timeout=DEADLINE_S)[1]
+        return self.process.returncode, said
+
+
+@contextmanager
+def shared_target(*flags: str) -> Iterator[Shared]:
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "target_service", "--model", str(cached_tiny_model("llama")), "--port", str(port)),
+        *("--num-threads", "1", "--num-pages", "20", "--drain-delay-s", "0", "--tensor-parallel-size", "2", *flags),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        yield Shared(process, f"127.0.0.1:{port}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir() if "outrider" in path.name}
+
+
+@pytest.mark.parametrize("ending", ["follower killed", "rank 0 killed", "rank 0 told to stop"])
+def test_all_ranks_end_when_one_does(ending: str) -> None:
+    before = shared_memory()
+    with shared_target() as target:
+        wait_until(lambda: is_serving(target.address) or target.process.poll() is not None, "serving")
+        assert target.process.poll() is None, target.end()
+        follower = target.follower()
+        os.kill(
+            follower if ending == "follower killed" else target.process.pid,
+            signal.SIGTERM if ending == "rank 0 told to stop" else signal.SIGKILL,
+        )
+        code, said = target.end()
+        wait_until(lambda: not is_alive(follower), "the end of the other rank", said)
+    assert code == {"follower killed": 1, "rank 0 killed": -signal.SIGKILL, "rank 0 told to stop": 0}[ending], said
+    if ending == "follower killed":
+        assert "rank 1 of 2 was killed by SIGKILL; the service ends with it" in said
+    assert "Traceback" not in said
+    assert shared_memory() == before
+
+
+def test_a_rank_that_cannot_load_is_told_by_rank_0(tmp_path: Path) -> None:
+    """Before the model is looked at twice: what does not divide is refused without starting anybody."""
+    with shared_target("--tensor-parallel-size", "3") as target:
+        code, said = target.end()
+    assert code == 1
+    assert "error: tensor_parallel_size: 3 does not fit this model" in said
