@@ -203,3 +203,5 @@ class ModelDescription:
     acceptance_methods: tuple[AcceptanceMethod, ...] = tuple(AcceptanceMethod)
     tensor_planes: tuple[str, ...] = ("inline",)
     version: str = ""
+    tensor_parallel_size: int = 1
+    """Processes that share the model, each with its part."""

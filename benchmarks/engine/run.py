@@ -21,7 +21,8 @@ from benchmarks.engine.measuring import (
 from benchmarks.environment import describe_environment, now
 from benchmarks.samples import median, ratio
 from benchmarks.schema import Result, Series
-from outrider.engine.runner import LoadFormat, ModelRunner
+from outrider.engine.opening import LoadFormat
+from outrider.engine.runner import ModelRunner
 
 FORWARD, ON_DEVICE, DRAFT_LOOP = "forward", "forward_on_device", "draft_loop"
 

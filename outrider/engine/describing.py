@@ -39,6 +39,7 @@ def describe_model(
         tokenizer_files=tokenizer.files,
         tokenizer_hash=tokenizer.sha256,
         version=__version__,
+        tensor_parallel_size=runner.tensor_parallel_size,
     )
 
 

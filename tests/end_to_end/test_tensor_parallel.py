@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -66,12 +67,8 @@ class Shared:
 
     def follower(self) -> int:
         """The other rank's process."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        found = [
-            int(pid)
-            for task in children.parent.parent.iterdir()
-            for pid in (task / "children").read_text(encoding="ascii").split()
-        ]
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        found = [int(pid) for task in tasks for pid in (task / "children").read_text(encoding="ascii").split()]
         assert len(found) == 1
         return found[0]
 
@@ -104,7 +101,7 @@ def shared_memory() -> set[str]:
 def test_all_ranks_end_when_one_does(ending: str) -> None:
     before = shared_memory()
     with shared_target() as target:
-        wait_until(lambda: is_serving(target.address) or target.process.poll() is not None, "serving")
+        wait_until(lambda: asyncio.run(is_serving(target.address)) or target.process.poll() is not None, "serving")
         assert target.process.poll() is None, target.end()
         follower = target.follower()
         os.kill(

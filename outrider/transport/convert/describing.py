@@ -38,6 +38,7 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
         acceptance_methods=map(method_to_proto, description.acceptance_methods),
         tensor_planes=[_PLANES[plane] for plane in description.tensor_planes],
         version=description.version,
+        tensor_parallel_size=description.tensor_parallel_size,
     )
 
 
@@ -63,6 +64,7 @@ def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
         acceptance_methods=tuple(filter(None, map(_known_method, message.acceptance_methods))),
         tensor_planes=tuple(_PLANES_BACK[plane] for plane in message.tensor_planes if plane in _PLANES_BACK),
         version=message.version,
+        tensor_parallel_size=message.tensor_parallel_size or 1,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,10 @@ from tests.engine.test_parity import MODELS
 
 TOLERANCE = 2e-5
 SIZE = 2
-MORE = {"llama-odd-vocabulary": ("llama", {"vocab_size": 271}), "qwen2-tied": ("qwen2", {"tie_word_embeddings": True})}
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-odd-vocabulary": ("llama", {"vocab_size": 271}),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+}
 
 
 class BothRun:
