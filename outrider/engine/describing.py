@@ -14,7 +14,8 @@ from outrider.engine.tokenizer_files import read_tokenizer
 from outrider.types import NOISE_MARK, SYNTHETIC_MARK, ModelDescription
 
 if TYPE_CHECKING:
-    from outrider.engine.runner import LoadFormat, ModelRunner
+    from outrider.engine.opening import LoadFormat
+from outrider.engine.runner import ModelRunner
 
 
 def describe_model(

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from outrider.engine.batch import ForwardRow
 from outrider.engine.describing import describe_model
-from outrider.engine.runner import LoadFormat, ModelRunner
+from outrider.engine.opening import LoadFormat
+from outrider.engine.runner import ModelRunner
 from outrider.engine.synthetic.cycle import PairMap
 from outrider.errors import ModelError
 
