@@ -12,7 +12,7 @@ CHECKED := $(PACKAGES) tests tools scripts
 TEST_WORKERS ?= 2
 TESTS ?= tests
 
-.PHONY: help install demo test test-all check format proto docs
+.PHONY: help install demo test test-all check format proto docs golden
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -54,3 +54,6 @@ proto: install  ## generates outrider/v1 from proto/
 docs: install  ## generates docs/configuration.md from the schema, docs/modules.md from docstrings
 	$(BIN)/python scripts/generate_configuration.py
 	$(BIN)/python scripts/generate_modules.py
+
+golden: install  ## renders the chart's examples anew into tests/k8s/golden
+	$(BIN)/python -m tests.k8s.update_golden

@@ -1,0 +1,65 @@
+# syntax=docker/dockerfile:1
+# Three images, by target: coordinator (no torch), cpu, cuda.
+#   docker build --target cuda -t outrider:0.1.0-cuda .
+# What RUN does is in scripts/image, so that the tests can do it too.
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY scripts/image scripts/image
+COPY outrider outrider
+COPY coordinator coordinator
+COPY draft_service draft_service
+COPY target_service target_service
+COPY benchmarks benchmarks
+
+FROM build AS build-coordinator
+RUN scripts/image/install_packages.sh /opt/outrider/env coordinator \
+ && scripts/image/check_packages.sh /opt/outrider/env coordinator
+
+FROM build AS build-cpu
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+RUN TORCH_INDEX_URL=${TORCH_INDEX_URL} scripts/image/install_packages.sh /opt/outrider/env cpu \
+ && scripts/image/check_packages.sh /opt/outrider/env cpu \
+ && scripts/image/link_pair.sh /opt/outrider/env /opt/outrider/pair
+
+FROM build AS build-cuda
+RUN scripts/image/install_packages.sh /opt/outrider/env cuda \
+ && scripts/image/check_packages.sh /opt/outrider/env cuda \
+ && scripts/image/link_pair.sh /opt/outrider/env /opt/outrider/pair
+
+# What all images share: nobody's user, no shell profile, a health check.
+FROM ${PYTHON_IMAGE} AS base
+ENV PATH=/opt/outrider/env/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/var/cache/outrider \
+    HF_HOME=/var/cache/outrider/huggingface \
+    TRITON_CACHE_DIR=/var/cache/outrider/triton
+COPY scripts/image/healthy.py /opt/outrider/healthy.py
+RUN install -d -o 10001 -g 10001 /var/cache/outrider
+HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD ["python", "/opt/outrider/healthy.py"]
+USER 10001:10001
+
+FROM base AS coordinator
+COPY --from=build-coordinator /opt/outrider /opt/outrider
+EXPOSE 50050
+CMD ["python", "-m", "coordinator", "--host=0.0.0.0"]
+
+FROM base AS cpu
+COPY --from=build-cpu /opt/outrider /opt/outrider
+EXPOSE 50050 50051 50052
+CMD ["outrider", "serve", "/opt/outrider/pair/target", "--draft-model=/opt/outrider/pair/draft", "--host=0.0.0.0"]
+
+# torch brings CUDA's libraries with it; the driver comes from the node.
+FROM base AS cuda
+USER root
+COPY scripts/image/install_compiler.sh /opt/outrider/install_compiler.sh
+RUN /opt/outrider/install_compiler.sh
+USER 10001:10001
+COPY --from=build-cuda /opt/outrider /opt/outrider
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+EXPOSE 50051 50052
+CMD ["outrider", "--help"]

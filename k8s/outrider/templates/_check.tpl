@@ -1,0 +1,121 @@
+{{/* What values.schema.json cannot say: keys that do not fit together. Each message names what would be right. */}}
+{{- define "outrider.check" -}}
+{{- $root := . }}
+{{- $blocks := dict }}
+{{- range (include "outrider.services" . | fromJson).names }}
+{{- $_ := set $blocks . (include "outrider.block" (dict "root" $root "name" .) | fromJson) }}
+{{- end }}
+{{- if eq $blocks.target.model.from "none" }}
+{{- fail "\ntarget.model.from: the large model is not set. Choose image, pvc, hostPath or download, and target.model.path; k8s/outrider/examples has whole files." }}
+{{- end }}
+{{- with $blocks.draft }}
+{{- if and (eq .model.from "none") (ne (.settings.method | default "") "ngram") }}
+{{- fail "\ndraft.model.from: the small model is not set. Choose image, pvc, hostPath or download; or draft.settings.method=ngram, which needs none; or draft.enabled=false for no speculation." }}
+{{- end }}
+{{- end }}
+{{- if ne $blocks.coordinator.device "none" }}
+{{- fail (printf "\ncoordinator.device: is %s; the coordinator runs no model, leave it none" $blocks.coordinator.device) }}
+{{- end }}
+{{- range $name, $block := $blocks }}
+{{- include "outrider.checkBlock" (dict "root" $root "name" $name "block" $block) }}
+{{- end }}
+{{- include "outrider.checkPlacement" (dict "root" $root "blocks" $blocks) }}
+{{- include "outrider.checkSecurity" $root }}
+{{- end }}
+
+{{/* One block by itself: dict "root" "name" "block". */}}
+{{- define "outrider.checkBlock" -}}
+{{- $name := .name }}
+{{- $block := .block }}
+{{- $model := $block.model }}
+{{- if and (ne $name "coordinator") (eq $block.device "none") }}
+{{- fail (printf "\n%s.device: is none; a model runs on cuda or cpu" $name) }}
+{{- end }}
+{{- if and (eq $model.from "pvc") (not $model.claim) }}
+{{- fail (printf "\n%s.model.claim: is needed with model.from=pvc: the name of the PersistentVolumeClaim that holds the model" $name) }}
+{{- end }}
+{{- if and (eq $model.from "hostPath") (not $model.hostPath) }}
+{{- fail (printf "\n%s.model.hostPath: is needed with model.from=hostPath: the folder on the node" $name) }}
+{{- end }}
+{{- if and (eq $model.from "download") (not $model.download.repository) }}
+{{- fail (printf "\n%s.model.download.repository: is needed with model.from=download: owner/name on the Hub" $name) }}
+{{- end }}
+{{- if and (eq $model.from "image") (not (hasPrefix "/" $model.path)) }}
+{{- fail (printf "\n%s.model.path: %q should be an absolute path with model.from=image" $name $model.path) }}
+{{- end }}
+{{- if and (has $model.from (list "pvc" "hostPath" "download")) (hasPrefix "/" $model.path) }}
+{{- fail (printf "\n%s.model.path: %q should be relative to the volume's root with model.from=%s" $name $model.path $model.from) }}
+{{- end }}
+{{- $owned := dict "host" "bindAddress" "port" "port" "device" "device" "model" "model" "tokenizer" "model" "tensor_parallel_size" "tensorParallelSize" "metrics_port" "metricsPort" "health_port" "healthPort" "health_host" "bindAddress" "drain_delay_s" "drain.delaySeconds" "drain_grace_s" "drain.graceSeconds" }}
+{{- range $key, $value := $block.settings }}
+{{- if hasKey $owned $key }}
+{{- fail (printf "\n%s.settings.%s: is set by %s.%s" $name $key $name (get $owned $key)) }}
+{{- else if or (hasSuffix "_address" $key) (hasSuffix "_file" $key) (hasPrefix "max_connection_age" $key) }}
+{{- fail (printf "\n%s.settings.%s: is the chart's own; see placement, tls, tokens and service in values.yaml" $name $key) }}
+{{- end }}
+{{- end }}
+{{- if mod (int $block.tensorParallelSize) (int $block.hosts) }}
+{{- fail (printf "\n%s.tensorParallelSize: %v GPUs cannot be shared out evenly over hosts=%v" $name $block.tensorParallelSize $block.hosts) }}
+{{- end }}
+{{- if and (gt (int $block.hosts) 1) (ne $name "target") }}
+{{- fail (printf "\n%s.hosts: is %v; only the target runs on several hosts" $name $block.hosts) }}
+{{- end }}
+{{- if and (gt (int $block.hosts) 1) (ne $block.device "cuda") }}
+{{- fail (printf "\n%s.hosts: is %v with device=%s; several hosts need cuda" $name $block.hosts $block.device) }}
+{{- end }}
+{{- if and (eq $block.device "none") (gt (int $block.tensorParallelSize) 1) }}
+{{- fail (printf "\n%s.tensorParallelSize: is %v with device=none; there is no model to spread" $name $block.tensorParallelSize) }}
+{{- end }}
+{{- if gt (int $block.autoscaling.minReplicas) (int $block.autoscaling.maxReplicas) }}
+{{- fail (printf "\n%s.autoscaling.minReplicas: %v is above maxReplicas %v" $name $block.autoscaling.minReplicas $block.autoscaling.maxReplicas) }}
+{{- end }}
+{{- if and $block.autoscaling.enabled (not .root.Values.metrics.enabled) }}
+{{- fail (printf "\n%s.autoscaling.enabled: scaling is on requests that wait, a metric; metrics.enabled is false" $name) }}
+{{- end }}
+{{- end }}
+
+{{/* Blocks beside one another: dict "root" "blocks". */}}
+{{- define "outrider.checkPlacement" -}}
+{{- if eq .root.Values.placement "samePod" }}
+{{- $seen := dict }}
+{{- range $name, $block := .blocks }}
+{{- if gt (int $block.hosts) 1 }}
+{{- fail (printf "\n%s.hosts: is %v with placement=samePod; one pod is on one host" $name $block.hosts) }}
+{{- end }}
+{{- range $key := list "port" "metricsPort" "healthPort" }}
+{{- $port := get $block $key | toString }}
+{{- if and (hasKey $seen $port) (or (ne $key "port") (eq $name "coordinator")) }}
+{{- fail (printf "\n%s.%s: %s is %s too; containers of one pod need ports of their own" $name $key $port (get $seen $port)) }}
+{{- end }}
+{{- if or (ne $key "port") (eq $name "coordinator") }}
+{{- $_ := set $seen $port (printf "%s.%s" $name $key) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and (eq .root.Values.placement "sameNode") (gt (int .blocks.target.hosts) 1) }}
+{{- fail (printf "\ntarget.hosts: is %v with placement=sameNode; choose spread" .blocks.target.hosts) }}
+{{- end }}
+{{- end }}
+
+{{- define "outrider.checkSecurity" -}}
+{{- $root := . }}
+{{- with .Values.tls }}
+{{- if and .enabled .certManager.enabled (not .certManager.issuer.name) }}
+{{- fail "\ntls.certManager.issuer.name: is needed with tls.certManager.enabled: the Issuer or ClusterIssuer that signs" }}
+{{- end }}
+{{- if and .enabled (not .certManager.enabled) }}
+{{- range (include "outrider.services" $root | fromJson).names }}
+{{- if and (include "outrider.hasCertificate" (dict "root" $root "name" .)) (not (index $root.Values.tls.secrets .)) }}
+{{- fail (printf "\ntls.secrets.%s: is needed with tls.enabled: a Secret with tls.crt, tls.key and ca.crt; or let tls.certManager.enabled make one" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and .users.required (not .enabled) }}
+{{- fail "\ntls.users.required: users show certificates over TLS alone; set tls.enabled" }}
+{{- end }}
+{{- end }}
+{{- if and .Values.tokens.links.name (not .Values.tls.enabled) (ne .Values.placement "samePod") }}
+{{- fail "\ntokens.links: a token would cross the network in the clear; set tls.enabled, or placement=samePod" }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,171 @@
+{{/* One service's container: dict "root" "name" "block" "serves" (false: a follower of a group, which nobody calls). */}}
+{{- define "outrider.container" -}}
+- name: {{ .name }}
+  image: {{ include "outrider.image" . | quote }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command:
+    {{- include "outrider.command" . | nindent 4 }}
+  args:
+    {{- include "outrider.flags" . | nindent 4 }}
+  env:
+    {{- include "outrider.environment" . | trim | nindent 4 }}
+  {{- if .serves }}
+  ports:
+    {{- include "outrider.ports" . | trim | nindent 4 }}
+  {{- include "outrider.probes" . | trim | nindent 2 }}
+  {{- end }}
+  lifecycle:
+    preStop:
+      sleep:
+        seconds: {{ .block.drain.preStopSeconds }}
+  resources:
+    {{- include "outrider.resources" .block | trim | nindent 4 }}
+  securityContext:
+    {{- include "outrider.containerSecurity" . | nindent 4 }}
+  volumeMounts:
+    {{- include "outrider.mounts" . | nindent 4 }}
+{{- end }}
+
+{{- define "outrider.ports" -}}
+{{- $ports := list }}
+{{- if not (include "outrider.onSocket" .) }}
+{{- $ports = append $ports (dict "name" "grpc" "containerPort" .block.port) }}
+{{- end }}
+{{- if .root.Values.metrics.enabled }}
+{{- $ports = append $ports (dict "name" (include "outrider.portName" (merge (dict "port" "metrics") .)) "containerPort" .block.metricsPort) }}
+{{- end }}
+{{- if include "outrider.asksHttp" . }}
+{{- $ports = append $ports (dict "name" (include "outrider.portName" (merge (dict "port" "health") .)) "containerPort" .block.healthPort) }}
+{{- end }}
+{{- toYaml $ports }}
+{{- end }}
+
+{{- define "outrider.environment" -}}
+- name: POD_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: HOME
+  value: /var/cache/outrider
+- name: HF_HOME
+  value: /var/cache/outrider/huggingface
+- name: TRITON_CACHE_DIR
+  value: /var/cache/outrider/triton
+- name: TORCHINDUCTOR_CACHE_DIR
+  value: /var/cache/outrider/inductor
+{{- if gt (int .block.hosts) 1 }}
+# torchrun kills what has not ended after this; its own default is shorter than a drain.
+- name: TORCH_ELASTIC_SHUTDOWN_TIMEOUT
+  value: {{ include "outrider.drainSeconds" .block | quote }}
+{{- end }}
+{{- with .root.Values.tracing }}
+{{- if .endpoint }}
+- name: OTEL_SERVICE_NAME
+  value: outrider-{{ $.name }}
+- name: OTEL_RESOURCE_ATTRIBUTES
+  value: k8s.namespace.name={{ $.root.Release.Namespace }},k8s.pod.name=$(POD_NAME),service.instance.id=$(POD_NAME)
+- name: OTEL_TRACES_EXPORTER
+  value: otlp
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ .endpoint | quote }}
+- name: OTEL_EXPORTER_OTLP_PROTOCOL
+  value: {{ .protocol }}
+- name: OTEL_TRACES_SAMPLER
+  value: parentbased_traceidratio
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ .samplingRatio | quote }}
+{{- if .headersSecret.name }}
+- name: OTEL_EXPORTER_OTLP_HEADERS
+  valueFrom:
+    secretKeyRef:
+      {{- toYaml .headersSecret | nindent 6 }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with .block.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* CPU and memory as given, and the GPUs of one pod. */}}
+{{- define "outrider.resources" -}}
+{{- $resources := deepCopy .resources }}
+{{- if eq .device "cuda" }}
+{{- $gpus := dict .gpuResource (div (int .tensorParallelSize) (int .hosts)) }}
+{{- $resources = mergeOverwrite $resources (dict "requests" $gpus "limits" $gpus) }}
+{{- end }}
+{{- toYaml $resources }}
+{{- end }}
+
+{{- define "outrider.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "outrider.mounts" -}}
+- name: cache-{{ .name }}
+  mountPath: /var/cache/outrider
+  subPath: cache
+- name: cache-{{ .name }}
+  mountPath: /tmp
+  subPath: tmp
+- name: shm
+  mountPath: /dev/shm
+{{- if eq .root.Values.placement "samePod" }}
+- name: sockets
+  mountPath: /run/outrider
+{{- end }}
+{{- if not (has .block.model.from (list "none" "image")) }}
+- name: model-{{ .name }}
+  mountPath: /models
+  readOnly: true
+{{- end }}
+{{- include "outrider.secretMounts" . }}
+{{- with .block.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Fetches a model from the Hub: dict "root" "name" "block". What is there already is only checked. */}}
+{{- define "outrider.download" -}}
+{{- $download := .block.model.download }}
+- name: download-{{ .name }}
+  image: {{ include "outrider.image" . | quote }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command:
+    - hf
+    - download
+    - {{ $download.repository | quote }}
+    - --revision={{ $download.revision }}
+    - --include=*.safetensors
+    - --include=*.json
+    - --include=tokenizer*
+    - --local-dir={{ include "outrider.modelPath" .block.model }}
+  env:
+    - name: HOME
+      value: /var/cache/outrider
+    - name: HF_HOME
+      value: /var/cache/outrider/huggingface
+    {{- if $download.tokenSecret.name }}
+    - name: HF_TOKEN
+      valueFrom:
+        secretKeyRef:
+          {{- toYaml $download.tokenSecret | nindent 10 }}
+    {{- end }}
+  resources:
+    requests: {cpu: "1", memory: 1Gi}
+    limits: {memory: 4Gi}
+  securityContext:
+    {{- include "outrider.containerSecurity" . | nindent 4 }}
+  volumeMounts:
+    - name: cache-{{ .name }}
+      mountPath: /var/cache/outrider
+      subPath: cache
+    - name: cache-{{ .name }}
+      mountPath: /tmp
+      subPath: tmp
+    - name: model-{{ .name }}
+      mountPath: /models
+{{- end }}

@@ -1,0 +1,93 @@
+{{/* The module a service is started as. */}}
+{{- define "outrider.module" -}}
+{{- if eq . "coordinator" }}coordinator{{ else }}{{ . }}_service{{ end }}
+{{- end }}
+
+{{/* Whether a service listens on a socket file of the pod: dict "root" "name". Empty is no. */}}
+{{- define "outrider.onSocket" -}}
+{{- if and (eq .root.Values.placement "samePod") (ne .name "coordinator") }}yes{{ end }}
+{{- end }}
+
+{{/* What a service listens on: dict "root" "name" "block". */}}
+{{- define "outrider.host" -}}
+{{- if include "outrider.onSocket" . }}unix:/run/outrider/{{ .name }}.sock{{ else }}{{ .block.bindAddress }}{{ end }}
+{{- end }}
+
+{{/* Where the coordinator finds a service: dict "root" "name". */}}
+{{- define "outrider.address" -}}
+{{- $block := include "outrider.block" . | fromJson }}
+{{- if include "outrider.onSocket" . -}}
+unix:/run/outrider/{{ .name }}.sock
+{{- else -}}
+{{ include "outrider.fullname" .root }}-{{ .name }}:{{ $block.port }}
+{{- end }}
+{{- end }}
+
+{{/* The folder of a block's model inside the container. */}}
+{{- define "outrider.modelPath" -}}
+{{- if eq .from "image" }}{{ .path }}{{ else }}{{ printf "/models/%s" (.path | default (ternary (base .download.repository) "" (eq .from "download"))) | trimSuffix "/" }}{{ end }}
+{{- end }}
+
+{{/* The flags of a service, a YAML list: dict "root" "name" "block". */}}
+{{- define "outrider.flags" -}}
+- --host={{ include "outrider.host" . }}
+{{- if not (include "outrider.onSocket" .) }}
+- --port={{ .block.port }}
+{{- end }}
+{{- if eq .name "coordinator" }}
+- --target-address={{ include "outrider.address" (dict "root" .root "name" "target") }}
+{{- if .root.Values.draft.enabled }}
+- --draft-address={{ include "outrider.address" (dict "root" .root "name" "draft") }}
+{{- end }}
+{{- else }}
+- --device={{ .block.device }}
+{{- end }}
+{{- if ne .block.model.from "none" }}
+- --{{ ternary "tokenizer" "model" (eq .name "coordinator") }}={{ include "outrider.modelPath" .block.model }}
+{{- end }}
+{{- if gt (int .block.tensorParallelSize) 1 }}
+- --tensor-parallel-size={{ .block.tensorParallelSize }}
+{{- end }}
+{{- if .root.Values.metrics.enabled }}
+- --metrics-port={{ .block.metricsPort }}
+{{- end }}
+{{- if include "outrider.asksHttp" . }}
+- --health-port={{ .block.healthPort }}
+{{- end }}
+{{- if include "outrider.onSocket" . }}
+- --health-host={{ .block.bindAddress }}
+{{- end }}
+{{- include "outrider.securityFlags" . }}
+{{- if and (eq .name "coordinator") .root.Values.service.maxConnectionAgeSeconds }}
+- --max-connection-age-s={{ .root.Values.service.maxConnectionAgeSeconds }}
+{{- end }}
+- --drain-delay-s={{ .block.drain.delaySeconds }}
+- --drain-grace-s={{ .block.drain.graceSeconds }}
+{{- range $key, $value := .block.settings }}
+{{- $flag := $key | replace "_" "-" }}
+{{- if kindIs "bool" $value }}
+- --{{ ternary "" "no-" $value }}{{ $flag }}
+{{- else }}
+{{- /* As JSON, a large number keeps its digits. */}}
+- {{ printf "--%s=%v" $flag (ternary $value (toJson $value) (kindIs "string" $value)) | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The whole command of a service, a YAML list: dict "root" "name" "block". */}}
+{{- define "outrider.command" -}}
+{{- if gt (int .block.hosts) 1 -}}
+- torchrun
+- --nnodes=$(LWS_GROUP_SIZE)
+- --node-rank=$(LWS_WORKER_INDEX)
+- --master-addr=$(LWS_LEADER_ADDRESS)
+- --master-port=29500
+- --nproc-per-node={{ div (int .block.tensorParallelSize) (int .block.hosts) }}
+- -m
+- {{ include "outrider.module" .name }}
+{{- else -}}
+- python
+- -m
+- {{ include "outrider.module" .name }}
+{{- end }}
+{{- end }}

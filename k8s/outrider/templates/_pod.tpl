@@ -1,0 +1,162 @@
+{{/*
+The one pod template: dict "root", "component", "names" (the services in the pod), "serves" (false: the followers of a
+group). Called once for each of the three services; once for all of them when they share a pod.
+*/}}
+{{- define "outrider.podTemplate" -}}
+{{- $root := .root }}
+{{- $serves := .serves }}
+{{- $lead := include "outrider.block" (dict "root" .root "name" (include "outrider.leadOf" .)) | fromJson }}
+{{- $blocks := dict }}
+{{- range .names }}
+{{- $_ := set $blocks . (include "outrider.block" (dict "root" $root "name" .) | fromJson) }}
+{{- end }}
+metadata:
+  # No versions among these: a newer chart alone does not make pods load their models again.
+  labels:
+    {{- include "outrider.selector" . | nindent 4 }}
+    {{- with $lead.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with $lead.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "outrider.serviceAccountName" (dict "root" .root "component" .component "block" $lead) }}
+  automountServiceAccountToken: false
+  # A Service called outrider-... would otherwise make variables that look like settings.
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ include "outrider.graceSeconds" $blocks }}
+  {{- with .root.Values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    runAsNonRoot: true
+    runAsUser: 10001
+    runAsGroup: 10001
+    fsGroup: 10001
+    fsGroupChangePolicy: OnRootMismatch
+    seccompProfile:
+      type: RuntimeDefault
+  {{- with $lead.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with $lead.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with $lead.schedulerName }}
+  schedulerName: {{ . }}
+  {{- end }}
+  {{- with $lead.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $lead.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with (include "outrider.affinity" (dict "root" .root "block" $lead) | fromJson) }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if and $lead.topologySpread.enabled (ne .root.Values.placement "sameNode") (eq (int $lead.hosts) 1) }}
+  topologySpreadConstraints:
+    - maxSkew: 1
+      topologyKey: {{ $lead.topologySpread.topologyKey }}
+      whenUnsatisfiable: {{ $lead.topologySpread.whenUnsatisfiable }}
+      labelSelector:
+        matchLabels:
+          {{- include "outrider.selector" . | nindent 10 }}
+  {{- end }}
+  {{- $downloads := list }}
+  {{- range .names }}
+  {{- if eq (index $blocks .).model.from "download" }}
+  {{- $downloads = append $downloads . }}
+  {{- end }}
+  {{- end }}
+  {{- with $downloads }}
+  initContainers:
+    {{- range . }}
+    {{- include "outrider.download" (dict "root" $root "name" . "block" (index $blocks .)) | nindent 4 }}
+    {{- end }}
+  {{- end }}
+  containers:
+    {{- range .names }}
+    {{- include "outrider.container" (dict "root" $root "name" . "block" (index $blocks .) "serves" $serves) | nindent 4 }}
+    {{- end }}
+  volumes:
+    {{- include "outrider.volumes" (dict "root" .root "names" .names "blocks" $blocks) | trim | nindent 4 }}
+{{- end }}
+
+{{/* From SIGTERM to the end, as one program counts it. */}}
+{{- define "outrider.drainSeconds" -}}
+{{- ceil (addf .drain.delaySeconds .drain.graceSeconds 5) }}
+{{- end }}
+
+{{/* The pod's grace: the longest of its programs', the wait before SIGTERM included: name -> block. */}}
+{{- define "outrider.graceSeconds" -}}
+{{- $longest := 0 }}
+{{- range . }}
+{{- $longest = max $longest (add (int (include "outrider.drainSeconds" .)) (int .drain.preStopSeconds)) }}
+{{- end }}
+{{- $longest }}
+{{- end }}
+
+{{/* The block's own affinity; on one node, the release's pods look for one another: dict "root" "block". As JSON. */}}
+{{- define "outrider.affinity" -}}
+{{- $affinity := deepCopy .block.affinity }}
+{{- if eq .root.Values.placement "sameNode" }}
+{{- $own := dict "app.kubernetes.io/name" (include "outrider.name" .root) "app.kubernetes.io/instance" .root.Release.Name }}
+{{- $labels := dict "matchLabels" $own "matchExpressions" (list (dict "key" "app.kubernetes.io/component" "operator" "NotIn" "values" (list "test"))) }}
+{{- $term := dict "labelSelector" $labels "topologyKey" "kubernetes.io/hostname" }}
+{{- $pods := get $affinity "podAffinity" | default dict }}
+{{- $terms := append (get $pods "requiredDuringSchedulingIgnoredDuringExecution" | default list) $term }}
+{{- $affinity = set $affinity "podAffinity" (set $pods "requiredDuringSchedulingIgnoredDuringExecution" $terms) }}
+{{- end }}
+{{- $affinity | toJson }}
+{{- end }}
+
+{{/* Volumes of a pod: dict "root" "names" "blocks". */}}
+{{- define "outrider.volumes" -}}
+{{- $root := .root }}
+{{- $shm := (index .blocks (first .names)).shmSize }}
+{{- range .names }}
+{{- $block := index $.blocks . }}
+- name: cache-{{ . }}
+  emptyDir:
+    sizeLimit: {{ $block.cacheSize }}
+{{- if not (has $block.model.from (list "none" "image")) }}
+- name: model-{{ . }}
+  {{- include "outrider.modelVolume" $block.model | nindent 2 }}
+{{- end }}
+{{- include "outrider.secretVolumes" (dict "root" $root "name" .) }}
+{{- with $block.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ $shm }}
+{{- if eq .root.Values.placement "samePod" }}
+- name: sockets
+  emptyDir:
+    medium: Memory
+    sizeLimit: 1Mi
+{{- end }}
+{{- end }}
+
+{{- define "outrider.modelVolume" -}}
+{{- if eq .from "hostPath" -}}
+hostPath:
+  path: {{ .hostPath }}
+  type: Directory
+{{- else if .claim -}}
+persistentVolumeClaim:
+  claimName: {{ .claim }}
+{{- else -}}
+emptyDir:
+  sizeLimit: {{ .download.size }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,61 @@
+"""Renders a chart with Helm's own engine, without a cluster: a line of JSON in, a line of JSON out.
+
+Runs in the environment of ``scripts/chart/helm_environment.sh`` (Python 3.12, helm-sdkpy), not in the project's own.
+In: ``{"chart": path, "values": {...}, "release": name, "namespace": name}``, or ``{"lint": path}``.
+Out: ``{"manifest": text, "notes": text}``, ``{"messages": [...]}`` or ``{"error": what Helm says}``.
+
+Helm's library has no ``template``: the chart is installed into an API server that says yes to everything
+(``api_stub.py``), with Helm's record of it kept in memory: start it with HELM_DRIVER=memory, which Helm reads when the
+process begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import api_stub
+import helm_sdkpy  # type: ignore[import-not-found]
+
+
+def main() -> None:
+    """Answer each line of standard input until it ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        kubeconfig = Path(folder) / "kubeconfig"
+        kubeconfig.write_text(json.dumps(_kubeconfig(api_stub.start())), encoding="utf-8")
+        for line in sys.stdin:
+            print(json.dumps(answer(json.loads(line), str(kubeconfig))), flush=True)
+
+
+def answer(request: dict[str, Any], kubeconfig: str) -> dict[str, Any]:
+    """What Helm makes of one request."""
+    configuration = helm_sdkpy.Configuration(namespace=request.get("namespace", "default"), kubeconfig=kubeconfig)
+    try:
+        if "lint" in request:
+            report = asyncio.run(helm_sdkpy.Lint(configuration).run(request["lint"]))
+            return {"messages": report.get("Messages") or []}
+        install = helm_sdkpy.Install(configuration)
+        release = asyncio.run(install.run(request["release"], request["chart"], request["values"], wait=False))
+    except helm_sdkpy.HelmError as error:
+        return {"error": str(error)}
+    hooks = [f"---\n# Source: {hook['path']}\n{hook['manifest']}" for hook in release.get("hooks") or []]
+    return {"manifest": "".join([release["manifest"], *hooks]), "notes": release["info"].get("notes", "")}
+
+
+def _kubeconfig(server: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "stub", "cluster": {"server": server}}],
+        "contexts": [{"name": "stub", "context": {"cluster": "stub", "user": "stub"}}],
+        "users": [{"name": "stub", "user": {}}],
+        "current-context": "stub",
+    }
+
+
+if __name__ == "__main__":
+    main()

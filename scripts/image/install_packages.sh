@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Makes an environment at PREFIX with what one image runs: coordinator (no torch), cpu or cuda. Run in the project's
+# folder; the Dockerfile does so, and the tests do.
+#   PYTHON     the interpreter to build on
+#   TORCH_INDEX_URL   where the cpu variant takes torch from; its builds for CPUs are not on PyPI for every platform
+set -euo pipefail
+
+PREFIX="${1:?where the environment goes}"
+variant="${2:?coordinator, cpu or cuda}"
+case "$variant" in
+coordinator | cpu | cuda) ;;
+*)
+	echo "install_packages.sh: no such variant: $variant (coordinator, cpu or cuda)" >&2
+	exit 2
+	;;
+esac
+
+pip=("$PREFIX/bin/python" -m pip install --disable-pip-version-check --no-cache-dir --quiet --progress-bar off -c constraints.txt)
+
+"${PYTHON:-python3}" -m venv "$PREFIX"
+case "$variant" in
+coordinator)
+	"${pip[@]}" ".[telemetry]"
+	;;
+cpu)
+	"${pip[@]}" --index-url "${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}" torch
+	"${pip[@]}" ".[engine,telemetry]"
+	;;
+cuda)
+	"${pip[@]}" ".[engine,telemetry]"
+	;;
+esac

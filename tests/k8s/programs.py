@@ -1,0 +1,159 @@
+"""The programs of a release as processes of this machine, with the flags and variables that the chart gives them.
+
+What a cluster would supply is put in place of what stands in the manifest: ports that are free here for the pod's,
+this host for a Service's name, folders for volumes, the CPU for a GPU. Everything else is as rendered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.cli.stack.preflight import free_port
+from tests.k8s.release import Object, Release
+
+PAIR = Path(__file__).parents[2] / "outrider" / "demo" / "pair"
+_PORTS = ("--port", "--metrics-port", "--health-port")
+# Comes with settings that are on their way.
+AWAITED = {"metrics_port", "tensor_parallel_size"}
+POD_IP = "127.0.0.1"
+
+
+class Pods:
+    """The services of a release, none of them started yet. ``credentials`` are for gRPC probes and callers."""
+
+    def __init__(self, release: Release, folder: Path) -> None:
+        self.release = release
+        self.folder = folder
+        self.ports: dict[str, int] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, service: str) -> None:
+        """Start a service's program."""
+        container = self.release.workload_of(service).container(service)
+        command = [self._here(word) for word in [*container["command"], *known(container["args"])]]
+        with (self.folder / f"{service}.log").open("wb") as log:
+            self.processes[service] = subprocess.Popen(
+                [sys.executable, *command[1:]], env=self._environment(container), stdout=log, stderr=log
+            )
+
+    def flags(self, service: str) -> list[str]:
+        """A service's flags, as they are here."""
+        return [self._here(flag) for flag in self.release.flags(service)]
+
+    def address(self, service: str) -> str:
+        """Where a service listens."""
+        flags = dict(flag.split("=", 1) for flag in self.flags(service) if "=" in flag)
+        return flags["--host"] if flags["--host"].startswith("unix:") else f"{POD_IP}:{flags['--port']}"
+
+    def passes(self, service: str, probe: str) -> bool:
+        """Whether kubelet would be content: asks what the probe asks."""
+        container = self.release.workload_of(service).container(service)
+        question = container[f"{probe}Probe"]
+        if "grpc" in question:
+            return _says_serving(f"{POD_IP}:{self.port(question['grpc']['port'])}", question["grpc"].get("service", ""))
+        numbers = {port["name"]: port["containerPort"] for port in container["ports"]}
+        return _answers(
+            f"http://{POD_IP}:{self.port(numbers[question['httpGet']['port']])}{question['httpGet']['path']}"
+        )
+
+    def has_ended(self, service: str) -> bool:
+        """Whether its process has."""
+        return self.processes[service].poll() is not None
+
+    def said(self, service: str) -> str:
+        """What it wrote."""
+        return (self.folder / f"{service}.log").read_text(encoding="utf-8", errors="replace")
+
+    def terminate(self, service: str) -> int:
+        """What kubelet does to end a container; the exit code."""
+        self.processes[service].send_signal(signal.SIGTERM)
+        return self.processes[service].wait(self.release.workload_of(service).spec["terminationGracePeriodSeconds"])
+
+    def run_test(self) -> subprocess.CompletedProcess[str]:
+        """What ``helm test`` runs."""
+        (pod,) = self.release.of_kind("Pod")
+        (container,) = pod["spec"]["containers"]
+        command = [self._here(word) for word in [*container["command"], *container["args"]]]
+        assert command[0] == "outrider"
+        return subprocess.run(
+            [sys.executable, "-m", "outrider.cli", *command[1:]],
+            env=self._environment(container), capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+
+    def port(self, number: int) -> int:
+        """The port here that stands for one of a pod's."""
+        return self.ports.setdefault(str(number), free_port())
+
+    def close(self) -> None:
+        """Kill what is left."""
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    def _here(self, word: str) -> str:
+        name, _, value = word.partition("=")
+        if name in _PORTS:
+            return f"{name}={self.port(int(value))}"
+        if name == "--device":
+            return f"{name}=cpu"
+        if name in ("--host", "--health-host") and not value.startswith("unix:"):
+            return f"{name}={POD_IP}"
+        if name in ("--target-address", "--draft-address", "--address") and not value.startswith("unix:"):
+            return f"{name}={POD_IP}:{self.port(int(value.rpartition(':')[2]))}"
+        if name == "--model":
+            return f"{name}={PAIR / Path(value).name}"
+        return word.replace("unix:/run/outrider/", f"unix:{self.folder}/").replace(
+            "=/etc/outrider/", f"={self.folder}/"
+        )
+
+    def _environment(self, container: Object) -> dict[str, str]:
+        given = {variable["name"]: variable.get("value", "") for variable in container.get("env", [])}
+        caches = {key: value.replace("/var/cache/outrider", str(self.folder)) for key, value in given.items()}
+        return {**os.environ, **caches, "POD_NAME": "here", "OMP_NUM_THREADS": "1"}
+
+
+@contextlib.contextmanager
+def pods(release: Release) -> Iterator[Pods]:
+    """The services of a release, in a short-named folder: socket files must fit into a hundred bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = Pods(release, Path(folder))
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+def known(flags: list[str]) -> list[str]:
+    """Those of the flags that the programs know already."""
+    return [flag for flag in flags if flag.partition("=")[0].removeprefix("--").replace("-", "_") not in AWAITED]
+
+
+def _says_serving(address: str, service: str) -> bool:
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            request = health_pb2.HealthCheckRequest(service=service)
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=5, wait_for_ready=False)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _answers(url: str) -> bool:
+    opener: Callable[..., object] = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+    try:
+        opener(url, timeout=5)
+    except (urllib.error.URLError, OSError):
+        return False
+    return True

@@ -1,0 +1,88 @@
+"""The programs take what the chart gives them: every flag is a setting, and the releases run, answer and end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from outrider.config import CoordinatorSettings, DraftSettings, Section, TargetSettings
+from outrider.config.flags import parse_flags
+from outrider.config.loading import load
+from tests.end_to_end.commands import wait_until
+from tests.k8s.cases import ALL
+from tests.k8s.programs import Pods, known, pods
+from tests.k8s.release import Release
+
+Releases = Callable[[str], Release]
+SECTIONS: dict[str, type[Section]] = {
+    "target": TargetSettings,
+    "draft": DraftSettings,
+    "coordinator": CoordinatorSettings,
+}
+MODULES = {"target": "target_service", "draft": "draft_service", "coordinator": "coordinator"}
+
+
+def services(release: Release) -> list[str]:
+    return [c["name"] for w in release.workloads() for c in w.spec["containers"] if c["name"] in SECTIONS]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_flag_is_a_setting_and_means_what_was_given(release: Releases, name: str) -> None:
+    rendered = release(name)
+    for service in services(rendered):
+        section, flags = SECTIONS[service], known(rendered.flags(service))
+        settings = load(section, flags, environ={})
+        given, config = parse_flags(section, flags)
+        assert config is None
+        assert len(given) == len(flags), "no flag twice"
+        container = rendered.workload_of(service).container(service)
+        assert container["command"][-1] == MODULES[service]
+        assert (
+            settings.model_dump()["drain_grace_s"] < rendered.workload_of(service).spec["terminationGracePeriodSeconds"]
+        )
+
+
+def test_settings_arrive_as_they_were_given(release: Releases) -> None:
+    rendered = release("settings")
+    target = load(TargetSettings, known(rendered.flags("target")), environ={})
+    coordinator = load(CoordinatorSettings, known(rendered.flags("coordinator")), environ={})
+    assert (target.kv_cache_bytes, target.log_level) == (20_000_000_000, "debug")
+    assert (coordinator.disable_logprobs, coordinator.posterior_alpha) == (True, 0.25)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_variables_are_no_settings_by_mistake(release: Releases, name: str) -> None:
+    for workload in release(name).workloads():
+        for container in workload.spec["containers"]:
+            names = [variable["name"] for variable in container.get("env", [])]
+            assert len(names) == len(set(names))
+            # The SDK's own; any other variable of this name would be taken for a setting.
+            assert {n for n in names if n.startswith("OUTRIDER_")} <= {"OUTRIDER_API_TOKEN"}
+
+
+def until(found: Pods, service: str, probe: str) -> None:
+    def passed() -> bool:
+        assert not found.has_ended(service), found.said(service)
+        return found.passes(service, probe)
+
+    wait_until(passed, f"the {probe} probe of {service}")
+
+
+@pytest.mark.timeout(300)
+def test_the_cpu_profile_runs_as_it_is_rendered(release: Releases) -> None:
+    with pods(release("cpu-demo")) as found:
+        found.start("coordinator")
+        until(found, "coordinator", "startup")
+        until(found, "coordinator", "liveness")
+        assert not found.passes("coordinator", "readiness"), "there is no target"
+        found.start("target")
+        until(found, "target", "startup")
+        until(found, "coordinator", "readiness")
+        found.start("draft")
+        until(found, "draft", "startup")
+        assert all(found.passes(service, "liveness") and found.passes(service, "readiness") for service in SECTIONS)
+        outcome = found.run_test()
+        assert outcome.returncode == 0, outcome.stderr
+        assert outcome.stdout.strip()
+        assert {service: found.terminate(service) for service in SECTIONS} == dict.fromkeys(SECTIONS, 0)

@@ -1,0 +1,138 @@
+"""Values that make no sense are refused before anything reaches a cluster, with a message that names the key."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.k8s.cases import MODELS, Values, over
+from tests.k8s.helm import Helm, RefusedError
+
+TLS: Values = {"tls": {"enabled": True, "secrets": {"coordinator": "c", "target": "t", "draft": "d"}}}
+
+REFUSED: dict[str, tuple[Values, str]] = {
+    "nothing set": ({"target": {"model": {"from": "none"}}}, "target.model.from: the large model is not set"),
+    "no draft model": ({"draft": {"model": {"from": "none"}}}, "draft.model.from: the small model is not set"),
+    "a key misspelt": ({"traget": {"replicas": 2}}, "additional properties 'traget' not allowed"),
+    "a key of a block misspelt": (
+        {"target": {"replica": 2}},
+        "at '/target': additional properties 'replica' not allowed",
+    ),
+    "a placement that is none": (
+        {"placement": "together"},
+        "at '/placement': value must be one of 'spread', 'sameNode', 'samePod'",
+    ),
+    "a replica less than none": ({"target": {"replicas": -1}}, "at '/target/replicas': minimum: got -1, want 0"),
+    "replicas in words": ({"target": {"replicas": "two"}}, "at '/target/replicas': got string, want integer"),
+    "a port out of range": ({"draft": {"port": 70000}}, "at '/draft/port': maximum: got 70,000, want 65,535"),
+    "a privileged port": ({"coordinator": {"port": 80}}, "at '/coordinator/port': minimum: got 80, want 1,024"),
+    "a device that is none": (
+        {"target": {"device": "tpu"}},
+        "at '/target/device': value must be one of 'cuda', 'cpu', 'none'",
+    ),
+    "a target without a device": (
+        {"target": {"device": "none"}},
+        "target.device: is none; a model runs on cuda or cpu",
+    ),
+    "a coordinator with a GPU": (
+        {"coordinator": {"device": "cuda"}},
+        "coordinator.device: is cuda; the coordinator runs no model",
+    ),
+    "no degree": ({"target": {"tensorParallelSize": 0}}, "at '/target/tensorParallelSize': minimum: got 0, want 1"),
+    "an odd share": (
+        {"target": {"tensorParallelSize": 5, "hosts": 2}},
+        "target.tensorParallelSize: 5 GPUs cannot be shared out evenly over hosts=2",
+    ),
+    "a draft over hosts": (
+        {"draft": {"tensorParallelSize": 2, "hosts": 2}},
+        "draft.hosts: is 2; only the target runs on several hosts",
+    ),
+    "hosts in one pod": (
+        {"placement": "samePod", "target": {"tensorParallelSize": 2, "hosts": 2}},
+        "target.hosts: is 2 with placement=samePod",
+    ),
+    "hosts on one node": (
+        {"placement": "sameNode", "target": {"tensorParallelSize": 2, "hosts": 2}},
+        "target.hosts: is 2 with placement=sameNode",
+    ),
+    "hosts of CPUs": (
+        {"target": {"device": "cpu", "tensorParallelSize": 2, "hosts": 2}},
+        "target.hosts: is 2 with device=cpu",
+    ),
+    "one port twice in a pod": (
+        {"placement": "samePod", "draft": {"metricsPort": 9465}},
+        "9465 is draft.metricsPort too",
+    ),
+    "a claim without a name": (
+        {"target": {"model": {"claim": ""}}},
+        "target.model.claim: is needed with model.from=pvc",
+    ),
+    "a host path that is not absolute": (
+        {"draft": {"model": {"from": "hostPath", "hostPath": "models"}}},
+        "at '/draft/model/hostPath'",
+    ),
+    "a download of nothing": ({"draft": {"model": {"from": "download"}}}, "draft.model.download.repository: is needed"),
+    "a way out of the volume": ({"draft": {"model": {"path": "../secret"}}}, "at '/draft/model/path'"),
+    "a path from the root": (
+        {"draft": {"model": {"path": "/secret"}}},
+        'draft.model.path: "/secret" should be relative',
+    ),
+    "a setting of the chart's own": (
+        {"target": {"settings": {"port": 1}}},
+        "target.settings.port: is set by target.port",
+    ),
+    "an address as a setting": (
+        {"coordinator": {"settings": {"target_address": "x:1"}}},
+        "coordinator.settings.target_address: is the chart's own",
+    ),
+    "a setting with a dash": ({"target": {"settings": {"page-size": 1}}}, "page-size"),
+    "a setting that is a list": (
+        {"target": {"settings": {"page_size": [1]}}},
+        "at '/target/settings/page_size': got array",
+    ),
+    "a share above one": ({"tracing": {"samplingRatio": 2}}, "at '/tracing/samplingRatio': maximum: got 2, want 1"),
+    "an endpoint without a scheme": ({"tracing": {"endpoint": "collector:4317"}}, "at '/tracing/endpoint'"),
+    "fewer at most than at least": (
+        {"target": {"autoscaling": {"minReplicas": 5}}},
+        "target.autoscaling.minReplicas: 5 is above maxReplicas 4",
+    ),
+    "scaling without metrics": (
+        {"target": {"autoscaling": {"enabled": True}}, "metrics": {"enabled": False}},
+        "target.autoscaling.enabled: scaling is on requests that wait",
+    ),
+    "TLS without certificates": ({"tls": {"enabled": True}}, "is needed with tls.enabled: a Secret with tls.crt"),
+    "cert-manager without an issuer": (
+        {"tls": {"enabled": True, "certManager": {"enabled": True}}},
+        "tls.certManager.issuer.name: is needed",
+    ),
+    "users' certificates without TLS": (
+        {"tls": {"users": {"required": True}}},
+        "tls.users.required: users show certificates over TLS alone",
+    ),
+    "a token in the clear": (
+        {"tokens": {"links": {"name": "a", "key": "b"}}},
+        "tokens.links: a token would cross the network in the clear",
+    ),
+    "half a secret": (over(TLS, {"tokens": {"api": {"name": "a"}}}), "at '/tokens/api'"),
+    "a digest that is none": ({"target": {"image": {"digest": "latest"}}}, "at '/target/image/digest'"),
+    "no time to drain": (
+        {"target": {"drain": {"graceSeconds": -1}}},
+        "at '/target/drain/graceSeconds': minimum: got -1, want 0",
+    ),
+    "a size without sense": ({"target": {"shmSize": "lots"}}, "at '/target/shmSize'"),
+    "a budget of nothing": ({"target": {"pdb": {"maxUnavailable": 0}}}, "at '/target/pdb/maxUnavailable'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_value_is_refused_by_name(helm: Helm, name: str) -> None:
+    values, message = REFUSED[name]
+    with pytest.raises(RefusedError) as caught:
+        helm.render(over(MODELS, values))
+    said = str(caught.value)
+    assert message in said
+    assert len(said) < 700, "a message, not a dump"
+
+
+def test_what_they_were_changed_from_is_not_refused(helm: Helm) -> None:
+    assert helm.render(MODELS).workloads()
+    assert helm.render(over(MODELS, TLS)).workloads()

@@ -1,0 +1,327 @@
+"""What refers to something else in a release refers to what is there: selectors, ports, probes, volumes, policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.k8s.cases import ALL
+from tests.k8s.release import Object, Release, Workload
+
+EVERY_CASE = pytest.mark.parametrize("name", ALL)
+Releases = Callable[[str], Release]
+
+
+def chosen(release: Release, selector: Object) -> list[Workload]:
+    # A group's leaders get this label from their controller.
+    wanted = {key: value for key, value in selector.items() if key != "leaderworkerset.sigs.k8s.io/worker-index"}
+    return [workload for workload in release.workloads() if wanted.items() <= workload.labels.items()]
+
+
+def container_ports(workload: Workload) -> dict[str, int]:
+    ports = [port for container in workload.spec["containers"] for port in container.get("ports", [])]
+    by_name = {port["name"]: port["containerPort"] for port in ports}
+    assert len(by_name) == len(set(by_name.values())) == len(ports), "names and numbers are unique in a pod"
+    return by_name
+
+
+def programs(release: Release) -> Iterator[tuple[Workload, Object]]:
+    """Every service's container; not the test's."""
+    for workload in release.workloads():
+        if workload.component != "test":
+            yield from ((workload, container) for container in workload.spec["containers"])
+
+
+@EVERY_CASE
+def test_services_choose_pods_and_ports_that_exist(release: Releases, name: str) -> None:
+    for service in release(name).of_kind("Service"):
+        (workload,) = chosen(release(name), service["spec"]["selector"])
+        for port in service["spec"]["ports"]:
+            assert container_ports(workload)[port["targetPort"]] == port["port"]
+
+
+@EVERY_CASE
+def test_owners_choose_their_own_pods(release: Releases, name: str) -> None:
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        for found in release(name).of_kind(kind):
+            (workload,) = chosen(release(name), found["spec"]["selector"]["matchLabels"])
+            assert workload.name == found["metadata"]["name"]
+
+
+@EVERY_CASE
+def test_probes_go_to_ports_of_their_container(release: Releases, name: str) -> None:
+    for _, container in programs(release(name)):
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            question = container.get(probe, {})
+            if "grpc" in question:
+                assert question["grpc"]["port"] == ports["grpc"]
+            elif question:
+                assert question["httpGet"]["port"] in ports
+        assert "livenessProbe" in container
+
+
+@EVERY_CASE
+def test_mounts_have_volumes_and_volumes_have_mounts(release: Releases, name: str) -> None:
+    for template in release(name).pod_templates():
+        spec = template["spec"]
+        volumes = [volume["name"] for volume in spec.get("volumes", [])]
+        every = [*spec["containers"], *spec.get("initContainers", [])]
+        mounts = {mount["name"] for container in every for mount in container.get("volumeMounts", [])}
+        assert len(volumes) == len(set(volumes))
+        assert set(volumes) == mounts
+
+
+@EVERY_CASE
+def test_pods_are_locked_down(release: Releases, name: str) -> None:
+    for template in release(name).pod_templates():
+        spec = template["spec"]
+        assert spec["enableServiceLinks"] is False
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in [*spec["containers"], *spec.get("initContainers", [])]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+    assert all(found["automountServiceAccountToken"] is False for found in release(name).of_kind("ServiceAccount"))
+
+
+@EVERY_CASE
+def test_what_programs_write_to_is_a_volume(release: Releases, name: str) -> None:
+    for _, container in programs(release(name)):
+        writable = [mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
+        assert {"/tmp", "/dev/shm", "/var/cache/outrider"} <= set(writable)
+        variables = {variable["name"]: variable.get("value", "") for variable in container["env"]}
+        for key in ("HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+            assert variables[key].startswith("/var/cache/outrider")
+
+
+@EVERY_CASE
+def test_the_grace_outlasts_the_drain(release: Releases, name: str) -> None:
+    for workload, container in programs(release(name)):
+        flags = dict(flag.split("=", 1) for flag in container["args"] if "=" in flag)
+        drain = float(flags["--drain-delay-s"]) + float(flags["--drain-grace-s"])
+        waited = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        assert workload.spec["terminationGracePeriodSeconds"] > waited + drain
+        variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+        if container["command"][0] == "torchrun":
+            assert int(variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] or 0) > drain
+
+
+@EVERY_CASE
+def test_no_rollout_asks_for_a_gpu_more(release: Releases, name: str) -> None:
+    for workload, container in programs(release(name)):
+        if any("/" in resource for resource in container["resources"].get("limits", {})):
+            spec = workload.owner["spec"]
+            rollout = (
+                spec.get("strategy", {}).get("rollingUpdate") or spec["rolloutStrategy"]["rollingUpdateConfiguration"]
+            )
+            assert rollout["maxSurge"] == 0
+            assert rollout["maxUnavailable"] == 1
+
+
+@EVERY_CASE
+def test_a_coordinator_is_ready_and_live_whatever_the_draft_does(release: Releases, name: str) -> None:
+    workload = release(name).workload_of("coordinator")
+    probes = {key: workload.container("coordinator")[f"{key}Probe"] for key in ("startup", "readiness", "liveness")}
+    # An empty service name is the coordinator's own health: SERVING while a target is attached.
+    for key, (path, service) in {
+        "startup": ("/livez", "liveness"), "liveness": ("/livez", "liveness"), "readiness": ("/readyz", None)
+    }.items():  # fmt: skip
+        question = probes[key]
+        assert (question["grpc"].get("service") if "grpc" in question else question["httpGet"]["path"]) in (
+            path,
+            service,
+        )
+    beside = [container for container in workload.spec["containers"] if container["name"] == "draft"]
+    assert all("readinessProbe" not in container and "startupProbe" not in container for container in beside)
+
+
+@EVERY_CASE
+def test_scaled_workloads_exist_and_have_no_replicas_of_their_own(release: Releases, name: str) -> None:
+    rendered = release(name)
+    for found in [*rendered.of_kind("ScaledObject"), *rendered.of_kind("HorizontalPodAutoscaler")]:
+        reference = found["spec"]["scaleTargetRef"]
+        owner = rendered.one(reference["kind"], reference["name"])
+        assert owner["apiVersion"] == reference["apiVersion"]
+        assert "replicas" not in owner["spec"]
+    scaled = {
+        found["metadata"]["name"]
+        for kind in ("ScaledObject", "HorizontalPodAutoscaler")
+        for found in rendered.of_kind(kind)
+    }
+    for workload in rendered.workloads():
+        if workload.component != "test" and workload.name not in scaled:
+            assert "replicas" in workload.owner["spec"]
+
+
+def admitted(release: Release, workload: Workload) -> dict[int, Any]:
+    """Port -> who may reach it (None: anybody), by the policy of a workload's pods."""
+    policies = [
+        p
+        for p in release.of_kind("NetworkPolicy")
+        if workload in chosen(release, p["spec"]["podSelector"]["matchLabels"])
+    ]
+    (policy,) = policies
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    return {port["port"]: rule.get("from") for rule in policy["spec"]["ingress"] for port in rule.get("ports", [])}
+
+
+@EVERY_CASE
+def test_network_policies_admit_the_hops_that_exist_and_no_other(release: Releases, name: str) -> None:
+    rendered = release(name)
+    if not rendered.of_kind("NetworkPolicy"):
+        pytest.skip("this case has none")
+    for workload in rendered.workloads():
+        if workload.component == "test":
+            continue
+        rules = admitted(rendered, workload)
+        ports = container_ports(workload)
+        called = {number for port, number in ports.items() if not port.startswith("health")}
+        assert set(rules) == called, "every port that somebody calls, and none besides; probes come from the node"
+        if workload.component in ("target", "draft"):
+            (caller,) = rules[ports["grpc"]]
+            assert [w.component for w in chosen(rendered, caller["podSelector"]["matchLabels"])] == ["coordinator"]
+
+
+@EVERY_CASE
+def test_coordinators_may_reach_what_they_are_told_to_call(release: Releases, name: str) -> None:
+    rendered = release(name)
+    coordinator = rendered.workload_of("coordinator")
+    flags = dict(flag.split("=", 1) for flag in rendered.flags("coordinator") if "=" in flag)
+    for service in ("target", "draft"):
+        address = flags.get(f"--{service}-address")
+        if address is None:
+            continue
+        if address.startswith("unix:"):
+            assert f"--host={address}" in rendered.flags(service)
+            continue
+        host, _, port = address.partition(":")
+        found = rendered.one("Service", host)
+        assert found["spec"]["clusterIP"] == "None"
+        (workload,) = chosen(rendered, found["spec"]["selector"])
+        assert container_ports(workload)["grpc"] == int(port)
+        policies = rendered.of_kind("NetworkPolicy")
+        egress = [rule for p in policies if p["metadata"]["name"] == coordinator.name for rule in p["spec"]["egress"]]
+        to = [
+            peer["podSelector"]["matchLabels"]
+            for rule in egress
+            for peer in rule.get("to", [])
+            if {"port": int(port), "protocol": "TCP"} in rule["ports"]
+        ]
+        assert not policies or [workload] in [chosen(rendered, labels) for labels in to]
+
+
+def test_on_one_node_the_pods_of_the_release_look_for_one_another(release: Releases) -> None:
+    rendered = release("same-node")
+    for workload in rendered.workloads():
+        if workload.component != "test":
+            (term,) = workload.spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+            assert term["topologyKey"] == "kubernetes.io/hostname"
+            assert term["labelSelector"]["matchLabels"].items() <= workload.labels.items()
+
+
+def test_in_one_pod_three_containers_share_sockets_and_memory(release: Releases) -> None:
+    workload = release("same-pod").workload_of("coordinator")
+    assert [container["name"] for container in workload.spec["containers"]] == ["target", "draft", "coordinator"]
+    volumes = {volume["name"]: volume for volume in workload.spec["volumes"]}
+    assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
+    for container in workload.spec["containers"]:
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts["shm"] == "/dev/shm"
+        assert mounts["sockets"] == "/run/outrider"
+
+
+def test_gpus_follow_the_degree_and_the_hosts(release: Releases) -> None:
+    def gpus(case: str, service: str, resource: str = "nvidia.com/gpu") -> int:
+        container = release(case).workload_of(service).container(service)
+        assert container["resources"]["limits"][resource] == container["resources"]["requests"][resource]
+        return int(container["resources"]["limits"][resource])
+
+    assert (gpus("four-plus-one", "target"), gpus("four-plus-one", "draft")) == (4, 1)
+    assert gpus("multi-host", "target") == 8
+    assert gpus("mig", "draft", "nvidia.com/mig-1g.10gb") == 1
+    cpu = release("cpu-demo").workload_of("target").container("target")
+    assert "nvidia.com/gpu" not in cpu["resources"].get("limits", {})
+
+
+def test_all_pods_of_a_group_are_started_by_torchrun_alike(release: Releases) -> None:
+    (group,) = release("multi-host").of_kind("LeaderWorkerSet")
+    leader, worker = (group["spec"]["leaderWorkerTemplate"][f"{role}Template"]["spec"] for role in ("leader", "worker"))
+    assert group["spec"]["leaderWorkerTemplate"]["size"] == 2
+    (first,), (second,) = leader["containers"], worker["containers"]
+    assert first["command"] == second["command"]
+    assert first["command"][0] == "torchrun"
+    assert "--nproc-per-node=8" in first["command"]
+    assert first["args"] == second["args"]
+    assert "ports" not in second
+    assert not any(key.endswith("Probe") for key in second)
+    selector = release("multi-host").one("Service", "rider-outrider-target")["spec"]["selector"]
+    assert selector["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
+    ingress = next(
+        p for p in release("multi-host").of_kind("NetworkPolicy") if p["metadata"]["name"].endswith("target")
+    )
+    assert any("ports" not in rule for rule in ingress["spec"]["ingress"]), "ranks speak to one another on any port"
+
+
+def test_the_test_pod_calls_the_coordinators_service(release: Releases) -> None:
+    for name in ALL:
+        rendered = release(name)
+        (pod,) = rendered.of_kind("Pod")
+        assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+        address = next(a for a in pod["spec"]["containers"][0]["args"] if a.startswith("--address=")).removeprefix(
+            "--address="
+        )
+        host, _, port = address.partition(":")
+        assert int(port) in [p["port"] for p in rendered.one("Service", host)["spec"]["ports"]]
+        users = (
+            admitted(rendered, rendered.workload_of("coordinator"))[int(port)]
+            if rendered.of_kind("NetworkPolicy")
+            else None
+        )
+        assert users is None or any(
+            peer.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/component") == "test"
+            for peer in users
+        )
+
+
+def test_certificates_bear_the_names_that_are_called(release: Releases) -> None:
+    rendered = release("tls")
+    for certificate in rendered.of_kind("Certificate"):
+        name = certificate["metadata"]["name"]
+        assert {name, f"{name}.serving", f"{name}.serving.svc"} <= set(certificate["spec"]["dnsNames"])
+        assert rendered.one("Service", name)
+        component = certificate["metadata"]["labels"]["app.kubernetes.io/component"]
+        volumes = rendered.workload_of(component).spec["volumes"]
+        assert certificate["spec"]["secretName"] in [v["secret"]["secretName"] for v in volumes if "secret" in v]
+    usages = rendered.one("Certificate", "rider-outrider-coordinator")["spec"]["usages"]
+    assert set(usages) == {"server auth", "client auth"}
+
+
+def test_models_are_where_the_flag_says(release: Releases) -> None:
+    for name in ALL:
+        rendered = release(name)
+        for _, container in programs(rendered):
+            path = next(
+                (f.partition("=")[2] for f in container["args"] if f.startswith(("--model=", "--tokenizer="))), None
+            )
+            mounts = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"].startswith("model-")]
+            if path is not None and not path.startswith("/opt/outrider/"):
+                assert path.startswith(tuple(mounts))
+
+
+def test_a_download_lands_where_the_model_is_read(release: Releases) -> None:
+    spec = release("download-into-the-pod").workload_of("draft").spec
+    (download,) = spec["initContainers"]
+    assert "--local-dir=/models/er" in download["command"]
+    assert "--model=/models/er" in release("download-into-the-pod").flags("draft")
+    assert any(mount["mountPath"] == "/models" and not mount.get("readOnly") for mount in download["volumeMounts"])
+    policy = next(
+        p for p in release("download-into-the-pod").of_kind("NetworkPolicy") if p["metadata"]["name"].endswith("draft")
+    )
+    assert {"ports": [{"port": 443, "protocol": "TCP"}]} in policy["spec"]["egress"]
