@@ -74,11 +74,12 @@ def _resource(kind: str) -> dict[str, Any]:
     return {"name": plural, "singularName": "", "namespaced": True, "kind": kind, "verbs": ["create", "get", "patch"]}
 
 
-_DISCOVERY: dict[str, dict[str, Any]] = {
+_ROOTS: dict[str, dict[str, Any]] = {
     "/version": {"major": "1", "minor": VERSION.split(".")[1], "gitVersion": VERSION},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
     "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(key) for key in KINDS if "/" in key]},
-} | {
+}
+_DISCOVERY = _ROOTS | {
     f"/{'apis' if '/' in key else 'api'}/{key}": {
         "kind": "APIResourceList",
         "apiVersion": "v1",

@@ -32,89 +32,87 @@ def over(base: Values, *overlays: Values) -> Values:
     return merged
 
 
-SWITCHES: dict[str, Values] = {
-    name: over(MODELS, values)
-    for name, values in {
-        "no-draft": {"draft": {"enabled": False}},
-        "no-draft-in-one-pod": {"draft": {"enabled": False}, "placement": "samePod"},
-        "same-node": {"placement": "sameNode"},
-        "same-node-with-own-affinity": {
-            "placement": "sameNode",
-            "target": {"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}},
+_ALONE: dict[str, Values] = {
+    "no-draft": {"draft": {"enabled": False}},
+    "no-draft-in-one-pod": {"draft": {"enabled": False}, "placement": "samePod"},
+    "same-node": {"placement": "sameNode"},
+    "same-node-with-own-affinity": {
+        "placement": "sameNode",
+        "target": {"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}},
+    },
+    "same-pod": {"placement": "samePod"},
+    "three-coordinators": {"coordinator": {"replicas": 3}},
+    "nobody": {"common": {"replicas": 0}},
+    "digest": {"common": {"image": {"digest": f"sha256:{'0' * 64}"}}},
+    "mig": {"draft": {"gpuResource": "nvidia.com/mig-1g.10gb"}},
+    "tokenizer": {"coordinator": {"model": {"from": "hostPath", "hostPath": "/models", "path": "tokenizer"}}},
+    "download-into-the-pod": {
+        "draft": {"model": {"from": "download", "path": "", "claim": "", "download": {"repository": "own/er"}}}
+    },
+    "settings": {
+        "common": {"settings": {"log_level": "debug"}},
+        "target": {"settings": {"kv_cache_bytes": 20_000_000_000}},
+        "coordinator": {"settings": {"disable_logprobs": True, "posterior_alpha": 0.25}},
+    },
+    "long-drain": {"common": {"drain": {"preStopSeconds": 20, "delaySeconds": 2.5, "graceSeconds": 600}}},
+    "no-pdb": {"common": {"pdb": {"enabled": False}}},
+    "pdb-percent": {"coordinator": {"pdb": {"maxUnavailable": "25%"}}},
+    "no-spread": {"common": {"topologySpread": {"enabled": False}}},
+    "keda": {"target": {"autoscaling": {"enabled": True, "kind": "keda"}}},
+    "hpa": {"target": {"autoscaling": {"enabled": True, "kind": "hpa"}}},
+    "hpa-of-coordinators": {"coordinator": {"autoscaling": {"enabled": True, "kind": "hpa"}}},
+    "hpa-of-a-group": {
+        "target": {"tensorParallelSize": 2, "hosts": 2, "autoscaling": {"enabled": True, "kind": "hpa"}}
+    },
+    "no-network-policy": {"networkPolicy": {"enabled": False}},
+    "network-peers": {
+        "networkPolicy": {
+            "users": [{"namespaceSelector": {"matchLabels": {"team": "chat"}}}],
+            "collector": [{"namespaceSelector": {"matchLabels": {"name": "observability"}}}],
+            "extraEgress": [{"ports": [{"port": 8200, "protocol": "TCP"}]}],
         },
-        "same-pod": {"placement": "samePod"},
-        "three-coordinators": {"coordinator": {"replicas": 3}},
-        "nobody": {"common": {"replicas": 0}},
-        "digest": {"common": {"image": {"digest": f"sha256:{'0' * 64}"}}},
-        "mig": {"draft": {"gpuResource": "nvidia.com/mig-1g.10gb"}},
-        "tokenizer": {"coordinator": {"model": {"from": "hostPath", "hostPath": "/models", "path": "tokenizer"}}},
-        "download-into-the-pod": {
-            "draft": {"model": {"from": "download", "path": "", "claim": "", "download": {"repository": "own/er"}}}
+        "tracing": {"endpoint": "https://collector.observability"},
+    },
+    "no-metrics": {"metrics": {"enabled": False}},
+    "monitors": {
+        "metrics": {
+            "serviceMonitor": {"enabled": True},
+        }
+    },
+    "tracing": {
+        "tracing": {"endpoint": "http://c:4317", "headersSecret": {"name": "otlp", "key": "headers"}},
+    },
+    "given-certificates": {
+        "tls": {
+            "enabled": True,
+            "users": {"required": True, "caSecret": {"name": "users-ca", "key": "ca.crt"}},
+            "secrets": {"coordinator": "c-tls", "target": "t-tls", "draft": "d-tls"},
+        }
+    },
+    "tls-in-one-pod": {
+        "placement": "samePod",
+        "tls": {"enabled": True, "certManager": {"enabled": True, "issuer": {"name": "ca"}}},
+        "tokens": {"links": {"name": "links", "key": "token"}},
+    },
+    "load-balancer": {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
+    "own-service-accounts": {"common": {"serviceAccount": {"create": False}}},
+    "pod-extras": {
+        "common": {
+            "podLabels": {"team": "chat"},
+            "podAnnotations": {"note": "yes"},
+            "priorityClassName": "serving",
+            "runtimeClassName": "nvidia",
+            "schedulerName": "volcano",
+            "tolerations": [{"operator": "Exists"}],
+            "nodeSelector": {"disk": "ssd"},
+            "env": [{"name": "NCCL_DEBUG", "value": "WARN"}],
+            "extraVolumes": [{"name": "extra", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
         },
-        "settings": {
-            "common": {"settings": {"log_level": "debug"}},
-            "target": {"settings": {"kv_cache_bytes": 20_000_000_000}},
-            "coordinator": {"settings": {"disable_logprobs": True, "posterior_alpha": 0.25}},
-        },
-        "long-drain": {"common": {"drain": {"preStopSeconds": 20, "delaySeconds": 2.5, "graceSeconds": 600}}},
-        "no-pdb": {"common": {"pdb": {"enabled": False}}},
-        "pdb-percent": {"coordinator": {"pdb": {"maxUnavailable": "25%"}}},
-        "no-spread": {"common": {"topologySpread": {"enabled": False}}},
-        "keda": {"target": {"autoscaling": {"enabled": True, "kind": "keda"}}},
-        "hpa": {"target": {"autoscaling": {"enabled": True, "kind": "hpa"}}},
-        "hpa-of-coordinators": {"coordinator": {"autoscaling": {"enabled": True, "kind": "hpa"}}},
-        "hpa-of-a-group": {
-            "target": {"tensorParallelSize": 2, "hosts": 2, "autoscaling": {"enabled": True, "kind": "hpa"}}
-        },
-        "no-network-policy": {"networkPolicy": {"enabled": False}},
-        "network-peers": {
-            "networkPolicy": {
-                "users": [{"namespaceSelector": {"matchLabels": {"team": "chat"}}}],
-                "collector": [{"namespaceSelector": {"matchLabels": {"name": "observability"}}}],
-                "extraEgress": [{"ports": [{"port": 8200, "protocol": "TCP"}]}],
-            },
-            "tracing": {"endpoint": "https://collector.observability"},
-        },
-        "no-metrics": {"metrics": {"enabled": False}},
-        "monitors": {
-            "metrics": {
-                "serviceMonitor": {"enabled": True},
-            }
-        },
-        "tracing": {
-            "tracing": {"endpoint": "http://c:4317", "headersSecret": {"name": "otlp", "key": "headers"}},
-        },
-        "given-certificates": {
-            "tls": {
-                "enabled": True,
-                "users": {"required": True, "caSecret": {"name": "users-ca", "key": "ca.crt"}},
-                "secrets": {"coordinator": "c-tls", "target": "t-tls", "draft": "d-tls"},
-            }
-        },
-        "tls-in-one-pod": {
-            "placement": "samePod",
-            "tls": {"enabled": True, "certManager": {"enabled": True, "issuer": {"name": "ca"}}},
-            "tokens": {"links": {"name": "links", "key": "token"}},
-        },
-        "load-balancer": {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
-        "own-service-accounts": {"common": {"serviceAccount": {"create": False}}},
-        "pod-extras": {
-            "common": {
-                "podLabels": {"team": "chat"},
-                "podAnnotations": {"note": "yes"},
-                "priorityClassName": "serving",
-                "runtimeClassName": "nvidia",
-                "schedulerName": "volcano",
-                "tolerations": [{"operator": "Exists"}],
-                "nodeSelector": {"disk": "ssd"},
-                "env": [{"name": "NCCL_DEBUG", "value": "WARN"}],
-                "extraVolumes": [{"name": "extra", "emptyDir": {}}],
-                "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
-            },
-            "image": {"pullSecrets": [{"name": "registry"}]},
-        },
-    }.items()
+        "image": {"pullSecrets": [{"name": "registry"}]},
+    },
 }
+SWITCHES = {name: over(MODELS, values) for name, values in _ALONE.items()}
 
 ALL: dict[str, Values] = {**EXAMPLES, **SWITCHES}
 

@@ -24,7 +24,18 @@ CUSTOM: dict[str, dict[str, Any]] = {
 """Kinds that are not Kubernetes' own: the fields that the chart uses, written down from the projects' CRDs."""
 
 
+_passed: set[str] = set()
+"""Many cases share most of their objects; reading a schema takes a while."""
+
+
 def check(found: Object) -> None:
+    text = json.dumps(found, sort_keys=True)
+    if text not in _passed:
+        validate(found)
+        _passed.add(text)
+
+
+def validate(found: Object) -> None:
     if found["kind"] in CUSTOM:
         jsonschema.Draft202012Validator(CUSTOM[found["kind"]]).validate(found)
         return
