@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from coordinator.service import Coordinator
 from outrider.config import CoordinatorSettings
+from outrider.transport.discovery import RemoteReplicas
 from outrider.transport.hosting import run_process
 from outrider.transport.http_health import Probes
 from outrider.transport.remote import RemoteDraft, RemoteTarget
@@ -53,11 +54,18 @@ async def serve(settings: CoordinatorSettings) -> None:
 
 
 def _coordinator(settings: CoordinatorSettings, on_target: Callable[[bool], None]) -> Coordinator:
-    """With a target and where there is one a draft at the addresses of the settings."""
+    """With the targets and where there are any the drafts at the addresses of the settings."""
     security = link_security(settings)
-    target = RemoteTarget(settings.target_address, security)
-    draft = None if settings.draft_address is None else RemoteDraft(settings.draft_address, security)
-    return Coordinator(target, draft, settings, on_target=on_target)
+    interval_s = settings.resolve_interval_s
+    targets = RemoteReplicas(
+        settings.target_address, RemoteTarget, security, interval_s=interval_s, setting="target_address"
+    )
+    drafts = None
+    if settings.draft_address is not None:
+        drafts = RemoteReplicas(
+            settings.draft_address, RemoteDraft, security, interval_s=interval_s, setting="draft_address"
+        )
+    return Coordinator(targets, drafts, settings, on_target=on_target)
 
 
 def _signalled() -> asyncio.Event:

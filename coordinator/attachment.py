@@ -67,7 +67,10 @@ class Attachment(Generic[CommandT, EventT]):
         self._outbox: list[CommandT] = []
         self._trouble = ""
         self._task: asyncio.Task[None] | None = None
+        self._farewell: asyncio.Future[None] | None = None
         self._tried = asyncio.get_running_loop().create_future()
+        # Not everybody waits for the first try.
+        self._tried.add_done_callback(lambda tried: tried.cancelled() or tried.exception())
 
     @property
     def is_up(self) -> bool:
@@ -97,9 +100,12 @@ class Attachment(Generic[CommandT, EventT]):
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        self._tell_first_try(None)
         link, self._link = self._link, None
         if link is not None:
             await _close(link)
+        if self._farewell is not None:
+            await self._farewell
 
     def _flush(self) -> None:
         commands, self._outbox = self._outbox, []
@@ -156,8 +162,10 @@ class Attachment(Generic[CommandT, EventT]):
     async def _lose_link(self) -> None:
         link, self._link, self._outbox = self._link, None, []
         if link is not None:
+            # Goes on to its end even when this task is cancelled by what follows from the loss.
+            self._farewell = asyncio.ensure_future(_close(link))
             self._on_lost()
-            await _close(link)
+            await asyncio.shield(self._farewell)
 
     def _tell_first_try(self, error: OutriderError | None) -> None:
         if self._tried.done():

@@ -7,18 +7,18 @@ runs (``admission``), how a service is reached (``services``) or what a user is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from coordinator import actions
-from coordinator.loop import SessionLoop
+from coordinator.placement import Placement
 from coordinator.planning import check_room
+from coordinator.replicas import Source
 from coordinator.roster import Roster
-from coordinator.services import Services
-from coordinator.sides import DraftFacts
+from coordinator.services import DraftReplica, Services, TargetReplica, draft_facts
 from coordinator.ticket import Ticket
-from outrider.errors import OutriderError
-from outrider.ports import Draft, DraftEvent, EventBatch, ForwardReport, Scores, Target, TargetEvent
+from outrider.errors import CapacityError, OutriderError, UnavailableError
+from outrider.ports import DraftCommand, DraftEvent, EventBatch, ForwardReport, Scores, TargetCommand, TargetEvent
 from outrider.types import ModelDescription
 
 
@@ -27,8 +27,8 @@ class Driver:
 
     def __init__(
         self,
-        target: Target,
-        draft: Draft | None,
+        targets: Source[TargetCommand, TargetEvent],
+        drafts: Source[DraftCommand, DraftEvent] | None,
         roster: Roster,
         *,
         on_model: Callable[[ModelDescription], None],
@@ -36,11 +36,12 @@ class Driver:
         target_timeout_s: float,
         draft_timeout_s: float,
     ) -> None:
-        """``on_target`` is told when the target is attached or lost, ``on_model`` before it is attached."""
+        """``on_target`` is told of the first target attached and the last lost; ``on_model`` is as for ``Services``."""
         self._roster = roster
         self._on_target = on_target
-        self._draft_timeout_s = draft_timeout_s
-        self.services = Services(target, draft, self, on_model=on_model, target_timeout_s=target_timeout_s)
+        self._draft_timeout_s, self._target_timeout_s = draft_timeout_s, target_timeout_s
+        self.services = Services(targets, drafts, self, on_model=on_model, target_timeout_s=target_timeout_s)
+        self._placement = Placement(self.services)
 
     # For whoever takes requests in.
 
@@ -64,53 +65,97 @@ class Driver:
 
     # What the services say.
 
-    def on_target_batch(self, batch: EventBatch[TargetEvent]) -> None:
-        """Events of the target."""
+    def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
+        """Events of a target."""
         told: list[Ticket] = []
         for event in batch.events:
             ticket = self._roster.find(event.session)
-            if ticket is not None:
+            if ticket is not None and ticket.target is replica:
                 told.append(ticket)
                 self._advance(ticket, partial(ticket.loop.on_target_event, event), batch.report)
-                if isinstance(event, Scores) and self._roster.found_room(ticket):
-                    self._admit()
+                if isinstance(event, Scores):
+                    self._note_room(ticket)
         self._hand_out(told)
 
-    def on_draft_batch(self, batch: EventBatch[DraftEvent]) -> None:
-        """Events of the draft."""
+    def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
+        """Events of a draft."""
         told: list[Ticket] = []
         for event in batch.events:
             ticket = self._roster.find(event.session)
-            if ticket is not None:
+            if ticket is not None and ticket.draft is replica:
                 told.append(ticket)
                 self._advance(ticket, partial(ticket.loop.on_draft_event, event), batch.report)
         self._hand_out(told)
 
-    def target_attached(self) -> None:
-        """The target is there: sessions go on, and waiting requests may start."""
-        self._on_target(True)
+    def target_attached(self, replica: TargetReplica) -> None:
+        """A target is there: sessions without one go on, and waiting requests may start."""
+        if len(self.services.target.attached) == 1:
+            self._on_target(True)
         self._fail_what_outgrew(self.services.require_target())
-        self._tell_all(SessionLoop.target_back)
+        self._find_targets(self._roster.running())
         self._unblock()
 
-    def target_lost(self) -> None:
-        """The target's link is gone: sessions pause."""
-        self._on_target(False)
-        self._tell_all(SessionLoop.target_lost)
+    def target_lost(self, replica: TargetReplica) -> None:
+        """A target's link is gone: its sessions go on elsewhere, or pause until there is one."""
+        if not self.services.target.is_up:
+            self._on_target(False)
+        orphans = [ticket for ticket in self._roster.running() if ticket.target is replica]
+        for ticket in orphans:
+            self._placement.leave_target(ticket)
+            self._deliver(ticket, ticket.loop.target_lost)
+        self._find_targets(orphans)
+        for ticket in orphans:
+            if ticket.target is None and not ticket.is_over:
+                ticket.call_later(self._target_timeout_s, partial(self._give_up_on, ticket, ticket.num_moves))
 
     def target_given_up(self, error: OutriderError) -> None:
-        """The target was not back in time: no request can go on."""
+        """No target was back in time: no request can go on."""
         self.fail_all(error)
 
-    def draft_attached(self) -> None:
-        """The draft is there: sessions may speculate again."""
-        facts = self.services.draft_facts()
-        if facts is not None:
-            self._tell_all(partial(_tell_draft_back, facts))
+    def draft_attached(self, replica: DraftReplica) -> None:
+        """A draft is there: sessions without one may speculate."""
+        self._find_drafts(self._roster.running())
 
-    def draft_lost(self) -> None:
-        """The draft's link is gone: sessions go on without."""
-        self._tell_all(SessionLoop.draft_lost)
+    def draft_lost(self, replica: DraftReplica) -> None:
+        """A draft's link is gone: its sessions go on with another, or without."""
+        orphans = [ticket for ticket in self._roster.running() if ticket.draft is replica]
+        for ticket in orphans:
+            self._placement.leave_draft(ticket)
+            self._deliver(ticket, ticket.loop.draft_lost)
+        self._find_drafts(orphans)
+
+    # Where sessions live.
+
+    def _find_targets(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            if ticket.target is None and not ticket.is_over and self._placement.place_on_target(ticket):
+                self._deliver(ticket, ticket.loop.target_back)
+
+    def _give_up_on(self, ticket: Ticket, num_moves: int) -> None:
+        """There may be targets, and none that could hold it."""
+        if ticket.target is None and ticket.num_moves == num_moves and self._roster.find(ticket.session) is ticket:
+            error = UnavailableError(f"no target that could hold it was back after {self._target_timeout_s:g} s")
+            self._deliver(ticket, partial(ticket.loop.fail, error))
+
+    def _find_drafts(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            self._find_draft(ticket)
+
+    def _find_draft(self, ticket: Ticket, *, besides: DraftReplica | None = None) -> None:
+        if ticket.draft is not None or ticket.is_over or not ticket.loop.lacks_draft:
+            return
+        replica = self._placement.place_on_draft(ticket, besides=besides)
+        if replica is not None:
+            self._deliver(ticket, partial(ticket.loop.draft_back, draft_facts(replica)))
+
+    def _retry_draft(self, ticket: Ticket, refuser: DraftReplica | None) -> None:
+        if self._roster.find(ticket.session) is ticket:  # otherwise it is given one when it starts again
+            self._find_draft(ticket, besides=refuser)
+
+    def _note_room(self, ticket: Ticket) -> None:
+        ticket.refused_by.clear()
+        if self._roster.found_room(ticket):
+            self._admit()
 
     # Events to sessions, and what they ask for.
 
@@ -128,17 +173,14 @@ class Driver:
         """After the commands of this turn: the services begin their next forwards while users are told of the last."""
         asyncio.get_running_loop().call_soon(_flush, tickets)
 
-    def _tell_all(self, event: Callable[[SessionLoop], None]) -> None:
-        for ticket in self._roster.all():
-            self._deliver(ticket, partial(event, ticket.loop))
-
     def _act(self, ticket: Ticket, action: actions.Action) -> None:
         match action:
             case actions.ToDraft(command):
-                if self.services.draft is not None:
-                    self.services.draft.send(command)
+                if ticket.draft is not None:
+                    ticket.draft.send(command)
             case actions.ToTarget(command):
-                self.services.target.send(command)
+                if ticket.target is not None:
+                    ticket.target.send(command)
             case actions.Emit():
                 ticket.emit(action)
             case actions.SetDraftTimer(timer):
@@ -147,19 +189,15 @@ class Driver:
             case actions.ClearDraftTimer():
                 ticket.clear_draft_timer()
             case actions.RetryDraftAfter(retry_after_ms):
-                ticket.call_later(retry_after_ms / 1000, partial(self._retry_draft, ticket))
+                ticket.call_later(retry_after_ms / 1000, partial(self._retry_draft, ticket, ticket.draft))
+                self._placement.leave_draft(ticket)
             case actions.Park(retry_after_ms):
                 self._park(ticket, retry_after_ms)
             case actions.Finish() | actions.Fail():
                 self._end(ticket, action)
 
-    def _retry_draft(self, ticket: Ticket) -> None:
-        facts = self.services.draft_facts()
-        if facts is not None:  # otherwise every session is told when the draft is back
-            self._deliver(ticket, partial(ticket.loop.draft_back, facts))
-
     def _fail_what_outgrew(self, target: ModelDescription) -> None:
-        """A target that came back smaller will never have room for some: they would wait for it for ever."""
+        """Targets that came back smaller will never have room for some: they would wait for it for ever."""
         for ticket in self._roster.all():
             plan = ticket.loop.plan
             try:
@@ -174,10 +212,29 @@ class Driver:
         if self.services.target.is_up:
             for ticket in self._roster.to_start():
                 ticket.stopwatch.note_admitted()
-                self._deliver(ticket, partial(ticket.loop.start, ticket.session))
+                self._start(ticket)
+
+    def _start(self, ticket: Ticket) -> None:
+        if self._placement.place_on_target(ticket):
+            self._find_draft(ticket)
+            self._deliver(ticket, partial(ticket.loop.start, ticket.session))
+        else:
+            error = CapacityError("no target that could hold this request is attached now")
+            self._deliver(ticket, partial(ticket.loop.fail, error))
 
     def _park(self, ticket: Ticket, retry_after_ms: int) -> None:
-        """The target has no room: wait at the head of the queue until pages come free, or for a while."""
+        """The target has no room: go to another, else wait at the head of the queue for pages, or for a while."""
+        if ticket.target is not None:
+            ticket.refused_by.add(ticket.target)
+        self._placement.leave(ticket)
+        # Whichever draft it is given when it starts again has to be told all.
+        self._deliver(ticket, ticket.loop.draft_lost)
+        if self._placement.place_on_target(ticket):
+            self._roster.renumber(ticket)
+            self._find_draft(ticket)
+            self._deliver(ticket, partial(ticket.loop.start, ticket.session))
+            return
+        ticket.refused_by.clear()
         self._roster.park(ticket)
         ticket.call_later(retry_after_ms / 1000, self._unblock)
 
@@ -186,6 +243,7 @@ class Driver:
         self._admit()
 
     def _end(self, ticket: Ticket, ending: actions.Finish | actions.Fail) -> None:
+        self._placement.leave(ticket)
         ticket.end(ending)
         self._roster.end(ticket, ending)
         # In a later turn: this may be in the middle of telling every session something.
@@ -195,7 +253,3 @@ class Driver:
 def _flush(tickets: Sequence[Ticket]) -> None:
     for ticket in tickets:
         ticket.flush()
-
-
-def _tell_draft_back(facts: DraftFacts, loop: SessionLoop) -> None:
-    loop.draft_back(facts)

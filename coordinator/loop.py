@@ -94,6 +94,11 @@ class SessionLoop:
         """Why this step has no proposal, if it has none when it is judged."""
         self._actions: list[Action] = []
 
+    @property
+    def lacks_draft(self) -> bool:
+        """Whether it would draft if a draft could be reached or had room for it."""
+        return self._draft.readiness is Readiness.AWAY
+
     def take_actions(self) -> list[Action]:
         """What the events since the last call ask for, in order."""
         actions, self._actions = self._actions, []

@@ -1,4 +1,4 @@
-"""Whether a draft fits its target: the same ids for the same tokens.
+"""Whether a draft fits its target, the same ids for the same tokens, and whether two targets are one model.
 
 A draft never sees text, so ids decide; rows that pad a vocabulary may differ, since padded ids are never proposed.
 """
@@ -12,8 +12,27 @@ from collections.abc import Mapping
 from outrider.errors import PairMismatchError
 from outrider.types import ModelDescription
 
+_SAME = (
+    "model_name",
+    "architecture",
+    "vocab_size",
+    "num_token_ids",
+    "eos_token_ids",
+    "bos_token_id",
+    "dtype",
+    "tokenizer_hash",
+)
+"""In what two targets have to agree so that a session may go on from one to the other."""
 _log = logging.getLogger(__name__)
 _MAX_EXAMPLES = 3
+
+
+def check_same_model(known: ModelDescription, found: ModelDescription) -> None:
+    """Raise ``PairMismatchError`` saying in what a target is not the one whose sessions it is to take over."""
+    differing = [name for name in _SAME if getattr(known, name) != getattr(found, name)]
+    if differing:
+        told = "; ".join(f"{name} is {getattr(found, name)!r}, not {getattr(known, name)!r}" for name in differing)
+        raise PairMismatchError(f"this target is not the model that is served here, {known.model_name}: its {told}")
 
 
 def check_pair(target: ModelDescription, draft: ModelDescription) -> None:

@@ -110,12 +110,17 @@ class Planner:
 
 def check_room(target: ModelDescription, num_prompt_tokens: int, max_tokens: int) -> None:
     """Raise ``InvalidRequestError`` when the target could not hold so many tokens even if it held nothing else."""
-    length = num_prompt_tokens + max_tokens
-    needed = -(-length // target.page_size) if target.page_size else 0
-    trouble = ""
-    if needed > target.num_pages:
-        trouble = f"need {needed} KV pages, and the target has {target.num_pages} in all"
-    elif length > target.max_model_len:
-        trouble = f"are {length}, and the target takes {target.max_model_len}"
-    if trouble:
+    if trouble := _trouble(target, num_prompt_tokens + max_tokens):
         raise InvalidRequestError("max_tokens", f"{num_prompt_tokens} prompt tokens and {max_tokens} more {trouble}")
+
+
+def has_room(target: ModelDescription, length: int) -> bool:
+    """Whether the target could hold so many tokens if it held nothing else."""
+    return not _trouble(target, length)
+
+
+def _trouble(target: ModelDescription, length: int) -> str:
+    needed = -(-length // target.page_size) if target.page_size else 0
+    if needed > target.num_pages:
+        return f"need {needed} KV pages, and the target has {target.num_pages} in all"
+    return f"are {length}, and the target takes {target.max_model_len}" if length > target.max_model_len else ""

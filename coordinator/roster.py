@@ -57,6 +57,10 @@ class Roster:
         """Those that run and those that wait."""
         return (*self._admission.running, *self._admission.waiting)
 
+    def running(self) -> tuple[Ticket, ...]:
+        """Those that run."""
+        return self._admission.running
+
     def find(self, session: int) -> Ticket | None:
         """The request that runs under this number."""
         return self._by_session.get(session)
@@ -73,9 +77,14 @@ class Roster:
     def to_start(self) -> Iterator[Ticket]:
         """Those that may run now, one after the other, each under a number of its own."""
         while (ticket := self._admission.next()) is not None:
-            ticket.session = next(self._numbers)
-            self._by_session[ticket.session] = ticket
+            self.renumber(ticket)
             yield ticket
+
+    def renumber(self, ticket: Ticket) -> None:
+        """Another number, never used on any link, for one that starts, or starts elsewhere."""
+        self._by_session.pop(ticket.session, None)
+        ticket.session = next(self._numbers)
+        self._by_session[ticket.session] = ticket
 
     def park(self, ticket: Ticket) -> None:
         """The target has no room for it: back to its place in the queue, which stands still until ``unblock``."""

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from typing import TypeVar
 
+from coordinator.attachment import Port
 from coordinator.driver import Driver
 from coordinator.loop import SessionLoop
 from coordinator.planning import Planner
+from coordinator.replicas import Fixed, Source
 from coordinator.roster import Roster
 from coordinator.speculation import DraftLengthPolicy
 from coordinator.stats import CoordinatorStats
@@ -21,8 +24,14 @@ from outrider import __version__
 from outrider.config import CoordinatorSettings
 from outrider.errors import UnavailableError
 from outrider.generation import Delta, GenerationRequest, ModelInfo
-from outrider.ports import Draft, Target
+from outrider.ports import Draft, DraftCommand, DraftEvent, Target, TargetCommand, TargetEvent
 from outrider.types import ModelDescription
+
+CommandT = TypeVar("CommandT")
+EventT = TypeVar("EventT")
+
+TargetSource = Source[TargetCommand, TargetEvent]
+DraftSource = Source[DraftCommand, DraftEvent]
 
 LONG_PROMPT_CHARACTERS = 50_000
 """Longer prompts are tokenized in a thread, so that the streams of others go on."""
@@ -33,13 +42,16 @@ class Coordinator:
 
     def __init__(
         self,
-        target: Target,
-        draft: Draft | None,
+        target: Target | TargetSource,
+        draft: Draft | DraftSource | None,
         settings: CoordinatorSettings,
         *,
         on_target: Callable[[bool], None] = lambda is_up: None,
     ) -> None:
-        """``on_target`` is told whenever the target is attached or lost."""
+        """A target or a draft is one port, or a source of replicas; all targets have to be one model.
+
+        ``on_target`` is told when the first target is attached and when the last is lost.
+        """
         self._settings = settings
         self._tokenizer = None if settings.tokenizer is None else TextTokenizer.from_folder(settings.tokenizer)
         self._planner: Planner | None = None
@@ -50,8 +62,8 @@ class Coordinator:
         )
         self._roster = Roster(self._policy, max_running=settings.max_running_requests, max_queue=settings.max_queue)
         self._driver = Driver(
-            target,
-            draft,
+            _source(target),
+            None if draft is None else _source(draft),
             self._roster,
             on_model=self._plan_for,
             on_target=on_target,
@@ -96,7 +108,7 @@ class Coordinator:
         target, draft = self._services.require_target(), self._services.draft
         return ModelInfo(
             target_model=target.model_name,
-            draft_model=draft.description.model_name if draft and draft.description else "",
+            draft_model=draft.descriptions[0].model_name if draft and draft.descriptions else "",
             max_model_len=target.max_model_len,
             num_token_ids=target.num_token_ids,
             eos_token_ids=target.eos_token_ids,
@@ -125,6 +137,8 @@ class Coordinator:
             draft_pages_free=draft.num_pages_free if draft else 0,
             num_target_messages=target.num_messages_sent,
             num_draft_messages=draft.num_messages_sent if draft else 0,
+            num_targets=len(target.attached),
+            num_drafts=len(draft.attached) if draft else 0,
         )
 
     # Taking in.
@@ -136,8 +150,7 @@ class Coordinator:
             self._require_planner()  # time has passed
         else:
             plan = planner.plan(request)
-        facts = self._services.draft_facts()
-        ticket = Ticket(SessionLoop(plan, self._policy, draft=facts, tokenizer=planner.tokenizer))
+        ticket = Ticket(SessionLoop(plan, self._policy, tokenizer=planner.tokenizer))
         self._driver.submit(ticket)
         return ticket
 
@@ -147,7 +160,7 @@ class Coordinator:
         return self._planner
 
     def _plan_for(self, target: ModelDescription) -> None:
-        """The first target decides how text becomes tokens, the latest one what fits."""
+        """The first target decides how text becomes tokens, the roomiest of those there are what fits."""
         if self._planner is not None:
             tokenizer = self._planner.tokenizer
         else:
@@ -155,3 +168,7 @@ class Coordinator:
                 target.tokenizer_files, bos_token_id=target.bos_token_id
             )
         self._planner = Planner(self._settings, target, tokenizer)
+
+
+def _source(found: Port[CommandT, EventT] | Source[CommandT, EventT]) -> Source[CommandT, EventT]:
+    return found if isinstance(found, Source) else Fixed(found)

@@ -1,88 +1,82 @@
-"""The two services of a coordinator: what is accepted as target and as draft, and what follows when one comes or goes.
+"""The services of a coordinator: what is accepted as target and as draft, and what follows when one comes or goes.
 
-Owns both attachments and how long a lost target is waited for. Knows no sessions: a listener is told.
+Owns the replicas of both sides, what makes them one model, and how long a lost target is waited for. Knows no sessions:
+a listener is told.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
-from coordinator.attachment import Attachment
-from coordinator.pair import check_pair
+from coordinator.pair import check_pair, check_same_model
+from coordinator.replicas import Replica, Replicas, Source
 from coordinator.sides import DraftFacts
-from outrider.errors import OutriderError, PairMismatchError, UnavailableError
-from outrider.ports import Draft, DraftCommand, DraftEvent, EventBatch, Target, TargetCommand, TargetEvent
+from outrider.errors import OutriderError, UnavailableError
+from outrider.ports import DraftCommand, DraftEvent, EventBatch, TargetCommand, TargetEvent
 from outrider.types import ModelDescription
+
+TargetReplica = Replica[TargetCommand, TargetEvent]
+DraftReplica = Replica[DraftCommand, DraftEvent]
 
 
 class Listener(Protocol):
     """Told what the services say, and that they come and go."""
 
-    def on_target_batch(self, batch: EventBatch[TargetEvent]) -> None:
-        """Events of the target."""
+    def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
+        """Events of a target."""
 
-    def on_draft_batch(self, batch: EventBatch[DraftEvent]) -> None:
-        """Events of the draft."""
+    def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
+        """Events of a draft."""
 
-    def target_attached(self) -> None:
-        """The target is there, for the first time or again."""
+    def target_attached(self, replica: TargetReplica) -> None:
+        """A target is there, for the first time or again."""
 
-    def target_lost(self) -> None:
-        """The target's link is gone."""
+    def target_lost(self, replica: TargetReplica) -> None:
+        """A target's link is gone."""
 
     def target_given_up(self, error: OutriderError) -> None:
-        """The target was not back in time."""
+        """No target was back in time."""
 
-    def draft_attached(self) -> None:
-        """The draft is there, for the first time or again."""
+    def draft_attached(self, replica: DraftReplica) -> None:
+        """A draft is there, for the first time or again."""
 
-    def draft_lost(self) -> None:
-        """The draft's link is gone."""
+    def draft_lost(self, replica: DraftReplica) -> None:
+        """A draft's link is gone."""
 
 
 class Services:
-    """A target and, where there is one, a draft, kept attached."""
+    """The targets and, where there are any, the drafts, kept attached."""
 
     def __init__(
         self,
-        target: Target,
-        draft: Draft | None,
+        targets: Source[TargetCommand, TargetEvent],
+        drafts: Source[DraftCommand, DraftEvent] | None,
         listener: Listener,
         *,
         on_model: Callable[[ModelDescription], None],
         target_timeout_s: float,
     ) -> None:
-        """``on_model`` sees each target before it is attached, and raises what speaks against it."""
+        """``on_model`` sees the first target before it is attached, and raises what speaks against it; afterwards it is
+        told of the limits whenever a target is attached.
+        """
         self._listener = listener
         self._on_model = on_model
         self._target_timeout_s = target_timeout_s
+        self._model: ModelDescription | None = None
         self._target_known = asyncio.Event()
         self._give_up_timer: asyncio.TimerHandle | None = None
         self.has_given_up = False
-        """Whether the target is not waited for any more."""
-        self.target: Attachment[TargetCommand, TargetEvent] = Attachment(
-            target,
-            "target",
-            accept=self._accept_target,
-            on_attached=self._target_attached,
-            on_batch=listener.on_target_batch,
-            on_lost=self._target_lost,
-        )
-        self.draft: Attachment[DraftCommand, DraftEvent] | None = None
-        if draft is not None:
-            self.draft = Attachment(
-                draft,
-                "draft",
-                accept=self._accept_draft,
-                on_attached=listener.draft_attached,
-                on_batch=listener.on_draft_batch,
-                on_lost=listener.draft_lost,
-            )
+        """Whether no target is waited for any more."""
+        self.target: Replicas[TargetCommand, TargetEvent] = Replicas(targets, "target", _TargetSide(self))
+        self.draft: Replicas[DraftCommand, DraftEvent] | None = None
+        if drafts is not None:
+            self.draft = Replicas(drafts, "draft", _DraftSide(self))
 
     async def start(self) -> None:
-        """Attach to the target, however long that takes, and try the draft once; raises what waiting will not mend."""
+        """Attach to a target, however long that takes, and try the drafts once; raises what waiting will not mend."""
         self.target.start()
         if self.draft is not None:
             self.draft.start()
@@ -92,7 +86,7 @@ class Services:
             await self.draft.first_try()
 
     async def close(self) -> None:
-        """Give back what both services hold."""
+        """Give back what the services hold."""
         self.stop_waiting()
         if self.draft is not None:
             await self.draft.close()
@@ -105,44 +99,82 @@ class Services:
             self._give_up_timer = None
 
     def require_target(self) -> ModelDescription:
-        """Facts of the target; ``UnavailableError`` as long as none has been attached."""
-        if self.target.description is None:
-            raise UnavailableError("no target has been attached yet")
-        return self.target.description
+        """Facts of the target, with the limits of its roomiest replica; ``UnavailableError`` as long as none was there.
 
-    def draft_facts(self) -> DraftFacts | None:
-        """Facts of the draft, None while none can be reached."""
-        if self.draft is None or not self.draft.is_up or self.draft.description is None:
-            return None
-        return DraftFacts(self.draft.description.max_model_len, self.draft.description.num_token_ids)
+        A session is put where it fits, so what fits one of them may be taken in.
+        """
+        found = self.target.descriptions
+        if not found:
+            if self._model is None or not self._target_known.is_set():
+                raise UnavailableError("no target has been attached yet")
+            return self._model
+        return replace(
+            max(found, key=lambda description: description.num_pages * description.page_size),
+            max_model_len=max(description.max_model_len for description in found),
+        )
 
-    async def _accept_target(self, description: ModelDescription) -> None:
-        known = self.target.description
-        if known is not None and (known.tokenizer_hash, known.num_token_ids) != (
-            description.tokenizer_hash,
-            description.num_token_ids,
-        ):
-            raise PairMismatchError(
-                f"the target came back as another model, {description.model_name}: sessions of {known.model_name}"
-                " cannot go on there"
-            )
-        self._on_model(description)
-
-    def _target_attached(self) -> None:
+    def target_attached(self, replica: TargetReplica) -> None:
+        """Whoever waits for a target waits no more."""
         self._target_known.set()
         self.stop_waiting()
         self.has_given_up = False
-        self._listener.target_attached()
+        self._on_model(self.require_target())
+        self._listener.target_attached(replica)
 
-    def _target_lost(self) -> None:
-        self.stop_waiting()
-        self._give_up_timer = asyncio.get_running_loop().call_later(self._target_timeout_s, self._give_up)
-        self._listener.target_lost()
+    def target_lost(self, replica: TargetReplica) -> None:
+        """When it was the last, the time runs within which one has to be back."""
+        if not self.target.is_up:
+            self.stop_waiting()
+            self._give_up_timer = asyncio.get_running_loop().call_later(self._target_timeout_s, self._give_up)
+        self._listener.target_lost(replica)
 
     def _give_up(self) -> None:
         self.has_given_up = True
         self._listener.target_given_up(UnavailableError(f"the target was not back after {self._target_timeout_s:g} s"))
 
-    async def _accept_draft(self, description: ModelDescription) -> None:
+    def accept_target(self, description: ModelDescription) -> None:
+        """The first decides which model is served; ``PairMismatchError`` for another."""
+        if self._model is None:
+            self._on_model(description)
+            self._model = description
+        else:
+            check_same_model(self._model, description)
+
+    async def accept_draft(self, description: ModelDescription) -> None:
+        """``PairMismatchError`` for one that does not fit the target."""
         await self._target_known.wait()
         check_pair(self.require_target(), description)
+
+    @property
+    def listener(self) -> Listener:
+        """Who is told."""
+        return self._listener
+
+
+class _TargetSide:
+    """``replicas.Listener`` of the targets."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self.said = services.listener.on_target_batch
+        self.attached = services.target_attached
+        self.lost = services.target_lost
+
+    async def accept(self, description: ModelDescription) -> None:
+        self._services.accept_target(description)
+
+
+class _DraftSide:
+    """``replicas.Listener`` of the drafts."""
+
+    def __init__(self, services: Services) -> None:
+        self.said = services.listener.on_draft_batch
+        self.attached = services.listener.draft_attached
+        self.lost = services.listener.draft_lost
+        self.accept = services.accept_draft
+
+
+def draft_facts(replica: DraftReplica) -> DraftFacts:
+    """What sessions that live on a draft need to know of it."""
+    found = replica.description
+    return DraftFacts() if found is None else DraftFacts(found.max_model_len, found.num_token_ids)

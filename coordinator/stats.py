@@ -25,3 +25,6 @@ class CoordinatorStats:
     num_target_messages: int
     """Messages sent to the target; commands that arise together share one."""
     num_draft_messages: int
+    num_targets: int
+    """Replicas that are attached."""
+    num_drafts: int

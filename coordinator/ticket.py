@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 from coordinator.actions import Emit, Fail, Finish
 from coordinator.loop import SessionLoop, Waiting
+from coordinator.services import DraftReplica, TargetReplica
 from coordinator.timekeeping import Stopwatch
 from outrider.errors import IntegrityError, OutriderError
 from outrider.generation import Delta, GenerationResult, Usage
@@ -26,6 +27,13 @@ class Ticket:
         self.loop = loop
         self.session = -1
         """Its number on the links while it runs."""
+        self.target: TargetReplica | None = None
+        """Where it lives, while it runs and there is one for it."""
+        self.draft: DraftReplica | None = None
+        self.num_moves = 0
+        """How often it was given a target."""
+        self.refused_by: set[TargetReplica] = set()
+        """Targets without room for it, since it was last parked or found room."""
         self.stopwatch = Stopwatch()
         self._deltas: asyncio.Queue[Delta | OutriderError] = asyncio.Queue()
         self._unsent: Emit | None = None

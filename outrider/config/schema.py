@@ -203,8 +203,14 @@ class CoordinatorSettings(Section):
 
     host: Text = _HOST
     port: Port = Field(50050, description="Port to listen on.")
-    target_address: Text = Field("127.0.0.1:50051", description="Where the target service is: host:port or unix:/path.")
-    draft_address: Text | None = Field(None, description="Where the draft service is; unset: no speculation.")
+    target_address: Text = Field(
+        "127.0.0.1:50051",
+        description="Where the targets are: host:port or unix:/path, several with commas; each address of a host is one.",
+    )
+    draft_address: Text | None = Field(None, description="Where the drafts are, likewise; unset: no speculation.")
+    resolve_interval_s: PositiveSeconds = Field(
+        5.0, description="How often those hosts are looked up again, for replicas that came or went."
+    )
     num_speculative_tokens: DraftLength = Field(4, description="Draft length of requests that name none; 0 is none.")
     acceptance_method: Acceptance = Field(
         AcceptanceMethod.REJECTION, description="Rule of requests that name none: rejection, coupled or typical."
