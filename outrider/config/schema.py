@@ -205,7 +205,7 @@ class CoordinatorSettings(Section):
     port: Port = Field(50050, description="Port to listen on.")
     target_address: Text = Field(
         "127.0.0.1:50051",
-        description="Where the targets are: host:port or unix:/path, several with commas; each address of a host is one.",
+        description="Where the targets are: host:port, unix:/path, several with commas; each address of a host is one.",
     )
     draft_address: Text | None = Field(None, description="Where the drafts are, likewise; unset: no speculation.")
     resolve_interval_s: PositiveSeconds = Field(
