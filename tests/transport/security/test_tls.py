@@ -12,6 +12,7 @@ import pytest
 
 from outrider import AsyncClient, Client, Tls
 from outrider.errors import ConfigError, OutriderError, UnavailableError
+from outrider.transport.discovery import RemoteReplicas
 from outrider.transport.remote import RemoteTarget
 from outrider.transport.security import ClientSecurity, ServerSecurity, ServerTls, client_credentials
 from tests.transport.security.authorities import Authority
@@ -244,3 +245,21 @@ async def test_no_error_of_tls_is_foreign(serve_with: ServeWith, authority: Auth
         with pytest.raises(OutriderError, match="if it speaks TLS"):
             async for _ in client.stream(prompt="x", timeout=20):
                 pass
+
+
+async def test_replicas_of_a_name_show_certificates_for_that_name(serve_with: ServeWith, authority: Authority) -> None:
+    server = await serve_with(ServerSecurity(ServerTls(**authority.issue("targets.example"))), role="target")
+
+    async def resolve(host: str) -> list[str]:
+        return ["127.0.0.1"]
+
+    security = ClientSecurity(tls=Tls(ca_file=authority.ca_file, prefix="link_tls_"))
+    for name, is_right in (("targets.example", True), ("drafts.example", False)):
+        address = f"{name}:{server.address.rpartition(':')[2]}"
+        found = RemoteReplicas(address, RemoteTarget, security, interval_s=1.0, resolve=resolve)
+        (port,) = (await found.find()).values()
+        if is_right:
+            assert (await port.describe()).model_name == "toy-target"
+        else:
+            with pytest.raises(UnavailableError, match=r"is not for 'drafts\.example'"):
+                await port.describe()

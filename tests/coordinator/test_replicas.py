@@ -1,0 +1,272 @@
+"""Several targets and drafts: sessions spread, move when a replica goes, and give the tokens of a run alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from outrider.errors import CapacityError, PairMismatchError, UnavailableError
+from outrider.types import AcceptanceMethod
+from tests.coordinator.fleet import Found, ask, draft, eventually, fleet, kill, num_held, own_tokens, target
+
+LONG = ask(max_tokens=200)
+PAGES_OF_LONG = -(-203 // 4)
+
+
+async def test_sessions_spread_over_targets_and_drafts() -> None:
+    targets, drafts = [target(), target()], [draft(), draft()]
+    for toy in targets:
+        toy.faults.hold = True
+    async with fleet(Found(*targets), Found(*drafts)) as made:
+        await eventually(lambda: made.is_attached(2, 2))
+        tasks = [asyncio.create_task(made.run(ask(seed=seed))) for seed in range(8)]
+        await eventually(lambda: made.coordinator.stats().num_running == 8)
+        pages_of_one = -(-27 // 4)
+        assert [num_held(toy) for toy in targets] == [4 * pages_of_one] * 2
+        await eventually(lambda: [num_held(toy) for toy in drafts] == [4 * pages_of_one] * 2)
+        for toy in targets:
+            toy.faults.hold = False
+            toy.release_held()
+        assert len({result.token_ids for result in await asyncio.gather(*tasks)}) == 1
+        await eventually(made.is_free)
+        assert all(len(toy.links) == 1 for toy in (*targets, *drafts))
+
+
+@pytest.mark.parametrize("method", [AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED])
+async def test_a_target_killed_under_load_loses_no_token(method: AcceptanceMethod) -> None:
+    temperature = 1.0 if method is AcceptanceMethod.COUPLED else 0.0
+    requests = [ask(max_tokens=200, seed=seed, acceptance_method=method, temperature=temperature) for seed in range(6)]
+    expected = [await own_tokens(request) for request in requests]
+    first, second = target(), target()
+    async with fleet(Found(first, second), Found(draft())) as made:
+        await eventually(lambda: made.is_attached(2, 1))
+        streams = [made.stream(request) for request in requests]
+        for stream in streams:
+            await stream.read(20)
+        assert num_held(first) and num_held(second)
+        kill(first)
+        results = await asyncio.gather(*(stream.finish() for stream in streams))
+        assert [result.token_ids for result in results] == expected
+        assert made.is_attached(1, 1)
+        assert made.ups == [True]
+        assert made.coordinator.stats().num_failed == 0
+        await eventually(made.is_free)
+
+
+async def test_a_draft_killed_sends_its_sessions_to_the_other() -> None:
+    expected = await own_tokens(LONG)
+    first, second = draft(), draft()
+    async with fleet(Found(target()), Found(first, second)) as made:
+        await eventually(lambda: made.is_attached(1, 2))
+        streams = [made.stream(LONG) for _ in range(4)]
+        for stream in streams:
+            await stream.read(20)
+        assert num_held(first) and num_held(second)
+        kill(first)
+        for stream in streams:
+            await stream.read(60)
+        assert (num_held(first), num_held(second)) == (0, 4 * PAGES_OF_LONG)
+        results = await asyncio.gather(*(stream.finish() for stream in streams))
+        assert [result.token_ids for result in results] == [expected] * 4
+        # The target accepts all: whoever went on without a draft would have needed a step a token.
+        assert max(result.speculation.num_steps for result in results) < 60
+
+
+async def test_all_targets_killed_is_a_pause_until_one_is_back() -> None:
+    expected = await own_tokens(LONG)
+    toys = target(), target()
+    async with fleet(Found(*toys)) as made:
+        await eventually(lambda: made.is_attached(2))
+        streams = [made.stream(LONG) for _ in range(3)]
+        for stream in streams:
+            await stream.read(20)
+        for toy in toys:
+            kill(toy)
+        await eventually(lambda: made.is_attached(0))
+        assert made.ups == [True, False]
+        toys[1].faults.unreachable = False
+        for stream in streams:
+            assert (await stream.finish()).token_ids == expected
+        assert made.ups == [True, False, True]
+
+
+async def test_a_replica_that_appears_is_used_and_one_that_leaves_finishes_its_sessions() -> None:
+    old, new = target(), target()
+    found = Found(old)
+    async with fleet(found) as made:
+        stream = made.stream(LONG)
+        await stream.read(20)
+        found.listed = {"new:1": new}
+        made.toys.add(new)
+        await eventually(lambda: made.is_attached(2))
+        await found.seen()
+        held = num_held(old)
+        assert held > 0
+        await made.run(ask())
+        assert (num_held(old), new.num_forwards > 0) == (held, True)
+        assert (await stream.finish()).token_ids == await own_tokens(LONG)
+        await eventually(lambda: made.is_attached(1))
+        assert old.link.is_closed
+        assert made.ups == [True]
+
+
+async def test_one_that_leaves_takes_sessions_while_there_is_no_other() -> None:
+    only = target()
+    found = Found(only)
+    async with fleet(found) as made:
+        stream = made.stream(LONG)
+        await stream.read(5)
+        found.listed = {}
+        await found.seen()
+        assert len((await made.run(ask())).token_ids) == 24
+        found.listed = {"0:1": only}
+        await found.seen()
+        await stream.finish()
+        assert len(only.links) == 1
+
+
+async def test_one_that_left_and_was_lost_is_not_waited_for() -> None:
+    old, new = target(), target()
+    found = Found(old, new)
+    async with fleet(found) as made:
+        await eventually(lambda: made.is_attached(2))
+        streams = [made.stream(LONG) for _ in range(2)]
+        for stream in streams:
+            await stream.read(5)
+        del found.listed["0:1"]
+        await found.seen()
+        old.break_links()
+        for stream in streams:
+            assert (await stream.finish()).token_ids == await own_tokens(LONG)
+        await found.seen()
+        assert len(old.links) == 1
+
+
+async def test_a_resolver_that_is_down_changes_nothing() -> None:
+    found = Found(target(), target())
+    async with fleet(found) as made:
+        await eventually(lambda: made.is_attached(2))
+        found.is_down = True
+        await found.seen()
+        assert len((await made.run(ask())).token_ids) == 24
+        assert made.is_attached(2)
+
+
+async def test_nobody_listed_at_first_is_waited_for() -> None:
+    toy = target()
+    found = Found()
+    starting = asyncio.create_task(_served(found))
+    await found.seen()
+    assert not starting.done()
+    found.listed = {"late:1": toy}
+    assert await starting == 24
+
+
+async def _served(found: Found) -> int:
+    async with fleet(found) as made:
+        return len((await made.run(ask())).token_ids)
+
+
+async def test_another_model_is_not_used_and_the_rest_serve(caplog: pytest.LogCaptureFixture) -> None:
+    good, other = target(), target(tokenizer_hash="other")
+    good_draft, bad_draft = draft(), draft(tokenizer_hash="other")
+    with caplog.at_level(logging.WARNING):
+        found = Found(good)
+        async with fleet(found, Found(bad_draft, good_draft)) as made:
+            found.listed["other:1"] = other
+            await eventually(lambda: "the target at other:1 is not attached" in caplog.text)
+            results = await asyncio.gather(*(made.run(ask(seed=seed)) for seed in range(4)))
+            assert {len(result.token_ids) for result in results} == {24}
+            assert all(result.speculation.num_draft_tokens for result in results)
+            assert made.is_attached(1, 1)
+    assert "tokenizer_hash is 'other', not 'toy'" in caplog.text
+    assert "the draft at 0:1 is not attached" in caplog.text
+    assert other.links == bad_draft.links == []
+
+
+async def test_nothing_that_fits_is_said_at_start() -> None:
+    with pytest.raises(PairMismatchError):
+        async with fleet(Found(target()), Found(draft(tokenizer_hash="x"), draft(tokenizer_hash="y"))):
+            pass
+
+
+async def test_a_full_target_sends_a_session_to_another_before_it_waits() -> None:
+    """Pages of one are taken by somebody else: nobody waits while the other has room."""
+    full, roomy = target(), target(num_pages=1000)
+    async with fleet(Found(full, roomy), Found(draft())) as made:
+        await eventually(lambda: made.is_attached(2, 1))
+        full.faults.refuse = 1_000_000
+        results = await asyncio.gather(*(made.run(ask(seed=seed)) for seed in range(4)))
+        assert {result.token_ids for result in results} == {await own_tokens(ask())}
+        assert full.num_forwards == 0
+        full.faults.refuse = 0
+
+
+async def test_when_all_refuse_it_waits_and_is_tried_again() -> None:
+    toys = target(), target()
+    async with fleet(Found(*toys)) as made:
+        await eventually(lambda: made.is_attached(2))
+        for toy in toys:
+            toy.faults.refuse = 2
+        assert len((await made.run(ask())).token_ids) == 24
+        assert all(toy.faults.refuse < 2 for toy in toys)
+
+
+async def test_a_draft_without_room_sends_a_session_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.support.toy_models import ToyDraftCore
+
+    monkeypatch.setattr(ToyDraftCore, "retry_after_ms", 0)
+    full, roomy = draft(), draft(num_pages=1000)
+    async with fleet(Found(target()), Found(full, roomy)) as made:
+        await eventually(lambda: made.is_attached(1, 2))
+        full.faults.refuse = 1_000_000
+        result = await made.run(LONG)
+        assert result.speculation.num_draft_tokens > 0
+        full.faults.refuse = 0
+
+
+async def test_a_session_goes_where_it_fits() -> None:
+    """Targets of one model may differ in room: what only one can hold is put there."""
+    small, large = target(num_pages=10), target(num_pages=100)
+    async with fleet(Found(small, large)) as made:
+        await eventually(lambda: made.is_attached(2))
+        results = await asyncio.gather(*(made.run(LONG) for _ in range(3)))
+        assert {len(result.token_ids) for result in results} == {200}
+        assert small.num_forwards == 0
+        kill(large)
+        await eventually(lambda: made.is_attached(1))
+        with pytest.raises(CapacityError, match="no target that could hold this request"):
+            await made.run(LONG)
+        assert len((await made.run(ask())).token_ids) == 24
+
+
+async def test_a_session_that_fits_nowhere_any_more_is_not_kept_for_ever() -> None:
+    small, large = target(num_pages=10), target(num_pages=100)
+    async with fleet(Found(small, large), target_timeout_s=0.05) as made:
+        await eventually(lambda: made.is_attached(2))
+        stream = made.stream(LONG)
+        await stream.read(5)
+        kill(large)
+        with pytest.raises(UnavailableError, match=r"no target that could hold it was back after 0\.05 s"):
+            await stream.finish()
+
+
+async def test_replicas_that_break_again_and_again_change_no_token() -> None:
+    expected = await own_tokens(LONG)
+    targets, drafts = [target(), target(), target()], [draft(), draft()]
+    async with fleet(Found(*targets), Found(*drafts)) as made:
+        await eventually(lambda: made.is_attached(3, 2))
+        streams = [made.stream(LONG) for _ in range(9)]
+        for number in range(12):
+            for stream in streams:
+                await stream.read(10 * number + 5)
+            targets[number % 3].break_links()
+            drafts[number % 2].break_links()
+        results = await asyncio.gather(*(stream.finish() for stream in streams))
+        assert [result.token_ids for result in results] == [expected] * 9
+        await eventually(made.is_free)
+        await eventually(lambda: made.is_attached(3, 2))
+        replicas = made.coordinator._services.target._replicas.values()
+        assert [replica.num_sessions for replica in replicas] == [0, 0, 0]
