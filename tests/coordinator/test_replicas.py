@@ -10,6 +10,7 @@ import pytest
 from outrider.errors import CapacityError, PairMismatchError, UnavailableError
 from outrider.types import AcceptanceMethod
 from tests.coordinator.fleet import Found, ask, draft, eventually, fleet, kill, num_held, own_tokens, target
+from tests.support.scripted_ports import ToyDraft, ToyTarget
 
 LONG = ask(max_tokens=200)
 PAGES_OF_LONG = -(-203 // 4)
@@ -17,6 +18,7 @@ PAGES_OF_LONG = -(-203 // 4)
 
 async def test_sessions_spread_over_targets_and_drafts() -> None:
     targets, drafts = [target(), target()], [draft(), draft()]
+    toys: list[ToyTarget | ToyDraft] = [*targets, *drafts]
     for toy in targets:
         toy.faults.hold = True
     async with fleet(Found(*targets), Found(*drafts)) as made:
@@ -31,7 +33,7 @@ async def test_sessions_spread_over_targets_and_drafts() -> None:
             toy.release_held()
         assert len({result.token_ids for result in await asyncio.gather(*tasks)}) == 1
         await eventually(made.is_free)
-        assert all(len(toy.links) == 1 for toy in (*targets, *drafts))
+        assert all(len(toy.links) == 1 for toy in toys)
 
 
 @pytest.mark.parametrize("method", [AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED])
