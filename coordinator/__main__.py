@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from coordinator.service import Coordinator
 from outrider.config import CoordinatorSettings
+from outrider.telemetry.metrics.serving import metrics_served, read_on
+from outrider.telemetry.pulse import beat, coordinator_pulse
 from outrider.transport.discovery import RemoteReplicas
 from outrider.transport.hosting import run_process
 from outrider.transport.http_health import Probes
@@ -29,6 +31,14 @@ async def serve(settings: CoordinatorSettings) -> None:
     stop = _signalled()
     target_up = asyncio.Queue[bool]()
     coordinator = _coordinator(settings, target_up.put_nowait)
+    with metrics_served(settings, read_on(asyncio.get_running_loop(), coordinator.readings)):
+        await _serve(settings, coordinator, stop, target_up)
+    _log.info("stopped")
+
+
+async def _serve(
+    settings: CoordinatorSettings, coordinator: Coordinator, stop: asyncio.Event, target_up: asyncio.Queue[bool]
+) -> None:
     server = await serve_generation(
         coordinator,
         host=settings.host,
@@ -40,6 +50,7 @@ async def serve(settings: CoordinatorSettings) -> None:
     )
     _log.info("listening on %s", server.address)
     following = asyncio.create_task(_follow_target(server, target_up))
+    pulse = asyncio.create_task(beat(settings.log_interval_s, coordinator.readings, coordinator_pulse))
     try:
         if await _start_unless(stop, coordinator):
             settle_process()
@@ -48,9 +59,9 @@ async def serve(settings: CoordinatorSettings) -> None:
             await server.drain(delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)
     finally:
         following.cancel()
+        pulse.cancel()
         await coordinator.close()
         await server.stop()
-    _log.info("stopped")
 
 
 def _coordinator(settings: CoordinatorSettings, on_target: Callable[[bool], None]) -> Coordinator:

@@ -19,6 +19,7 @@ from coordinator.services import DraftReplica, Services, TargetReplica, draft_fa
 from coordinator.ticket import Ticket
 from outrider.errors import CapacityError, OutriderError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch, ForwardReport, Scores, TargetCommand, TargetEvent
+from outrider.telemetry.logs import about_request
 from outrider.types import ModelDescription
 
 
@@ -165,9 +166,13 @@ class Driver:
 
     def _advance(self, ticket: Ticket, event: Callable[[], None], report: ForwardReport | None = None) -> None:
         """Bring one event and do what follows; new output waits for the ticket's ``flush``."""
-        ticket.deliver(event, report)
-        for action in ticket.loop.take_actions():
-            self._act(ticket, action)
+        before = about_request.set(ticket.log_fields)
+        try:
+            ticket.deliver(event, report)
+            for action in ticket.loop.take_actions():
+                self._act(ticket, action)
+        finally:
+            about_request.reset(before)
 
     def _hand_out(self, tickets: Sequence[Ticket]) -> None:
         """After the commands of this turn: the services begin their next forwards while users are told of the last."""

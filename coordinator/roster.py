@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -30,6 +31,12 @@ class Endings:
     num_failed: int = 0
     num_refused: int = 0
     """Turned away since the queue was full."""
+    num_prompt_tokens: int = 0
+    """Of all that were taken in."""
+    by_reason: Counter[FinishReason] = field(default_factory=Counter)
+    """Those that finished or were cancelled."""
+    by_error: Counter[str] = field(default_factory=Counter)
+    """Those that failed, by the error's name."""
     tally: Tally = field(default_factory=Tally)
 
 
@@ -72,6 +79,7 @@ class Roster:
         except CapacityError:
             self.endings.num_refused += 1
             raise
+        self.endings.num_prompt_tokens += len(ticket.loop.plan.prompt_token_ids)
         self._note_load()
 
     def to_start(self) -> Iterator[Ticket]:
@@ -109,16 +117,24 @@ class Roster:
     def _note_load(self) -> None:
         self._policy.set_load(self.num_running + self.num_waiting)
 
+    def tally(self) -> Tally:
+        """What speculation did for all requests so far, those that still run included."""
+        whole = Tally()
+        for tally in (self.endings.tally, *(ticket.loop.tally for ticket in self.all())):
+            whole.add(tally)
+        return whole
+
     def _count(self, ticket: Ticket, ending: Finish | Fail) -> None:
         endings, tally = self.endings, ticket.loop.tally
         endings.tally.add(tally)
+        if tally.num_bad_evidence:
+            _log.warning("%d proposals of the request could not be judged", tally.num_bad_evidence)
         if isinstance(ending, Fail):
             endings.num_failed += 1
-        elif ending.reason is FinishReason.CANCELLED:
+            endings.by_error[type(ending.error).__name__] += 1
+            return
+        endings.by_reason[ending.reason] += 1
+        if ending.reason is FinishReason.CANCELLED:
             endings.num_cancelled += 1
         else:
             endings.num_finished += 1
-        if tally.num_bad_evidence:
-            _log.warning(
-                "%d proposals of request %s could not be judged", tally.num_bad_evidence, ticket.loop.plan.request_id
-            )

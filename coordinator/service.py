@@ -7,13 +7,16 @@ Owns the way from a request to its session and the figures. What drives sessions
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
 from coordinator.attachment import Port
 from coordinator.driver import Driver
 from coordinator.loop import SessionLoop
+from coordinator.meter import Meter
 from coordinator.planning import Planner
+from coordinator.readings import coordinator_readings
 from coordinator.replicas import Fixed, Source
 from coordinator.roster import Roster
 from coordinator.speculation import DraftLengthPolicy
@@ -22,9 +25,10 @@ from coordinator.text import TextTokenizer
 from coordinator.ticket import Ticket
 from outrider import __version__
 from outrider.config import CoordinatorSettings
-from outrider.errors import UnavailableError
+from outrider.errors import CapacityError, InvalidRequestError, OutriderError, UnavailableError
 from outrider.generation import Delta, GenerationRequest, ModelInfo
 from outrider.ports import Draft, DraftCommand, DraftEvent, Target, TargetCommand, TargetEvent
+from outrider.readings import Reading
 from outrider.types import ModelDescription
 
 CommandT = TypeVar("CommandT")
@@ -32,6 +36,13 @@ EventT = TypeVar("EventT")
 
 TargetSource = Source[TargetCommand, TargetEvent]
 DraftSource = Source[DraftCommand, DraftEvent]
+
+_REFUSALS: dict[type[OutriderError], str] = {
+    CapacityError: "queue_full",
+    InvalidRequestError: "invalid",
+    UnavailableError: "unavailable",
+}
+"""Why a request is not taken in."""
 
 LONG_PROMPT_CHARACTERS = 50_000
 """Longer prompts are tokenized in a thread, so that the streams of others go on."""
@@ -71,6 +82,8 @@ class Coordinator:
             draft_timeout_s=settings.draft_timeout_ms / 1000,
         )
         self._services = self._driver.services
+        self._meter = Meter()
+        self._refusals: Counter[str] = Counter(dict.fromkeys(_REFUSALS.values(), 0))
 
     # Life.
 
@@ -94,7 +107,11 @@ class Coordinator:
         self, request: GenerationRequest, *, deadline_s: float | None = None
     ) -> AsyncGenerator[Delta, None]:
         """New output as it comes; the last delta carries the result. Closing the iterator cancels the request."""
-        ticket = await self._take_in(request)
+        try:
+            ticket = await self._take_in(request)
+        except OutriderError as error:
+            self._count_refusal(error)
+            raise
         if deadline_s is not None:
             self._driver.expire_after(ticket, deadline_s)
         try:
@@ -141,6 +158,14 @@ class Coordinator:
             num_drafts=len(draft.attached) if draft else 0,
         )
 
+    def readings(self) -> list[Reading]:
+        """Figures of this moment, under the names that metrics have; to be called on the coordinator's event loop."""
+        return coordinator_readings(self._roster, self._services, self._meter, self._refusals)
+
+    def _count_refusal(self, error: OutriderError) -> None:
+        reason = next((reason for kind, reason in _REFUSALS.items() if isinstance(error, kind)), type(error).__name__)
+        self._refusals[reason] += 1
+
     # Taking in.
 
     async def _take_in(self, request: GenerationRequest) -> Ticket:
@@ -150,7 +175,7 @@ class Coordinator:
             self._require_planner()  # time has passed
         else:
             plan = planner.plan(request)
-        ticket = Ticket(SessionLoop(plan, self._policy, tokenizer=planner.tokenizer))
+        ticket = Ticket(SessionLoop(plan, self._policy, tokenizer=planner.tokenizer), self._meter)
         self._driver.submit(ticket)
         return ticket
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 from coordinator.actions import Emit, Fail, Finish
 from coordinator.loop import SessionLoop, Waiting
+from coordinator.meter import Meter
 from coordinator.services import DraftReplica, TargetReplica
 from coordinator.timekeeping import Stopwatch
 from outrider.errors import IntegrityError, OutriderError
@@ -23,7 +24,8 @@ _log = logging.getLogger(__name__)
 class Ticket:
     """A request taken in. At its end it knows how it ended, and nothing is left to cancel."""
 
-    def __init__(self, loop: SessionLoop) -> None:
+    def __init__(self, loop: SessionLoop, meter: Meter | None = None) -> None:
+        """``meter`` counts the request's times beside those of others."""
         self.loop = loop
         self.session = -1
         """Its number on the links while it runs."""
@@ -34,7 +36,9 @@ class Ticket:
         """How often it was given a target."""
         self.refused_by: set[TargetReplica] = set()
         """Targets without room for it, since it was last parked or found room."""
-        self.stopwatch = Stopwatch()
+        self.stopwatch = Stopwatch(meter)
+        self.log_fields: dict[str, str] = {"request_id": loop.plan.request_id}
+        """Said in every line of the log about it."""
         self._deltas: asyncio.Queue[Delta | OutriderError] = asyncio.Queue()
         self._unsent: Emit | None = None
         self._draft_timer: asyncio.TimerHandle | None = None
@@ -87,7 +91,9 @@ class Ticket:
     def end(self, ending: Finish | Fail) -> None:
         """The last output, with the result or the error."""
         self._cancel_timers()
+        self.stopwatch.note_end(self.loop.tokens.num_output)
         if isinstance(ending, Fail):
+            _log.info("the request failed: %s", ending.error, extra={"fields": {"error": type(ending.error).__name__}})
             self.flush()
             self._deltas.put_nowait(ending.error)
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from coordinator.meter import Meter
 from outrider.generation import Timing
 from outrider.ports import ForwardReport
 
@@ -17,10 +18,13 @@ NANOSECONDS = 1e-9
 class Stopwatch:
     """The times of one request, in seconds of this process's monotonic clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter | None = None) -> None:
+        """``meter`` counts these times beside those of other requests."""
+        self._meter = meter or Meter()
         self._arrived = self.now()
         self._admitted: float | None = None
         self._first_token: float | None = None
+        self._last_token = self._arrived
         self._wait_began = self._arrived
         self._draft = self._target = self._accept = self._wire = 0.0
 
@@ -32,16 +36,31 @@ class Stopwatch:
     def note_admitted(self) -> None:
         """The request runs; the first time counts."""
         now = self.now()
-        self._admitted = self._admitted or now
+        if self._admitted is None:
+            self._admitted = now
+            self._meter.queue.observe(now - self._arrived)
         self._wait_began = now
 
     def note_output(self) -> None:
         """There is output; the first time counts."""
-        self._first_token = self._first_token or self.now()
+        now = self.now()
+        if self._first_token is None:
+            self._first_token = now
+            self._meter.first_token.observe(now - self._arrived)
+        else:
+            self._meter.between_tokens.observe(now - self._last_token)
+        self._last_token = now
+
+    def note_end(self, num_tokens: int) -> None:
+        """The request is over, with so many tokens out."""
+        self._meter.whole.observe(self.now() - self._arrived)
+        if self._first_token is not None and num_tokens > 1:
+            self._meter.per_token.observe((self._last_token - self._first_token) / (num_tokens - 1))
 
     def note_judged(self, seconds: float) -> None:
         """The coordinator's own time for one verdict."""
         self._accept += seconds
+        self._meter.accept.observe(seconds)
 
     def end_wait(self, began_next: float, ended: float, report: ForwardReport | None, *, is_draft: bool) -> None:
         """A wait for a service ended, and the next one began. Without a report all of it was the service's."""
@@ -53,6 +72,7 @@ class Stopwatch:
         else:
             self._target += busy
         self._wire += waited - busy
+        self._meter.note_wait(busy, waited - busy, is_draft=is_draft)
         self._wait_began = began_next
 
     def summary(self) -> Timing:

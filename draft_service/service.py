@@ -55,6 +55,7 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
             core,
             description,
             rehearsal=_rehearsal(description),
+            capture_seconds=0.0 if runner is None else runner.capture_seconds,
             on_failure=on_failure,
             at_end=None if runner is None else runner.close,
         )

@@ -42,7 +42,12 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
         self.runner = runner
         core = build_core(runner, max_batched_tokens=max_batched_tokens, max_prefill_beside=max_prefill_beside)
         super().__init__(
-            core, description, rehearsal=_rehearsal(description), on_failure=on_failure, at_end=runner.close
+            core,
+            description,
+            rehearsal=_rehearsal(description),
+            capture_seconds=runner.capture_seconds,
+            on_failure=on_failure,
+            at_end=runner.close,
         )
 
     @classmethod

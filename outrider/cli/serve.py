@@ -47,7 +47,15 @@ DisableByBatch = Annotated[
     int | None, typer.Option("--disable-by-batch-size", help="No speculation while so many requests run or wait.")
 ]
 Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="Folder of a tokenizer in place of the target's.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port", help="Port of the coordinator's metrics; the target's and draft's are the next two."
+    ),
+]
 LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")]
+
+_METRICS_ORDER = ("coordinator", "target", "draft")
 
 
 def serve(
@@ -72,6 +80,7 @@ def serve(
     num_threads: NumThreads = None,
     disable_by_batch_size: DisableByBatch = None,
     tokenizer: Tokenizer = None,
+    metrics_port: MetricsPort = None,
     log_level: LogLevel = None,
     speculative_config: SpeculativeConfig = None,
     config: ConfigFile = None,
@@ -100,6 +109,7 @@ def serve(
         **_both("num_threads", num_threads),
         **_both("log_level", log_level),
         ("coordinator", "log_level"): log_level,
+        **_metrics_ports(metrics_port),
     }
     with errors_as_lines():
         flags.update(parse_set(set_options))
@@ -115,6 +125,11 @@ def prepare(effective: Effective) -> StackPlan:
 
 def _both(key: str, value: object, draft_value: object = None) -> dict[Place, Any]:
     return {("target", key): value, ("draft", key): value if draft_value is None else draft_value}
+
+
+def _metrics_ports(first: int | None) -> dict[Place, Any]:
+    """One after the other, so that the three do not collide."""
+    return {} if first is None else {(name, "metrics_port"): first + i for i, name in enumerate(_METRICS_ORDER)}
 
 
 def _print_ready(plan: StackPlan) -> None:

@@ -79,6 +79,15 @@ _DRAIN_DELAY_S: Seconds = Field(
     1.0, description="After SIGTERM, how long health says NOT_SERVING before calls are refused."
 )
 _DRAIN_GRACE_S: Seconds = Field(30.0, description="After that, how long running streams may take to finish.")
+_METRICS_PORT: Port | None = Field(
+    None, description="Port of metrics for Prometheus over HTTP, at /metrics; unset: none are served."
+)
+_METRICS_HOST: Text | None = Field(
+    None, description="Address that metrics_port listens on; unset: host, or 127.0.0.1 where that is a socket file."
+)
+_LOG_INTERVAL_S: Seconds = Field(
+    5.0, description="How often a busy process logs how fast it goes and where the time goes; 0: never."
+)
 _LOG_LEVEL: LogLevel = Field("info", description="Least level that is logged: debug, info, warning or error.")
 
 
@@ -119,7 +128,10 @@ class TargetSettings(Section):
     health_host: Text | None = _HEALTH_HOST
     drain_delay_s: Seconds = _DRAIN_DELAY_S
     drain_grace_s: Seconds = _DRAIN_GRACE_S
+    metrics_port: Port | None = _METRICS_PORT
+    metrics_host: Text | None = _METRICS_HOST
     log_level: LogLevel = _LOG_LEVEL
+    log_interval_s: Seconds = _LOG_INTERVAL_S
 
     @model_validator(mode="after")
     def _one_cache_size(self) -> Self:
@@ -167,7 +179,10 @@ class DraftSettings(Section):
     health_host: Text | None = _HEALTH_HOST
     drain_delay_s: Seconds = _DRAIN_DELAY_S
     drain_grace_s: Seconds = _DRAIN_GRACE_S
+    metrics_port: Port | None = _METRICS_PORT
+    metrics_host: Text | None = _METRICS_HOST
     log_level: LogLevel = _LOG_LEVEL
+    log_interval_s: Seconds = _LOG_INTERVAL_S
 
     @model_validator(mode="before")
     @classmethod
@@ -264,7 +279,10 @@ class CoordinatorSettings(Section):
     health_host: Text | None = _HEALTH_HOST
     drain_delay_s: Seconds = _DRAIN_DELAY_S
     drain_grace_s: Seconds = _DRAIN_GRACE_S
+    metrics_port: Port | None = _METRICS_PORT
+    metrics_host: Text | None = _METRICS_HOST
     log_level: LogLevel = _LOG_LEVEL
+    log_interval_s: Seconds = _LOG_INTERVAL_S
 
     @model_validator(mode="after")
     def _secure(self) -> Self:

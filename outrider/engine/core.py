@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from outrider.engine.activity import Activity
 from outrider.engine.ledger import Ledger, Session, SessionKey, Text
 from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, Job, share_tokens
 from outrider.errors import OutriderError
@@ -109,6 +110,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.ledger = ledger
+        self.activity = Activity()
         self._stage = stage
         self._max_batched_tokens = max_batched_tokens
         self._max_prefill_beside = max_prefill_beside
@@ -140,6 +142,11 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         """Sessions that are open."""
         return len(self.ledger)
 
+    @property
+    def num_pages_free(self) -> int:
+        """KV pages that are free."""
+        return self._stage.num_pages_free
+
     def refuse_sessions(self, reason: str) -> None:
         """Refuse new sessions from now on."""
         self.ledger.refuse_sessions(reason)
@@ -160,6 +167,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         if not served:
             return []
         started = self._clock()
+        waits_ns = [started - pending.arrived_ns for pending, _ in served if pending.started_ns is None]
         outcome = self._stage.advance([(pending.job, share) for pending, share in served])
         for pending, _ in served:
             pending.started_ns = started if pending.started_ns is None else pending.started_ns
@@ -167,6 +175,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             pending.sample_ns += outcome.sample_ns
         answers = self._settle([pending for pending, _ in served], outcome.results)
         num_tokens = sum(share for _, share in served)
+        self.activity.note_forward(waits_ns, len(served), num_tokens, outcome.forward_ns, outcome.sample_ns)
         return [
             (link_id, self._batch(link_id, answers, batch_size=len(served), num_tokens=num_tokens))
             for link_id in dict.fromkeys(pending.session.link_id for pending, _ in answers)
@@ -174,6 +183,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
 
     def _open(self, link_id: int, command: Open) -> None:
         event = self.ledger.open(link_id, command)
+        self.activity.note_opened(event, is_ending=self.ledger.is_closed)
         self._cancel_stale((link_id, command.session))
         if event is not None:
             self._answer(link_id, event)
@@ -209,6 +219,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             del self._pending[key]
 
     def _answer(self, link_id: int, event: EventT | CommonEvent) -> None:
+        self.activity.note_answer(event)
         self._ready.setdefault(link_id, []).append(event)
 
     def _choose(self) -> list[tuple[_Pending[TextT, JobT], int]]:
@@ -227,7 +238,9 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             if result is None:
                 self._pending[key] = pending  # to the back
             elif isinstance(result, OutriderError):
-                answers.append((pending, self.ledger.fail(*key, pending.generation, result)))
+                failure = self.ledger.fail(*key, pending.generation, result)
+                self.activity.note_answer(failure)
+                answers.append((pending, failure))
             else:
                 answers.append((pending, result))
         return answers

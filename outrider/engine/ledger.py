@@ -120,6 +120,11 @@ class Ledger(Generic[TextT]):
         """Refuse every new session from now on; those that are open go on, and may be opened anew."""
         self._closed_because = reason
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether new sessions are refused whatever the room."""
+        return self._closed_because is not None
+
     def get(self, link_id: int, session: int) -> Session[TextT] | None:
         """An open session, whatever its generation."""
         books = self._links.get(link_id)

@@ -8,15 +8,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from outrider.engine.activity import Activity
 from outrider.engine.worker import Core, EngineWorker, LocalLink, OnFailure
 from outrider.errors import UnavailableError
 from outrider.ports import Refused, SessionFailed, SessionLost
+from outrider.readings import Reading
 from outrider.types import ModelDescription
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
+CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
+
+
+class CountedCore(Core[CommandT_contra, EventT], Protocol[CommandT_contra, EventT]):
+    """A core that says what it has done."""
+
+    @property
+    def activity(self) -> Activity:
+        """So far; read from any thread."""
+        ...
+
+    @property
+    def num_pages_free(self) -> int:
+        """KV pages that are free; read from any thread."""
+        ...
 
 
 class LocalPort(Generic[CommandT, EventT]):
@@ -28,10 +45,11 @@ class LocalPort(Generic[CommandT, EventT]):
 
     def __init__(
         self,
-        core: Core[CommandT, EventT],
+        core: CountedCore[CommandT, EventT],
         description: ModelDescription,
         *,
         rehearsal: Sequence[CommandT] = (),
+        capture_seconds: float = 0.0,
         on_failure: OnFailure | None = None,
         at_end: Callable[[], None] | None = None,
     ) -> None:
@@ -39,6 +57,7 @@ class LocalPort(Generic[CommandT, EventT]):
         self.description = description
         self._core = core
         self._rehearsal = tuple(rehearsal)
+        self._capture_seconds = capture_seconds
         self._worker = EngineWorker(core, name=f"{description.role}-engine", on_failure=on_failure)
 
     @property
@@ -50,6 +69,22 @@ class LocalPort(Generic[CommandT, EventT]):
     def num_sessions(self) -> int:
         """Sessions that are open."""
         return self._core.num_sessions
+
+    @property
+    def activity(self) -> Activity:
+        """What was done so far, the warm-up left out."""
+        return self._core.activity
+
+    def readings(self) -> list[Reading]:
+        """Figures of this moment; from any thread."""
+        free, num_pages = self._core.num_pages_free, self.description.num_pages
+        return [
+            *self._core.activity.readings(),
+            Reading("outrider_sessions_open", self._core.num_sessions),
+            Reading("outrider_kv_pages_free", free),
+            Reading("outrider_kv_pages_used", num_pages - free),
+            Reading("outrider_graph_capture_seconds", self._capture_seconds),
+        ]
 
     def refuse_sessions(self) -> None:
         """Refuse new sessions from now on, because the service is about to end."""
@@ -76,6 +111,7 @@ class LocalPort(Generic[CommandT, EventT]):
                 return
         finally:
             await link.close()
+            self._core.activity.clear()
 
     async def close(self) -> None:
         """Stop after the step in progress; links break. Idempotent."""

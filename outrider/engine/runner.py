@@ -8,6 +8,7 @@ Refuses to know sampling, sessions and requests.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -38,6 +39,8 @@ class ModelRunner:
         self.page_size = execution.page_size
         self.num_forwards = 0
         """Forwards that rows went through since loading; warm-up does not count."""
+        self.capture_seconds = 0.0
+        """How long the warm-up spent on CUDA graphs."""
         self.sequences = SequenceTable(PagePool(execution.num_pages, execution.page_size))
         self._execution = execution
         self._ranks = ranks
@@ -123,7 +126,9 @@ class ModelRunner:
         On a GPU the shapes of decoding and scoring are captured as CUDA graphs; ``progress(done, total)`` counts them.
         """
         with torch.inference_mode():
+            began = time.perf_counter()
             self._execution.capture(progress)
+            self.capture_seconds = time.perf_counter() - began if self._execution.is_on_gpu else 0.0
         count = self.num_forwards
         longest = min(self.max_model_len, self.sequences.pool.num_free * self.page_size)
         lengths = _GPU_WARM_UP_TOKENS if self._execution.is_on_gpu else _WARM_UP_TOKENS

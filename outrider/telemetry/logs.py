@@ -9,8 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TextIO
+
+about_request: ContextVar[Mapping[str, str]] = ContextVar("about_request", default=MappingProxyType({}))
+"""Fields of every record made while something is done for a request: its id, and its trace's where it has one."""
 
 _QUIET = ("grpc", "asyncio", "urllib3", "transformers", "filelock")
 
@@ -63,4 +69,4 @@ def set_up_logging(level: str = "info", *, service: str, stream: TextIO | None =
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     fields = getattr(record, "fields", {})
-    return dict(fields) if isinstance(fields, dict) else {}
+    return {**about_request.get(), **(fields if isinstance(fields, dict) else {})}

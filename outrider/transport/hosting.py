@@ -15,6 +15,7 @@ import contextlib
 import logging
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -22,8 +23,11 @@ from typing import Any, Generic, Protocol, TypeVar
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load
 from outrider.errors import RequestCancelledError, UnavailableError
 from outrider.ports import Link
+from outrider.readings import Reading
 from outrider.telemetry import exit_cleanly, set_up_logging
+from outrider.telemetry.metrics.serving import build_info, metrics_served
 from outrider.telemetry.progress import ByteProgress, CountProgress
+from outrider.telemetry.pulse import beat, service_pulse
 from outrider.transport.server import Server
 from outrider.transport.tuning import prepare_process, settle_process
 from outrider.types import ModelDescription
@@ -74,6 +78,10 @@ class Service(Protocol[CommandT_contra, EventT_co]):
         """Do what a first request would have to wait for."""
         ...
 
+    def readings(self) -> list[Reading]:
+        """Figures of this moment; from any thread."""
+        ...
+
     def refuse_sessions(self) -> None:
         """Refuse new sessions from now on."""
         ...
@@ -88,6 +96,18 @@ class PendingService(Generic[CommandT, EventT]):
 
     def __init__(self) -> None:
         self.loaded: Service[CommandT, EventT] | None = None
+        self._about: list[Reading] = []
+
+    def readings(self) -> list[Reading]:
+        """Figures of this moment; from any thread."""
+        return self._about if self.loaded is None else [*self._about, *self.loaded.readings()]
+
+    def note_warm(self, description: ModelDescription, load_seconds: float) -> None:
+        """It can serve, so many seconds after it began to load."""
+        self._about = [
+            build_info(description.model_name, description.version),
+            Reading("outrider_model_load_seconds", load_seconds),
+        ]
 
     async def describe(self) -> ModelDescription:
         """Facts of the service; ``UnavailableError`` while it loads."""
@@ -132,10 +152,18 @@ async def host_service(
     server = await serve(pending)
     _log.info("listening on %s", server.address)
     try:
-        service = await _load(load_model, settings.name, ending)
-        if service is not None:
-            pending.loaded = service
-            await _run(server, service, ending, settings)
+        with metrics_served(settings, pending.readings):
+            began = time.perf_counter()
+            service = await _load(load_model, settings.name, ending)
+            if service is not None:
+                pending.loaded = service
+                await _run(
+                    server,
+                    service,
+                    ending,
+                    settings,
+                    on_warm=lambda description: pending.note_warm(description, time.perf_counter() - began),
+                )
     finally:
         await server.stop()
         ending.stop_listening()
@@ -217,12 +245,19 @@ async def _load(
 
 
 async def _run(
-    server: Server, service: Service[CommandT, EventT], ending: _Ending, settings: TargetSettings | DraftSettings
+    server: Server,
+    service: Service[CommandT, EventT],
+    ending: _Ending,
+    settings: TargetSettings | DraftSettings,
+    *,
+    on_warm: Callable[[ModelDescription], None],
 ) -> None:
+    pulse = asyncio.create_task(beat(settings.log_interval_s, service.readings, service_pulse))
     try:
         if not ending.begun.is_set():
             await service.warm_up()
             settle_process()
+            on_warm(await service.describe())
             await server.set_serving(True)
             _log.info("serving")
             await ending.begun.wait()
@@ -230,6 +265,7 @@ async def _run(
             await _drain(service, ending, delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)
         ending.raise_failure()
     finally:
+        pulse.cancel()
         await service.close()
 
 

@@ -1,0 +1,43 @@
+"""Times of all requests of a coordinator, in histograms."""
+
+from __future__ import annotations
+
+from outrider.readings import REQUEST_SECONDS, STAGE_SECONDS, TOKEN_SECONDS, Histogram, Reading
+
+
+class Meter:
+    """What stopwatches add to; in seconds."""
+
+    def __init__(self) -> None:
+        self.queue = Histogram(REQUEST_SECONDS)
+        self.first_token = Histogram(REQUEST_SECONDS)
+        self.whole = Histogram(REQUEST_SECONDS)
+        self.per_token = Histogram(TOKEN_SECONDS)
+        self.between_tokens = Histogram(TOKEN_SECONDS)
+        self.draft = Histogram(STAGE_SECONDS)
+        self.score = Histogram(STAGE_SECONDS)
+        self.accept = Histogram(STAGE_SECONDS)
+        self.wire = Histogram(STAGE_SECONDS)
+
+    def note_wait(self, busy: float, wire: float, *, is_draft: bool) -> None:
+        """A wait for a service has ended: how much of it was the service's own time, and what was left of it."""
+        (self.draft if is_draft else self.score).observe(busy)
+        self.wire.observe(wire)
+
+    def stages(self) -> dict[str, Histogram]:
+        """The stages of a step by name."""
+        return {"draft": self.draft, "score": self.score, "accept": self.accept, "wire": self.wire}
+
+    def readings(self) -> list[Reading]:
+        """All of it."""
+        return [
+            Reading("outrider_request_queue_time_seconds", self.queue.read()),
+            Reading("outrider_time_to_first_token_seconds", self.first_token.read()),
+            Reading("outrider_e2e_request_latency_seconds", self.whole.read()),
+            Reading("outrider_request_time_per_output_token_seconds", self.per_token.read()),
+            Reading("outrider_inter_token_latency_seconds", self.between_tokens.read()),
+            *(
+                Reading("outrider_step_stage_seconds", histogram.read(), (("stage", stage),))
+                for stage, histogram in self.stages().items()
+            ),
+        ]

@@ -1,0 +1,62 @@
+"""Metrics of one process, on the port that its settings name; without one nothing is imported and nothing listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
+from outrider.errors import ConfigError
+from outrider.readings import Reading
+from outrider.telemetry.build import commit
+
+_log = logging.getLogger(__name__)
+
+SCRAPE_TIMEOUT_S = 5.0
+"""How long a scrape waits for the event loop."""
+
+Read = Callable[[], Iterable[Reading]]
+
+
+@contextlib.contextmanager
+def metrics_served(settings: TargetSettings | DraftSettings | CoordinatorSettings, read: Read) -> Iterator[None]:
+    """Serve what ``read`` gives, if the settings name a port; it is called in another thread."""
+    if settings.metrics_port is None:
+        yield
+        return
+    try:
+        from outrider.telemetry.metrics.endpoint import MetricsEndpoint
+    except ImportError as error:
+        raise ConfigError(
+            "metrics_port", "needs prometheus-client, which is not installed: pip install 'outrider[telemetry]'"
+        ) from error
+    plain_host = "127.0.0.1" if settings.host.startswith("unix:") else settings.host
+    endpoint = MetricsEndpoint(
+        read, role=settings.name, host=settings.metrics_host or plain_host, port=settings.metrics_port
+    )
+    _log.info("metrics at port %d", endpoint.port)
+    try:
+        yield
+    finally:
+        # It waits for the server's thread, which may be waiting for this loop.
+        endpoint.close()
+
+
+def read_on(loop: asyncio.AbstractEventLoop, read: Read) -> Read:
+    """The same from any other thread: read on the loop, where nothing is half done; waits for it."""
+
+    async def read_there() -> list[Reading]:
+        return list(read())
+
+    def read_from_elsewhere() -> list[Reading]:
+        return asyncio.run_coroutine_threadsafe(read_there(), loop).result(SCRAPE_TIMEOUT_S)
+
+    return read_from_elsewhere
+
+
+def build_info(model: str, version: str) -> Reading:
+    """What runs."""
+    labels = (("version", version), ("commit", commit()), ("model", model))
+    return Reading("outrider_build_info", 1, labels)
