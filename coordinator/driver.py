@@ -129,6 +129,7 @@ class Driver:
 
     def _find_targets(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
+            ticket.refused_by.clear()
             if ticket.target is None and not ticket.is_over and self._placement.place_on_target(ticket):
                 self._deliver(ticket, ticket.loop.target_back)
 

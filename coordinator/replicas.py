@@ -259,8 +259,10 @@ class Replicas(Generic[CommandT, EventT]):
 
     def _drop_if_done(self, replica: Replica[CommandT, EventT]) -> None:
         """One that is not found any more goes when no session lives there, or when it does not answer either."""
-        if replica.is_listed or (replica.num_sessions and replica.is_up) or replica.name not in self._replicas:
+        if replica.is_listed or (replica.num_sessions and replica.is_up):
             return
+        if self._replicas.get(replica.name) is not replica:
+            return  # gone already
         del self._replicas[replica.name]
         self._num_messages_of_gone += replica.attachment.num_messages_sent
         _log.info("the %s at %s is let go", self._side, replica.name)

@@ -206,6 +206,35 @@ async def test_a_full_target_sends_a_session_to_another_before_it_waits() -> Non
         full.faults.refuse = 0
 
 
+async def test_a_target_that_refused_is_asked_again_when_the_other_dies() -> None:
+    expected = await own_tokens(LONG)
+    first, second = target(), target(num_pages=1000)
+    async with fleet(Found(first, second), target_timeout_s=0.5) as made:
+        await eventually(lambda: made.is_attached(2))
+        first.faults.refuse = 1
+        stream = made.stream(LONG)
+        await stream.read(20)
+        assert (num_held(first), num_held(second)) == (0, PAGES_OF_LONG)
+        kill(second)
+        assert (await stream.finish()).token_ids == expected
+
+
+async def test_a_name_that_stands_for_another_by_now() -> None:
+    old, new = target(), target()
+    found = Found(old)
+    async with fleet(found) as made:
+        stream = made.stream(LONG)
+        await stream.read(5)
+        found.listed = {}
+        await found.seen()
+        kill(old)
+        await eventually(lambda: made.is_attached(0))
+        made.toys.add(new)
+        found.listed = {"0:1": new}
+        assert (await stream.finish()).token_ids == await own_tokens(LONG)
+        assert made.is_attached(1)
+
+
 async def test_when_all_refuse_it_waits_and_is_tried_again() -> None:
     toys = target(), target()
     async with fleet(Found(*toys)) as made:

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from outrider.errors import ConfigError, InvalidRequestError, UnavailableError
-from outrider.transport.server import serve_target
+from outrider.transport.server import serve_generation, serve_target
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.support.scripted_generator import ScriptedGenerator
@@ -185,3 +185,22 @@ async def test_a_huge_request_is_refused_and_the_next_is_served(serve: Serve) ->
         stub = GenerationServiceStub(channel)
         answer = await stub.Generate(generation_pb2.GenerateRequest(prompt_text="x", max_tokens=1))
     assert answer.result.text == "<0>"
+
+
+async def test_a_connection_past_its_age_is_renewed_and_what_runs_on_it_goes_on() -> None:
+    generator = ScriptedGenerator()
+    server = await serve_generation(generator, host="127.0.0.1", port=0, max_connection_age_s=0.2)
+    generator.stop_after = 1
+    try:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            stub = GenerationServiceStub(channel)
+            running = stub.StreamGenerate(generation_pb2.GenerateRequest(prompt_text="x", max_tokens=2), timeout=60)
+            assert (await running.read()).delta.token_ids == [0]
+            async with asyncio.timeout(30):
+                while channel.get_state() is grpc.ChannelConnectivity.READY:
+                    await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            assert generator.num_abandoned == 0
+            assert (await stub.GetModelInfo(generation_pb2.GetModelInfoRequest(), timeout=30)).target_model
+            running.cancel()
+    finally:
+        await server.stop()

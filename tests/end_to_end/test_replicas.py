@@ -1,0 +1,113 @@
+"""Two targets and two drafts with real models over gRPC, found by a list of addresses: one of each dies under load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import torch
+
+from coordinator.service import Coordinator
+from draft_service.service import DraftService
+from outrider import AsyncClient
+from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
+from outrider.generation import GenerationResult
+from outrider.transport.discovery import RemoteReplicas
+from outrider.transport.remote import RemoteDraft, RemoteTarget
+from outrider.transport.server import Server, serve_draft, serve_generation, serve_target
+from target_service.service import TargetService
+from tests.end_to_end.waiting import DEADLINE_S, eventually
+from tests.support.tiny_models import cached_tiny_model
+
+torch.set_num_threads(1)
+
+MODEL = cached_tiny_model("qwen3", seed=1, max_position_embeddings=1024)
+GREEDY: dict[str, Any] = {"max_tokens": 150, "temperature": 0, "ignore_eos": True}
+COUPLED: dict[str, Any] = {**GREEDY, "temperature": 1.0, "acceptance_method": "coupled"}
+
+
+class Replicas:
+    """The services, their servers, and a coordinator in front."""
+
+    def __init__(self) -> None:
+        self.targets: list[TargetService] = []
+        self.drafts: list[DraftService] = []
+        self.servers: dict[object, Server] = {}
+        self.coordinator: Coordinator
+        self.client: AsyncClient
+
+    def are_idle(self) -> bool:
+        return not any(service.num_sessions for service in (*self.targets, *self.drafts))
+
+
+def addresses(servers: list[Server]) -> str:
+    return ", ".join(server.address for server in servers)
+
+
+@contextlib.asynccontextmanager
+async def running() -> AsyncIterator[Replicas]:
+    made = Replicas()
+    async with contextlib.AsyncExitStack() as cleanup:
+        for _ in range(2):
+            target = TargetService.load(TargetSettings(model=str(MODEL), num_threads=1))
+            draft = DraftService.load(DraftSettings.model_validate({"model": str(MODEL), "num_threads": 1}))
+            made.targets.append(target)
+            made.drafts.append(draft)
+            made.servers[target] = await serve_target(target, host="127.0.0.1", port=0)
+            made.servers[draft] = await serve_draft(draft, host="127.0.0.1", port=0)
+            for service in (target, draft):
+                cleanup.push_async_callback(service.close)
+                cleanup.push_async_callback(made.servers[service].stop)
+        made.coordinator = Coordinator(
+            RemoteReplicas(addresses([made.servers[target] for target in made.targets]), RemoteTarget, interval_s=0.1),
+            RemoteReplicas(addresses([made.servers[draft] for draft in made.drafts]), RemoteDraft, interval_s=0.1),
+            CoordinatorSettings.model_validate({"draft_timeout_ms": 60_000}),
+        )
+        cleanup.push_async_callback(made.coordinator.close)
+        await made.coordinator.start()
+        server = await serve_generation(made.coordinator, host="127.0.0.1", port=0)
+        cleanup.push_async_callback(server.stop)
+        made.client = await cleanup.enter_async_context(AsyncClient(server.address))
+        await eventually(lambda: attached(made) == (2, 2), "all replicas attached")
+        yield made
+
+
+def attached(made: Replicas) -> tuple[int, int]:
+    stats = made.coordinator.stats()
+    return stats.num_targets, stats.num_drafts
+
+
+def requests(options: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**options, "prompt_token_ids": [72, 101, first], "seed": first} for first in range(6)]
+
+
+@pytest.mark.parametrize("options", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+async def test_one_of_each_dies_under_load_and_every_token_is_that_of_a_run_alone(options: dict[str, Any]) -> None:
+    async with running() as made:
+        asked = requests(options)
+        alone = [await made.client.generate(**{**request, "num_speculative_tokens": 0}) for request in asked]
+        num_seen = [0] * len(asked)
+
+        async def read(number: int) -> GenerationResult:
+            async for delta in made.client.stream(**asked[number]):
+                num_seen[number] += len(delta.token_ids)
+                if delta.result is not None:
+                    return delta.result
+            raise AssertionError("no result came")
+
+        tasks = [asyncio.create_task(read(number)) for number in range(len(asked))]
+        await eventually(lambda: min(num_seen) >= 10, "tokens of all")
+        assert [target.num_sessions for target in made.targets] == [3, 3]
+        await made.servers[made.targets[0]].stop()
+        await made.servers[made.drafts[1]].stop()
+        results = await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)
+        assert [result.token_ids for result in results] == [result.token_ids for result in alone]
+        assert [result.text for result in results] == [result.text for result in alone]
+        assert attached(made) == (1, 1)
+        assert made.coordinator.stats().num_failed == 0
+        # All of a draft that is the target's twin is accepted: some 30 steps, and a few without while it moved.
+        assert max(result.speculation.num_steps for result in results) < 75
+        await eventually(made.are_idle, "idle services")
