@@ -40,7 +40,8 @@ class Replicas:
         self.client: AsyncClient
 
     def are_idle(self) -> bool:
-        return not any(service.num_sessions for service in (*self.targets, *self.drafts))
+        services: list[TargetService | DraftService] = [*self.targets, *self.drafts]
+        return not any(service.num_sessions for service in services)
 
 
 def addresses(servers: list[Server]) -> str:
@@ -52,7 +53,7 @@ async def running() -> AsyncIterator[Replicas]:
     made = Replicas()
     async with contextlib.AsyncExitStack() as cleanup:
         for _ in range(2):
-            target = TargetService.load(TargetSettings(model=str(MODEL), num_threads=1))
+            target = TargetService.load(TargetSettings.model_validate({"model": str(MODEL), "num_threads": 1}))
             draft = DraftService.load(DraftSettings.model_validate({"model": str(MODEL), "num_threads": 1}))
             made.targets.append(target)
             made.drafts.append(draft)
