@@ -7,28 +7,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
+import numpy as np
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from numpy.typing import NDArray
 
 from outrider.errors import OutriderError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, DraftLink, EventBatch, TargetCommand, TargetEvent, TargetLink
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, open_channel
+from outrider.transport.convert.arrays import Fetch, fetch_nothing
 from outrider.transport.convert.commands import draft_commands_to_proto, target_commands_to_proto
 from outrider.transport.convert.describing import description_from_proto
 from outrider.transport.convert.events import draft_events_from_proto, target_events_from_proto
 from outrider.transport.outbox import Outbox
+from outrider.transport.planes import CAPABILITY
+from outrider.transport.planes.reader import SharedReader
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity
 from outrider.transport.security.explaining import explain
+from outrider.transport.splitting import split_commands
 from outrider.transport.status import translating_errors
 from outrider.types import ModelDescription
 from outrider.v1 import link_pb2 as pb
 from outrider.v1.link_pb2_grpc import DraftServiceStub, TargetServiceStub
+from outrider.v1.tensor_pb2 import PlaneAnswer, SharedMemoryRegion
+
+_log = logging.getLogger(__name__)
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
@@ -47,11 +57,15 @@ class RemoteLink(Generic[CommandT, EventT]):
         channel: grpc.aio.Channel,
         attach: Callable[..., Any],
         encode: Callable[[Sequence[CommandT]], Any],
-        decode: Callable[[Any], EventBatch[EventT]],
+        decode: Callable[[Any, Fetch], EventBatch[EventT]],
+        *,
+        answer_offer: Callable[[bytes], Any],
     ) -> None:
+        """``answer_offer`` makes the message that says what was found in an offered file."""
         self._address = address
         self._channel = channel
-        self._encode, self._decode = encode, decode
+        self._encode, self._decode, self._answer_offer = encode, decode, answer_offer
+        self._reader: SharedReader | None = None
         self._outbox: Outbox[Any] = Outbox()
         self._broken: UnavailableError | None = None
         self._closed = False
@@ -67,7 +81,8 @@ class RemoteLink(Generic[CommandT, EventT]):
             raise UnavailableError(str(self._broken))
         if self._closed:
             raise UnavailableError(f"the link to {self._address} is closed")
-        if not self._outbox.put(self._encode(commands)):
+        messages = split_commands(commands, self._encode, MAX_LINK_MESSAGE_BYTES)
+        if not all(self._outbox.put(message) for message in messages):
             # A command that was lost is a link that is lost: the reader has to hear of it too.
             self._gave_up = True
             self._broken = UnavailableError(f"{self._address} has stopped reading the link")
@@ -80,7 +95,10 @@ class RemoteLink(Generic[CommandT, EventT]):
         try:
             with translating_errors(self._address):
                 async for message in self._call:
-                    yield self._decode(message)
+                    if message.HasField("plane_offer"):
+                        self._on_offer(message.plane_offer.name)
+                    else:
+                        yield self._decode(message, self._fetch)
             raise UnavailableError(f"{self._address} ended the link")
         except (OutriderError, asyncio.CancelledError) as error:
             if self._closed:
@@ -93,6 +111,20 @@ class RemoteLink(Generic[CommandT, EventT]):
             raise self._broken from error
         finally:
             self._reading = False
+
+    @property
+    def tensor_plane(self) -> str:
+        """How large tensors come over this link: "shared_memory" or "inline"."""
+        return "inline" if self._reader is None else "shared_memory"
+
+    def _on_offer(self, name: str) -> None:
+        """The service offers a file; it is used if this process sees it."""
+        self._reader = SharedReader.open(name)
+        self._outbox.put(self._answer_offer(b"" if self._reader is None else self._reader.token))
+        _log.info("tensors of %s come by %s", self._address, self.tensor_plane)
+
+    def _fetch(self, region: SharedMemoryRegion) -> NDArray[np.uint8]:
+        return fetch_nothing(region) if self._reader is None else self._reader.fetch(region)
 
     def _on_done(self, call: object) -> None:
         """A sender hears of a break even while nobody reads; why it broke is for the reader to say."""
@@ -126,9 +158,16 @@ class _RemotePort:
     """What both ports share: an address and how it is reached."""
 
     def __init__(
-        self, address: str, security: ClientSecurity = OPEN_CLIENT, *, connect_timeout_s: float = CONNECT_TIMEOUT_S
+        self,
+        address: str,
+        security: ClientSecurity = OPEN_CLIENT,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        shares_memory: bool = True,
     ) -> None:
+        """``shares_memory``: whether a service of the same host may hand large tensors over in shared memory."""
         self.address = address
+        self._shares_memory = shares_memory
         self._security = security
         self._connect_timeout_s = connect_timeout_s
 
@@ -162,6 +201,9 @@ class _RemotePort:
             if trouble is not None:
                 raise UnavailableError(trouble) from error
 
+    def _link_metadata(self) -> list[tuple[str, str]]:
+        return [*(self._security.metadata() or ()), *([CAPABILITY] if self._shares_memory else [])]
+
     async def _describe(self, make_stub: Callable[[grpc.aio.Channel], Any]) -> ModelDescription:
         channel = await self._connect()
         try:
@@ -188,9 +230,10 @@ class RemoteDraft(_RemotePort):
         link: RemoteLink[DraftCommand, DraftEvent] = RemoteLink(
             self.address,
             channel,
-            partial(attach, metadata=self._security.metadata()),
+            partial(attach, metadata=self._link_metadata()),
             draft_commands_to_proto,
             draft_events_from_proto,
+            answer_offer=lambda token: pb.DraftCommands(plane_answer=PlaneAnswer(token=token)),
         )
         return link
 
@@ -209,8 +252,9 @@ class RemoteTarget(_RemotePort):
         link: RemoteLink[TargetCommand, TargetEvent] = RemoteLink(
             self.address,
             channel,
-            partial(attach, metadata=self._security.metadata()),
+            partial(attach, metadata=self._link_metadata()),
             target_commands_to_proto,
             target_events_from_proto,
+            answer_offer=lambda token: pb.TargetCommands(plane_answer=PlaneAnswer(token=token)),
         )
         return link

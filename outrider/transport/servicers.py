@@ -6,16 +6,16 @@ independently, and its in-process link is closed however it ends.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 
 import grpc.aio
 
 from outrider.errors import ProtocolError
 from outrider.generation import Delta, GenerationRequest, ModelInfo
-from outrider.ports import Draft, Link, Target
+from outrider.ports import Draft, Target
+from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES
 from outrider.transport.convert.commands import draft_commands_from_proto, target_commands_from_proto
 from outrider.transport.convert.describing import description_to_proto
 from outrider.transport.convert.events import draft_events_to_proto, target_events_to_proto
@@ -25,7 +25,8 @@ from outrider.transport.convert.generation import (
     request_from_proto,
     result_to_proto,
 )
-from outrider.v1 import generation_pb2, link_pb2
+from outrider.transport.pumping import LinkPump, reads_shared_memory, with_planes
+from outrider.v1 import generation_pb2, link_pb2, tensor_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServiceServicer
 from outrider.v1.link_pb2_grpc import DraftServiceServicer, TargetServiceServicer
 
@@ -47,20 +48,28 @@ class Generator(Protocol):
 class DraftServicer(DraftServiceServicer):
     """Serves a draft."""
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: Draft, *, max_message_bytes: int = MAX_LINK_MESSAGE_BYTES) -> None:
         self._draft = draft
+        self._max_message_bytes = max_message_bytes
 
     async def Describe(self, request: link_pb2.DescribeRequest, context: Context) -> link_pb2.ModelDescription:
         """Facts of the draft."""
-        return description_to_proto(await self._draft.describe())
+        return description_to_proto(with_planes(await self._draft.describe()))
 
     async def Attach(
         self, request_iterator: AsyncIterator[link_pb2.DraftCommands], context: Context
     ) -> AsyncIterator[link_pb2.DraftEvents]:
         """One link."""
         link = await self._draft.attach()
-        pumped = _pump(link, request_iterator, draft_commands_from_proto, draft_events_to_proto)
-        async with contextlib.aclosing(pumped) as messages:
+        pump = LinkPump(
+            link,
+            draft_commands_from_proto,
+            draft_events_to_proto,
+            offer=lambda name: link_pb2.DraftEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
+            shares_memory=reads_shared_memory(context.invocation_metadata()),
+            max_message_bytes=self._max_message_bytes,
+        )
+        async with contextlib.aclosing(pump.run(request_iterator)) as messages:
             async for message in messages:
                 yield message
 
@@ -68,20 +77,28 @@ class DraftServicer(DraftServiceServicer):
 class TargetServicer(TargetServiceServicer):
     """Serves a target."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, max_message_bytes: int = MAX_LINK_MESSAGE_BYTES) -> None:
         self._target = target
+        self._max_message_bytes = max_message_bytes
 
     async def Describe(self, request: link_pb2.DescribeRequest, context: Context) -> link_pb2.ModelDescription:
         """Facts of the target."""
-        return description_to_proto(await self._target.describe())
+        return description_to_proto(with_planes(await self._target.describe()))
 
     async def Attach(
         self, request_iterator: AsyncIterator[link_pb2.TargetCommands], context: Context
     ) -> AsyncIterator[link_pb2.TargetEvents]:
         """One link."""
         link = await self._target.attach()
-        pumped = _pump(link, request_iterator, target_commands_from_proto, target_events_to_proto)
-        async with contextlib.aclosing(pumped) as messages:
+        pump = LinkPump(
+            link,
+            target_commands_from_proto,
+            target_events_to_proto,
+            offer=lambda name: link_pb2.TargetEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
+            shares_memory=reads_shared_memory(context.invocation_metadata()),
+            max_message_bytes=self._max_message_bytes,
+        )
+        async with contextlib.aclosing(pump.run(request_iterator)) as messages:
             async for message in messages:
                 yield message
 
@@ -125,33 +142,3 @@ class GenerationServicer(GenerationServiceServicer):
         """The generation; closed, and so cancelled, when the call ends for whatever reason."""
         deadline = context.time_remaining()
         return contextlib.aclosing(self._generator.generate_stream(request_from_proto(request), deadline_s=deadline))
-
-
-async def _pump(
-    link: Link[Any, Any],
-    requests: AsyncIterator[Any],
-    decode: Callable[[Any], Any],
-    encode: Callable[[Any], Any],
-) -> AsyncGenerator[Any, None]:
-    """Commands into the link while its events come out; the first side to end or fail ends both."""
-    events = link.events()
-    reading = asyncio.create_task(_read_commands(link, requests, decode))
-    try:
-        async for batch in events:
-            yield encode(batch)
-        await reading
-    finally:
-        reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            # A command that cannot be read is the caller's to hear of, not this clean-up's.
-            await asyncio.wait([reading])
-        await link.close()
-
-
-async def _read_commands(link: Link[Any, Any], requests: AsyncIterator[Any], decode: Callable[[Any], Any]) -> None:
-    """Until the caller half-closes or sends what cannot be read; either way the link is over."""
-    try:
-        async for message in requests:
-            link.send(decode(message))
-    finally:
-        await link.close()

@@ -33,11 +33,27 @@ class Tensor(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., inline: _Optional[bytes] = ..., shared_memory: _Optional[_Union[SharedMemoryRegion, _Mapping]] = ..., peer_handle: _Optional[bytes] = ...) -> None: ...
 
 class SharedMemoryRegion(_message.Message):
-    __slots__ = ("name", "offset_bytes", "length_bytes")
+    __slots__ = ("name", "offset_bytes", "length_bytes", "slot", "sequence")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
     LENGTH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     name: str
     offset_bytes: int
     length_bytes: int
-    def __init__(self, name: _Optional[str] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ...) -> None: ...
+    slot: int
+    sequence: int
+    def __init__(self, name: _Optional[str] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ..., slot: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class PlaneOffer(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class PlaneAnswer(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: bytes
+    def __init__(self, token: _Optional[bytes] = ...) -> None: ...

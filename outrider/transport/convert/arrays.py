@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,11 @@ from outrider.v1 import tensor_pb2
 _FLOAT = np.dtype("<f4")
 _INT = np.dtype("<i4")
 ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+Place = Callable[[FloatArray], tensor_pb2.SharedMemoryRegion | None]
+"""Puts an array where the other end can read it, or declines."""
+Fetch = Callable[[tensor_pb2.SharedMemoryRegion], NDArray[np.uint8]]
+"""The bytes that the other end has put somewhere; ``ProtocolError`` when they are not there."""
 
 
 def floats_to_bytes(values: FloatArray) -> bytes:
@@ -40,24 +46,46 @@ def ints_from_bytes(name: str, content: bytes) -> IntArray:
     return _from_bytes(name, content, _INT).astype(np.int32, copy=False)
 
 
-def tensor_to_proto(values: FloatArray) -> tensor_pb2.Tensor:
-    """A float32 array, inline."""
+def place_nothing(values: FloatArray) -> None:
+    """A ``Place`` of a link without shared memory: every tensor travels inline."""
+
+
+def fetch_nothing(region: tensor_pb2.SharedMemoryRegion) -> NoReturn:
+    """A ``Fetch`` of a link without shared memory."""
+    raise ProtocolError("shared memory: was not agreed on with this link")
+
+
+def tensor_to_proto(values: FloatArray, place: Place = place_nothing) -> tensor_pb2.Tensor:
+    """A float32 array, where ``place`` puts it or else inline."""
+    region = place(values)
+    if region is not None:
+        return tensor_pb2.Tensor(dtype="float32", shape=values.shape, shared_memory=region)
     return tensor_pb2.Tensor(dtype="float32", shape=values.shape, inline=floats_to_bytes(values))
 
 
-def tensor_from_proto(name: str, message: tensor_pb2.Tensor) -> FloatArray:
-    """The float32 array of an inline tensor; ``ProtocolError`` when it is anything else or of another length."""
-    if message.dtype != "float32" or message.WhichOneof("payload") != "inline":
-        raise ProtocolError(f"{name}: must be an inline float32 tensor, not {message.dtype or 'nothing'}")
+def tensor_from_proto(name: str, message: tensor_pb2.Tensor, fetch: Fetch = fetch_nothing) -> FloatArray:
+    """The float32 array of a tensor; ``ProtocolError`` when it is of another type, place or length."""
+    payload = message.WhichOneof("payload")
+    if message.dtype != "float32" or payload not in ("inline", "shared_memory"):
+        raise ProtocolError(f"{name}: must be a float32 tensor, inline or shared, not {message.dtype or 'nothing'}")
     shape = tuple(message.shape)
-    values = floats_from_bytes(name, message.inline)
+    if payload == "inline":
+        values = floats_from_bytes(name, message.inline)
+    else:
+        content = fetch(message.shared_memory)
+        _require_whole(name, content.size, _FLOAT)
+        values = content.view(_FLOAT).astype(np.float32, copy=False)
     if values.size != math.prod(shape):
         raise ProtocolError(f"{name}: {values.size} values do not fill the shape {shape}")
     return values.reshape(shape)
 
 
+def _require_whole(name: str, num_bytes: int, dtype: np.dtype[ScalarT]) -> None:
+    if num_bytes % dtype.itemsize:
+        raise ProtocolError(f"{name}: {num_bytes} bytes are no whole number of {dtype.itemsize}-byte values")
+
+
 def _from_bytes(name: str, content: bytes, dtype: np.dtype[ScalarT]) -> NDArray[ScalarT]:
-    if len(content) % dtype.itemsize:
-        raise ProtocolError(f"{name}: {len(content)} bytes are no whole number of {dtype.itemsize}-byte values")
+    _require_whole(name, len(content), dtype)
     # A copy: memory of its own, so that a tensor can be made from it without another.
     return np.frombuffer(content, dtype=dtype).copy()

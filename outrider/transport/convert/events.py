@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from outrider import ports
+from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
 from outrider.transport.convert.one_of import Readers, read_one_of
 from outrider.transport.convert.ranges import out_of_range_breaks_the_contract
 from outrider.transport.convert.scores import (
-    FORM_READERS,
     candidates_from_proto,
     candidates_to_proto,
     evidence_from_proto,
     evidence_to_proto,
+    form_from_proto,
     form_to_proto,
 )
 from outrider.v1 import link_pb2 as pb
 
 
-def proposal_to_proto(event: ports.Proposal) -> pb.Proposal:
+def proposal_to_proto(event: ports.Proposal, place: Place = place_nothing) -> pb.Proposal:
     """A proposal."""
     return pb.Proposal(
         session=event.session,
         generation=event.generation,
         base_length=event.base_length,
         token_ids=event.token_ids,
-        evidence=evidence_to_proto(event.evidence),
+        evidence=evidence_to_proto(event.evidence, place),
     )
 
 
-def proposal_from_proto(message: pb.Proposal) -> ports.Proposal:
+def proposal_from_proto(message: pb.Proposal, fetch: Fetch = fetch_nothing) -> ports.Proposal:
     """A proposal."""
     return ports.Proposal(
         session=message.session,
         generation=message.generation,
         base_length=message.base_length,
         token_ids=tuple(message.token_ids),
-        evidence=evidence_from_proto(message.evidence),
+        evidence=evidence_from_proto(message.evidence, fetch),
     )
 
 
-def branches_to_proto(event: ports.Branches) -> pb.Branches:
+def branches_to_proto(event: ports.Branches, place: Place = place_nothing) -> pb.Branches:
     """Pushed branches."""
     return pb.Branches(
         session=event.session,
@@ -53,14 +54,14 @@ def branches_to_proto(event: ports.Branches) -> pb.Branches:
                 num_accepted=branch.num_accepted,
                 next_token_id=branch.next_token_id,
                 token_ids=branch.token_ids,
-                evidence=evidence_to_proto(branch.evidence),
+                evidence=evidence_to_proto(branch.evidence, place),
             )
             for branch in event.branches
         ],
     )
 
 
-def branches_from_proto(message: pb.Branches) -> ports.Branches:
+def branches_from_proto(message: pb.Branches, fetch: Fetch = fetch_nothing) -> ports.Branches:
     """Pushed branches."""
     return ports.Branches(
         session=message.session,
@@ -72,14 +73,14 @@ def branches_from_proto(message: pb.Branches) -> ports.Branches:
                 num_accepted=branch.num_accepted,
                 next_token_id=branch.next_token_id,
                 token_ids=tuple(branch.token_ids),
-                evidence=evidence_from_proto(branch.evidence),
+                evidence=evidence_from_proto(branch.evidence, fetch),
             )
             for branch in message.branches
         ),
     )
 
 
-def scores_to_proto(event: ports.Scores) -> pb.Scores:
+def scores_to_proto(event: ports.Scores, place: Place = place_nothing) -> pb.Scores:
     """Scores."""
     return pb.Scores(
         session=event.session,
@@ -87,17 +88,17 @@ def scores_to_proto(event: ports.Scores) -> pb.Scores:
         base_length=event.base_length,
         logprobs=candidates_to_proto(event.logprobs),
         prompt_logprobs=candidates_to_proto(event.prompt_logprobs),
-        **form_to_proto(event.form),
+        **form_to_proto(event.form, place),
     )
 
 
-def scores_from_proto(message: pb.Scores) -> ports.Scores:
+def scores_from_proto(message: pb.Scores, fetch: Fetch = fetch_nothing) -> ports.Scores:
     """Scores; ``ProtocolError`` when they are of no known form."""
     return ports.Scores(
         session=message.session,
         generation=message.generation,
         base_length=message.base_length,
-        form=read_one_of(message, "form", FORM_READERS),
+        form=form_from_proto(message, fetch),
         logprobs=candidates_from_proto(message.logprobs),
         prompt_logprobs=candidates_from_proto(message.prompt_logprobs),
     )
@@ -120,8 +121,6 @@ _COMMON_READERS: Readers = {
     "session_failed": _failed_from_proto,
     "refused": _refused_from_proto,
 }
-_DRAFT_READERS: Readers = {"proposal": proposal_from_proto, "branches": branches_from_proto, **_COMMON_READERS}
-_TARGET_READERS: Readers = {"scores": scores_from_proto, **_COMMON_READERS}
 
 
 def _common_event_to_proto(event: ports.SessionLost | ports.SessionFailed | ports.Refused) -> dict[str, Any]:
@@ -136,17 +135,17 @@ def _common_event_to_proto(event: ports.SessionLost | ports.SessionFailed | port
     return {"refused": refused}
 
 
-def _draft_event_to_proto(event: ports.DraftEvent) -> pb.DraftEvent:
+def _draft_event_to_proto(event: ports.DraftEvent, place: Place) -> pb.DraftEvent:
     if isinstance(event, ports.Proposal):
-        return pb.DraftEvent(proposal=proposal_to_proto(event))
+        return pb.DraftEvent(proposal=proposal_to_proto(event, place))
     if isinstance(event, ports.Branches):
-        return pb.DraftEvent(branches=branches_to_proto(event))
+        return pb.DraftEvent(branches=branches_to_proto(event, place))
     return pb.DraftEvent(**_common_event_to_proto(event))
 
 
-def _target_event_to_proto(event: ports.TargetEvent) -> pb.TargetEvent:
+def _target_event_to_proto(event: ports.TargetEvent, place: Place) -> pb.TargetEvent:
     if isinstance(event, ports.Scores):
-        return pb.TargetEvent(scores=scores_to_proto(event))
+        return pb.TargetEvent(scores=scores_to_proto(event, place))
     return pb.TargetEvent(**_common_event_to_proto(event))
 
 
@@ -162,29 +161,52 @@ def report_from_proto(message: pb.ForwardReport) -> ports.ForwardReport:
     return ports.ForwardReport(**{name: getattr(message, name) for name in ports.ForwardReport.__slots__})
 
 
-def draft_events_to_proto(batch: ports.EventBatch[ports.DraftEvent]) -> pb.DraftEvents:
+def draft_events_to_proto(batch: ports.EventBatch[ports.DraftEvent], place: Place = place_nothing) -> pb.DraftEvents:
     """One message from a draft; ``ProtocolError`` when a value does not fit its field."""
     with out_of_range_breaks_the_contract():
-        return pb.DraftEvents(events=map(_draft_event_to_proto, batch.events), report=report_to_proto(batch.report))
+        events = [_draft_event_to_proto(event, place) for event in batch.events]
+        return pb.DraftEvents(events=events, report=report_to_proto(batch.report))
 
 
-def draft_events_from_proto(message: pb.DraftEvents) -> ports.EventBatch[ports.DraftEvent]:
+def draft_events_from_proto(
+    message: pb.DraftEvents, fetch: Fetch = fetch_nothing
+) -> ports.EventBatch[ports.DraftEvent]:
     """One message from a draft; ``ProtocolError`` for an event nobody knows."""
-    return _batch_from_proto(message, _DRAFT_READERS)
+    return _batch_from_proto(message, lambda event: _draft_event_from_proto(event, fetch))
 
 
-def target_events_to_proto(batch: ports.EventBatch[ports.TargetEvent]) -> pb.TargetEvents:
+def target_events_to_proto(batch: ports.EventBatch[ports.TargetEvent], place: Place = place_nothing) -> pb.TargetEvents:
     """One message from a target; ``ProtocolError`` when a value does not fit its field."""
     with out_of_range_breaks_the_contract():
-        return pb.TargetEvents(events=map(_target_event_to_proto, batch.events), report=report_to_proto(batch.report))
+        events = [_target_event_to_proto(event, place) for event in batch.events]
+        return pb.TargetEvents(events=events, report=report_to_proto(batch.report))
 
 
-def target_events_from_proto(message: pb.TargetEvents) -> ports.EventBatch[ports.TargetEvent]:
+def target_events_from_proto(
+    message: pb.TargetEvents, fetch: Fetch = fetch_nothing
+) -> ports.EventBatch[ports.TargetEvent]:
     """One message from a target; ``ProtocolError`` for an event nobody knows."""
-    return _batch_from_proto(message, _TARGET_READERS)
+    return _batch_from_proto(message, lambda event: _target_event_from_proto(event, fetch))
 
 
-def _batch_from_proto(message: pb.DraftEvents | pb.TargetEvents, readers: Readers) -> ports.EventBatch[Any]:
-    events: Sequence[Any] = [read_one_of(event, "event", readers) for event in message.events]
+def _draft_event_from_proto(message: pb.DraftEvent, fetch: Fetch) -> ports.DraftEvent:
+    chosen = message.WhichOneof("event")
+    if chosen == "proposal":
+        return proposal_from_proto(message.proposal, fetch)
+    if chosen == "branches":
+        return branches_from_proto(message.branches, fetch)
+    event: ports.DraftEvent = read_one_of(message, "event", _COMMON_READERS)
+    return event
+
+
+def _target_event_from_proto(message: pb.TargetEvent, fetch: Fetch) -> ports.TargetEvent:
+    if message.WhichOneof("event") == "scores":
+        return scores_from_proto(message.scores, fetch)
+    event: ports.TargetEvent = read_one_of(message, "event", _COMMON_READERS)
+    return event
+
+
+def _batch_from_proto(message: pb.DraftEvents | pb.TargetEvents, read: Callable[[Any], Any]) -> ports.EventBatch[Any]:
+    events: Sequence[Any] = [read(event) for event in message.events]
     report = report_from_proto(message.report) if message.HasField("report") else None
     return ports.EventBatch(tuple(events), report)

@@ -7,14 +7,18 @@ from typing import Any
 
 from outrider.errors import ProtocolError
 from outrider.transport.convert.arrays import (
+    Fetch,
+    Place,
+    fetch_nothing,
     floats_from_bytes,
     floats_to_bytes,
     ints_from_bytes,
     ints_to_bytes,
+    place_nothing,
     tensor_from_proto,
     tensor_to_proto,
 )
-from outrider.transport.convert.one_of import Readers
+from outrider.transport.convert.one_of import Readers, read_one_of
 from outrider.types import (
     CandidateLogprobs,
     DenseEvidence,
@@ -29,7 +33,7 @@ from outrider.types import (
 from outrider.v1 import link_pb2 as pb
 
 
-def evidence_to_proto(evidence: Evidence) -> pb.Evidence:
+def evidence_to_proto(evidence: Evidence, place: Place = place_nothing) -> pb.Evidence:
     """Evidence; none is an empty message."""
     if isinstance(evidence, SparseEvidence):
         return pb.Evidence(
@@ -40,11 +44,11 @@ def evidence_to_proto(evidence: Evidence) -> pb.Evidence:
             )
         )
     if isinstance(evidence, DenseEvidence):
-        return pb.Evidence(dense=tensor_to_proto(evidence.probs))
+        return pb.Evidence(dense=tensor_to_proto(evidence.probs, place))
     return pb.Evidence()
 
 
-def evidence_from_proto(message: pb.Evidence) -> Evidence:
+def evidence_from_proto(message: pb.Evidence, fetch: Fetch = fetch_nothing) -> Evidence:
     """Evidence. Whether it fits its proposal is the reader's to check: bad evidence is no broken link."""
     form = message.WhichOneof("form")
     if form == "sparse":
@@ -55,11 +59,11 @@ def evidence_from_proto(message: pb.Evidence) -> Evidence:
             probs=floats_from_bytes("probs", sparse.probs),
         )
     if form == "dense":
-        return DenseEvidence(tensor_from_proto("dense", message.dense))
+        return DenseEvidence(tensor_from_proto("dense", message.dense, fetch))
     return None
 
 
-def form_to_proto(form: ScoreForm) -> dict[str, Any]:
+def form_to_proto(form: ScoreForm, place: Place = place_nothing) -> dict[str, Any]:
     """The field of ``Scores.form`` to be set."""
     if isinstance(form, TokenScores):
         return {"tokens": pb.TokenScores(token_ids=form.token_ids)}
@@ -80,8 +84,8 @@ def form_to_proto(form: ScoreForm) -> dict[str, Any]:
                 bonus_token_id=form.bonus_token_id,
             )
         }
-    logprobs = None if form.logprobs is None else tensor_to_proto(form.logprobs)
-    return {"dense": pb.DenseScores(target_probs=tensor_to_proto(form.target_probs), logprobs=logprobs)}
+    logprobs = None if form.logprobs is None else tensor_to_proto(form.logprobs, place)
+    return {"dense": pb.DenseScores(target_probs=tensor_to_proto(form.target_probs, place), logprobs=logprobs)}
 
 
 def _tokens_from_proto(message: pb.TokenScores) -> TokenScores:
@@ -105,18 +109,24 @@ def _typical_from_proto(message: pb.TypicalScores) -> TypicalScores:
     )
 
 
-def _dense_from_proto(message: pb.DenseScores) -> DenseScores:
-    logprobs = tensor_from_proto("logprobs", message.logprobs) if message.HasField("logprobs") else None
-    return DenseScores(tensor_from_proto("target_probs", message.target_probs), logprobs)
+def _dense_from_proto(message: pb.DenseScores, fetch: Fetch) -> DenseScores:
+    logprobs = tensor_from_proto("logprobs", message.logprobs, fetch) if message.HasField("logprobs") else None
+    return DenseScores(tensor_from_proto("target_probs", message.target_probs, fetch), logprobs)
 
 
-FORM_READERS: Readers = {
+def form_from_proto(message: pb.Scores, fetch: Fetch = fetch_nothing) -> ScoreForm:
+    """The scores of a message; ``ProtocolError`` when they are of no known form."""
+    if message.WhichOneof("form") == "dense":
+        return _dense_from_proto(message.dense, fetch)
+    form: ScoreForm = read_one_of(message, "form", _FORM_READERS)
+    return form
+
+
+_FORM_READERS: Readers = {
     "tokens": _tokens_from_proto,
     "sparse": _sparse_from_proto,
     "typical": _typical_from_proto,
-    "dense": _dense_from_proto,
 }
-"""Of ``Scores.form``."""
 
 
 def candidates_to_proto(positions: Iterable[CandidateLogprobs]) -> list[pb.CandidateLogprobs]:

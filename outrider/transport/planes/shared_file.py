@@ -1,0 +1,92 @@
+"""The file in shared memory that two processes map: its layout, its name, and that a dead owner leaves none behind.
+
+Layout: a token, a table of 64-bit entries, then the tensors. Entry n holds the sequence number of the last use of slot
+n that its reader is done with, so giving memory back is one write and no message.
+
+The file has a name only until both ends have it open. Its owner holds a lock on it as long as it lives, and whoever
+makes the next one removes those that nobody holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import re
+import secrets
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")
+"""Where Linux keeps POSIX shared memory."""
+TOKEN_BYTES = 32
+TABLE_OFFSET = 64
+HEADER_BYTES = 4096
+NUM_SLOTS = (HEADER_BYTES - TABLE_OFFSET) // 8
+_PREFIX = "outrider-"
+_NAME = re.compile(_PREFIX + r"[0-9a-f]{32}")
+
+
+def is_available(folder: Path = FOLDER) -> bool:
+    """Whether this host has shared memory, and this process the right to use it."""
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
+def create(folder: Path) -> tuple[str, int]:
+    """A new file with a header alone: its name and descriptor; ``OSError`` where there is no room or no right."""
+    sweep(folder)
+    name = _PREFIX + secrets.token_hex(16)
+    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        grow(descriptor, HEADER_BYTES)
+        os.pwrite(descriptor, secrets.token_bytes(TOKEN_BYTES), 0)
+    except OSError:
+        remove(folder, name)
+        os.close(descriptor)
+        raise
+    return name, descriptor
+
+
+def open_existing(folder: Path, name: str) -> int:
+    """The descriptor of somebody else's file; ``OSError`` when it is not there, ``ValueError`` for a name not ours."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of ours")
+    return os.open(folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def read_token(descriptor: int) -> bytes:
+    """What only a process that sees this very file can know."""
+    return os.pread(descriptor, TOKEN_BYTES, 0)
+
+
+def grow(descriptor: int, num_bytes: int) -> None:
+    """Take so much memory now; ``OSError`` when it is not there, rather than a signal when it is written to."""
+    os.posix_fallocate(descriptor, 0, num_bytes)
+
+
+def map_all(descriptor: int) -> mmap.mmap:
+    """The whole file as it is now."""
+    return mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+
+
+def remove(folder: Path, name: str) -> None:
+    """Take the name away; who has the file open keeps it, and the kernel frees it with the last of them."""
+    with contextlib.suppress(OSError):
+        (folder / name).unlink()
+
+
+def sweep(folder: Path) -> None:
+    """Remove the files whose owners died before they could."""
+    for path in folder.glob(_PREFIX + "*"):
+        with contextlib.suppress(OSError):
+            _remove_if_abandoned(path)
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,156 @@
+"""Large tensors and long batches on real links: equal events by either plane, and what happens when one is not there.
+
+The toys' rows are small, so what counts as large is made small too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.ports import EventBatch, Score, Scores, SessionFailed
+from outrider.transport import pumping
+from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
+from outrider.transport.convert.events import target_events_from_proto, target_events_to_proto
+from outrider.transport.planes import shared_file, writer
+from outrider.transport.planes.reader import SharedReader
+from outrider.transport.planes.writer import SharedWriter
+from outrider.transport.remote import RemoteTarget
+from outrider.types import DenseScores
+from tests.support.scripted_ports import ToyTarget, random_rows
+from tests.transport.conftest import Serve
+from tests.transport.test_links import Talk, opening
+from tests.transport.values import same
+
+V = 50
+ROWS = random_rows(V, seed=3)
+PROMPT = (1, 2, 3)
+
+
+@pytest.fixture
+def writers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[SharedWriter]:
+    """Shared memory in a folder of the test's own; every writer made."""
+    made: list[SharedWriter] = []
+    open_in = SharedReader.open
+
+    def make() -> SharedWriter:
+        made.append(SharedWriter(folder=tmp_path))
+        return made[-1]
+
+    monkeypatch.setattr(writer, "MIN_TENSOR_BYTES", 1)
+    monkeypatch.setattr(pumping, "SharedWriter", make)
+    monkeypatch.setattr(SharedReader, "open", lambda name: open_in(name, folder=tmp_path))
+    return made
+
+
+async def dense_scores(target: Any, *, rounds: int = 6) -> list[EventBatch[Any]]:
+    """One after the other, each held until the end."""
+    talk = Talk(await target.attach())
+    talk.link.send([opening(0, dense=True, num_token_ids=V)])
+    heard = [await talk.say(Score(0, 2 + index, 0, 0, PROMPT, (4, 5, index))) for index in range(rounds)]
+    await talk.link.close()
+    return heard
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+async def test_events_are_equal_by_either_plane(serve: Serve, writers: list[SharedWriter], tmp_path: Path) -> None:
+    here = await dense_scores(ToyTarget(ROWS, V))
+    server = await serve("target", ToyTarget(ROWS, V))
+    inline = await dense_scores(RemoteTarget(server.address, shares_memory=False))
+    assert writers == []
+    shared = await dense_scores(RemoteTarget(server.address))
+    [used] = writers
+    assert used._sequence > 0, "nothing went through shared memory"
+    assert isinstance(here[0].events[0].form, DenseScores)
+    assert same(tuple(inline), tuple(shared))
+    assert same(tuple(batch.events for batch in here), tuple(batch.events for batch in shared))
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_link_says_which_plane_it_has(serve: Serve, writers: list[SharedWriter]) -> None:
+    server = await serve("target", ToyTarget(ROWS, V))
+    for shares_memory, plane in ((True, "shared_memory"), (False, "inline")):
+        link: Any = await RemoteTarget(server.address, shares_memory=shares_memory).attach()
+        talk = Talk(link)
+        await talk.say(opening(0), Score(0, 2, 0, 0, PROMPT))
+        assert link.tensor_plane == plane
+        await link.close()
+
+
+async def test_a_host_that_cannot_see_the_file_gets_its_tensors_inline(
+    serve: Serve, writers: list[SharedWriter], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(SharedReader, "open", lambda name: None)
+    server = await serve("target", ToyTarget(ROWS, V))
+    elsewhere = await dense_scores(RemoteTarget(server.address))
+    here = await dense_scores(ToyTarget(ROWS, V))
+    assert same(tuple(batch.events for batch in here), tuple(batch.events for batch in elsewhere))
+    [declined] = writers
+    assert not declined.is_confirmed
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_reader_that_keeps_everything_is_not_written_over(
+    serve: Serve, writers: list[SharedWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_GROWTH", 4096)
+    server = await serve("target", ToyTarget(ROWS, V))
+    remote = RemoteTarget(server.address)
+    talk = Talk(await remote.attach())
+    await talk.say(opening(0, dense=True, num_token_ids=V), Score(0, 2, 0, 0, PROMPT))
+    [end] = writers
+    end._max_bytes = shared_file.HEADER_BYTES + 4 * 4096
+    held = [await talk.say(Score(0, 3 + index, 0, 0, PROMPT, (index,))) for index in range(9)]
+    assert end.num_in_use <= 5 < len(held)
+    expected = await dense_scores_of_one(ToyTarget(ROWS, V), 9)
+    assert same(tuple(batch.events for batch in held), tuple(batch.events for batch in expected))
+    del held
+    await eventually(lambda: end.num_in_use == 0)
+    await talk.link.close()
+
+
+async def dense_scores_of_one(target: Any, rounds: int) -> list[EventBatch[Any]]:
+    talk = Talk(await target.attach())
+    await talk.say(opening(0, dense=True, num_token_ids=V), Score(0, 2, 0, 0, PROMPT))
+    return [await talk.say(Score(0, 3 + index, 0, 0, PROMPT, (index,))) for index in range(rounds)]
+
+
+async def test_an_answer_longer_than_a_message_ends_its_session_on_both_ends_and_no_other() -> None:
+    target = ToyTarget(ROWS, V, num_pages=200)
+    requests: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def incoming() -> AsyncIterator[Any]:
+        while True:
+            yield await requests.get()
+
+    pump = pumping.LinkPump(
+        await target.attach(),
+        target_commands_from_proto,
+        target_events_to_proto,
+        offer=lambda name: None,
+        shares_memory=False,
+        max_message_bytes=1_800,
+    )
+    openings = [opening(session, dense=session == 1, num_token_ids=V) for session in range(3)]
+    scores = [Score(session, 2, 0, 0, PROMPT, (4, 5) * 4) for session in range(3)]
+    requests.put_nowait(target_commands_to_proto([*openings, *scores]))
+    events: list[Any] = []
+    messages = pump.run(incoming())
+    async with asyncio.timeout(20):
+        while len(events) < 3:
+            events += target_events_from_proto(await anext(messages)).events
+    by_session = {event.session: event for event in events}
+    assert isinstance(by_session[1], SessionFailed)
+    assert isinstance(by_session[0], Scores) and isinstance(by_session[2], Scores)
+    assert set(target.link.core.sessions) == {0, 2}
+    await messages.aclose()
+    assert target.num_pages_free == 200
