@@ -114,7 +114,26 @@ _ALONE: dict[str, Values] = {
 }
 SWITCHES = {name: over(MODELS, values) for name, values in _ALONE.items()}
 
-ALL: dict[str, Values] = {**EXAMPLES, **SWITCHES}
+_LOOKUP: Values = {"draft": {"model": {"from": "none"}, "settings": {"method": "ngram"}}}
+
+# On CPUs, for starting them here; a draft without a model starts sooner.
+STARTED: dict[str, Values] = {
+    "cpu-with-tls": over(
+        EXAMPLES["cpu-demo"],
+        _LOOKUP,
+        {
+            "tls": {
+                "enabled": True,
+                "users": {"required": True},
+                "secrets": {"coordinator": "c", "target": "t", "draft": "d"},
+            },
+            "tokens": {"api": {"name": "users", "key": "tokens"}, "links": {"name": "links", "key": "token"}},
+        },
+    ),
+    "cpu-in-one-pod": over(EXAMPLES["cpu-demo"], _LOOKUP, {"placement": "samePod"}),
+}
+
+ALL: dict[str, Values] = {**EXAMPLES, **SWITCHES, **STARTED}
 
 
 def golden_file(name: str) -> Path:

@@ -26,12 +26,12 @@ from tests.k8s.release import Object, Release
 PAIR = Path(__file__).parents[2] / "outrider" / "demo" / "pair"
 _PORTS = ("--port", "--metrics-port", "--health-port")
 # Comes with settings that are on their way.
-AWAITED = {"metrics_port", "tensor_parallel_size"}
+AWAITED = {"metrics_port", "metrics_host"}
 POD_IP = "127.0.0.1"
 
 
 class Pods:
-    """The services of a release, none of them started yet. ``credentials`` are for gRPC probes and callers."""
+    """The services of a release, none of them started yet. A Secret's file is at <folder>/<service>/<secret>/<key>."""
 
     def __init__(self, release: Release, folder: Path) -> None:
         self.release = release
@@ -42,7 +42,7 @@ class Pods:
     def start(self, service: str) -> None:
         """Start a service's program."""
         container = self.release.workload_of(service).container(service)
-        command = [self._here(word) for word in [*container["command"], *known(container["args"])]]
+        command = [self._here(word, service) for word in [*container["command"], *known(container["args"])]]
         with (self.folder / f"{service}.log").open("wb") as log:
             self.processes[service] = subprocess.Popen(
                 [sys.executable, *command[1:]], env=self._environment(container), stdout=log, stderr=log
@@ -50,7 +50,7 @@ class Pods:
 
     def flags(self, service: str) -> list[str]:
         """A service's flags, as they are here."""
-        return [self._here(flag) for flag in self.release.flags(service)]
+        return [self._here(flag, service) for flag in self.release.flags(service)]
 
     def address(self, service: str) -> str:
         """Where a service listens."""
@@ -62,7 +62,7 @@ class Pods:
         container = self.release.workload_of(service).container(service)
         question = container[f"{probe}Probe"]
         if "grpc" in question:
-            return _says_serving(f"{POD_IP}:{self.port(question['grpc']['port'])}", question["grpc"].get("service", ""))
+            return says_serving(f"{POD_IP}:{self.port(question['grpc']['port'])}", question["grpc"].get("service", ""))
         numbers = {port["name"]: port["containerPort"] for port in container["ports"]}
         return _answers(
             f"http://{POD_IP}:{self.port(numbers[question['httpGet']['port']])}{question['httpGet']['path']}"
@@ -85,7 +85,7 @@ class Pods:
         """What ``helm test`` runs."""
         (pod,) = self.release.of_kind("Pod")
         (container,) = pod["spec"]["containers"]
-        command = [self._here(word) for word in [*container["command"], *container["args"]]]
+        command = [self._here(word, "test") for word in [*container["command"], *container["args"]]]
         assert command[0] == "outrider"
         return subprocess.run(
             [sys.executable, "-m", "outrider.cli", *command[1:]],
@@ -102,7 +102,7 @@ class Pods:
             process.kill()
             process.wait()
 
-    def _here(self, word: str) -> str:
+    def _here(self, word: str, service: str) -> str:
         name, _, value = word.partition("=")
         if name in _PORTS:
             return f"{name}={self.port(int(value))}"
@@ -115,13 +115,13 @@ class Pods:
         if name == "--model":
             return f"{name}={PAIR / Path(value).name}"
         return word.replace("unix:/run/outrider/", f"unix:{self.folder}/").replace(
-            "=/etc/outrider/", f"={self.folder}/"
+            "=/etc/outrider/", f"={self.folder}/{service}/"
         )
 
     def _environment(self, container: Object) -> dict[str, str]:
         given = {variable["name"]: variable.get("value", "") for variable in container.get("env", [])}
         caches = {key: value.replace("/var/cache/outrider", str(self.folder)) for key, value in given.items()}
-        return {**os.environ, **caches, "POD_NAME": "here", "OMP_NUM_THREADS": "1"}
+        return {**os.environ, **caches, "POD_NAME": "here", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 
 
 @contextlib.contextmanager
@@ -140,7 +140,8 @@ def known(flags: list[str]) -> list[str]:
     return [flag for flag in flags if flag.partition("=")[0].removeprefix("--").replace("-", "_") not in AWAITED]
 
 
-def _says_serving(address: str, service: str) -> bool:
+def says_serving(address: str, service: str) -> bool:
+    """Whether plain gRPC health at an address says so of a service."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=service)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import trustme
 
 from outrider.config import CoordinatorSettings, DraftSettings, Section, TargetSettings
 from outrider.config.flags import parse_flags
 from outrider.config.loading import load
 from tests.end_to_end.commands import wait_until
 from tests.k8s.cases import ALL
-from tests.k8s.programs import Pods, known, pods
+from tests.k8s.programs import Pods, known, pods, says_serving
 from tests.k8s.release import Release
 
 Releases = Callable[[str], Release]
@@ -85,4 +86,50 @@ def test_the_cpu_profile_runs_as_it_is_rendered(release: Releases) -> None:
         outcome = found.run_test()
         assert outcome.returncode == 0, outcome.stderr
         assert outcome.stdout.strip()
+        assert {service: found.terminate(service) for service in SECTIONS} == dict.fromkeys(SECTIONS, 0)
+
+
+@pytest.mark.timeout(300)
+def test_with_tls_and_tokens_every_hop_is_closed_to_strangers_and_open_to_its_own(release: Releases) -> None:
+    with pods(release("cpu-with-tls")) as found:
+        authority = trustme.CA()
+        for service in [*SECTIONS, "test"]:
+            certificate = authority.issue_cert("127.0.0.1", f"rider-outrider-{service}")
+            for secret in ("tls", "user"):
+                folder = found.folder / service / secret
+                folder.mkdir(parents=True)
+                authority.cert_pem.write_to_path(folder / "ca.crt")
+                certificate.cert_chain_pems[0].write_to_path(folder / "tls.crt")
+                certificate.private_key_pem.write_to_path(folder / "tls.key")
+            for secret, token in (("api-token", "user-1\nuser-2\n"), ("link-token", "link"), ("token", "user-2")):
+                (found.folder / service / secret).mkdir()
+                (found.folder / service / secret / "token").write_text(token)
+        for service in SECTIONS:
+            found.start(service)
+        for service in SECTIONS:
+            until(found, service, "startup")
+            until(found, service, "readiness")
+            assert found.passes(service, "liveness")
+            # Without TLS and a certificate nobody is answered.
+            assert not says_serving(found.address(service), "liveness")
+        outcome = found.run_test()
+        assert outcome.returncode == 0, outcome.stderr
+        (found.folder / "test" / "token" / "token").write_text("user-3")
+        outcome = found.run_test()
+        assert outcome.returncode == 1
+        assert "token" in outcome.stderr
+
+
+@pytest.mark.timeout(300)
+def test_in_one_pod_the_services_meet_on_sockets(release: Releases) -> None:
+    with pods(release("cpu-in-one-pod")) as found:
+        for service in SECTIONS:
+            found.start(service)
+        for service in ("target", "coordinator"):
+            until(found, service, "startup")
+            until(found, service, "readiness")
+        until(found, "draft", "liveness")
+        assert found.address("target") == f"unix:{found.folder}/target.sock"
+        outcome = found.run_test()
+        assert outcome.returncode == 0, outcome.stderr
         assert {service: found.terminate(service) for service in SECTIONS} == dict.fromkeys(SECTIONS, 0)

@@ -46,7 +46,7 @@
 {{- if and (has $model.from (list "pvc" "hostPath" "download")) (hasPrefix "/" $model.path) }}
 {{- fail (printf "\n%s.model.path: %q should be relative to the volume's root with model.from=%s" $name $model.path $model.from) }}
 {{- end }}
-{{- $owned := dict "host" "bindAddress" "port" "port" "device" "device" "model" "model" "tokenizer" "model" "tensor_parallel_size" "tensorParallelSize" "metrics_port" "metricsPort" "health_port" "healthPort" "health_host" "bindAddress" "drain_delay_s" "drain.delaySeconds" "drain_grace_s" "drain.graceSeconds" }}
+{{- $owned := dict "host" "bindAddress" "port" "port" "device" "device" "model" "model" "tokenizer" "model" "tensor_parallel_size" "tensorParallelSize" "metrics_port" "metricsPort" "metrics_host" "bindAddress" "health_port" "healthPort" "health_host" "bindAddress" "drain_delay_s" "drain.delaySeconds" "drain_grace_s" "drain.graceSeconds" }}
 {{- range $key, $value := $block.settings }}
 {{- if hasKey $owned $key }}
 {{- fail (printf "\n%s.settings.%s: is set by %s.%s" $name $key $name (get $owned $key)) }}

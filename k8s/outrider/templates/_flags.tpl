@@ -50,6 +50,9 @@ unix:/run/outrider/{{ .name }}.sock
 {{- end }}
 {{- if .root.Values.metrics.enabled }}
 - --metrics-port={{ .block.metricsPort }}
+{{- if include "outrider.onSocket" . }}
+- --metrics-host={{ .block.bindAddress }}
+{{- end }}
 {{- end }}
 {{- if include "outrider.asksHttp" . }}
 - --health-port={{ .block.healthPort }}

@@ -85,3 +85,19 @@ and users show one where tls.users asks for it. Inside one pod, links go over so
     {{- toYaml $source | nindent 4 }}
 {{- end }}
 {{- end }}
+
+{{/* What a caller needs to be let in: name -> volume source, as JSON. */}}
+{{- define "outrider.testSecrets" -}}
+{{- $secrets := dict }}
+{{- $own := include "outrider.tlsSecret" (dict "root" . "name" "coordinator") }}
+{{- if .Values.tls.enabled }}
+{{- $_ := set $secrets "tls" (dict "secretName" $own "items" (list (dict "key" "ca.crt" "path" "ca.crt"))) }}
+{{- if .Values.tls.users.required }}
+{{- $_ := set $secrets "user" (dict "secretName" (.Values.test.tlsSecret | default $own) "defaultMode" 0440) }}
+{{- end }}
+{{- end }}
+{{- if .Values.tokens.api.name }}
+{{- $_ := set $secrets "token" (dict "secretName" .Values.tokens.api.name "items" (list (dict "key" .Values.tokens.api.key "path" "token"))) }}
+{{- end }}
+{{- $secrets | toJson }}
+{{- end }}
