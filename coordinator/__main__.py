@@ -15,6 +15,7 @@ from coordinator.service import Coordinator
 from outrider.config import CoordinatorSettings
 from outrider.telemetry.metrics.serving import metrics_served, read_on
 from outrider.telemetry.pulse import beat, coordinator_pulse
+from outrider.telemetry.tracing import Tracing, traced
 from outrider.transport.discovery import RemoteReplicas
 from outrider.transport.hosting import run_process
 from outrider.transport.http_health import Probes
@@ -30,9 +31,10 @@ async def serve(settings: CoordinatorSettings) -> None:
     """Serve until a signal; raises what kept the coordinator from starting."""
     stop = _signalled()
     target_up = asyncio.Queue[bool]()
-    coordinator = _coordinator(settings, target_up.put_nowait)
-    with metrics_served(settings, read_on(asyncio.get_running_loop(), coordinator.readings)):
-        await _serve(settings, coordinator, stop, target_up)
+    async with traced(settings.name, trace_file=settings.trace_file) as tracing:
+        coordinator = _coordinator(settings, target_up.put_nowait, tracing)
+        with metrics_served(settings, read_on(asyncio.get_running_loop(), coordinator.readings)):
+            await _serve(settings, coordinator, stop, target_up)
     _log.info("stopped")
 
 
@@ -64,7 +66,9 @@ async def _serve(
         await server.stop()
 
 
-def _coordinator(settings: CoordinatorSettings, on_target: Callable[[bool], None]) -> Coordinator:
+def _coordinator(
+    settings: CoordinatorSettings, on_target: Callable[[bool], None], tracing: Tracing | None
+) -> Coordinator:
     """With the targets and where there are any the drafts at the addresses of the settings."""
     security = link_security(settings)
     interval_s = settings.resolve_interval_s
@@ -76,7 +80,7 @@ def _coordinator(settings: CoordinatorSettings, on_target: Callable[[bool], None
         drafts = RemoteReplicas(
             settings.draft_address, RemoteDraft, security, interval_s=interval_s, setting="draft_address"
         )
-    return Coordinator(targets, drafts, settings, on_target=on_target)
+    return Coordinator(targets, drafts, settings, on_target=on_target, tracing=tracing)
 
 
 def _signalled() -> asyncio.Event:

@@ -18,7 +18,7 @@ from coordinator.roster import Roster
 from coordinator.services import DraftReplica, Services, TargetReplica, draft_facts
 from coordinator.ticket import Ticket
 from outrider.errors import CapacityError, OutriderError, UnavailableError
-from outrider.ports import DraftCommand, DraftEvent, EventBatch, ForwardReport, Scores, TargetCommand, TargetEvent
+from outrider.ports import DraftCommand, DraftEvent, EventBatch, ItemTiming, Scores, TargetCommand, TargetEvent
 from outrider.telemetry.logs import about_request
 from outrider.types import ModelDescription
 
@@ -69,11 +69,13 @@ class Driver:
     def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
         """Events of a target."""
         told: list[Ticket] = []
-        for event in batch.events:
+        for event, timing in batch.timed():
             ticket = self._roster.find(event.session)
             if ticket is not None and ticket.target is replica:
                 told.append(ticket)
-                self._advance(ticket, partial(ticket.loop.on_target_event, event), batch.report)
+                if ticket.trace.notes is not None:
+                    ticket.trace.notes.answered(event, timing, is_draft=False)
+                self._advance(ticket, partial(ticket.loop.on_target_event, event), timing)
                 if isinstance(event, Scores):
                     self._note_room(ticket)
         self._hand_out(told)
@@ -81,11 +83,13 @@ class Driver:
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         """Events of a draft."""
         told: list[Ticket] = []
-        for event in batch.events:
+        for event, timing in batch.timed():
             ticket = self._roster.find(event.session)
             if ticket is not None and ticket.draft is replica:
                 told.append(ticket)
-                self._advance(ticket, partial(ticket.loop.on_draft_event, event), batch.report)
+                if ticket.trace.notes is not None:
+                    ticket.trace.notes.answered(event, timing, is_draft=True)
+                self._advance(ticket, partial(ticket.loop.on_draft_event, event), timing)
         self._hand_out(told)
 
     def target_attached(self, replica: TargetReplica) -> None:
@@ -165,11 +169,11 @@ class Driver:
         self._advance(ticket, event)
         ticket.flush()
 
-    def _advance(self, ticket: Ticket, event: Callable[[], None], report: ForwardReport | None = None) -> None:
+    def _advance(self, ticket: Ticket, event: Callable[[], None], timing: ItemTiming | None = None) -> None:
         """Bring one event and do what follows; new output waits for the ticket's ``flush``."""
         before = about_request.set(ticket.log_fields)
         try:
-            ticket.deliver(event, report)
+            ticket.deliver(event, timing)
             for action in ticket.loop.take_actions():
                 self._act(ticket, action)
         finally:
@@ -182,9 +186,11 @@ class Driver:
     def _act(self, ticket: Ticket, action: actions.Action) -> None:
         match action:
             case actions.ToDraft(command):
+                ticket.note_sent(command)
                 if ticket.draft is not None:
                     ticket.draft.send(command)
             case actions.ToTarget(command):
+                ticket.note_sent(command)
                 if ticket.target is not None:
                     ticket.target.send(command)
             case actions.Emit():
@@ -217,7 +223,7 @@ class Driver:
         """Start whoever may run now."""
         if self.services.target.is_up:
             for ticket in self._roster.to_start():
-                ticket.stopwatch.note_admitted()
+                ticket.admit()
                 self._start(ticket)
 
     def _start(self, ticket: Ticket) -> None:

@@ -111,6 +111,10 @@ class SessionLoop:
         self._messages.session = session
         self._begin_step()
 
+    def trace_items(self, trace_parent: str) -> None:
+        """Items sent from now on carry this; empty: they are not traced."""
+        self._messages.trace_parent = trace_parent
+
     def cancel(self) -> None:
         """The caller went away or asked to end it."""
         if self.waiting is not Waiting.NOTHING:

@@ -14,6 +14,8 @@ class Messages:
 
     def __init__(self, plan: Plan, tokens: CommittedTokens) -> None:
         self.session = -1
+        self.trace_parent = ""
+        """Of items to come; empty when they are not traced."""
         self._plan = plan
         self._tokens = tokens
         self._generation = 0
@@ -43,6 +45,7 @@ class Messages:
             prefix_hash=self._tokens.prefix_hash(side.held),
             token_ids=self._tokens.after(side.held),
             draft_length=draft_length,
+            trace_parent=self.trace_parent,
         )
 
     def score(self, side: TargetSide, drafted: Drafted) -> Score:
@@ -55,6 +58,7 @@ class Messages:
             token_ids=self._tokens.after(side.held),
             draft_token_ids=drafted.token_ids,
             support=_support(drafted),
+            trace_parent=self.trace_parent,
         )
 
     def release(self) -> Release:

@@ -30,6 +30,11 @@ class Planner:
         self._settings = settings
         self._target = target
 
+    @property
+    def model_name(self) -> str:
+        """The target's."""
+        return self._target.model_name
+
     def plan(self, request: GenerationRequest) -> Plan:
         """The plan of a request; ``InvalidRequestError`` names the field that is wrong."""
         check_request(request)

@@ -23,12 +23,14 @@ from coordinator.speculation import DraftLengthPolicy
 from coordinator.stats import CoordinatorStats
 from coordinator.text import TextTokenizer
 from coordinator.ticket import Ticket
+from coordinator.tracing import RequestTrace, RequestTraces
 from outrider import __version__
 from outrider.config import CoordinatorSettings
 from outrider.errors import CapacityError, InvalidRequestError, OutriderError, UnavailableError
 from outrider.generation import Delta, GenerationRequest, ModelInfo
 from outrider.ports import Draft, DraftCommand, DraftEvent, Target, TargetCommand, TargetEvent
 from outrider.readings import Reading
+from outrider.telemetry.tracing import Tracing
 from outrider.types import ModelDescription
 
 CommandT = TypeVar("CommandT")
@@ -58,12 +60,14 @@ class Coordinator:
         settings: CoordinatorSettings,
         *,
         on_target: Callable[[bool], None] = lambda is_up: None,
+        tracing: Tracing | None = None,
     ) -> None:
         """A target or a draft is one port, or a source of replicas; all targets have to be one model.
 
         ``on_target`` is told when the first target is attached and when the last is lost.
         """
         self._settings = settings
+        self._traces = RequestTraces(tracing, max_steps=settings.max_traced_steps)
         self._tokenizer = None if settings.tokenizer is None else TextTokenizer.from_folder(settings.tokenizer)
         self._planner: Planner | None = None
         self._policy = DraftLengthPolicy(
@@ -107,9 +111,11 @@ class Coordinator:
         self, request: GenerationRequest, *, deadline_s: float | None = None
     ) -> AsyncGenerator[Delta, None]:
         """New output as it comes; the last delta carries the result. Closing the iterator cancels the request."""
+        trace = self._traces.begin(request)
         try:
-            ticket = await self._take_in(request)
-        except OutriderError as error:
+            ticket = await self._take_in(request, trace)
+        except BaseException as error:
+            trace.refused(request, error)
             self._count_refusal(error)
             raise
         if deadline_s is not None:
@@ -162,20 +168,24 @@ class Coordinator:
         """Figures of this moment, under the names that metrics have; to be called on the coordinator's event loop."""
         return coordinator_readings(self._roster, self._services, self._meter, self._refusals)
 
-    def _count_refusal(self, error: OutriderError) -> None:
+    def _count_refusal(self, error: BaseException) -> None:
+        if not isinstance(error, OutriderError):
+            return
         reason = next((reason for kind, reason in _REFUSALS.items() if isinstance(error, kind)), type(error).__name__)
         self._refusals[reason] += 1
 
     # Taking in.
 
-    async def _take_in(self, request: GenerationRequest) -> Ticket:
+    async def _take_in(self, request: GenerationRequest, trace: RequestTrace) -> Ticket:
         planner = self._require_planner()
         if len(request.prompt or "") > LONG_PROMPT_CHARACTERS:
             plan = await asyncio.to_thread(planner.plan, request)
             self._require_planner()  # time has passed
         else:
             plan = planner.plan(request)
-        ticket = Ticket(SessionLoop(plan, self._policy, tokenizer=planner.tokenizer), self._meter)
+        if trace.notes is not None:
+            trace.notes.taken_in(planner.model_name)
+        ticket = Ticket(SessionLoop(plan, self._policy, tokenizer=planner.tokenizer), self._meter, trace)
         self._driver.submit(ticket)
         return ticket
 

@@ -14,9 +14,12 @@ from coordinator.loop import SessionLoop, Waiting
 from coordinator.meter import Meter
 from coordinator.services import DraftReplica, TargetReplica
 from coordinator.timekeeping import Stopwatch
+from coordinator.tracing import RequestTrace
+from coordinator.tracing.requests import NOT_TRACED
+from coordinator.tracing.watching import WatchedStep
 from outrider.errors import IntegrityError, OutriderError
 from outrider.generation import Delta, GenerationResult, Usage
-from outrider.ports import ForwardReport
+from outrider.ports import DraftCommand, ItemTiming, TargetCommand
 
 _log = logging.getLogger(__name__)
 
@@ -24,9 +27,11 @@ _log = logging.getLogger(__name__)
 class Ticket:
     """A request taken in. At its end it knows how it ended, and nothing is left to cancel."""
 
-    def __init__(self, loop: SessionLoop, meter: Meter | None = None) -> None:
+    def __init__(self, loop: SessionLoop, meter: Meter | None = None, trace: RequestTrace = NOT_TRACED) -> None:
         """``meter`` counts the request's times beside those of others."""
         self.loop = loop
+        self.trace = trace
+        loop.trace_items(trace.trace_parent)
         self.session = -1
         """Its number on the links while it runs."""
         self.target: TargetReplica | None = None
@@ -37,7 +42,7 @@ class Ticket:
         self.refused_by: set[TargetReplica] = set()
         """Targets without room for it, since it was last parked or found room."""
         self.stopwatch = Stopwatch(meter)
-        self.log_fields: dict[str, str] = {"request_id": loop.plan.request_id}
+        self.log_fields: dict[str, str] = {"request_id": loop.plan.request_id, **trace.log_fields}
         """Said in every line of the log about it."""
         self._deltas: asyncio.Queue[Delta | OutriderError] = asyncio.Queue()
         self._unsent: Emit | None = None
@@ -60,8 +65,22 @@ class Ticket:
             if delta.result is not None:
                 return
 
-    def deliver(self, event: Callable[[], None], report: ForwardReport | None = None) -> None:
+    def admit(self) -> None:
+        """Note that it runs."""
+        self.stopwatch.note_admitted()
+        if self.trace.notes is not None:
+            self.trace.notes.admitted()
+
+    def deliver(self, event: Callable[[], None], timing: ItemTiming | None = None) -> None:
         """Hand an event to the state machine, and note where the time went."""
+        if self.trace.notes is None:
+            self._deliver(event, timing)
+            return
+        watched = WatchedStep(self.loop, self.trace.notes)
+        self._deliver(event, timing)
+        watched.note()
+
+    def _deliver(self, event: Callable[[], None], timing: ItemTiming | None) -> None:
         loop, waited_for, step = self.loop, self.loop.waiting, self.loop.step
         arrived = self.stopwatch.now()
         try:
@@ -72,14 +91,19 @@ class Ticket:
             _log.exception("a session failed")
             loop.fail(IntegrityError(f"the coordinator failed: {type(error).__name__}"))
         if (loop.waiting, loop.step) != (waited_for, step):
-            self._note_wait(waited_for, arrived, report)
+            self._note_wait(waited_for, arrived, timing)
 
-    def _note_wait(self, waited_for: Waiting, arrived: float, report: ForwardReport | None) -> None:
+    def _note_wait(self, waited_for: Waiting, arrived: float, timing: ItemTiming | None) -> None:
         now = self.stopwatch.now()
         if waited_for is Waiting.TARGET:
             self.stopwatch.note_judged(now - arrived)
         if waited_for in (Waiting.DRAFT, Waiting.TARGET):
-            self.stopwatch.end_wait(now, arrived, report, is_draft=waited_for is Waiting.DRAFT)
+            self.stopwatch.end_wait(now, arrived, timing, is_draft=waited_for is Waiting.DRAFT)
+
+    def note_sent(self, command: DraftCommand | TargetCommand) -> None:
+        """A command of this request goes out."""
+        if self.trace.notes is not None:
+            self.trace.notes.sent(command)
 
     def emit(self, emit: Emit) -> None:
         """Note new output; it goes out with the next ``flush``, or with the end."""
@@ -92,6 +116,7 @@ class Ticket:
         """The last output, with the result or the error."""
         self._cancel_timers()
         self.stopwatch.note_end(self.loop.tokens.num_output)
+        self.trace.ended(self.loop, ending)
         if isinstance(ending, Fail):
             _log.info("the request failed: %s", ending.error, extra={"fields": {"error": type(ending.error).__name__}})
             self.flush()
@@ -149,4 +174,5 @@ class Ticket:
             seed=plan.seed,
             request_id=plan.request_id,
             timing=self.stopwatch.summary(),
+            trace_id=self.trace.trace_id,
         )

@@ -10,7 +10,7 @@ import time
 
 from coordinator.meter import Meter
 from outrider.generation import Timing
-from outrider.ports import ForwardReport
+from outrider.ports import ItemTiming
 
 NANOSECONDS = 1e-9
 
@@ -62,11 +62,11 @@ class Stopwatch:
         self._accept += seconds
         self._meter.accept.observe(seconds)
 
-    def end_wait(self, began_next: float, ended: float, report: ForwardReport | None, *, is_draft: bool) -> None:
-        """A wait for a service ended, and the next one began. Without a report all of it was the service's."""
+    def end_wait(self, began_next: float, ended: float, timing: ItemTiming | None, *, is_draft: bool) -> None:
+        """A wait for a service ended, and the next one began. Without its times all of it was the service's."""
         waited = ended - self._wait_began
-        # The report is of the whole forward, whose oldest item may have come before this session's.
-        busy = waited if report is None else min(waited, report.total_ns * NANOSECONDS)
+        # The draft's prefill is sent before anybody waits for it: then the wait is the shorter of the two.
+        busy = waited if timing is None else min(waited, timing.total_ns * NANOSECONDS)
         if is_draft:
             self._draft += busy
         else:

@@ -35,6 +35,10 @@ class GenerationRequest:
     """Draft length of this request; 0 turns speculation off, None is the coordinator's."""
     acceptance_method: AcceptanceMethod | None = None
     request_id: str = ""
+    trace_parent: str = ""
+    """The caller's span, as W3C's ``traceparent``; empty when there is none."""
+    trace_state: str = ""
+    """W3C's ``tracestate``, handed on as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ class GenerationResult:
     seed: int
     request_id: str
     timing: Timing
+    trace_id: str = ""
+    """The trace it is part of, in hex; empty when it is part of none."""
 
 
 @dataclass(frozen=True, slots=True)

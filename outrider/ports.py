@@ -13,7 +13,8 @@ Knows no transport, no device, no thread.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -183,6 +184,20 @@ class ForwardReport:
     num_pages_free: int
 
 
+@dataclass(frozen=True, slots=True)
+class ItemTiming:
+    """Where one item's time went, by the service's own clock; the stages add up to the total."""
+
+    queue_ns: int
+    """From its arrival to its first forward."""
+    forward_ns: int
+    sample_ns: int
+    wait_ns: int
+    """Everything else: others' forwards between its own, bookkeeping, and the way of the answer out of the engine."""
+    total_ns: int
+    """From its arrival to the answer."""
+
+
 DraftCommand = Open | Extend | Release
 TargetCommand = Open | Score | Release
 DraftEvent = Proposal | Branches | SessionLost | SessionFailed | Refused
@@ -198,6 +213,12 @@ class EventBatch(Generic[EventT_co]):
 
     events: tuple[EventT_co, ...]
     report: ForwardReport | None = None
+    timings: tuple[ItemTiming, ...] = ()
+    """Of the item behind each event; empty when no forward was needed."""
+
+    def timed(self) -> Iterator[tuple[EventT_co, ItemTiming | None]]:
+        """Each event with its item's time."""
+        return zip(self.events, self.timings or itertools.repeat(None), strict=False)
 
 
 class Link(Protocol[CommandT_contra, EventT_co]):

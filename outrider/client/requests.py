@@ -12,6 +12,8 @@ from typing import Any, TypedDict
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULT_MAX_TOKENS, GenerationRequest
 from outrider.requests import check_request
+from outrider.telemetry.tracing.caller import active_context
+from outrider.telemetry.tracing.context import TraceContext
 from outrider.types import AcceptanceMethod, SamplingParams
 
 _MAX_TIMEOUT_S = 365 * 24 * 3600
@@ -69,6 +71,8 @@ class GenerateOptions(TypedDict, total=False):
     """"rejection", "coupled" or "typical"; None is the server's."""
     timeout: float | None
     """Seconds until ``DeadlineError``; None waits for ever."""
+    trace_parent: str | None
+    """The caller's span as W3C's ``traceparent``; None is OpenTelemetry's active span, where there is one."""
     request_id: str | None
     """Names the request in logs, traces and the result; made up when None."""
     n: int
@@ -85,6 +89,7 @@ def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | 
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     _refuse_what_is_not_offered(given)
     timeout = _take_timeout(given)
+    trace = _trace(_text("trace_parent", given.get("trace_parent")))
     request = GenerationRequest(
         prompt=_text("prompt", given.get("prompt")),
         prompt_token_ids=_token_ids("prompt_token_ids", given.get("prompt_token_ids")),
@@ -101,6 +106,8 @@ def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | 
         num_speculative_tokens=given.get("num_speculative_tokens"),
         acceptance_method=_method(given.get("acceptance_method")),
         request_id=_text("request_id", given.get("request_id")) or "",
+        trace_parent=trace.trace_parent if trace else "",
+        trace_state=trace.state if trace else "",
     )
     check_request(request)
     return request, timeout
@@ -145,6 +152,17 @@ def _allowed(value: Any) -> tuple[int, ...]:  # noqa: ANN401 - a user's value
     if token_ids is not None and not token_ids:
         raise InvalidRequestError("allowed_token_ids", "must hold at least one id, or be left out to allow all")
     return token_ids or ()
+
+
+def _trace(trace_parent: str | None) -> TraceContext | None:
+    if trace_parent is None:
+        return active_context()
+    context = TraceContext.parse(trace_parent)
+    if context is None:
+        raise InvalidRequestError(
+            "trace_parent", f"must be a W3C traceparent, 00-<32 hex digits>-<16>-<2>, not {trace_parent!r}"
+        )
+    return context
 
 
 def _method(value: AcceptanceMethod | str | None) -> AcceptanceMethod | None:

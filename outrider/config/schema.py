@@ -88,6 +88,10 @@ _METRICS_HOST: Text | None = Field(
 _LOG_INTERVAL_S: Seconds = Field(
     5.0, description="How often a busy process logs how fast it goes and where the time goes; 0: never."
 )
+_TRACE_FILE: Text | None = Field(
+    None,
+    description="Finished spans are appended to this file, OTLP's JSON a line; besides where OTEL_* says.",
+)
 _LOG_LEVEL: LogLevel = Field("info", description="Least level that is logged: debug, info, warning or error.")
 
 
@@ -130,6 +134,7 @@ class TargetSettings(Section):
     drain_grace_s: Seconds = _DRAIN_GRACE_S
     metrics_port: Port | None = _METRICS_PORT
     metrics_host: Text | None = _METRICS_HOST
+    trace_file: Text | None = _TRACE_FILE
     log_level: LogLevel = _LOG_LEVEL
     log_interval_s: Seconds = _LOG_INTERVAL_S
 
@@ -181,6 +186,7 @@ class DraftSettings(Section):
     drain_grace_s: Seconds = _DRAIN_GRACE_S
     metrics_port: Port | None = _METRICS_PORT
     metrics_host: Text | None = _METRICS_HOST
+    trace_file: Text | None = _TRACE_FILE
     log_level: LogLevel = _LOG_LEVEL
     log_interval_s: Seconds = _LOG_INTERVAL_S
 
@@ -281,6 +287,10 @@ class CoordinatorSettings(Section):
     drain_grace_s: Seconds = _DRAIN_GRACE_S
     metrics_port: Port | None = _METRICS_PORT
     metrics_host: Text | None = _METRICS_HOST
+    max_traced_steps: NonNegative = Field(
+        256, description="Steps of a traced request that get spans of their own; the rest are counted."
+    )
+    trace_file: Text | None = _TRACE_FILE
     log_level: LogLevel = _LOG_LEVEL
     log_interval_s: Seconds = _LOG_INTERVAL_S
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.engine.activity import Activity
 from outrider.engine.ledger import Ledger, Session, SessionKey, Text
 from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, Job, share_tokens
 from outrider.errors import OutriderError
-from outrider.ports import EventBatch, ForwardReport, Open, Refused, Release, SessionFailed, SessionLost
+from outrider.ports import EventBatch, ForwardReport, ItemTiming, Open, Refused, Release, SessionFailed, SessionLost
+from outrider.recording import ItemRecord, PassRecord, Recorder
 
 DEFAULT_MAX_BATCHED_TOKENS = 512
 
@@ -44,6 +45,11 @@ class Item(Protocol):
         """Of those."""
         ...
 
+    @property
+    def trace_parent(self) -> str:
+        """Empty when it is not traced."""
+        ...
+
 
 TextT = TypeVar("TextT", bound=Text)
 ItemT = TypeVar("ItemT", bound=Item)
@@ -63,6 +69,8 @@ class Pass(Generic[EventT_co]):
     """For each job served: its answer, why its session fails, or None when it goes on."""
     forward_ns: int
     sample_ns: int
+    used_graph: bool = False
+    """Whether a captured forward was replayed."""
 
 
 class Stage(Protocol[TextT, ItemT_contra, JobT, EventT_co]):
@@ -92,9 +100,35 @@ class _Pending(Generic[TextT, JobT]):
     generation: int
     job: JobT
     arrived_ns: int
-    started_ns: int | None = None
+    left_ns: int
+    """When it was last touched: its arrival, or the end of its last forward's sampling."""
+    record: ItemRecord | None
+    """None when it is not traced."""
+    queue_ns: int | None = None
     forward_ns: int = 0
     sample_ns: int = 0
+    wait_ns: int = 0
+
+    def note_pass(self, started_ns: int, outcome: Pass[Any]) -> None:
+        """A forward served it."""
+        idle = started_ns - self.left_ns
+        if self.queue_ns is None:
+            self.queue_ns = idle
+        else:
+            self.wait_ns += idle
+        self.forward_ns += outcome.forward_ns
+        self.sample_ns += outcome.sample_ns
+        self.left_ns = started_ns + outcome.forward_ns + outcome.sample_ns
+
+    def timing(self, now_ns: int) -> ItemTiming:
+        """Where its time went, if it is answered now."""
+        return ItemTiming(
+            queue_ns=self.queue_ns or 0,
+            forward_ns=self.forward_ns,
+            sample_ns=self.sample_ns,
+            wait_ns=self.wait_ns + now_ns - self.left_ns,
+            total_ns=now_ns - self.arrived_ns,
+        )
 
 
 class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
@@ -111,6 +145,8 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
     ) -> None:
         self.ledger = ledger
         self.activity = Activity()
+        self.recorder: Recorder | None = None
+        """Told of traced items; set before the first message, if at all."""
         self._stage = stage
         self._max_batched_tokens = max_batched_tokens
         self._max_prefill_beside = max_prefill_beside
@@ -154,7 +190,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
     def drop_link(self, link_id: int) -> None:
         """Release everything that the link holds."""
         for key in [key for key in self._pending if key[0] == link_id]:
-            del self._pending[key]
+            self._give_up(key, "link closed")
         self._ready.pop(link_id, None)
         self.ledger.drop_link(link_id)
 
@@ -167,15 +203,16 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         if not served:
             return []
         started = self._clock()
-        waits_ns = [started - pending.arrived_ns for pending, _ in served if pending.started_ns is None]
+        waits_ns = [started - pending.arrived_ns for pending, _ in served if pending.queue_ns is None]
         outcome = self._stage.advance([(pending.job, share) for pending, share in served])
-        for pending, _ in served:
-            pending.started_ns = started if pending.started_ns is None else pending.started_ns
-            pending.forward_ns += outcome.forward_ns
-            pending.sample_ns += outcome.sample_ns
-        answers = self._settle([pending for pending, _ in served], outcome.results)
         num_tokens = sum(share for _, share in served)
         self.activity.note_forward(waits_ns, len(served), num_tokens, outcome.forward_ns, outcome.sample_ns)
+        for pending, _ in served:
+            pending.note_pass(started, outcome)
+        self._record_pass(
+            [pending.record for pending, _ in served if pending.record], started, outcome, num_tokens, len(served)
+        )
+        answers = self._settle([pending for pending, _ in served], outcome.results)
         return [
             (link_id, self._batch(link_id, answers, batch_size=len(served), num_tokens=num_tokens))
             for link_id in dict.fromkeys(pending.session.link_id for pending, _ in answers)
@@ -190,7 +227,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
 
     def _release(self, link_id: int, command: Release) -> None:
         if self.ledger.release(link_id, command):
-            self._pending.pop((link_id, command.session), None)
+            self._give_up((link_id, command.session), "released")
 
     def _item(self, link_id: int, item: ItemT, arrived_ns: int) -> None:
         session = self.ledger.find(link_id, item.session, item.generation)
@@ -199,7 +236,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         if isinstance(session, SessionLost):
             self._answer(link_id, session)
             return
-        self._pending.pop(session.key, None)
+        self._give_up(session.key, "superseded")
         try:
             answer: EventT | CommonEvent | None = self._stage.check(session, item)
         except OutriderError as error:
@@ -210,13 +247,38 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             self._answer(link_id, answer)
             return
         job = self._stage.begin(session, item)
-        self._pending[session.key] = _Pending(session, item.generation, job, arrived_ns)
+        record = None
+        if item.trace_parent and self.recorder is not None and self.recorder.wants(item.trace_parent):
+            record = ItemRecord(item.trace_parent, item.session, item.generation, arrived_ns)
+        self._pending[session.key] = _Pending(session, item.generation, job, arrived_ns, arrived_ns, record)
 
     def _cancel_stale(self, key: SessionKey) -> None:
         """Drop a job whose session was opened anew, failed or went."""
         pending = self._pending.get(key)
         if pending is not None and not self.ledger.holds(pending.session):
-            del self._pending[key]
+            self._give_up(key, "session closed")
+
+    def _give_up(self, key: SessionKey, why: str) -> None:
+        """Drop a job, if there is one, without an answer."""
+        pending = self._pending.pop(key, None)
+        if pending is not None and pending.record is not None:
+            self._record_end(pending.record, self._clock(), None, why)
+
+    def _record_pass(
+        self, records: Sequence[ItemRecord], started_ns: int, outcome: Pass[Any], num_tokens: int, batch_size: int
+    ) -> None:
+        if not records:
+            return
+        found = PassRecord(
+            started_ns, outcome.forward_ns, outcome.sample_ns, batch_size, num_tokens, outcome.used_graph, [*records]
+        )
+        for record in records:
+            record.passes.append(found)
+
+    def _record_end(self, record: ItemRecord, now_ns: int, timing: ItemTiming | None, outcome: str) -> None:
+        record.ended_ns, record.timing, record.outcome = now_ns, timing, outcome
+        if self.recorder is not None:
+            self.recorder.ended(record)
 
     def _answer(self, link_id: int, event: EventT | CommonEvent) -> None:
         self.activity.note_answer(event)
@@ -254,15 +316,19 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         num_tokens: int,
     ) -> EventBatch[EventT | CommonEvent]:
         mine = [(pending, event) for pending, event in answers if pending.session.link_id == link_id]
-        jobs = [pending for pending, _ in mine]
-        arrived = min(pending.arrived_ns for pending in jobs)
+        now = self._clock()
+        timings = tuple(pending.timing(now) for pending, _ in mine)
+        for (pending, event), timing in zip(mine, timings, strict=True):
+            if pending.record is not None:
+                pending.record.error = event.message if isinstance(event, SessionFailed) else ""
+                self._record_end(pending.record, now, timing, type(event).__name__)
         report = ForwardReport(
-            queue_ns=max((pending.started_ns or 0) - pending.arrived_ns for pending in jobs),
-            forward_ns=max(pending.forward_ns for pending in jobs),
-            sample_ns=max(pending.sample_ns for pending in jobs),
-            total_ns=self._clock() - arrived,
+            queue_ns=max(timing.queue_ns for timing in timings),
+            forward_ns=max(timing.forward_ns for timing in timings),
+            sample_ns=max(timing.sample_ns for timing in timings),
+            total_ns=max(timing.total_ns for timing in timings),
             batch_size=batch_size,
             num_tokens=num_tokens,
             num_pages_free=self._stage.num_pages_free,
         )
-        return EventBatch(tuple(event for _, event in mine), report)
+        return EventBatch(tuple(event for _, event in mine), report, timings)

@@ -15,6 +15,7 @@ from outrider.engine.worker import Core, EngineWorker, LocalLink, OnFailure
 from outrider.errors import UnavailableError
 from outrider.ports import Refused, SessionFailed, SessionLost
 from outrider.readings import Reading
+from outrider.recording import Recorder
 from outrider.types import ModelDescription
 
 CommandT = TypeVar("CommandT")
@@ -89,6 +90,10 @@ class LocalPort(Generic[CommandT, EventT]):
     def refuse_sessions(self) -> None:
         """Refuse new sessions from now on, because the service is about to end."""
         self._core.refuse_sessions("the service is ending")
+
+    def record_to(self, recorder: Recorder) -> None:
+        """Have traced items noted; before any link is opened."""
+        self._core.recorder = recorder
 
     async def describe(self) -> ModelDescription:
         """Facts of the service."""

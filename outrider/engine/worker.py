@@ -22,6 +22,7 @@ from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
+from outrider.recording import Recorder
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,9 @@ OnFailure = Callable[[BaseException], None]
 
 class Core(Protocol[CommandT_contra, EventT]):
     """What a service computes, step by step; called by one thread alone."""
+
+    recorder: Recorder | None
+    """Told of traced items."""
 
     @property
     def has_work(self) -> bool:

@@ -24,10 +24,13 @@ from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, 
 from outrider.errors import RequestCancelledError, UnavailableError
 from outrider.ports import Link
 from outrider.readings import Reading
+from outrider.recording import Recorder
 from outrider.telemetry import exit_cleanly, set_up_logging
 from outrider.telemetry.metrics.serving import build_info, metrics_served
 from outrider.telemetry.progress import ByteProgress, CountProgress
 from outrider.telemetry.pulse import beat, service_pulse
+from outrider.telemetry.tracing import traced
+from outrider.telemetry.tracing.service_spans import ServiceRecorder
 from outrider.transport.server import Server
 from outrider.transport.tuning import prepare_process, settle_process
 from outrider.types import ModelDescription
@@ -80,6 +83,10 @@ class Service(Protocol[CommandT_contra, EventT_co]):
 
     def readings(self) -> list[Reading]:
         """Figures of this moment; from any thread."""
+        ...
+
+    def record_to(self, recorder: Recorder) -> None:
+        """Have traced items noted; before any link is opened."""
         ...
 
     def refuse_sessions(self) -> None:
@@ -152,18 +159,21 @@ async def host_service(
     server = await serve(pending)
     _log.info("listening on %s", server.address)
     try:
-        with metrics_served(settings, pending.readings):
-            began = time.perf_counter()
-            service = await _load(load_model, settings.name, ending)
-            if service is not None:
-                pending.loaded = service
-                await _run(
-                    server,
-                    service,
-                    ending,
-                    settings,
-                    on_warm=lambda description: pending.note_warm(description, time.perf_counter() - began),
-                )
+        async with traced(settings.name, trace_file=settings.trace_file) as tracing:
+            with metrics_served(settings, pending.readings):
+                began = time.perf_counter()
+                service = await _load(load_model, settings.name, ending)
+                if service is not None:
+                    if tracing is not None:
+                        service.record_to(ServiceRecorder(tracing, settings.name))
+                    pending.loaded = service
+                    await _run(
+                        server,
+                        service,
+                        ending,
+                        settings,
+                        on_warm=lambda description: pending.note_warm(description, time.perf_counter() - began),
+                    )
     finally:
         await server.stop()
         ending.stop_listening()

@@ -27,6 +27,7 @@ from outrider.transport.convert.generation import (
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity
 from outrider.transport.security.files import Stamp
 from outrider.transport.status import translating_errors
+from outrider.transport.trace_metadata import trace_metadata
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -75,13 +76,13 @@ class RemoteGeneration:
         """The finished generation."""
         message = request_to_proto(request)
         with self._translating():
-            response = await self._stub().Generate(message, timeout=timeout_s, metadata=self._security.metadata())
+            response = await self._stub().Generate(message, timeout=timeout_s, metadata=_metadata(self._security, request))
         return result_from_proto(response.result)
 
     async def stream(self, request: GenerationRequest, *, timeout_s: float | None) -> AsyncGenerator[Delta, None]:
         """Deltas, the last with the result; closing the generator cancels the call."""
         message, fold = request_to_proto(request), _Fold()
-        call = self._stub().StreamGenerate(message, timeout=timeout_s, metadata=self._security.metadata())
+        call = self._stub().StreamGenerate(message, timeout=timeout_s, metadata=_metadata(self._security, request))
         try:
             with self._translating():
                 async for response in call:
@@ -144,13 +145,13 @@ class BlockingGeneration:
         """The finished generation."""
         message = request_to_proto(request)
         with translating_errors(self._address, self._security):
-            response = self._stub().Generate(message, timeout=timeout_s, metadata=self._security.metadata())
+            response = self._stub().Generate(message, timeout=timeout_s, metadata=_metadata(self._security, request))
         return result_from_proto(response.result)
 
     def stream(self, request: GenerationRequest, *, timeout_s: float | None) -> Generator[Delta, None, None]:
         """Deltas, the last with the result; closing the generator cancels the call."""
         message, fold = request_to_proto(request), _Fold()
-        call = self._stub().StreamGenerate(message, timeout=timeout_s, metadata=self._security.metadata())
+        call = self._stub().StreamGenerate(message, timeout=timeout_s, metadata=_metadata(self._security, request))
         try:
             with translating_errors(self._address, self._security):
                 for response in call:
@@ -184,3 +185,8 @@ class BlockingGeneration:
                     self._outdated.append(self._channel)
                 self._channel, self._files = opened, files
             return GenerationServiceStub(self._channel)
+
+
+def _metadata(security: ClientSecurity, request: GenerationRequest) -> tuple[tuple[str, str], ...]:
+    """What says who calls, and as part of which trace."""
+    return (*security.metadata(), *trace_metadata(request))

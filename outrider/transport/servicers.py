@@ -26,6 +26,7 @@ from outrider.transport.convert.generation import (
     result_to_proto,
 )
 from outrider.transport.pumping import LinkPump, reads_shared_memory, with_planes
+from outrider.transport.trace_metadata import with_trace
 from outrider.v1 import generation_pb2, link_pb2, tensor_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServiceServicer
 from outrider.v1.link_pb2_grpc import DraftServiceServicer, TargetServiceServicer
@@ -141,4 +142,5 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> contextlib.aclosing[AsyncGenerator[Delta, None]]:
         """The generation; closed, and so cancelled, when the call ends for whatever reason."""
         deadline = context.time_remaining()
-        return contextlib.aclosing(self._generator.generate_stream(request_from_proto(request), deadline_s=deadline))
+        asked = with_trace(request_from_proto(request), context.invocation_metadata())
+        return contextlib.aclosing(self._generator.generate_stream(asked, deadline_s=deadline))

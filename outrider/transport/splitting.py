@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from outrider.errors import InvalidRequestError
+from outrider.transport.convert.events import NUMBERS_IN_A_TIMING
 from outrider.v1 import link_pb2 as pb
 
 EventsT = TypeVar("EventsT", pb.DraftEvents, pb.TargetEvents)
@@ -37,7 +38,7 @@ def split_events(message: EventsT, max_bytes: int) -> SplitEvents[EventsT]:
     failed: list[tuple[int, int]] = []
     parts: list[EventsT] = []
     left = 0
-    for event in message.events:
+    for index, event in enumerate(message.events):
         num_bytes = event.ByteSize() + _ROOM_BYTES
         if num_bytes > max_bytes:
             failed.append(_fail(event, max_bytes))
@@ -46,6 +47,8 @@ def split_events(message: EventsT, max_bytes: int) -> SplitEvents[EventsT]:
             parts.append(_empty_like(message))
             left = max_bytes
         parts[-1].events.append(event)
+        start = NUMBERS_IN_A_TIMING * index
+        parts[-1].item_timings_ns.extend(message.item_timings_ns[start : start + NUMBERS_IN_A_TIMING])
         left -= num_bytes
     return SplitEvents(tuple(parts), tuple(failed))
 

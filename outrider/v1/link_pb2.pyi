@@ -361,14 +361,16 @@ class DraftEvent(_message.Message):
     def __init__(self, proposal: _Optional[_Union[Proposal, _Mapping]] = ..., branches: _Optional[_Union[Branches, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
 
 class DraftEvents(_message.Message):
-    __slots__ = ("events", "report", "plane_offer")
+    __slots__ = ("events", "report", "item_timings_ns", "plane_offer")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    ITEM_TIMINGS_NS_FIELD_NUMBER: _ClassVar[int]
     PLANE_OFFER_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[DraftEvent]
     report: ForwardReport
+    item_timings_ns: _containers.RepeatedScalarFieldContainer[int]
     plane_offer: _tensor_pb2.PlaneOffer
-    def __init__(self, events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ...) -> None: ...
+    def __init__(self, events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., item_timings_ns: _Optional[_Iterable[int]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ...) -> None: ...
 
 class TargetCommand(_message.Message):
     __slots__ = ("open", "score", "release")
@@ -401,11 +403,13 @@ class TargetEvent(_message.Message):
     def __init__(self, scores: _Optional[_Union[Scores, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
 
 class TargetEvents(_message.Message):
-    __slots__ = ("events", "report", "plane_offer")
+    __slots__ = ("events", "report", "item_timings_ns", "plane_offer")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    ITEM_TIMINGS_NS_FIELD_NUMBER: _ClassVar[int]
     PLANE_OFFER_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[TargetEvent]
     report: ForwardReport
+    item_timings_ns: _containers.RepeatedScalarFieldContainer[int]
     plane_offer: _tensor_pb2.PlaneOffer
-    def __init__(self, events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ...) -> None: ...
+    def __init__(self, events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., item_timings_ns: _Optional[_Iterable[int]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ...) -> None: ...

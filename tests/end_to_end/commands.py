@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -22,7 +23,7 @@ SERVICES = {"target_service", "draft_service", "coordinator"}
 class Command:
     """`outrider serve` with these arguments; what it writes is read as it comes."""
 
-    def __init__(self, *arguments: str, port: int | None = None) -> None:
+    def __init__(self, *arguments: str, port: int | None = None, environment: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "outrider.cli", "serve", *arguments),
@@ -31,6 +32,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, **(environment or {})},
         )
         self.out: list[str] = []
         self.err: list[str] = []

@@ -14,12 +14,15 @@ from outrider.engine import worker as worker_module
 from outrider.engine.worker import EngineWorker
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
+from outrider.recording import Recorder
 
 DEADLINE_S = 20.0
 
 
 class EchoCore:
     """Answers each command in the step after it arrived; all that has arrived goes into one step."""
+
+    recorder: Recorder | None = None
 
     def __init__(self) -> None:
         self.waiting: list[tuple[int, str]] = []

@@ -14,6 +14,7 @@ from outrider.ports import (
     EventBatch,
     Extend,
     ForwardReport,
+    ItemTiming,
     Open,
     Refused,
     Release,
@@ -88,7 +89,10 @@ class ToyCore(Generic[EventT]):
             return EventBatch(())
         events: list[Any] = []
         num_tokens = sum(self._handle_one(command, events) for command in commands)
-        return EventBatch(tuple(events), self._report(num_tokens, len(commands)) if num_tokens else None)
+        if not num_tokens:
+            return EventBatch(tuple(events))
+        timing = ItemTiming(1_000, 2_000, 3_000, 0, 6_000)
+        return EventBatch(tuple(events), self._report(num_tokens, len(commands)), (timing,) * len(events))
 
     def release_all(self) -> None:
         """What closing the link does."""

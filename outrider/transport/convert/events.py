@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from outrider import ports
+from outrider.errors import ProtocolError
 from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
 from outrider.transport.convert.one_of import Readers, read_one_of
 from outrider.transport.convert.ranges import out_of_range_breaks_the_contract
@@ -18,6 +19,8 @@ from outrider.transport.convert.scores import (
     form_to_proto,
 )
 from outrider.v1 import link_pb2 as pb
+
+NUMBERS_IN_A_TIMING = len(ports.ItemTiming.__slots__)
 
 
 def proposal_to_proto(event: ports.Proposal, place: Place = place_nothing) -> pb.Proposal:
@@ -161,11 +164,33 @@ def report_from_proto(message: pb.ForwardReport) -> ports.ForwardReport:
     return ports.ForwardReport(**{name: getattr(message, name) for name in ports.ForwardReport.__slots__})
 
 
+def timings_to_proto(timings: Iterable[ports.ItemTiming]) -> list[int]:
+    """Five numbers each, in the order of their names."""
+    return [
+        number
+        for timing in timings
+        for number in (timing.queue_ns, timing.forward_ns, timing.sample_ns, timing.wait_ns, timing.total_ns)
+    ]
+
+
+def timings_from_proto(numbers: Sequence[int], *, num_events: int) -> tuple[ports.ItemTiming, ...]:
+    """One for each event, or none; ``ProtocolError`` when there are fewer or more."""
+    if not numbers:
+        return ()
+    if len(numbers) != NUMBERS_IN_A_TIMING * num_events:
+        raise ProtocolError(f"item_timings_ns: {len(numbers)} numbers are not five for each of {num_events} events")
+    return tuple(
+        ports.ItemTiming(*numbers[start : start + NUMBERS_IN_A_TIMING])
+        for start in range(0, len(numbers), NUMBERS_IN_A_TIMING)
+    )
+
+
 def draft_events_to_proto(batch: ports.EventBatch[ports.DraftEvent], place: Place = place_nothing) -> pb.DraftEvents:
     """One message from a draft; ``ProtocolError`` when a value does not fit its field."""
     with out_of_range_breaks_the_contract():
         events = [_draft_event_to_proto(event, place) for event in batch.events]
-        return pb.DraftEvents(events=events, report=report_to_proto(batch.report))
+        timings = timings_to_proto(batch.timings)
+        return pb.DraftEvents(events=events, report=report_to_proto(batch.report), item_timings_ns=timings)
 
 
 def draft_events_from_proto(
@@ -179,7 +204,8 @@ def target_events_to_proto(batch: ports.EventBatch[ports.TargetEvent], place: Pl
     """One message from a target; ``ProtocolError`` when a value does not fit its field."""
     with out_of_range_breaks_the_contract():
         events = [_target_event_to_proto(event, place) for event in batch.events]
-        return pb.TargetEvents(events=events, report=report_to_proto(batch.report))
+        timings = timings_to_proto(batch.timings)
+        return pb.TargetEvents(events=events, report=report_to_proto(batch.report), item_timings_ns=timings)
 
 
 def target_events_from_proto(
@@ -209,4 +235,5 @@ def _target_event_from_proto(message: pb.TargetEvent, fetch: Fetch) -> ports.Tar
 def _batch_from_proto(message: pb.DraftEvents | pb.TargetEvents, read: Callable[[Any], Any]) -> ports.EventBatch[Any]:
     events: Sequence[Any] = [read(event) for event in message.events]
     report = report_from_proto(message.report) if message.HasField("report") else None
-    return ports.EventBatch(tuple(events), report)
+    timings = timings_from_proto(message.item_timings_ns, num_events=len(events))
+    return ports.EventBatch(tuple(events), report, timings)

@@ -102,6 +102,7 @@ def result_to_proto(result: GenerationResult) -> pb.GenerationResult:
         seed=result.seed,
         request_id=result.request_id,
         timing=_timing_to_proto(result.timing),
+        trace_id=result.trace_id,
         has_logprobs=result.logprobs is not None,
         has_prompt_logprobs=result.prompt_logprobs is not None,
     )
@@ -129,6 +130,7 @@ def result_from_proto(message: pb.GenerationResult) -> GenerationResult:
         seed=message.seed,
         request_id=message.request_id,
         timing=_timing_from_proto(message.timing),
+        trace_id=message.trace_id,
     )
 
 

@@ -1,0 +1,142 @@
+"""What is noted of a sampled request while it runs: numbers, made into spans when it ends.
+
+Every note is a few readings of this process's monotonic clock, in nanoseconds. Times of services come with their
+answers and are intervals of their own clocks; no reading of one clock is ever subtracted from another's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from outrider.ports import DraftEvent, Extend, ItemTiming, Score, TargetEvent
+
+Clock = Callable[[], int]
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One item and its answer, as the coordinator saw them."""
+
+    is_draft: bool
+    generation: int
+    is_prefill: bool
+    """The service is brought the text from its beginning."""
+    draft_length: int
+    """Tokens asked for, or brought to be judged."""
+    sent_ns: int
+    answered_ns: int | None = None
+    timing: ItemTiming | None = None
+    outcome: str = "no answer"
+
+
+@dataclass(slots=True)
+class Step:
+    """One round, from the end of the one before."""
+
+    number: int
+    began_ns: int
+    exchanges: list[Exchange] = field(default_factory=list)
+    waited_for_draft: bool = False
+    judging_ns: int | None = None
+    """When the scores were at hand; None while they are not."""
+    ended_ns: int | None = None
+    base_length: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    no_draft_reason: str = ""
+
+
+class Notes:
+    """Of one request. Steps past ``max_steps`` are counted and nothing more."""
+
+    def __init__(self, max_steps: int, *, clock: Clock = time.perf_counter_ns) -> None:
+        self.clock = clock
+        self.arrived_ns = clock()
+        self.epoch_ns = time.time_ns() - self.arrived_ns
+        """Added to a reading of the clock it is a time of day."""
+        self.model = ""
+        self.tokenized_ns: int | None = None
+        self.admitted_ns: int | None = None
+        self.first_token_ns: int | None = None
+        self.ended_ns: int | None = None
+        self.num_steps_left_out = 0
+        self.steps: list[Step] = []
+        self._max_steps = max_steps
+        self._step: Step | None = None
+        self._asked_draft: Exchange | None = None
+        self._asked_target: Exchange | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the steps to come are only counted."""
+        return len(self.steps) >= self._max_steps and self._step is None
+
+    def taken_in(self, model: str) -> None:
+        """The request is ready to wait its turn for this model."""
+        self.model = model
+        self.tokenized_ns = self.clock()
+
+    def admitted(self) -> None:
+        """The request runs; the first time counts."""
+        if self.admitted_ns is None:
+            self.admitted_ns = self.clock()
+            self._begin_step(self.admitted_ns)
+
+    def sent(self, command: object) -> None:
+        """A command goes out; only items are noted, and in steps that are shown."""
+        if self._step is None:
+            return
+        if isinstance(command, Extend):
+            self._asked_draft = self._exchange(self._step, command, command.draft_length, is_draft=True)
+        elif isinstance(command, Score):
+            self._asked_target = self._exchange(self._step, command, len(command.draft_token_ids), is_draft=False)
+
+    def answered(self, event: DraftEvent | TargetEvent, timing: ItemTiming | None, *, is_draft: bool) -> None:
+        """An event has come; those that answer what was asked last are noted."""
+        asked = self._asked_draft if is_draft else self._asked_target
+        if asked is None or event.generation != asked.generation:
+            return
+        asked.answered_ns, asked.timing, asked.outcome = self.clock(), timing, type(event).__name__
+        if is_draft:
+            self._asked_draft = None
+        else:
+            self._asked_target = None
+
+    def waits_for_draft(self) -> None:
+        """The step does not go on before the draft has answered."""
+        if self._step is not None:
+            self._step.waited_for_draft = True
+
+    def step_ended(
+        self, judging_ns: int, *, base_length: int, num_drafted: int, num_accepted: int, no_draft_reason: str = ""
+    ) -> None:
+        """A verdict was reached over ``base_length`` committed tokens; the next step begins."""
+        now = self.clock()
+        self.first_token_ns = self.first_token_ns or now
+        step = self._step
+        if step is None:
+            self.num_steps_left_out += 1
+            return
+        step.judging_ns, step.ended_ns = judging_ns, now
+        step.base_length, step.num_drafted, step.num_accepted = base_length, num_drafted, num_accepted
+        step.no_draft_reason = no_draft_reason
+        self._step = None
+        self._begin_step(now)
+
+    def ended(self) -> None:
+        """The request is over; a step that nothing was asked in is none."""
+        self.ended_ns = self.clock()
+        if self._step is not None and not self._step.exchanges:
+            self.steps.remove(self._step)
+
+    def _begin_step(self, now: int) -> None:
+        if len(self.steps) < self._max_steps:
+            self._step = Step(len(self.steps) + 1, now)
+            self.steps.append(self._step)
+
+    def _exchange(self, step: Step, command: Extend | Score, draft_length: int, *, is_draft: bool) -> Exchange:
+        exchange = Exchange(is_draft, command.generation, command.base_length == 0, draft_length, self.clock())
+        step.exchanges.append(exchange)
+        return exchange

@@ -1,0 +1,61 @@
+"""What a service notes of the items that are traced: plain numbers, made into spans elsewhere.
+
+The engine notes, ``outrider.telemetry`` makes spans of it; neither knows the other. Times are readings of the service's
+monotonic clock, in nanoseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from outrider.ports import ItemTiming
+
+
+@dataclass(slots=True)
+class PassRecord:
+    """One forward that served at least one traced item."""
+
+    started_ns: int
+    forward_ns: int
+    sample_ns: int
+    batch_size: int
+    num_tokens: int
+    used_graph: bool
+    items: list[ItemRecord] = field(default_factory=list)
+    """The traced ones among those it served."""
+    trace_id: str = ""
+    span_id: str = ""
+    """Both are left to whoever makes spans."""
+
+
+@dataclass(slots=True)
+class ItemRecord:
+    """One traced ``Extend`` or ``Score``."""
+
+    trace_parent: str
+    """As W3C writes it."""
+    session: int
+    generation: int
+    arrived_ns: int
+    passes: list[PassRecord] = field(default_factory=list)
+    ended_ns: int = 0
+    timing: ItemTiming | None = None
+    """None when no forward was needed, or none was finished."""
+    outcome: str = ""
+    """The class of the event that answered it, or why none did."""
+    error: str = ""
+    span_id: str = ""
+    """Left to whoever makes spans."""
+
+
+class Recorder(Protocol):
+    """Takes what was noted; called by the engine's thread, returns at once."""
+
+    def wants(self, trace_parent: str) -> bool:
+        """Whether an item with this ``traceparent``, which is not empty, is to be noted."""
+        ...
+
+    def ended(self, item: ItemRecord) -> None:
+        """An item was answered or given up; nothing more is noted of it or of its passes."""
+        ...

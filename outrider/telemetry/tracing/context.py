@@ -1,0 +1,58 @@
+"""Trace contexts as W3C writes them: parsed, written, made.
+
+Plain Python, so that links and the SDK carry a context where no tracing is installed. Knows no spans and no exporters.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+
+TRACE_PARENT, TRACE_STATE = "traceparent", "tracestate"
+"""The keys under which a context travels in gRPC metadata."""
+
+_PATTERN = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
+_SAMPLED = 1
+# Not `random`'s own generator: a program that seeds that one would give two processes the same ids.
+_random = random.SystemRandom()
+_ids = random.Random(_random.getrandbits(256))
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """One span, as another process is told of it. Ids are lower-case hexadecimal digits."""
+
+    trace_id: str
+    span_id: str
+    is_sampled: bool
+    state: str = ""
+    """``tracestate``, handed on as it came."""
+
+    @classmethod
+    def parse(cls, trace_parent: str, state: str = "") -> TraceContext | None:
+        """The context that a ``traceparent`` gives; None when it is not one, as W3C asks of a receiver."""
+        found = _PATTERN.fullmatch(trace_parent.strip())
+        if found is None:
+            return None
+        version, trace_id, span_id, flags, more = found.groups()
+        is_wrong = version == "ff" or (version == "00" and more is not None)
+        if is_wrong or trace_id == _NO_TRACE or span_id == _NO_SPAN:
+            return None
+        return cls(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), state)
+
+    @property
+    def trace_parent(self) -> str:
+        """The context as a ``traceparent``."""
+        return f"00-{self.trace_id}-{self.span_id}-{_SAMPLED if self.is_sampled else 0:02x}"
+
+
+def new_trace_id() -> str:
+    """A trace's id, never all zeros."""
+    return f"{_ids.getrandbits(128) or 1:032x}"
+
+
+def new_span_id() -> str:
+    """A span's id, never all zeros."""
+    return f"{_ids.getrandbits(64) or 1:016x}"

@@ -1,0 +1,171 @@
+"""Finished spans on their way out: through OpenTelemetry's sampler, batch processor and exporters.
+
+Owns the one thread in which spans are made from what was noted, so that no event loop and no engine makes them. Spans
+are handed to the SDK finished: starting and ending each there would cost 50 us in the loops that are being watched.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link as SdkLink
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    set_span_in_context,
+)
+
+from outrider import __version__
+from outrider.errors import ConfigError
+from outrider.telemetry.tracing import names
+from outrider.telemetry.tracing.context import TraceContext, new_span_id, new_trace_id
+from outrider.telemetry.tracing.file_exporter import FileExporter
+from outrider.telemetry.tracing.span import Kind, Span
+from outrider.telemetry.tracing.turning_on import OTLP
+
+if TYPE_CHECKING:
+    from outrider.telemetry.tracing.turning_on import BuildSpans
+
+_log = logging.getLogger(__name__)
+
+MAX_WAITING = 16_384
+"""Requests, or items of a service, whose spans have not been made yet; past it they are dropped and counted."""
+MAX_WAITING_SPANS = 65_536
+"""The batch processor's queue where ``OTEL_BSP_MAX_QUEUE_SIZE`` sets none: its own 2,048 lose most of a busy second."""
+_CLOSE_S = 5.0
+_PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+_KINDS = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER, Kind.CLIENT: SpanKind.CLIENT}
+_SCOPE = InstrumentationScope("outrider", __version__)
+
+
+class Pipeline:
+    """Implements ``turning_on.Tracing``."""
+
+    def __init__(self, provider: TracerProvider, processors: Sequence[SpanProcessor]) -> None:
+        self.num_dropped = 0
+        self._provider, self._processors = provider, processors
+        self._waiting: queue.Queue[BuildSpans | None] = queue.Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(
+        cls, service: str, exporters: Sequence[str], *, trace_file: str | None, environ: Mapping[str, str]
+    ) -> Pipeline:
+        """``ConfigError`` for an exporter that is not installed or a file that cannot be written."""
+        made = [_make_exporter(name, environ) for name in exporters]
+        if trace_file is not None:
+            made.append(FileExporter(trace_file))
+        size = None if environ.get("OTEL_BSP_MAX_QUEUE_SIZE") else MAX_WAITING_SPANS
+        provider = TracerProvider(resource=_resource(service, environ), shutdown_on_exit=False)
+        return cls(provider, [BatchSpanProcessor(exporter, max_queue_size=size) for exporter in made])
+
+    def sample(self, name: str, parent: TraceContext | None) -> TraceContext | None:
+        """As ``OTEL_TRACES_SAMPLER`` says."""
+        above = None if parent is None else set_span_in_context(NonRecordingSpan(_sdk_context(parent, is_remote=True)))
+        trace_id = new_trace_id() if parent is None else parent.trace_id
+        result = self._provider.sampler.should_sample(above, int(trace_id, 16), name, SpanKind.SERVER)
+        if result.decision is not Decision.RECORD_AND_SAMPLE:
+            return None
+        return TraceContext(trace_id, new_span_id(), is_sampled=True, state=parent.state if parent else "")
+
+    def emit(self, build: BuildSpans) -> None:
+        """Dropped, and counted, when too much is waiting."""
+        try:
+            self._waiting.put_nowait(build)
+        except queue.Full:
+            self.num_dropped += 1
+
+    def close(self) -> None:
+        """Export what is left; an exporter that does not answer is waited for a few seconds."""
+        closing = threading.Thread(target=self._finish, name="tracing end", daemon=True)
+        closing.start()
+        closing.join(2 * _CLOSE_S)
+        if self.num_dropped:
+            _log.warning("spans of %d requests or items were dropped: too many were waiting", self.num_dropped)
+
+    def _finish(self) -> None:
+        self._waiting.put(None)
+        self._thread.join(_CLOSE_S)
+        for processor in self._processors:
+            processor.shutdown()
+
+    def _run(self) -> None:
+        while (build := self._waiting.get()) is not None:
+            try:
+                for span in self._finished(build):
+                    for processor in self._processors:
+                        processor.on_end(span)
+            except Exception:  # whatever is wrong with spans, requests go on
+                _log.exception("spans could not be made")
+
+    def _finished(self, build: BuildSpans) -> Iterator[ReadableSpan]:
+        for span in build():
+            yield to_sdk(span, self._provider.resource)
+
+
+def to_sdk(span: Span, resource: Resource) -> ReadableSpan:
+    """A finished span of the SDK."""
+    context = TraceContext(span.trace_id, span.span_id, is_sampled=True, state=span.trace_state)
+    parent = TraceContext(span.trace_id, span.parent_id, is_sampled=True) if span.parent_id else None
+    return ReadableSpan(
+        name=span.name,
+        context=_sdk_context(context),
+        parent=None if parent is None else _sdk_context(parent, is_remote=span.kind is Kind.SERVER),
+        resource=resource,
+        attributes=dict(span.attributes),
+        links=[SdkLink(_sdk_context(TraceContext(link.trace_id, link.span_id, True))) for link in span.links],
+        kind=_KINDS[span.kind],
+        status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET),
+        start_time=span.start_ns,
+        end_time=span.end_ns,
+        instrumentation_scope=_SCOPE,
+    )
+
+
+def _sdk_context(context: TraceContext, *, is_remote: bool = False) -> SpanContext:
+    return SpanContext(
+        int(context.trace_id, 16),
+        int(context.span_id, 16),
+        is_remote,
+        TraceFlags(TraceFlags.SAMPLED if context.is_sampled else TraceFlags.DEFAULT),
+        TraceState.from_header([context.state]) if context.state else None,
+    )
+
+
+def _resource(service: str, environ: Mapping[str, str]) -> Resource:
+    """``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` come before our own names."""
+    ours = {
+        names.SERVICE_NAMESPACE: "outrider",
+        names.SERVICE_VERSION: __version__,
+        names.ROLE: service,
+    }
+    given = Resource.create()
+    is_named = environ.get("OTEL_SERVICE_NAME") or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    name = {} if is_named else {names.SERVICE_NAME: f"outrider-{service}"}
+    return Resource(ours).merge(given).merge(Resource(name))
+
+
+def _make_exporter(name: str, environ: Mapping[str, str]) -> SpanExporter:
+    protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
+    entry = _PROTOCOLS.get(protocol, protocol) if name == OTLP else name
+    found = list(entry_points(group="opentelemetry_traces_exporter", name=entry))
+    if not found:
+        raise ConfigError("OTEL_TRACES_EXPORTER", f"asks for {entry!r}, which is not installed")
+    make: Callable[[], SpanExporter] = found[0].load()
+    return make()

@@ -1,0 +1,144 @@
+"""From what a service noted of a traced item to its spans.
+
+    draft propose, target score    the item, below the request's decode span, from its arrival to its answer
+      queue                        until its first forward
+      forward, sample              of each forward that served it and no other traced item
+      wait                         from there to the next forward, or to the answer
+    forward, sample                of one that served several: a trace of its own, with links to all those items
+
+The item's own attributes say where its time went, whoever it shared its forwards with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from outrider.recording import ItemRecord, PassRecord
+from outrider.telemetry.tracing import names
+from outrider.telemetry.tracing.context import TraceContext, new_span_id, new_trace_id
+from outrider.telemetry.tracing.span import AttributeValue, Kind, Link, Span
+from outrider.telemetry.tracing.turning_on import Tracing
+
+MAX_LINKS = 128
+"""Of one span; OpenTelemetry's own limit."""
+
+_ITEM_NAMES = {"draft": names.PROPOSE_ITEM, "target": names.SCORE_ITEM}
+
+
+class ServiceRecorder:
+    """Implements ``outrider.recording.Recorder``: what ended is made into spans elsewhere."""
+
+    def __init__(self, tracing: Tracing, role: str) -> None:
+        self._tracing = tracing
+        self._item_name = _ITEM_NAMES[role]
+
+    def wants(self, trace_parent: str) -> bool:
+        """As the caller decided, if this is a trace at all."""
+        context = TraceContext.parse(trace_parent)
+        return context is not None and context.is_sampled
+
+    def ended(self, item: ItemRecord) -> None:
+        """Hand it over."""
+        self._tracing.emit(partial(item_spans, item, self._item_name))
+
+
+def item_spans(item: ItemRecord, name: str) -> Iterator[Span]:
+    """The spans of one item, and of the shared forwards in which it stood first. For one thread alone."""
+    parent = TraceContext.parse(item.trace_parent)
+    if parent is None:
+        return
+    epoch_ns = time.time_ns() - time.perf_counter_ns()
+    above = TraceContext(parent.trace_id, _id_of(item), is_sampled=True)
+    shared = [found for found in item.passes if len(found.items) > 1]
+    yield Span(
+        name=name,
+        trace_id=above.trace_id,
+        span_id=above.span_id,
+        parent_id=parent.span_id,
+        start_ns=item.arrived_ns + epoch_ns,
+        end_ns=item.ended_ns + epoch_ns,
+        kind=Kind.SERVER,
+        attributes=_item_attributes(item),
+        links=tuple(Link(*_ids_of(found)) for found in shared[:MAX_LINKS]),
+        error=item.error,
+    )
+    first = item.passes[0].started_ns if item.passes else item.ended_ns
+    yield _child(names.QUEUE, above, item.arrived_ns + epoch_ns, first + epoch_ns)
+    for found in item.passes:
+        if len(found.items) == 1:
+            yield from _pass_spans(found, above, epoch_ns)
+        elif found.items[0] is item:
+            yield from _shared_pass_spans(found, epoch_ns)
+    yield from _wait_spans(item, above, epoch_ns)
+    item.passes = []  # nothing is left that refers to itself
+
+
+def _wait_spans(item: ItemRecord, above: TraceContext, epoch_ns: int) -> Iterator[Span]:
+    nexts = [found.started_ns for found in item.passes[1:]] + [item.ended_ns]
+    for found, until in zip(item.passes, nexts, strict=False):
+        began = found.started_ns + found.forward_ns + found.sample_ns
+        yield _child(names.WAIT, above, began + epoch_ns, until + epoch_ns)
+
+
+def _id_of(item: ItemRecord) -> str:
+    item.span_id = item.span_id or new_span_id()
+    return item.span_id
+
+
+def _ids_of(found: PassRecord) -> tuple[str, str]:
+    if not found.span_id:
+        found.trace_id, found.span_id = new_trace_id(), new_span_id()
+    return found.trace_id, found.span_id
+
+
+def _shared_pass_spans(found: PassRecord, epoch_ns: int) -> Iterator[Span]:
+    trace_id, span_id = _ids_of(found)
+    parents = [(TraceContext.parse(item.trace_parent), item) for item in found.items[:MAX_LINKS]]
+    links = tuple(Link(parent.trace_id, _id_of(item)) for parent, item in parents if parent is not None)
+    forward, sample = _pass_spans(found, TraceContext(trace_id, "", is_sampled=True), epoch_ns)
+    yield replace(forward, span_id=span_id, links=links)
+    yield replace(sample, parent_id=span_id)
+
+
+def _pass_spans(found: PassRecord, above: TraceContext, epoch_ns: int) -> tuple[Span, Span]:
+    began = found.started_ns + epoch_ns
+    computed = began + found.forward_ns
+    attributes: dict[str, AttributeValue] = {
+        names.BATCH_SIZE: found.batch_size,
+        names.NUM_TOKENS: found.num_tokens,
+        names.USED_GRAPH: found.used_graph,
+    }
+    return (
+        _child(names.FORWARD, above, began, computed, attributes),
+        _child(names.SAMPLE, above, computed, computed + found.sample_ns),
+    )
+
+
+def _child(
+    name: str, above: TraceContext, start_ns: int, end_ns: int, attributes: dict[str, AttributeValue] | None = None
+) -> Span:
+    return Span(name, above.trace_id, new_span_id(), above.span_id, start_ns, end_ns, attributes=attributes or {})
+
+
+def _item_attributes(item: ItemRecord) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        names.SESSION: item.session,
+        names.GENERATION: item.generation,
+        names.OUTCOME: item.outcome,
+    }
+    timing = item.timing
+    if timing is not None:
+        attributes |= {
+            names.QUEUE_NS: timing.queue_ns,
+            names.FORWARD_NS: timing.forward_ns,
+            names.SAMPLE_NS: timing.sample_ns,
+            names.WAIT_NS: timing.wait_ns,
+            names.TOTAL_NS: timing.total_ns,
+        }
+    if item.passes:
+        attributes[names.BATCH_SIZE] = item.passes[-1].batch_size
+        attributes[names.USED_GRAPH] = all(found.used_graph for found in item.passes)
+    return attributes

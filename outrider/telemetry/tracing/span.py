@@ -1,0 +1,54 @@
+"""A finished span as a plain value: what is exported, and what is read back from a file or a receiver.
+
+Needs no OpenTelemetry. Times are nanoseconds since 1970 by the clock of the host that made the span.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+AttributeValue = str | bool | int | float | tuple[str, ...]
+
+
+class Kind(enum.IntEnum):
+    """A span's place in a call; the numbers are OTLP's."""
+
+    INTERNAL = 1
+    SERVER = 2
+    CLIENT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A span of any trace that this one had to do with."""
+
+    trace_id: str
+    span_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One span. Ids are lower-case hexadecimal digits."""
+
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    """Empty: it has none."""
+    start_ns: int
+    end_ns: int
+    kind: Kind = Kind.INTERNAL
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    links: tuple[Link, ...] = ()
+    error: str = ""
+    """Why it failed; empty: it did not."""
+    trace_state: str = ""
+    service: str = ""
+    """Who made it; set on reading only, since a process's spans all have its own name."""
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took."""
+        return self.end_ns - self.start_ns

@@ -1,0 +1,87 @@
+"""Whether a process traces at all: the standard ``OTEL_*`` variables, and a file of ours.
+
+Off unless an exporter, an OTLP endpoint or a file is named. What is off costs nothing: nothing of OpenTelemetry is
+imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Protocol
+
+from outrider.errors import ConfigError
+from outrider.telemetry.tracing.context import TraceContext
+from outrider.telemetry.tracing.span import Span
+
+_log = logging.getLogger(__name__)
+
+OTLP, NO_EXPORTER = "otlp", "none"
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_INSTALL = "opentelemetry is not installed: pip install 'outrider[telemetry]'"
+
+BuildSpans = Callable[[], Iterable[Span]]
+
+
+class Tracing(Protocol):
+    """Where finished spans go. Safe to use from any thread."""
+
+    def sample(self, name: str, parent: TraceContext | None) -> TraceContext | None:
+        """The context of a new span below ``parent``; None when it is not to be recorded."""
+        ...
+
+    def emit(self, build: BuildSpans) -> None:
+        """Have spans made and exported by a thread of its own; returns at once."""
+        ...
+
+    def close(self) -> None:
+        """Export what is left, within a bounded time."""
+        ...
+
+
+def turn_on_tracing(
+    service: str, *, trace_file: str | None = None, environ: Mapping[str, str] = os.environ
+) -> Tracing | None:
+    """The process's tracing, or None when it is off. ``service``: "coordinator", "draft" or "target".
+
+    ``ConfigError`` when a file is asked for and OpenTelemetry is missing; variables, which may be set for a whole
+    cluster, are only warned about then.
+    """
+    exporters = exporter_names(environ)
+    if trace_file is None and not exporters:
+        return None
+    try:
+        from outrider.telemetry.tracing.pipeline import Pipeline
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opentelemetry"):
+            raise
+        if trace_file is not None:
+            raise ConfigError("trace_file", _INSTALL) from error
+        _log.warning("no traces: %s", _INSTALL)
+        return None
+    return Pipeline.open(service, exporters, trace_file=trace_file, environ=environ)
+
+
+@contextlib.asynccontextmanager
+async def traced(service: str, *, trace_file: str | None) -> AsyncIterator[Tracing | None]:
+    """``turn_on_tracing`` for as long as the process serves; what is left is exported at the end."""
+    tracing = turn_on_tracing(service, trace_file=trace_file)
+    try:
+        yield tracing
+    finally:
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
+
+
+def exporter_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The exporters that the standard variables ask for: those named, else OTLP where an endpoint is set."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return ()
+    named = environ.get("OTEL_TRACES_EXPORTER", "").strip()
+    if not named:
+        return (OTLP,) if any(environ.get(name, "").strip() for name in _ENDPOINTS) else ()
+    names = tuple(dict.fromkeys(name.strip() for name in named.split(",") if name.strip()))
+    return () if NO_EXPORTER in names else names

@@ -1,0 +1,29 @@
+"""A request's place in its caller's trace, as gRPC metadata: ``traceparent`` and ``tracestate`` of W3C."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from outrider.generation import GenerationRequest
+from outrider.telemetry.tracing.context import TRACE_PARENT, TRACE_STATE, TraceContext
+
+_MAX_STATE_CHARACTERS = 512
+"""What W3C asks everybody to hand on; a longer one is dropped, which it allows."""
+
+
+def trace_metadata(request: GenerationRequest) -> tuple[tuple[str, str], ...]:
+    """What a caller sends along; nothing when it is not traced."""
+    pairs = ((TRACE_PARENT, request.trace_parent), (TRACE_STATE, request.trace_state))
+    return tuple((key, value) for key, value in pairs if value)
+
+
+def with_trace(request: GenerationRequest, metadata: Iterable[tuple[str, str | bytes]] | None) -> GenerationRequest:
+    """The request with what its caller sent along; what is no ``traceparent`` is passed over, as W3C asks."""
+    values = {key: value for key, value in metadata or () if key in (TRACE_PARENT, TRACE_STATE)}
+    parent, state = values.get(TRACE_PARENT, ""), values.get(TRACE_STATE, "")
+    if not isinstance(parent, str) or TraceContext.parse(parent) is None:
+        return request
+    if not isinstance(state, str) or len(state) > _MAX_STATE_CHARACTERS:
+        state = ""
+    return replace(request, trace_parent=parent, trace_state=state)
