@@ -76,7 +76,9 @@ class RemoteGeneration:
         """The finished generation."""
         message = request_to_proto(request)
         with self._translating():
-            response = await self._stub().Generate(message, timeout=timeout_s, metadata=_metadata(self._security, request))
+            response = await self._stub().Generate(
+                message, timeout=timeout_s, metadata=_metadata(self._security, request)
+            )
         return result_from_proto(response.result)
 
     async def stream(self, request: GenerationRequest, *, timeout_s: float | None) -> AsyncGenerator[Delta, None]:
