@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.ports import EventBatch, ForwardReport, Release, Scores, SessionFailed
+from outrider.ports import EventBatch, ForwardReport, ItemTiming, Release, Scores, SessionFailed
 from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.transport.convert.events import target_events_from_proto, target_events_to_proto
 from outrider.transport.splitting import split_commands, split_events
@@ -27,7 +27,8 @@ def scores(session: int, *, num_values: int = 0, num_prompt_logprobs: int = 0) -
 
 
 def split(*events: Any, limit: int = LIMIT) -> tuple[list[EventBatch[Any]], tuple[tuple[int, int], ...]]:
-    found = split_events(target_events_to_proto(EventBatch(events, REPORT)), limit)
+    timings = tuple(ItemTiming(1, 2, 3, 4, index) for index in range(len(events)))
+    found = split_events(target_events_to_proto(EventBatch(events, REPORT, timings)), limit)
     assert all(message.ByteSize() <= limit for message in found.messages)
     return [target_events_from_proto(message) for message in found.messages], found.failed
 
@@ -44,6 +45,7 @@ def test_events_keep_their_order_and_every_part_says_what_the_forward_cost() -> 
     assert failed == ()
     assert all(batch.report == REPORT for batch in batches)
     assert same(tuple(event for batch in batches for event in batch.events), tuple(events))
+    assert [timing.total_ns for batch in batches for timing in batch.timings] == list(range(len(events)))
 
 
 @pytest.mark.parametrize(
