@@ -83,5 +83,5 @@ def test_a_wrong_address_is_named() -> None:
 
 @pytest.mark.parametrize("address", ["", "nonsense", "127.0.0.1:99999", "127.0.0.1:0", "127.0.0.1:x", "unix:"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with Client(address) as nobody, pytest.raises(ConfigError, match="address"):
-        nobody.generate(prompt="x", timeout=5)
+    with pytest.raises(ConfigError, match="address"):
+        Client(address)
