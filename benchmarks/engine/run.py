@@ -89,7 +89,7 @@ def _in_ms(name: str, seconds: list[float], case: Case, floor: float) -> Series:
 
 
 def floor_seconds(runner: ModelRunner, device: Device, name: str, case: Case) -> float:
-    """The floor of a case: of a draft loop, the sum over its forwards. Of ranks that share a model each does its part."""
+    """The floor of a case; of a draft loop, the sum over its forwards. Ranks that share a model do a part each."""
     if name == FORWARD:
         alone = device.floor_seconds(_work(runner, case.batch_size, case.num_tokens, case.context))
     else:
