@@ -94,6 +94,11 @@ _ALONE: dict[str, Values] = {
         "tls": {"enabled": True, "certManager": {"enabled": True, "issuer": {"name": "ca"}}},
         "tokens": {"links": {"name": "links", "key": "token"}},
     },
+    "one-claim-for-both": {
+        "common": {"model": {"createClaim": {"enabled": True, "storageClass": "fast"}}},
+        "coordinator": {"model": {"claim": "models"}},
+    },
+    "route": {"route": {"enabled": True, "hostnames": ["m.example.com"], "parentRefs": [{"name": "public"}]}},
     "load-balancer": {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
     "own-service-accounts": {"common": {"serviceAccount": {"create": False}}},
     "pod-extras": {
@@ -105,10 +110,13 @@ _ALONE: dict[str, Values] = {
             "schedulerName": "volcano",
             "tolerations": [{"operator": "Exists"}],
             "nodeSelector": {"disk": "ssd"},
+            "annotations": {"owner": "chat"},
             "env": [{"name": "NCCL_DEBUG", "value": "WARN"}],
+            "envFrom": [{"secretRef": {"name": "more"}}],
             "extraVolumes": [{"name": "extra", "emptyDir": {}}],
             "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
         },
+        "target": {"extraInitContainers": [{"name": "warm", "image": "busybox:1.37"}]},
         "image": {"pullSecrets": [{"name": "registry"}]},
     },
 }

@@ -25,8 +25,6 @@ from tests.k8s.release import Object, Release
 
 PAIR = Path(__file__).parents[2] / "outrider" / "demo" / "pair"
 _PORTS = ("--port", "--metrics-port", "--health-port")
-# Comes with settings that are on their way.
-AWAITED = {"metrics_port", "metrics_host"}
 POD_IP = "127.0.0.1"
 
 
@@ -42,7 +40,7 @@ class Pods:
     def start(self, service: str) -> None:
         """Start a service's program."""
         container = self.release.workload_of(service).container(service)
-        command = [self._here(word, service) for word in [*container["command"], *known(container["args"])]]
+        command = [self._here(word, service) for word in [*container["command"], *container["args"]]]
         with (self.folder / f"{service}.log").open("wb") as log:
             self.processes[service] = subprocess.Popen(
                 [sys.executable, *command[1:]], env=self._environment(container), stdout=log, stderr=log
@@ -108,7 +106,7 @@ class Pods:
             return f"{name}={self.port(int(value))}"
         if name == "--device":
             return f"{name}=cpu"
-        if name in ("--host", "--health-host") and not value.startswith("unix:"):
+        if name in ("--host", "--health-host", "--metrics-host") and not value.startswith("unix:"):
             return f"{name}={POD_IP}"
         if name in ("--target-address", "--draft-address", "--address") and not value.startswith("unix:"):
             return f"{name}={POD_IP}:{self.port(int(value.rpartition(':')[2]))}"
@@ -133,11 +131,6 @@ def pods(release: Release) -> Iterator[Pods]:
             yield found
         finally:
             found.close()
-
-
-def known(flags: list[str]) -> list[str]:
-    """Those of the flags that the programs know already."""
-    return [flag for flag in flags if flag.partition("=")[0].removeprefix("--").replace("-", "_") not in AWAITED]
 
 
 def says_serving(address: str, service: str) -> bool:

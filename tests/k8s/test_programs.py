@@ -12,7 +12,7 @@ from outrider.config.flags import parse_flags
 from outrider.config.loading import load
 from tests.end_to_end.commands import wait_until
 from tests.k8s.cases import ALL
-from tests.k8s.programs import Pods, known, pods, says_serving
+from tests.k8s.programs import Pods, pods, says_serving
 from tests.k8s.release import Release
 
 Releases = Callable[[str], Release]
@@ -32,7 +32,7 @@ def services(release: Release) -> list[str]:
 def test_every_flag_is_a_setting_and_means_what_was_given(release: Releases, name: str) -> None:
     rendered = release(name)
     for service in services(rendered):
-        section, flags = SECTIONS[service], known(rendered.flags(service))
+        section, flags = SECTIONS[service], rendered.flags(service)
         settings = load(section, flags, environ={})
         given, config = parse_flags(section, flags)
         assert config is None
@@ -46,8 +46,8 @@ def test_every_flag_is_a_setting_and_means_what_was_given(release: Releases, nam
 
 def test_settings_arrive_as_they_were_given(release: Releases) -> None:
     rendered = release("settings")
-    target = load(TargetSettings, known(rendered.flags("target")), environ={})
-    coordinator = load(CoordinatorSettings, known(rendered.flags("coordinator")), environ={})
+    target = load(TargetSettings, rendered.flags("target"), environ={})
+    coordinator = load(CoordinatorSettings, rendered.flags("coordinator"), environ={})
     assert (target.kv_cache_bytes, target.log_level) == (20_000_000_000, "debug")
     assert (coordinator.disable_logprobs, coordinator.posterior_alpha) == (True, 0.25)
 

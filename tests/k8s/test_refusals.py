@@ -112,6 +112,11 @@ REFUSED: dict[str, tuple[Values, str]] = {
         {"tokens": {"links": {"name": "a", "key": "b"}}},
         "tokens.links: a token would cross the network in the clear",
     ),
+    "a claim to make without a name": (
+        {"target": {"model": {"claim": "", "from": "download", "createClaim": {"enabled": True}}}},
+        "target.model.claim: is needed with model.createClaim.enabled",
+    ),
+    "a route from nowhere": ({"route": {"enabled": True}}, "route.parentRefs: is needed with route.enabled"),
     "half a secret": (over(TLS, {"tokens": {"api": {"name": "a"}}}), "at '/tokens/api'"),
     "a digest that is none": ({"target": {"image": {"digest": "latest"}}}, "at '/target/image/digest'"),
     "no time to drain": (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from outrider.telemetry.metrics import catalogue
 from tests.k8s.cases import ALL
 from tests.k8s.release import Object, Release, Workload
 
@@ -82,7 +85,8 @@ def test_pods_are_locked_down(release: Releases, name: str) -> None:
         assert spec["automountServiceAccountToken"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in [*spec["containers"], *spec.get("initContainers", [])]:
+        own = [found for found in spec.get("initContainers", []) if found["name"].startswith("download-")]
+        for container in [*spec["containers"], *own]:
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
@@ -325,3 +329,39 @@ def test_a_download_lands_where_the_model_is_read(release: Releases) -> None:
         p for p in release("download-into-the-pod").of_kind("NetworkPolicy") if p["metadata"]["name"].endswith("draft")
     )
     assert {"ports": [{"port": 443, "protocol": "TCP"}]} in policy["spec"]["egress"]
+
+
+def test_a_claim_is_made_once_and_is_the_one_that_is_mounted(release: Releases) -> None:
+    (claim,) = release("one-claim-for-both").of_kind("PersistentVolumeClaim")
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    for service in ("target", "draft"):
+        volumes = release("one-claim-for-both").workload_of(service).spec["volumes"]
+        mounted = [v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v]
+        assert mounted == [claim["metadata"]["name"]]
+
+
+def test_connections_age_on_the_public_service_alone(release: Releases) -> None:
+    def ages(case: str, service: str) -> list[str]:
+        return [flag for flag in release(case).flags(service) if flag.startswith("--max-connection-age")]
+
+    assert ages("two-gpus", "coordinator") == ["--max-connection-age-s=600"]
+    assert ages("two-gpus", "target") == ages("two-gpus", "draft") == []
+
+
+def test_a_route_leads_to_the_coordinators_service(release: Releases) -> None:
+    (route,) = release("route").of_kind("GRPCRoute")
+    (rule,) = route["spec"]["rules"]
+    (backend,) = rule["backendRefs"]
+    service = release("route").one("Service", backend["name"])
+    assert backend["port"] in [port["port"] for port in service["spec"]["ports"]]
+    assert backend["name"].endswith("-coordinator")
+
+
+@pytest.mark.parametrize("case", ["keda", "hpa"])
+def test_scaling_asks_for_a_metric_that_coordinators_have(release: Releases, case: str) -> None:
+    (gauge,) = [spec for spec in catalogue.CATALOGUE if spec.name == "outrider_num_requests_waiting"]
+    assert gauge.kind is catalogue.Kind.GAUGE
+    assert "coordinator" in gauge.roles
+    scalers = [*release(case).of_kind("ScaledObject"), *release(case).of_kind("HorizontalPodAutoscaler")]
+    asked = set(re.findall(r"outrider_\w+", json.dumps([found["spec"] for found in scalers])))
+    assert asked == {gauge.name}

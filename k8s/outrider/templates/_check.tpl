@@ -34,6 +34,9 @@
 {{- if and (eq $model.from "pvc") (not $model.claim) }}
 {{- fail (printf "\n%s.model.claim: is needed with model.from=pvc: the name of the PersistentVolumeClaim that holds the model" $name) }}
 {{- end }}
+{{- if and $model.createClaim.enabled (not $model.claim) }}
+{{- fail (printf "\n%s.model.claim: is needed with model.createClaim.enabled: the name of the claim to make" $name) }}
+{{- end }}
 {{- if and (eq $model.from "hostPath") (not $model.hostPath) }}
 {{- fail (printf "\n%s.model.hostPath: is needed with model.from=hostPath: the folder on the node" $name) }}
 {{- end }}
@@ -100,6 +103,9 @@
 
 {{- define "outrider.checkSecurity" -}}
 {{- $root := . }}
+{{- if and .Values.route.enabled (not .Values.route.parentRefs) }}
+{{- fail "\nroute.parentRefs: is needed with route.enabled: the Gateway that users reach, as [{name: ...}]" }}
+{{- end }}
 {{- with .Values.tls }}
 {{- if and .enabled .certManager.enabled (not .certManager.issuer.name) }}
 {{- fail "\ntls.certManager.issuer.name: is needed with tls.certManager.enabled: the Issuer or ClusterIssuer that signs" }}

@@ -9,6 +9,10 @@
     {{- include "outrider.flags" . | nindent 4 }}
   env:
     {{- include "outrider.environment" . | trim | nindent 4 }}
+  {{- with .block.envFrom }}
+  envFrom:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- if .serves }}
   ports:
     {{- include "outrider.ports" . | trim | nindent 4 }}

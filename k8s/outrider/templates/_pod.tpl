@@ -69,17 +69,9 @@ spec:
         matchLabels:
           {{- include "outrider.selector" . | nindent 10 }}
   {{- end }}
-  {{- $downloads := list }}
-  {{- range .names }}
-  {{- if eq (index $blocks .).model.from "download" }}
-  {{- $downloads = append $downloads . }}
-  {{- end }}
-  {{- end }}
-  {{- with $downloads }}
+  {{- with (include "outrider.initContainers" (dict "root" .root "names" .names "blocks" $blocks) | trim) }}
   initContainers:
-    {{- range . }}
-    {{- include "outrider.download" (dict "root" $root "name" . "block" (index $blocks .)) | nindent 4 }}
-    {{- end }}
+    {{- . | nindent 4 }}
   {{- end }}
   containers:
     {{- range .names }}
@@ -87,6 +79,19 @@ spec:
     {{- end }}
   volumes:
     {{- include "outrider.volumes" (dict "root" .root "names" .names "blocks" $blocks) | trim | nindent 4 }}
+{{- end }}
+
+{{/* What runs before a pod's programs, a YAML list: dict "root" "names" "blocks". */}}
+{{- define "outrider.initContainers" -}}
+{{- range .names }}
+{{- $block := index $.blocks . }}
+{{- if eq $block.model.from "download" }}
+{{ include "outrider.download" (dict "root" $.root "name" . "block" $block) | trim }}
+{{- end }}
+{{- with $block.extraInitContainers }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* From SIGTERM to the end, as one program counts it. */}}
