@@ -43,6 +43,8 @@ check: install  ## format, lint, types, import contracts, generated code, genera
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check_generated.sh
 	$(BIN)/python scripts/generate_configuration.py --check
 	$(BIN)/python scripts/generate_modules.py --check
+	$(BIN)/python scripts/generate_metrics.py --check
+	$(BIN)/python scripts/generate_dashboard.py --check
 
 format: install  ## formats the code
 	$(BIN)/ruff format .
@@ -51,9 +53,11 @@ format: install  ## formats the code
 proto: install  ## generates outrider/v1 from proto/
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/generate_protos.sh
 
-docs: install  ## generates docs/configuration.md from the schema, docs/modules.md from docstrings
+docs: install  ## generates docs/configuration.md, docs/modules.md, docs/metrics.md and the dashboard
 	$(BIN)/python scripts/generate_configuration.py
 	$(BIN)/python scripts/generate_modules.py
+	$(BIN)/python scripts/generate_metrics.py
+	$(BIN)/python scripts/generate_dashboard.py
 
 golden: install  ## renders the chart's examples anew into tests/k8s/golden
 	$(BIN)/python -m tests.k8s.update_golden

@@ -1,0 +1,323 @@
+"""Makes k8s/outrider/files/dashboard.json for Grafana; with --check only says whether it is up to date."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).parent.parent / "k8s" / "outrider" / "files" / "dashboard.json"
+
+_SELECTOR = 'namespace=~"$namespace",job=~"$job"'
+_WIDTH, _HEIGHT, _COLUMNS = 8, 7, 3
+_SPEC = "outrider_spec_decode_num_"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One graph."""
+
+    title: str
+    text: str
+    unit: str
+    series: tuple[tuple[str, str], ...]
+    """(expression, legend)."""
+
+
+def metric(name: str, **labels: str) -> str:
+    """A metric of the jobs that were chosen."""
+    more = "".join(f',{key}="{value}"' for key, value in labels.items())
+    return f"{name}{{{_SELECTOR}{more}}}"
+
+
+def rate(name: str, by: str = "", **labels: str) -> str:
+    """A counter's rate, added up."""
+    grouping = f" by ({by})" if by else ""
+    return f"sum{grouping} (rate({metric(name, **labels)}[$__rate_interval]))"
+
+
+def quantiles(name: str, *, by: str = "", of: tuple[float, ...] = (0.5, 0.95, 0.99)) -> tuple[tuple[str, str], ...]:
+    """Quantiles of a histogram."""
+    grouping = f", {by}" if by else ""
+    prefix = "".join(f"{{{{{label}}}}} " for label in by.split(", ") if label)
+    return tuple(
+        (f"histogram_quantile({q}, {rate(f'{name}_bucket', f'le{grouping}')})", f"{prefix}p{100 * q:g}") for q in of
+    )
+
+
+def means(name: str, by: str) -> tuple[tuple[str, str], ...]:
+    """Means of a histogram."""
+    legend = " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
+    return ((f"{rate(f'{name}_sum', by)} / {rate(f'{name}_count', by)}", legend),)
+
+
+def each(name: str, by: str) -> tuple[tuple[str, str], ...]:
+    """A counter's rates by label."""
+    return ((rate(name, by), " ".join(f"{{{{{label}}}}}" for label in by.split(", "))),)
+
+
+def one(expression: str, legend: str) -> tuple[tuple[str, str], ...]:
+    """One line."""
+    return ((expression, legend),)
+
+
+ACCEPTED, DRAFTED = rate(f"{_SPEC}accepted_tokens_total"), rate(f"{_SPEC}draft_tokens_total")
+DRAFTS, STEPS = rate(f"{_SPEC}drafts_total"), rate("outrider_steps_total")
+PAGES_USED = metric("outrider_kv_pages_used")
+EMITTED = rate(f"{_SPEC}emitted_tokens_total")
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "Speculation": (
+        Panel(
+            "Acceptance",
+            "Accepted by judged tokens; vLLM's rate is by drafted ones.",
+            "percentunit",
+            (
+                (f"{ACCEPTED} / {rate(f'{_SPEC}judged_tokens_total')}", "acceptance"),
+                (f"{ACCEPTED} / {DRAFTED}", "acceptance rate"),
+            ),
+        ),
+        Panel(
+            "Mean acceptance length",
+            "Tokens gained by a step with a draft, the target's own included; beside it, tokens drafted for it.",
+            "short",
+            ((f"1 + {ACCEPTED} / {DRAFTS}", "gained"), (f"{DRAFTED} / {DRAFTS}", "drafted")),
+        ),
+        Panel(
+            "Accepted by position",
+            "Share of steps with a draft in which the token at this place was kept.",
+            "percentunit",
+            one(
+                f"{rate(f'{_SPEC}accepted_tokens_per_pos_total', 'position')} / on () group_left {DRAFTS}",
+                "{{position}}",
+            ),
+        ),
+        Panel(
+            "Steps without a draft",
+            "Steps a second, by why.",
+            "short",
+            each("outrider_steps_without_draft_total", "reason"),
+        ),
+        Panel(
+            "Tokens",
+            "A second: drafted, accepted, given to users.",
+            "short",
+            ((DRAFTED, "drafted"), (ACCEPTED, "accepted"), (EMITTED, "emitted")),
+        ),
+        Panel(
+            "Efficiency",
+            "Tokens given to users, by positions scored; share of steps with a draft.",
+            "percentunit",
+            ((f"{EMITTED} / ({STEPS} + {DRAFTED})", "efficiency"), (f"{DRAFTS} / {STEPS}", "steps with a draft")),
+        ),
+    ),
+    "Latency": (
+        Panel("Time to first token", "", "s", quantiles("outrider_time_to_first_token_seconds")),
+        Panel(
+            "Inter-token latency",
+            "Between two messages of one request.",
+            "s",
+            quantiles("outrider_inter_token_latency_seconds"),
+        ),
+        Panel(
+            "Time per output token",
+            "Of whole requests.",
+            "s",
+            quantiles("outrider_request_time_per_output_token_seconds"),
+        ),
+        Panel("Whole requests", "From arrival to end.", "s", quantiles("outrider_e2e_request_latency_seconds")),
+        Panel("In the queue", "Until a request runs.", "s", quantiles("outrider_request_queue_time_seconds")),
+        Panel(
+            "Stages of a step, mean",
+            "As the coordinator sees them; wire is what of each wait was not the service's own time.",
+            "s",
+            means("outrider_step_stage_seconds", "stage"),
+        ),
+        Panel("Stages of a step, p99", "", "s", quantiles("outrider_step_stage_seconds", by="stage", of=(0.99,))),
+        Panel(
+            "Stages in the services, mean",
+            "Per forward; queue per item.",
+            "s",
+            means("outrider_forward_stage_seconds", "role, stage"),
+        ),
+        Panel(
+            "Stages in the services, p99",
+            "",
+            "s",
+            quantiles("outrider_forward_stage_seconds", by="role, stage", of=(0.99,)),
+        ),
+    ),
+    "Load": (
+        Panel(
+            "Requests",
+            "Running and waiting.",
+            "short",
+            (
+                (f"sum({metric('outrider_num_requests_running')})", "running"),
+                (f"sum({metric('outrider_num_requests_waiting')})", "waiting"),
+            ),
+        ),
+        Panel("Requests ended", "A second, by outcome.", "reqps", each("outrider_requests_total", "outcome")),
+        Panel("Requests refused", "A second, by why.", "reqps", each("outrider_requests_refused_total", "reason")),
+        Panel(
+            "Tokens in and out",
+            "A second.",
+            "short",
+            ((rate("outrider_prompt_tokens_total"), "prompt"), (EMITTED, "output")),
+        ),
+        Panel(
+            "KV pages in use",
+            "Share of the pool.",
+            "percentunit",
+            one(
+                f"{PAGES_USED} / ({PAGES_USED} + {metric('outrider_kv_pages_free')})",
+                "{{role}} {{instance}}",
+            ),
+        ),
+        Panel("Sessions open", "", "short", one(f"sum by (role) ({metric('outrider_sessions_open')})", "{{role}}")),
+        Panel("Sequences in a forward", "Mean.", "short", means("outrider_forward_batch_size", "role")),
+        Panel("Tokens in a forward", "Mean.", "short", means("outrider_forward_tokens", "role")),
+        Panel("Forwards", "A second.", "short", each("outrider_forward_batch_size_count", "role")),
+    ),
+    "Recovery": (
+        Panel(
+            "Services attached",
+            "Replicas each coordinator holds a link to.",
+            "short",
+            one(metric("outrider_replicas_attached"), "{{side}} of {{instance}}"),
+        ),
+        Panel("Sessions rebuilt", "A second, by side.", "short", each("outrider_sessions_rebuilt_total", "side")),
+        Panel(
+            "Late and broken drafts",
+            "A second.",
+            "short",
+            (
+                (rate("outrider_draft_timeouts_total"), "timeouts"),
+                (rate("outrider_bad_evidence_total"), "bad evidence"),
+                (rate("outrider_stale_replies_total"), "stale replies"),
+            ),
+        ),
+        Panel(
+            "Sessions refused and lost",
+            "A second.",
+            "short",
+            (
+                *each("outrider_sessions_refused_total", "role, reason"),
+                (rate("outrider_sessions_lost_total", "role"), "{{role}} lost"),
+            ),
+        ),
+        Panel(
+            "Failures",
+            "A second, by error: of requests, and of sessions in a service.",
+            "short",
+            (
+                (rate("outrider_requests_failed_total", "error"), "request {{error}}"),
+                (rate("outrider_sessions_failed_total", "role, error"), "{{role}} session {{error}}"),
+            ),
+        ),
+        Panel(
+            "Restarts and builds",
+            "Changes of the process' start in the last hour, by what runs.",
+            "short",
+            one(
+                f"changes({metric('process_start_time_seconds')}[1h])"
+                f" * on (job, instance) group_left (role, version, commit, model) {metric('outrider_build_info')}",
+                "{{role}} {{model}} {{version}} {{commit}}",
+            ),
+        ),
+        Panel(
+            "Loading",
+            "How long the latest start took.",
+            "s",
+            (
+                (metric("outrider_model_load_seconds"), "{{role}} {{instance}}"),
+                (metric("outrider_graph_capture_seconds"), "{{role}} {{instance}}, capturing"),
+            ),
+        ),
+    ),
+}
+
+
+def main() -> int:
+    """Write the file, or compare with it."""
+    text = json.dumps(dashboard(), indent=1, ensure_ascii=False) + "\n"
+    if "--check" not in sys.argv[1:]:
+        FILE.parent.mkdir(parents=True, exist_ok=True)
+        FILE.write_text(text, encoding="utf-8")
+        return 0
+    if FILE.is_file() and FILE.read_text(encoding="utf-8") == text:
+        return 0
+    sys.stderr.write(f"{FILE} is stale: run `make docs`\n")
+    return 1
+
+
+def dashboard() -> dict[str, Any]:
+    """The whole."""
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for title, row in ROWS.items():
+        panels.append({**_place(0, top, 24, 1), "type": "row", "title": title, "collapsed": False, "panels": []})
+        top += 1
+        for index, panel in enumerate(row):
+            line, column = divmod(index, _COLUMNS)
+            panels.append(_graph(panel, _place(column * _WIDTH, top + line * _HEIGHT, _WIDTH, _HEIGHT)))
+        top += -(-len(row) // _COLUMNS) * _HEIGHT
+    return {
+        "title": "Outrider",
+        "uid": "outrider",
+        "tags": ["outrider", "speculative decoding"],
+        "schemaVersion": 39,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [_datasource(), _choice("namespace", ""), _choice("job", '{namespace=~"$namespace"}')]},
+        "panels": [{"id": number, **panel} for number, panel in enumerate(panels, 1)],
+    }
+
+
+def _graph(panel: Panel, place: dict[str, Any]) -> dict[str, Any]:
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    return {
+        **place,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.text,
+        "datasource": source,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": {"fillOpacity": 8}}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "targets": [
+            {"refId": chr(ord("A") + index), "expr": expression, "legendFormat": legend, "datasource": source}
+            for index, (expression, legend) in enumerate(panel.series)
+        ],
+    }
+
+
+def _place(x: int, y: int, width: int, height: int) -> dict[str, Any]:
+    return {"gridPos": {"x": x, "y": y, "w": width, "h": height}}
+
+
+def _datasource() -> dict[str, Any]:
+    return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "current": {}}
+
+
+def _choice(label: str, selector: str) -> dict[str, Any]:
+    """Everything is chosen at first, also where the label is missing."""
+    return {
+        "name": label,
+        "label": label.capitalize(),
+        "type": "query",
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "query": {"query": f"label_values(outrider_build_info{selector}, {label})", "refId": label},
+        "refresh": 2,
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
