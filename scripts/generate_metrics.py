@@ -21,11 +21,11 @@ target 9465 and the draft 9466. `pip install 'outrider[telemetry]'` brings the l
 
 Names after the prefix are vLLM's where vLLM has the metric. Counting costs a few additions to plain numbers; the form
 that Prometheus reads is made when it asks. Where nothing was drafted, shares are no data rather than 0: Grafana draws
-nothing for zero by zero, and it fires no alert. Besides these, each process gives `process_*` and `python_*`, the metrics
-of the Prometheus client.
+nothing for zero by zero, and it fires no alert. Besides these, each process gives `process_*` and `python_*`, the
+metrics of the Prometheus client.
 
-`k8s/outrider/files/dashboard.json` is a dashboard for Grafana and `k8s/outrider/files/alerts.yaml` are alert rules; what
-to do when one fires is in [operations](operations.md). `$__rate_interval` in the expressions below is Grafana's; write
+`k8s/outrider/files/dashboard.json` is a dashboard for Grafana and `k8s/outrider/files/alerts.yaml` are alert rules;
+what to do when one fires is in [operations](operations.md). `$__rate_interval` in the expressions below is Grafana's; write
 `5m` or the like elsewhere.
 """
 
