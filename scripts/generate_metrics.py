@@ -25,8 +25,8 @@ nothing for zero by zero, and it fires no alert. Besides these, each process giv
 metrics of the Prometheus client.
 
 `k8s/outrider/files/dashboard.json` is a dashboard for Grafana and `k8s/outrider/files/alerts.yaml` are alert rules;
-what to do when one fires is in [operations](operations.md). `$__rate_interval` in the expressions below is Grafana's; write
-`5m` or the like elsewhere.
+what to do when one fires is in [operations](operations.md). `$__rate_interval` in the expressions below is Grafana's;
+write `5m` or the like elsewhere.
 """
 
 
