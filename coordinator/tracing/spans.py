@@ -168,6 +168,7 @@ def _exchange_spans(writer: _Writer, exchange: Exchange, step_id: str, step_ende
     name, timing, answered = _stage_name(exchange), exchange.timing, exchange.answered_ns
     attributes: Attributes = {
         names.DRAFT_LENGTH: exchange.draft_length,
+        names.GENERATION: exchange.generation,
         names.IS_PREFILL: exchange.is_prefill,
         names.OUTCOME: exchange.outcome,
     }

@@ -15,6 +15,7 @@ from outrider.cli.generate import generate
 from outrider.cli.info import info
 from outrider.cli.options import progress
 from outrider.cli.serve import serve
+from outrider.cli.trace.command import trace
 
 app = typer.Typer(
     name="outrider",
@@ -23,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, demo, info, config):
+for command in (serve, generate, demo, trace, info, config):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

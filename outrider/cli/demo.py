@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from outrider.cli.options import Verbose, errors_as_lines, output, progress
-from outrider.cli.stack.plan import StackPlan, plan_stack
+from outrider.cli.stack.plan import Place, StackPlan, plan_stack
 from outrider.cli.stack.preflight import check_model_folder, free_port
 from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
@@ -49,26 +49,30 @@ def demo(
     """Start three services on the embedded pair, stream code, prove that greedy output is exact, measure the gain."""
     course = Course(num_speculative_tokens, max_tokens, runs)
     with errors_as_lines():
-        plan = _plan(target, draft, device, acceptance_method, num_speculative_tokens)
+        more = {
+            ("target", "device"): device,
+            ("draft", "device"): device,
+            ("coordinator", "acceptance_method"): acceptance_method,
+            ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
+        }
+        plan = plan_demo(more, target=target, draft=draft)
         is_exact = asyncio.run(run_with_client(plan, lambda client: _show(client, course), verbose=verbose))
     if not is_exact:
         raise typer.Exit(1)
 
 
-def _plan(target: Path, draft: Path, device: str, acceptance_method: str, draft_length: int) -> StackPlan:
+def plan_demo(more: Mapping[Place, object], *, target: Path = TARGET, draft: Path = DRAFT) -> StackPlan:
+    """The three services on a pair, with these settings beside what a demonstration always has."""
     check_model_folder(target, "target", needs_tokenizer=True)
     check_model_folder(draft, "draft", needs_tokenizer=False)
     settings = {
         ("target", "model"): str(target),
         ("draft", "model"): str(draft),
-        ("target", "device"): device,
-        ("draft", "device"): device,
         # A pair this small gains nothing from a second thread, and loses much where other processes want the cores.
         ("target", "num_threads"): 1,
         ("draft", "num_threads"): 1,
-        ("coordinator", "acceptance_method"): acceptance_method,
-        ("coordinator", "num_speculative_tokens"): draft_length,
         ("coordinator", "port"): free_port(),
+        **more,
     }
     # A demonstration is the same everywhere: neither variables nor a file have a say.
     return plan_stack(load_all(settings, environ={}).settings, explicit=settings, free_port=free_port)

@@ -38,7 +38,7 @@ def test_version() -> None:
     assert runner.invoke(app, ["--version"]).output == f"outrider {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "generate", "demo", "info", "config"])
+@pytest.mark.parametrize("command", ["serve", "generate", "demo", "trace", "info", "config"])
 def test_every_command_has_help(command: str) -> None:
     outcome = runner.invoke(app, [command, "--help"])
     assert outcome.exit_code == 0

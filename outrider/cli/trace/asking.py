@@ -1,0 +1,136 @@
+"""A request of our own, and the spans that three processes make of it.
+
+Owns the waiting: exporters hold spans back for some seconds, and each process sends its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.cli.demo import plan_demo
+from outrider.cli.options import progress
+from outrider.cli.stack.running import run_with_client
+from outrider.cli.trace.reading import Followed, read_spans
+from outrider.cli.trace.tree import what_is_missing
+from outrider.client import AsyncClient, Client
+from outrider.client.requests import GenerateOptions
+from outrider.errors import ConfigError, UnavailableError
+from outrider.telemetry.tracing import TraceContext
+from outrider.telemetry.tracing.context import new_span_id, new_trace_id
+from outrider.telemetry.tracing.span import Span
+
+Collected = tuple[str, Sequence[Span]]
+"""The request's trace, and spans among which its own are."""
+
+_POLL_S = 0.1
+_WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that is made to be looked at."""
+
+    prompt: str
+    max_tokens: int
+    temperature: float
+    seed: int
+
+    def options(self, context: TraceContext) -> GenerateOptions:
+        """For the SDK."""
+        return GenerateOptions(
+            prompt=self.prompt,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+            trace_parent=context.trace_parent,
+        )
+
+
+def trace_demo(asked: Asked, *, verbose: int) -> Collected:
+    """Start the embedded pair, make the request to it when it is warm, stop it: then all spans are written."""
+    context = _new_context(is_sampled=True)
+
+    async def ask(client: AsyncClient) -> None:
+        warm_up = Asked(asked.prompt, _WARM_UP_TOKENS, asked.temperature, asked.seed)
+        await client.generate(**warm_up.options(_new_context(is_sampled=False)))
+        await client.generate(**asked.options(context))
+
+    with tempfile.TemporaryDirectory() as folder:
+        services = ("target", "draft", "coordinator")
+        files = {service: Path(folder) / f"{service}.jsonl" for service in services}
+        plan = plan_demo({(service, "trace_file"): str(file) for service, file in files.items()})
+        asyncio.run(run_with_client(plan, ask, verbose=verbose))
+        return context.trace_id, read_spans(list(files.values()))
+
+
+async def trace_files(
+    open_client: Callable[[], Client], asked: Asked, files: Sequence[Path], *, wait_s: float
+) -> Collected:
+    """Make the request; its spans are those that services then add to these files."""
+    followed = Followed(files)
+    return await _ask_and_collect(open_client, asked, followed.added, wait_s)
+
+
+async def trace_received(open_client: Callable[[], Client], asked: Asked, *, listen: str, wait_s: float) -> Collected:
+    """Make the request; its spans are those that services then send here."""
+    try:
+        from outrider.transport.otlp import serve_otlp
+    except ModuleNotFoundError as error:
+        raise ConfigError("listen", "needs OpenTelemetry: pip install 'outrider[telemetry]'") from error
+    received: list[Span] = []
+    host, port = _host_and_port(listen)
+    server = await serve_otlp(received.extend, host=host, port=port)
+    try:
+        return await _ask_and_collect(open_client, asked, lambda: _take(received), wait_s)
+    finally:
+        await server.stop()
+
+
+async def _ask_and_collect(
+    open_client: Callable[[], Client], asked: Asked, take: Callable[[], Sequence[Span]], wait_s: float
+) -> Collected:
+    context = _new_context(is_sampled=True)
+
+    def ask() -> None:
+        with open_client() as client:
+            client.generate(**asked.options(context))
+
+    await asyncio.to_thread(ask)
+    spans: list[Span] = []
+    deadline = time.monotonic() + wait_s
+    with progress.status("waiting for the services' spans"):
+        while True:
+            spans += take()
+            missing = what_is_missing(spans, context.trace_id)
+            if not missing or time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(_POLL_S)
+    if "coordinator" in missing:
+        raise UnavailableError(
+            f"the coordinator's spans of trace {context.trace_id} did not come within {wait_s:g} s: "
+            "are they sent here, and does its sampler follow its callers?"
+        )
+    return context.trace_id, spans
+
+
+def _new_context(*, is_sampled: bool) -> TraceContext:
+    """A caller's span of ours, which nobody exports."""
+    return TraceContext(new_trace_id(), new_span_id(), is_sampled)
+
+
+def _take(received: list[Span]) -> list[Span]:
+    taken = received.copy()
+    received.clear()
+    return taken
+
+
+def _host_and_port(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError("listen", f"should be HOST:PORT, not {listen!r}")
+    return host, int(port)

@@ -1,0 +1,156 @@
+"""``outrider trace``: the command itself; where spans come from, and where drawings go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from outrider.cli.options import (
+    DEFAULT_ADDRESS,
+    Address,
+    AllowPlaintextToken,
+    TlsCaFile,
+    TlsCertFile,
+    TlsKeyFile,
+    TlsServerName,
+    TokenFilePath,
+    UseTls,
+    Verbose,
+    connect,
+    errors_as_lines,
+    output,
+    progress,
+)
+from outrider.cli.trace.asking import Asked, Collected, trace_demo, trace_files, trace_received
+from outrider.cli.trace.page import render_page
+from outrider.cli.trace.reading import read_spans
+from outrider.cli.trace.stages import milliseconds
+from outrider.cli.trace.tree import build_tree, choose_trace, requests_of, what_is_missing
+from outrider.cli.trace.waterfall import show_waterfall
+from outrider.demo.prompts import PROMPTS
+from outrider.errors import ConfigError
+from outrider.telemetry.tracing import names
+from outrider.telemetry.tracing.span import Span
+
+DEFAULT_LISTEN = "127.0.0.1:4317"
+"""Where OpenTelemetry's exporters send unless told otherwise."""
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        help="Spans that were saved: trace_file of each service, or a collector's file.", show_default=False
+    ),
+]
+
+
+def trace(
+    files: Files = None,
+    *,
+    demo: Annotated[bool, typer.Option("--demo", help="Start the embedded pair and trace a request of it.")] = False,
+    prompt: Annotated[str | None, typer.Option(help="Make a request with this text and trace it.")] = None,
+    address: Address = DEFAULT_ADDRESS,
+    tls: UseTls = False,
+    tls_ca_file: TlsCaFile = None,
+    tls_cert_file: TlsCertFile = None,
+    tls_key_file: TlsKeyFile = None,
+    tls_server_name: TlsServerName = None,
+    token_file: TokenFilePath = None,
+    allow_plaintext_token: AllowPlaintextToken = False,
+    listen: Annotated[
+        str, typer.Option(help="With --prompt and no files: where the services send their spans (OTLP over gRPC).")
+    ] = DEFAULT_LISTEN,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds for the spans of --prompt to come.")] = 20.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of a request that is made.")] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of a request that is made.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="Of a request that is made.")] = 1,
+    trace_id: Annotated[
+        str | None, typer.Option(help="Which trace of the files, or its beginning. Default: the last request's.")
+    ] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="Name the requests in the files, and draw none.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the waterfall as one HTML file, for a browser.")] = None,
+    max_steps: Annotated[int, typer.Option(min=0, help="Steps that are drawn on the terminal.")] = 40,
+    verbose: Verbose = 0,
+) -> None:
+    """Draw one request as a waterfall: where its time went, step by step, over all three services.
+
+    Of spans in files, of a request made now to running services (--prompt), or of the embedded pair (--demo).
+    """
+    paths = files or []
+    with errors_as_lines():
+        _check_ways(paths, demo=demo, prompt=prompt, is_reading_flag_set=list_all or trace_id is not None)
+        if list_all:
+            output.print(_list(read_spans(paths)))
+            return
+        asked = Asked(prompt or PROMPTS[1], max_tokens, temperature, seed)
+        open_client = partial(
+            connect,
+            address,
+            tls=tls,
+            tls_ca_file=tls_ca_file,
+            tls_cert_file=tls_cert_file,
+            tls_key_file=tls_key_file,
+            tls_server_name=tls_server_name,
+            token_file=token_file,
+            allow_plaintext_token=allow_plaintext_token,
+        )
+        if demo:
+            found = trace_demo(asked, verbose=verbose)
+        elif prompt is None:
+            found = _read(paths, trace_id)
+        elif paths:
+            found = asyncio.run(trace_files(open_client, asked, paths, wait_s=wait))
+        else:
+            found = asyncio.run(trace_received(open_client, asked, listen=listen, wait_s=wait))
+        _draw(*found, html, max_steps)
+
+
+def _check_ways(files: Sequence[Path], *, demo: bool, prompt: str | None, is_reading_flag_set: bool) -> None:
+    if not (files or demo or prompt is not None):
+        raise ConfigError("", "nothing to trace: name files of spans, or give --prompt or --demo")
+    if demo and files:
+        raise ConfigError("demo", "traces a request of its own and reads no files")
+    if is_reading_flag_set and (demo or prompt is not None):
+        raise ConfigError("", "--list and --trace-id are of spans in files, not of a request that is made now")
+
+
+def _read(files: Sequence[Path], trace_id: str | None) -> Collected:
+    spans = read_spans(files)
+    return choose_trace(spans, trace_id), spans
+
+
+def _draw(trace_id: str, spans: Sequence[Span], html: Path | None, max_steps: int) -> None:
+    root = build_tree(spans, trace_id)
+    show_waterfall(output, root, max_steps=max_steps)
+    missing = what_is_missing(spans, trace_id)
+    if missing:
+        told = " and ".join(f"the {service}'s" for service in missing)
+        progress.print(f"some of {told} spans are not there: are they sent to the same place?", style="yellow")
+    if html is not None:
+        try:
+            html.write_text(render_page(root), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError("html", f"{html} cannot be written: {error.strerror or error}") from error
+        progress.print(f"wrote {html}", markup=False)
+
+
+def _list(spans: Sequence[Span]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in ("trace", "request", "model", "tokens", "took", "error"):
+        table.add_column(head, justify="right" if head in {"tokens", "took"} else "left", no_wrap=True)
+    for span in requests_of(spans):
+        attributes = span.attributes
+        table.add_row(
+            span.trace_id,
+            str(attributes.get(names.REQUEST_ID, "")),
+            str(attributes.get(names.REQUEST_MODEL, "")),
+            str(attributes.get(names.USAGE_OUTPUT_TOKENS, "")),
+            milliseconds(span.duration_ns),
+            str(attributes.get(names.ERROR_TYPE, "")),
+        )
+    return table
