@@ -1,6 +1,7 @@
 """Tables from committed results: `python -m benchmarks.report`, and with `--check` whether they are fresh.
 
-Owns `benchmarks/results/README.md`, which it writes whole, and in the project's README the lines between the two marks.
+Owns `benchmarks/results/README.md`, which it writes whole, and in the project's README the lines between the two marks:
+there only what a user feels, the rest stays beside the results.
 Every figure is computed from the samples of a result file; nothing is typed in by hand.
 """
 
@@ -36,9 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def render(results: Sequence[Result]) -> str:
-    """All tables as Markdown."""
-    parts = [table for kind, build in _TABLES.items() if (table := build([r for r in results if r.kind == kind]))]
+def render(results: Sequence[Result], kinds: Iterable[str] | None = None) -> str:
+    """The tables as Markdown: of these kinds of result, or of all."""
+    wanted = list(_TABLES) if kinds is None else list(kinds)
+    parts = [table for kind in wanted if (table := _TABLES[kind]([r for r in results if r.kind == kind]))]
     return "\n".join(parts) if parts else _NOTHING
 
 
@@ -60,12 +62,12 @@ def _check(root: Path) -> int:
 
 def _contents(root: Path) -> Iterable[tuple[Path, str]]:
     """(file, what it should hold)."""
-    tables = render([load(path) for path in sorted((root / RESULTS).glob("*.json"))])
-    yield root / RESULTS / "README.md", _HEAD + tables
+    results = [load(path) for path in sorted((root / RESULTS).glob("*.json"))]
+    yield root / RESULTS / "README.md", _HEAD + render(results)
     readme = root / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.exists() else ""
     if BEGIN in text:
-        yield readme, _between_marks(text, tables)
+        yield readme, _between_marks(text, render(results, _IN_README))
 
 
 def _between_marks(text: str, tables: str) -> str:
@@ -212,6 +214,8 @@ _TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "peers": _peers_table,
     "interference": _interference_table,
 }
+
+_IN_README = ("serve", "interference")
 
 
 def _table(title: str, heads: Row, rows: Sequence[Row], notes: Sequence[str]) -> str:

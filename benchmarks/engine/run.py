@@ -21,7 +21,9 @@ from benchmarks.engine.measuring import (
 from benchmarks.environment import describe_environment, now
 from benchmarks.samples import median, ratio
 from benchmarks.schema import Result, Series
+from outrider.config import TargetSettings
 from outrider.engine.opening import LoadFormat
+from outrider.engine.parallel.opening import open_runner
 from outrider.engine.runner import ModelRunner
 
 FORWARD, ON_DEVICE, DRAFT_LOOP = "forward", "forward_on_device", "draft_loop"
@@ -87,12 +89,13 @@ def _in_ms(name: str, seconds: list[float], case: Case, floor: float) -> Series:
 
 
 def floor_seconds(runner: ModelRunner, device: Device, name: str, case: Case) -> float:
-    """The floor of a case: of a draft loop, the sum over its forwards."""
+    """The floor of a case; of a draft loop, the sum over its forwards. Ranks that share a model do a part each."""
     if name == FORWARD:
-        return device.floor_seconds(_work(runner, case.batch_size, case.num_tokens, case.context))
-    return sum(
-        device.floor_seconds(_work(runner, case.batch_size, 1, case.context + step)) for step in range(case.num_tokens)
-    )
+        alone = device.floor_seconds(_work(runner, case.batch_size, case.num_tokens, case.context))
+    else:
+        works = (_work(runner, case.batch_size, 1, case.context + step) for step in range(case.num_tokens))
+        alone = sum(map(device.floor_seconds, works))
+    return alone / runner.tensor_parallel_size
 
 
 def _work(runner: ModelRunner, batch_size: int, num_tokens: int, context: int) -> Work:
@@ -138,6 +141,7 @@ def to_result(series: tuple[Series, ...], runner: ModelRunner, *, name: str, con
         "vocab_size": runner.config.vocab_size,
         "dtype": str(runner.dtype).removeprefix("torch."),
         "num_threads": torch.get_num_threads(),
+        "tensor_parallel_size": runner.tensor_parallel_size,
     }
     return Result(
         kind="engine",
@@ -158,13 +162,19 @@ def load(
     page_size: int,
     load_format: LoadFormat = "safetensors",
     num_threads: int | None = None,
+    tensor_parallel_size: int = 1,
 ) -> ModelRunner:
-    """The model with just the pages that the plan needs, warmed up as a service's is."""
+    """The model with just the pages that the plan needs, warmed up as a service's is; to be closed."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     num_pages = -(-plan.pages_for // page_size) + max(2, *plan.batch_sizes)
-    runner = ModelRunner.load(
-        folder, device=device, dtype=dtype, page_size=page_size, num_pages=num_pages, load_format=load_format
-    )
+    if tensor_parallel_size == 1:
+        runner = ModelRunner.load(
+            folder, device=device, dtype=dtype, page_size=page_size, num_pages=num_pages, load_format=load_format
+        )
+    else:
+        settings = {"device": device, "dtype": dtype, "page_size": page_size, "num_pages": num_pages}
+        sharing = {"load_format": load_format, "num_threads": num_threads, "tensor_parallel_size": tensor_parallel_size}
+        runner = open_runner(TargetSettings.model_validate({"model": str(folder), **settings, **sharing}))
     runner.warm_up()
     return runner

@@ -15,7 +15,7 @@ from outrider.types import NOISE_MARK, SYNTHETIC_MARK, ModelDescription
 
 if TYPE_CHECKING:
     from outrider.engine.opening import LoadFormat
-from outrider.engine.runner import ModelRunner
+    from outrider.engine.runner import ModelRunner
 
 
 def describe_model(

@@ -86,6 +86,11 @@ class Execution:
         else:
             raise ValueError(f"there is no step {step.operation} on {self.decoder.device}")
 
+    def take_device(self) -> None:
+        """Make this thread's launches go to the device; a GPU is chosen thread by thread."""
+        if self._on_gpu is not None:
+            torch.cuda.set_device(self.decoder.device)
+
     def wait(self) -> None:
         """Return when the device has done all it was given."""
         if self._on_gpu is not None:

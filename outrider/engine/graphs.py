@@ -126,7 +126,9 @@ class GpuForward:
                 self._decoder.hidden_states(batch, self._kv_cache)
         torch.cuda.synchronize(self._decoder.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):  # type: ignore[arg-type]
+        # Threads that watch over the other ranks may ask a device something meanwhile.
+        mode = "global" if self._decoder.shard.size == 1 else "thread_local"
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):  # type: ignore[arg-type]
             hidden = self._decoder.hidden_states(batch, self._kv_cache)
         return _Captured(graph, hidden)
 

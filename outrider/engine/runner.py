@@ -115,6 +115,7 @@ class ModelRunner:
             return torch.empty(0, self.config.vocab_size, device=self.device)
         check_rows(self.sequences, rows)
         self._check_tokens(rows)
+        self._execution.take_device()
         with self._restoring_lengths(rows), torch.inference_mode():
             logits = self._compute(plan_forward(self.sequences, rows))
         self.num_forwards += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +41,7 @@ def engine(
     device: Device = "cpu",
     dtype: Dtype = "auto",
     load_format: LoadFormat = "safetensors",
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share the model.")] = 1,
     save_as: Save = None,
 ) -> None:
     """Measure one model alone: forwards and draft loops beside the floor of memory and arithmetic."""
@@ -61,8 +63,9 @@ def engine(
             page_size=page_size,
             load_format=load_format,
             num_threads=num_threads,
+            tensor_parallel_size=tensor_parallel_size,
         )
-        with bar("cases", len(plan.forwards) + len(plan.draft_loops)) as advance:
+        with contextlib.closing(runner), bar("cases", len(plan.forwards) + len(plan.draft_loops)) as advance:
             series = bench.run_plan(runner, plan, on_done=advance)
         for item in series[:2]:
             output.print(f"{item.name.replace('_', ' ')}: {item.samples[0]:.1f} {item.unit}", markup=False)

@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 _HERE = "127.0.0.1"
 _MEETING_KEY = "outrider/meeting"
 _MEET_WITHIN_S = 300.0
+_NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+"""Multicast between GPUs gains nothing for sums this small, and not every host bears it."""
 _END_WITHIN_S = 10.0
 _LAST_MOMENTS_S = 2.0
 """How long a service whose rank is lost may take to say so to its users before its process ends regardless."""
@@ -227,6 +229,8 @@ def form_group(store: Store, place: Place, device: torch.device) -> None:
         raise UnavailableError("this process shares a model with others already: one group a process")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        for name, off in _NO_MULTICAST.items():
+            os.environ.setdefault(name, off)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore("torch", store),
