@@ -75,7 +75,7 @@ class Driver:
                 told.append(ticket)
                 if ticket.trace.notes is not None:
                     ticket.trace.notes.answered(event, timing, is_draft=False)
-                self._advance(ticket, partial(ticket.loop.on_target_event, event), timing)
+                self._advance(ticket, partial(ticket.hear_target, event), timing)
                 if isinstance(event, Scores):
                     self._note_room(ticket)
         self._hand_out(told)
@@ -89,7 +89,7 @@ class Driver:
                 told.append(ticket)
                 if ticket.trace.notes is not None:
                     ticket.trace.notes.answered(event, timing, is_draft=True)
-                self._advance(ticket, partial(ticket.loop.on_draft_event, event), timing)
+                self._advance(ticket, partial(ticket.hear_draft, event), timing)
         self._hand_out(told)
 
     def target_attached(self, replica: TargetReplica) -> None:
@@ -107,7 +107,7 @@ class Driver:
         orphans = [ticket for ticket in self._roster.running() if ticket.target is replica]
         for ticket in orphans:
             self._placement.leave_target(ticket)
-            self._deliver(ticket, ticket.loop.target_lost)
+            self._deliver(ticket, ticket.lose_target)
         self._find_targets(orphans)
         for ticket in orphans:
             if ticket.target is None and not ticket.is_over:
@@ -126,7 +126,7 @@ class Driver:
         orphans = [ticket for ticket in self._roster.running() if ticket.draft is replica]
         for ticket in orphans:
             self._placement.leave_draft(ticket)
-            self._deliver(ticket, ticket.loop.draft_lost)
+            self._deliver(ticket, ticket.lose_draft)
         self._find_drafts(orphans)
 
     # Where sessions live.

@@ -115,6 +115,10 @@ class SessionLoop:
         """Items sent from now on carry this; empty: they are not traced."""
         self._messages.trace_parent = trace_parent
 
+    def name_trace(self, trace_id: str) -> None:
+        """The services' logs shall name this trace, whether or not items are traced."""
+        self._messages.trace_id = trace_id
+
     def cancel(self) -> None:
         """The caller went away or asked to end it."""
         if self.waiting is not Waiting.NOTHING:

@@ -16,6 +16,8 @@ class Messages:
         self.session = -1
         self.trace_parent = ""
         """Of items to come; empty when they are not traced."""
+        self.trace_id = ""
+        """Of the request, for the services' logs; empty when it is part of no trace."""
         self._plan = plan
         self._tokens = tokens
         self._generation = 0
@@ -83,6 +85,8 @@ class Messages:
             num_prompt_logprobs=num_prompt_logprobs,
             logprobs_mode=plan.logprobs_mode,
             dense=plan.dense,
+            request_id=plan.request_id,
+            trace_id=self.trace_id,
         )
 
     def _next_generation(self) -> int:

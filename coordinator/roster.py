@@ -6,7 +6,6 @@ Owns the numbers, the load that the draft length policy sees, and the counts. Se
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from coordinator.tally import Tally
 from coordinator.ticket import Ticket
 from outrider.errors import CapacityError
 from outrider.types import FinishReason
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -125,10 +122,8 @@ class Roster:
         return whole
 
     def _count(self, ticket: Ticket, ending: Finish | Fail) -> None:
-        endings, tally = self.endings, ticket.loop.tally
-        endings.tally.add(tally)
-        if tally.num_bad_evidence:
-            _log.warning("%d proposals of the request could not be judged", tally.num_bad_evidence)
+        endings = self.endings
+        endings.tally.add(ticket.loop.tally)
         if isinstance(ending, Fail):
             endings.num_failed += 1
             endings.by_error[type(ending.error).__name__] += 1

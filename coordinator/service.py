@@ -18,6 +18,7 @@ from coordinator.meter import Meter
 from coordinator.planning import Planner
 from coordinator.readings import coordinator_readings
 from coordinator.replicas import Fixed, Source
+from coordinator.reporting import log_refusal
 from coordinator.roster import Roster
 from coordinator.speculation import DraftLengthPolicy
 from coordinator.stats import CoordinatorStats
@@ -117,6 +118,7 @@ class Coordinator:
         except BaseException as error:
             trace.refused(request, error)
             self._count_refusal(error)
+            log_refusal(request.request_id, trace.trace_id, error)
             raise
         if deadline_s is not None:
             self._driver.expire_after(ticket, deadline_s)

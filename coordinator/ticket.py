@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from coordinator.actions import Emit, Fail, Finish
 from coordinator.loop import SessionLoop, Waiting
 from coordinator.meter import Meter
+from coordinator.reporting import log_ending, log_trouble
 from coordinator.services import DraftReplica, TargetReplica
 from coordinator.timekeeping import Stopwatch
 from coordinator.tracing import RequestTrace
@@ -19,7 +20,7 @@ from coordinator.tracing.requests import NOT_TRACED
 from coordinator.tracing.watching import WatchedStep
 from outrider.errors import IntegrityError, OutriderError
 from outrider.generation import Delta, GenerationResult, Usage
-from outrider.ports import DraftCommand, ItemTiming, TargetCommand
+from outrider.ports import DraftCommand, DraftEvent, ItemTiming, Proposal, Scores, TargetCommand, TargetEvent
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class Ticket:
         self.loop = loop
         self.trace = trace
         loop.trace_items(trace.trace_parent)
+        loop.name_trace(trace.trace_id)
         self.session = -1
         """Its number on the links while it runs."""
         self.target: TargetReplica | None = None
@@ -70,6 +72,28 @@ class Ticket:
         self.stopwatch.note_admitted()
         if self.trace.notes is not None:
             self.trace.notes.admitted()
+
+    def hear_target(self, event: TargetEvent) -> None:
+        """Hand the state machine what the target says."""
+        if not isinstance(event, Scores):
+            log_trouble("target", event)
+        self.loop.on_target_event(event)
+
+    def hear_draft(self, event: DraftEvent) -> None:
+        """Hand the state machine what the draft says."""
+        if not isinstance(event, Proposal):
+            log_trouble("draft", event)
+        self.loop.on_draft_event(event)
+
+    def lose_target(self) -> None:
+        """The target's link is gone."""
+        _log.info("the session's target is gone: it goes on, rebuilt, when there is one for it")
+        self.loop.target_lost()
+
+    def lose_draft(self) -> None:
+        """The draft's link is gone."""
+        _log.info("the session's draft is gone: it goes on without until there is one for it")
+        self.loop.draft_lost()
 
     def deliver(self, event: Callable[[], None], timing: ItemTiming | None = None) -> None:
         """Hand an event to the state machine, and note where the time went."""
@@ -117,8 +141,8 @@ class Ticket:
         self._cancel_timers()
         self.stopwatch.note_end(self.loop.tokens.num_output)
         self.trace.ended(self.loop, ending)
+        log_ending(self.loop, ending, self.stopwatch.summary())
         if isinstance(ending, Fail):
-            _log.info("the request failed: %s", ending.error, extra={"fields": {"error": type(ending.error).__name__}})
             self.flush()
             self._deltas.put_nowait(ending.error)
             return

@@ -52,6 +52,9 @@ class Open:
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
     dense: bool = False
     """Whole rows in place of a sparse support, for rejection and typical."""
+    request_id: str = ""
+    trace_id: str = ""
+    """This and the one above are for the service's log alone."""
 
 
 @dataclass(frozen=True, slots=True)

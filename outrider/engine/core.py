@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from outrider.engine.activity import Activity
 from outrider.engine.ledger import Ledger, Session, SessionKey, Text
 from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, Job, share_tokens
+from outrider.engine.trouble import log_trouble
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, ForwardReport, ItemTiming, Open, Refused, Release, SessionFailed, SessionLost
 from outrider.recording import ItemRecord, PassRecord, Recorder
@@ -223,7 +224,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self.activity.note_opened(event, is_ending=self.ledger.is_closed)
         self._cancel_stale((link_id, command.session))
         if event is not None:
-            self._answer(link_id, event)
+            self._answer(link_id, event, command)
 
     def _release(self, link_id: int, command: Release) -> None:
         if self.ledger.release(link_id, command):
@@ -244,7 +245,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         else:
             answer = answer or self.ledger.rewind(session, item.base_length, item.prefix_hash)
         if answer is not None:
-            self._answer(link_id, answer)
+            self._answer(link_id, answer, session.open)
             return
         job = self._stage.begin(session, item)
         record = None
@@ -280,8 +281,9 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         if self.recorder is not None:
             self.recorder.ended(record)
 
-    def _answer(self, link_id: int, event: EventT | CommonEvent) -> None:
+    def _answer(self, link_id: int, event: EventT | CommonEvent, opening: Open | None = None) -> None:
         self.activity.note_answer(event)
+        log_trouble(event, opening)
         self._ready.setdefault(link_id, []).append(event)
 
     def _choose(self) -> list[tuple[_Pending[TextT, JobT], int]]:
@@ -302,6 +304,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             elif isinstance(result, OutriderError):
                 failure = self.ledger.fail(*key, pending.generation, result)
                 self.activity.note_answer(failure)
+                log_trouble(failure, pending.session.open)
                 answers.append((pending, failure))
             else:
                 answers.append((pending, result))

@@ -15,6 +15,7 @@ import grpc.aio
 from outrider.errors import ProtocolError
 from outrider.generation import Delta, GenerationRequest, ModelInfo
 from outrider.ports import Draft, Target
+from outrider.telemetry.logs import about_request
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES
 from outrider.transport.convert.commands import draft_commands_from_proto, target_commands_from_proto
 from outrider.transport.convert.describing import description_to_proto
@@ -26,7 +27,7 @@ from outrider.transport.convert.generation import (
     result_to_proto,
 )
 from outrider.transport.pumping import LinkPump, reads_shared_memory, with_planes
-from outrider.transport.trace_metadata import with_trace
+from outrider.transport.trace_metadata import log_fields, with_trace
 from outrider.v1 import generation_pb2, link_pb2, tensor_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServiceServicer
 from outrider.v1.link_pb2_grpc import DraftServiceServicer, TargetServiceServicer
@@ -143,4 +144,5 @@ class GenerationServicer(GenerationServiceServicer):
         """The generation; closed, and so cancelled, when the call ends for whatever reason."""
         deadline = context.time_remaining()
         asked = with_trace(request_from_proto(request), context.invocation_metadata())
+        about_request.set(log_fields(asked))  # of this call: every call has a context of its own
         return contextlib.aclosing(self._generator.generate_stream(asked, deadline_s=deadline))

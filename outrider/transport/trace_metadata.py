@@ -1,4 +1,7 @@
-"""A request's place in its caller's trace, as gRPC metadata: ``traceparent`` and ``tracestate`` of W3C."""
+"""A request's place in its caller's trace, as gRPC metadata: ``traceparent`` and ``tracestate`` of W3C.
+
+Owns too what names an arriving request in the log.
+"""
 
 from __future__ import annotations
 
@@ -27,3 +30,10 @@ def with_trace(request: GenerationRequest, metadata: Iterable[tuple[str, str | b
     if not isinstance(state, str) or len(state) > _MAX_STATE_CHARACTERS:
         state = ""
     return replace(request, trace_parent=parent, trace_state=state)
+
+
+def log_fields(request: GenerationRequest) -> dict[str, str]:
+    """What lines of the log about a request that has just arrived name it by: what its caller chose, if anything."""
+    trace = TraceContext.parse(request.trace_parent)
+    named = {"request_id": request.request_id, "trace_id": trace.trace_id if trace is not None else ""}
+    return {key: value for key, value in named.items() if value}

@@ -61,7 +61,7 @@ class ModelDescription(_message.Message):
     def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., bos_token_id: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session", "generation", "sampling", "seed", "acceptance_method", "prompt_length", "max_length", "eos_token_ids", "num_token_ids", "num_logprobs", "num_prompt_logprobs", "logprobs_mode", "dense", "banned_token_ids")
+    __slots__ = ("session", "generation", "sampling", "seed", "acceptance_method", "prompt_length", "max_length", "eos_token_ids", "num_token_ids", "num_logprobs", "num_prompt_logprobs", "logprobs_mode", "dense", "banned_token_ids", "request_id", "trace_id")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,8 @@ class Open(_message.Message):
     LOGPROBS_MODE_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
     BANNED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
     sampling: _sampling_pb2.SamplingParams
@@ -90,7 +92,9 @@ class Open(_message.Message):
     logprobs_mode: _sampling_pb2.LogprobsMode
     dense: bool
     banned_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., prompt_length: _Optional[int] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_token_ids: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[_sampling_pb2.LogprobsMode, str]] = ..., dense: _Optional[bool] = ..., banned_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    request_id: str
+    trace_id: str
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., prompt_length: _Optional[int] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_token_ids: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[_sampling_pb2.LogprobsMode, str]] = ..., dense: _Optional[bool] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("session", "generation")

@@ -127,6 +127,8 @@ opens = st.builds(
     num_prompt_logprobs=st.none() | u32,
     logprobs_mode=st.sampled_from(LogprobsMode),
     dense=st.booleans(),
+    request_id=st.text(max_size=8),
+    trace_id=st.text(max_size=8),
 )
 releases = st.builds(ports.Release, u64, u64)
 extends = st.builds(

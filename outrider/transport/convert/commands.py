@@ -38,6 +38,8 @@ def open_to_proto(command: ports.Open) -> pb.Open:
         logprobs_mode=mode_to_proto(command.logprobs_mode),
         dense=command.dense,
         banned_token_ids=command.banned_token_ids,
+        request_id=command.request_id,
+        trace_id=command.trace_id,
     )
 
 
@@ -61,6 +63,8 @@ def open_from_proto(message: pb.Open) -> ports.Open:
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         logprobs_mode=mode_from_proto(message.logprobs_mode),
         dense=message.dense,
+        request_id=message.request_id,
+        trace_id=message.trace_id,
     )
 
 

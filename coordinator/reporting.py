@@ -1,0 +1,53 @@
+"""What the log says of one request: how it ended, and what went wrong on the way.
+
+Owns the lines. The driver sees to it that each bears the request's id and its trace's.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from coordinator.actions import Fail, Finish
+from coordinator.loop import SessionLoop
+from outrider.generation import Timing
+from outrider.ports import Refused, SessionFailed, SessionLost
+
+_log = logging.getLogger(__name__)
+
+
+def log_trouble(side: str, event: object) -> None:
+    """A line about an event that says that something went wrong; nothing about any other."""
+    if isinstance(event, SessionLost):
+        _log.warning("the %s lost the session: %s", side, event.reason)
+    elif isinstance(event, SessionFailed):
+        _log.warning("the session failed on the %s: %s: %s", side, event.code, event.message)
+    elif isinstance(event, Refused):
+        _log.debug("the %s has no room: %s", side, event.reason)
+
+
+def log_refusal(request_id: str, trace_id: str, error: BaseException) -> None:
+    """The request was not taken in. Errors that are not ours are told by whoever turns them into an answer."""
+    fields = {"request_id": request_id, "trace_id": trace_id, "error": type(error).__name__}
+    said = {key: value for key, value in fields.items() if value}
+    _log.debug("the request is refused: %s", error, extra={"fields": said})
+
+
+def log_ending(loop: SessionLoop, ending: Finish | Fail, timing: Timing) -> None:
+    """The request is over."""
+    tally = loop.tally
+    if tally.num_bad_evidence:
+        _log.warning("%d proposals of the request could not be judged", tally.num_bad_evidence)
+    fields: dict[str, object] = {
+        "prompt_tokens": len(loop.plan.prompt_token_ids),
+        "completion_tokens": loop.tokens.num_output,
+        "queue_ms": round(1e3 * timing.queue, 2),
+        "first_token_ms": round(1e3 * timing.first_token, 2),
+        "total_ms": round(1e3 * timing.total, 2),
+    }
+    if tally.num_judged_tokens:
+        fields["acceptance"] = round(tally.num_accepted_tokens / tally.num_judged_tokens, 3)
+    if isinstance(ending, Fail):
+        fields["error"] = type(ending.error).__name__
+        _log.info("the request failed: %s", ending.error, extra={"fields": fields})
+    else:
+        _log.info("the request ended: %s", ending.reason.value, extra={"fields": fields})

@@ -1,0 +1,30 @@
+"""What a service's log says of sessions that failed, are lost or found no room.
+
+Owns the lines and what names the request in them. Refuses to know how they are written.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from outrider.ports import Open, Refused, SessionFailed, SessionLost
+
+_log = logging.getLogger(__name__)
+
+
+def log_trouble(event: object, opening: Open | None) -> None:
+    """A line about an answer that says that something went wrong; nothing about any other.
+
+    ``opening`` is the session's, None for one that is not open here.
+    """
+    if isinstance(event, SessionFailed):
+        _log.warning("a session failed: %s: %s", event.code, event.message, extra=_about(event, opening))
+    elif isinstance(event, SessionLost):
+        _log.warning("a session is lost: %s", event.reason, extra=_about(event, opening))
+    elif isinstance(event, Refused):
+        _log.debug("a session is refused: %s", event.reason, extra=_about(event, opening))
+
+
+def _about(event: SessionFailed | SessionLost | Refused, opening: Open | None) -> dict[str, object]:
+    named = {} if opening is None else {"request_id": opening.request_id, "trace_id": opening.trace_id}
+    return {"fields": {"session": event.session, **{key: value for key, value in named.items() if value}}}
