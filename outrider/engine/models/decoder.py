@@ -135,9 +135,7 @@ class Decoder:
         return self._vocab.own
 
     def __call__(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
-        """Run the batch over ``kv_cache`` [L, S, 2, H_kv, D]; returns logits [N, V] float32 of
-        ``batch.logit_indices``.
-        """
+        """Run the batch over ``kv_cache`` [L, S, 2, H_kv, D]; returns logits [N, V] of ``batch.logit_indices``."""
         return self.logits(self.hidden_states(batch, kv_cache), batch.logit_indices)
 
     def hidden_states(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
@@ -150,8 +148,8 @@ class Decoder:
         return hidden if delta is None else hidden.add_(delta)
 
     def logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Logits [N, V] float32 of the chosen rows of ``hidden``, in memory of their own."""
+        """Logits [N, V] of the chosen rows of ``hidden``, as computed: of the weights' type, in memory of their own."""
         if not indices.numel():
-            return torch.empty(0, self.config.vocab_size, device=self.device)
+            return torch.empty(0, self.config.vocab_size, dtype=self.dtype, device=self.device)
         logits = self._ranks.join(self.head(self.norm(hidden.index_select(0, indices))))
-        return logits[:, : self.config.vocab_size].float().contiguous()
+        return logits[:, : self.config.vocab_size].contiguous()

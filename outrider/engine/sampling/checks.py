@@ -15,7 +15,7 @@ def row_errors(logits: Tensor, largest: Tensor) -> list[OutriderError | None]:  
     """For each row what is wrong with it, if anything."""
     finite = _finite_rows(logits)
     maxima = largest.tolist()
-    return [_row_error(finite=ok, largest=maximum) for ok, maximum in zip(finite, maxima, strict=True)]
+    return [row_error(finite=ok, largest=maximum) for ok, maximum in zip(finite, maxima, strict=True)]
 
 
 def _finite_rows(logits: Tensor) -> list[bool]:
@@ -27,7 +27,8 @@ def _finite_rows(logits: Tensor) -> list[bool]:
     return exact
 
 
-def _row_error(*, finite: bool, largest: float) -> OutriderError | None:
+def row_error(*, finite: bool, largest: float) -> OutriderError | None:
+    """What is wrong with a row of which this is known: whether its logits are finite, and the largest one processed."""
     if not finite:
         return NonFiniteLogitsError("the model gave NaN or infinite logits for this session")
     if largest == float("-inf"):

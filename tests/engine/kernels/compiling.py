@@ -17,6 +17,7 @@ from outrider.engine.kernels.linear.skinny import _skinny_kernel
 from outrider.engine.kernels.paged_attention.kernel import _attend_kernel
 from outrider.engine.kernels.rms_norm.kernel import _norm_kernel
 from outrider.engine.kernels.rotary_store.kernel import _turn_and_store_kernel
+from outrider.engine.kernels.scoring.kernel import _answer_kernel, _entropy_kernel, _group_kernel, _mark_kernel
 from outrider.engine.kernels.swiglu.kernel import _swiglu_kernel
 
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
@@ -30,14 +31,21 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _attend_kernel: {**ATTENTION, **TILE},
     _skinny_kernel: {**PRODUCT, "BLOCK_T": 16, "BLOCK_N": 64, "BLOCK_K": 256, "PRECISION": "tf32"},
 }
-INTEGERS = ("slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters")
+WITH = {"HAS_COUPLED": True, "HAS_MARKS": True, "FAST": True}
+CONSTANTS |= {
+    _mark_kernel: {"CLEARED": 2048, "IDS": 256},
+    _group_kernel: WITH,
+    _entropy_kernel: {"GROUPS": 128},
+    _answer_kernel: {**WITH, "GROUPS": 128, "IDS": 256},
+}
+INTEGERS = ("slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "marks", "found")
 FLOATS = ("eps", "scale")
 
 
 def type_of(name: str) -> str:
     if name.endswith("_ptr"):
         stem = name.removesuffix("_ptr")
-        return "*i32" if stem in INTEGERS else "*fp32" if stem in {"sums", "stats"} else "*bf16"
+        return "*i32" if stem in INTEGERS else "*fp32" if stem in {"sums", "stats", "groups", "unfit"} else "*bf16"
     return "fp32" if name in FLOATS else "i32"
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 CASES = Path(__file__).with_name("triton_cases.py")
+SCORING_CASES = Path(__file__).with_name("scoring_cases.py")
 COMPILING = Path(__file__).with_name("compiling.py")
 
 
@@ -30,12 +31,19 @@ def test_kernels_keep_their_contracts_in_the_interpreter() -> None:
     assert " passed" in run("pytest", str(CASES), "-p", "no:cacheprovider", TRITON_INTERPRET="1")
 
 
+@pytest.mark.timeout(400)
+def test_scoring_keeps_its_contract_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    assert " passed" in run("pytest", str(SCORING_CASES), "-p", "no:cacheprovider", TRITON_INTERPRET="1")
+
+
 def test_kernels_compile_for_real_hardware() -> None:
     """No GPU needed. Every launch that a dense and a normalised model make, for two generations of hardware."""
     pytest.importorskip("triton")
     lines = run("tests.engine.kernels.compiling").splitlines()
     compiled = {tuple(line.split()[:2]) for line in lines}
     names = {"_norm_kernel", "_swiglu_kernel", "_turn_and_store_kernel", "_attend_kernel", "_skinny_kernel"}
+    names |= {"_mark_kernel", "_group_kernel", "_entropy_kernel", "_answer_kernel"}
     assert compiled == {(name, capability) for name in names for capability in ("80", "90")}
     # Dependent launch exists from 9.0 on, and there every kernel must wait for the one before it.
     assert {line.split()[1]: line.split()[2] for line in lines} == {"80": "False", "90": "True"}
@@ -45,4 +53,4 @@ def test_kernels_compile_for_real_hardware() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.timeout(600)
 def test_kernels_keep_their_contracts_on_a_gpu() -> None:
-    assert " passed" in run("pytest", str(CASES), "-p", "no:cacheprovider")
+    assert " passed" in run("pytest", str(CASES), str(SCORING_CASES), "-p", "no:cacheprovider")
