@@ -37,23 +37,22 @@ def scoring_cases(place: Place, *, num_rows: int, num_positions: int, support_si
     logits = [3 * place.random(num_rows * num_positions, vocab_size) for _ in range(_NUM_SETS if place.is_large else 1)]
     generator = np.random.default_rng(0)
     for name, (method, sampling) in _FORMS.items():
-        requests = [
-            _request(method, sampling, seed, num_positions - 1, vocab_size, support_size, generator)
-            for seed in range(num_rows)
-        ]
+        opens = [_open(method, sampling, seed, vocab_size) for seed in range(num_rows)]
+        requests = [_request(opened, num_positions - 1, support_size, generator) for opened in opens]
         yield _case(place, name, logits, requests)
 
 
-def _request(
-    method: AcceptanceMethod, sampling: dict[str, Any], seed: int, num_drafts: int, vocab_size: int, support_size: int,
-    generator: np.random.Generator,
-) -> ScoreRequest:  # fmt: skip
-    opened = Open(
+def _open(method: AcceptanceMethod, sampling: dict[str, Any], seed: int, vocab_size: int) -> Open:
+    return Open(
         session=seed, generation=1, sampling=SamplingParams(**sampling), seed=seed, acceptance_method=method,
         prompt_length=_BASE, max_length=10 * _BASE, num_token_ids=vocab_size,
     )  # fmt: skip
+
+
+def _request(opened: Open, num_drafts: int, support_size: int, generator: np.random.Generator) -> ScoreRequest:
+    vocab_size = opened.num_token_ids
     drafts = tuple(generator.integers(0, vocab_size, num_drafts).tolist())
-    if method is not AcceptanceMethod.REJECTION or opened.sampling.temperature == 0:
+    if opened.acceptance_method is not AcceptanceMethod.REJECTION or opened.sampling.temperature == 0:
         return ScoreRequest(opened, (0,) * _BASE, _BASE, drafts)
     ids = [generator.choice(vocab_size, support_size, replace=False) for _ in range(num_drafts)]
     counts = np.full(num_drafts, support_size, dtype=np.int32)

@@ -49,7 +49,7 @@ def test_a_kernel_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(run, "layer_cases", broken)
     monkeypatch.setattr(run, "scoring_cases", lambda *_, **__: iter(()))
-    with pytest.raises(GateError, match="norm, 1 x 1: differs from the reference by 0.5"):
+    with pytest.raises(GateError, match=r"norm, 1 x 1: differs from the reference by 0\.5"):
         run_plan(PLAN, device="cpu", dtype="float32")
     assert not timed
 

@@ -50,7 +50,7 @@ def lay_out(
     *,
     places: Sequence[int] | None = None,
 ) -> Layout:
-    """Rows of the chosen requests, whose logits begin at ``starts``; ``places`` are the numbers to give them, if others."""
+    """Rows of the chosen requests, whose logits begin at ``starts``; ``places`` are other numbers to give them."""
     asks = [_ask(requests[i]) for i in chosen]
     lengths = np.array([len(ask.wishes) for ask in asks])
     stops = np.cumsum(lengths)
