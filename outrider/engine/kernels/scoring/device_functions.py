@@ -21,6 +21,8 @@ NOTHING = tl.constexpr(2**31 - 1)
 """Above every id."""
 UNWANTED = tl.constexpr(-1e30)
 """In the place of a logit that is not to be drawn; finite, so that it does not pass for one that is unfit."""
+_FLOOR = tl.constexpr(-1e29)
+"""Above ``UNWANTED``, so that it weighs nothing even beside itself: the rounding of so large a product is no weight."""
 
 _INDEX = tl.constexpr(int(Column.INDEX))
 _LIMIT = tl.constexpr(int(Column.LIMIT))
@@ -87,8 +89,8 @@ def wanted(logits, limit, group):
 
 @triton.jit
 def bounded(value):
-    """The value, or for -inf what may be subtracted from it."""
-    return tl.maximum(value, UNWANTED)
+    """The largest of some logits; where all are ``UNWANTED`` or -inf, what makes nothing of them."""
+    return tl.maximum(value, _FLOOR)
 
 
 @triton.jit
