@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.engine.floor import timed_samples
 from outrider.engine.batch import ForwardRow
+from outrider.engine.drafting import MAX_STEPS, DraftRow
 from outrider.engine.runner import ModelRunner
 from outrider.engine.sampling import LogitRow, propose
 from outrider.engine.sequences import Sequence
@@ -135,12 +136,29 @@ def draft(runner: ModelRunner, sequences: list[Sequence], last: list[int], num_t
         num_token_ids=runner.config.vocab_size,
     )
     drafted = [last]
+    if runner.drafting is not None:
+        return _draft_in_loops(runner, request, sequences, last, num_tokens)
     for _ in range(num_tokens):
         pairs = zip(sequences, drafted[-1], strict=True)
         logits = runner.forward([ForwardRow(sequence, [token], 1) for sequence, token in pairs])
         rows = [LogitRow(request, s.token_ids, s.length, s.length) for s in sequences]
         drafted.append([drawn.token_id for drawn in propose(logits, rows)])
     return drafted[1:]
+
+
+def _draft_in_loops(
+    runner: ModelRunner, request: Open, sequences: list[Sequence], last: list[int], num_tokens: int
+) -> list[list[int]]:
+    """The same where the device draws: one launch for as many tokens as that takes."""
+    rows: list[list[int]] = [[token] for token in last]
+    while (left := num_tokens + 1 - len(rows[0])) > 0:
+        asked = [
+            DraftRow(request, sequence, tokens[-1:], min(left, MAX_STEPS), sequence.length + 1)
+            for sequence, tokens in zip(sequences, rows, strict=True)
+        ]
+        for tokens, drawn in zip(rows, runner.draft(asked), strict=True):
+            tokens.extend(one.token_id for one in drawn)
+    return [[tokens[step] for tokens in rows] for step in range(1, num_tokens + 1)]
 
 
 @contextmanager

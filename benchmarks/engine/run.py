@@ -22,6 +22,7 @@ from benchmarks.environment import describe_environment, now
 from benchmarks.samples import median, ratio
 from benchmarks.schema import Result, Series
 from outrider.config import TargetSettings
+from outrider.engine.drafting import DraftingRules
 from outrider.engine.opening import LoadFormat
 from outrider.engine.parallel.opening import open_runner
 from outrider.engine.runner import ModelRunner
@@ -170,7 +171,13 @@ def load(
     num_pages = -(-plan.pages_for // page_size) + max(2, *plan.batch_sizes)
     if tensor_parallel_size == 1:
         runner = ModelRunner.load(
-            folder, device=device, dtype=dtype, page_size=page_size, num_pages=num_pages, load_format=load_format
+            folder,
+            device=device,
+            dtype=dtype,
+            page_size=page_size,
+            num_pages=num_pages,
+            load_format=load_format,
+            drafting=DraftingRules() if plan.draft_lengths else None,
         )
     else:
         settings = {"device": device, "dtype": dtype, "page_size": page_size, "num_pages": num_pages}

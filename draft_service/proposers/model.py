@@ -1,8 +1,9 @@
 """Proposals from a small model.
 
-Owns bringing a session's KV up to date and drawing its draft tokens one by one, all sessions together, whatever round
-each is in: a forward's rows are prefill chunks, catching-up rows of a token or two, and single drafted tokens. How
-tokens are drawn and what is reported of it is ``outrider.engine.sampling``'s; who goes first is
+Owns bringing a session's KV up to date and drawing its draft tokens, all sessions together, whatever round each is in.
+Where the device can (``ModelRunner.draft``), sessions that are up to date but for a token or two draw all their tokens
+in one launch; beside them a forward takes the rest: prefill chunks, and requests whose tokens are drawn from logits,
+one by one. How tokens are drawn and what is reported of it is ``outrider.engine.sampling``'s; who goes first is
 ``outrider.engine.scheduling``'s.
 
 After K drafted tokens the cache holds the committed ones and K - 1 of those drafted: nobody has asked what follows the
@@ -21,17 +22,16 @@ import torch
 from draft_service.items import check_extend, proposal_length
 from outrider.engine.batch import ForwardRow
 from outrider.engine.core import Pass
+from outrider.engine.drafting import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow, fits_loop
 from outrider.engine.ledger import Session
 from outrider.engine.runner import ModelRunner
 from outrider.engine.sampling.proposing import Drawn, propose
 from outrider.engine.sampling.rows import LogitRow
+from outrider.engine.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
 from outrider.engine.sequences import Sequence as KvSequence
 from outrider.errors import OutriderError
 from outrider.ports import Extend, Open, Proposal
 from outrider.types import DenseEvidence, Evidence, SparseEvidence
-
-DEFAULT_SUPPORT_MASS = 0.999
-DEFAULT_SUPPORT_LIMIT = 1024
 
 DraftSession = Session[KvSequence]
 
@@ -47,6 +47,8 @@ class ProposalJob:
     """To be appended next: committed tokens at first, then the token drawn last."""
     draft_length: int
     """Tokens still wanted in all, after trimming."""
+    loops: bool = False
+    """Whether its tokens are drawn in one launch."""
     num_fed: int = 0
     drawn: list[Drawn] = field(default_factory=list)
 
@@ -88,6 +90,7 @@ class ModelProposer:
         self.runner = runner
         self._support_mass = support_mass
         self._support_limit = support_limit
+        self._can_loop = runner.drafting == DraftingRules(support_mass, support_limit)
 
     @property
     def num_pages_free(self) -> int:
@@ -107,19 +110,24 @@ class ModelProposer:
             token_ids = (session.text.token_ids[-1],)
             self.runner.sequences.truncate(session.text, item.base_length - 1)
         length = proposal_length(session.open, item, reserved_length=session.reserved_length)
-        return ProposalJob(session.open, item, session.text, token_ids, length)
+        loops = self._can_loop and length > 0 and fits_loop(session.open)
+        return ProposalJob(session.open, item, session.text, token_ids, length, loops)
 
     @torch.inference_mode()
     def advance(self, shares: Sequence[tuple[ProposalJob, int]]) -> Pass[Proposal]:
-        """One forward over so many tokens of each job; those that are up to date draw their next token."""
+        """One forward over so many tokens of each job, and one loop over those that can draw all their tokens."""
         started = time.perf_counter_ns()
-        drawing = [job for job, share in shares if share == job.num_left and job.draft_length]
-        logits = self.runner.forward([_forward_row(job, share) for job, share in shares])
+        looping = [job for job, _ in shares if _is_ready(job)]
+        forwarded = [(job, _leave_last(job, share)) for job, share in shares if not _is_ready(job)]
+        drawing = [job for job, share in forwarded if share == job.num_left and job.draft_length]
+        logits = self.runner.forward([_forward_row(job, share) for job, share in forwarded])
+        drafts = self.runner.draft([_draft_row(job) for job in looping]) if looping else []
         self._wait_for_device()
         computed = time.perf_counter_ns()
-        for job, share in shares:
+        for job, share in forwarded:
             job.feed(share)
         results = self._draw(drawing, logits)
+        results |= {id(job): _take_all(job, drawn) for job, drawn in zip(looping, drafts, strict=True)}
         return Pass(
             results=[results[id(job)] if id(job) in results else _answer_when_done(job) for job, _ in shares],
             forward_ns=computed - started,
@@ -139,6 +147,21 @@ class ModelProposer:
             torch.cuda.synchronize(self.runner.device)
 
 
+def _is_ready(job: ProposalJob) -> bool:
+    """Whether its tokens can be drawn in one launch now."""
+    return job.loops and job.num_left <= MAX_CATCH_UP
+
+
+def _leave_last(job: ProposalJob, share: int) -> int:
+    """What a forward appends of a job's share: what ends in a loop leaves its last token to that."""
+    return min(share, job.num_left - 1) if job.loops else share
+
+
+def _draft_row(job: ProposalJob) -> DraftRow:
+    count = min(job.draft_length - len(job.drawn), MAX_STEPS)
+    return DraftRow(job.open, job.sequence, job.token_ids[job.num_fed :], count, job.base)
+
+
 def _forward_row(job: ProposalJob, share: int) -> ForwardRow:
     draws = share == job.num_left and job.draft_length > 0
     return ForwardRow(job.sequence, job.token_ids[job.num_fed : job.num_fed + share], int(draws))
@@ -150,6 +173,12 @@ def _take(job: ProposalJob, drawn: Drawn) -> Proposal | OutriderError | None:
         return _answer(job) if job.drawn else drawn.error
     job.accept(drawn)
     return _answer(job) if len(job.drawn) == job.draft_length else None
+
+
+def _take_all(job: ProposalJob, drawn: Sequence[Drawn]) -> Proposal | OutriderError | None:
+    """A loop's tokens; the last says what becomes of the job."""
+    outcomes = [_take(job, one) for one in drawn]
+    return outcomes[-1]
 
 
 def _answer_when_done(job: ProposalJob) -> Proposal | None:

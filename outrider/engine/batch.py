@@ -81,7 +81,7 @@ def plan_forward(table: SequenceTable, rows: TokenIds[ForwardRow]) -> ForwardBat
             [p for row, start in zip(rows, starts, strict=True) for p in range(start, row.sequence.length)]
         ),
         slots=_long(slots),
-        page_tables=_page_tables(table, rows),
+        page_tables=page_tables_of(table, [row.sequence for row in rows]),
         query_starts=query_starts,
         context_lengths=_long([row.sequence.length for row in rows]),
         logit_indices=_logit_indices(rows, query_starts),
@@ -93,11 +93,12 @@ def _long(values: TokenIds[int]) -> LongArray:
     return np.asarray(values, dtype=np.int64)
 
 
-def _page_tables(table: SequenceTable, rows: TokenIds[ForwardRow]) -> LongArray:
-    counts = [table.pool.pages_for(row.sequence.length) for row in rows]
-    tables = np.full((len(rows), max(counts, default=0)), NO_PAGE, dtype=np.int64)
-    for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
-        tables[index, :count] = row.sequence.page_table[:count]
+def page_tables_of(table: SequenceTable, sequences: TokenIds[Sequence]) -> LongArray:
+    """[B, P] the pages of what each sequence holds; ``NO_PAGE`` after its last."""
+    counts = [table.pool.pages_for(sequence.length) for sequence in sequences]
+    tables = np.full((len(sequences), max(counts, default=0)), NO_PAGE, dtype=np.int64)
+    for index, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
+        tables[index, :count] = sequence.page_table[:count]
     return tables
 
 

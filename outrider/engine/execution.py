@@ -1,8 +1,8 @@
 """One model and its cache on one device: runs steps, in the order in which they come.
 
-Owns the weights, the cache and the captured forwards. Whoever shares a model with others runs the same steps as they
-do, and ``publish`` is called with each before it is run here. Not thread-safe. Refuses to know sequences, sampling and
-how steps travel.
+Owns the weights, the cache, the captured forwards and draft loops. Whoever shares a model with others runs the same
+steps as they do, and ``publish`` is called with each before it is run here. Not thread-safe. Refuses to know sequences,
+sampling and how steps travel.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ import torch
 
 from outrider.engine.batch import ForwardBatch
 from outrider.engine.device_inputs import BatchShape
+from outrider.engine.drafting import DraftingRules
+from outrider.engine.drafting.loop import DraftLoop, choose_loop
+from outrider.engine.drafting.plan import DraftPlan, draft_step, loop_of
+from outrider.engine.drafting.results import Numbers
 from outrider.engine.graphs import CaptureProgress, GpuForward
 from outrider.engine.kernels.kv_store import copy_pages
 from outrider.engine.kernels.paged_attention import plan_attention
@@ -35,6 +39,7 @@ class Execution:
         page_size: int,
         num_pages: int,
         max_model_len: int,
+        drafting: DraftingRules | None = None,
         publish: Publish | None = None,
     ) -> None:
         self.decoder = decoder
@@ -42,7 +47,7 @@ class Execution:
         self.page_size, self.num_pages, self.max_model_len = page_size, num_pages, max_model_len
         self._publish = publish
         self._on_gpu = (
-            GpuForward(decoder, self.kv_cache, page_size=page_size, max_model_len=max_model_len)
+            GpuForward(decoder, self.kv_cache, page_size=page_size, max_model_len=max_model_len, drafting=drafting)
             if decoder.device.type == "cuda"
             else None
         )
@@ -63,6 +68,22 @@ class Execution:
         self._tell(step)
         return self._run_forward(step)
 
+    @property
+    def drafting(self) -> DraftingRules | None:
+        """How ``draft`` draws; None where there is none."""
+        return self._loop.rules if self._loop is not None else None
+
+    def draft(self, plan: DraftPlan, *, with_supports: bool) -> tuple[Numbers, Numbers | None]:
+        """Run a loop whose pages have been copied, and wait for it: records [K, R, NUM_FIELDS], supports [K, R, 2, S],
+        valid until the next.
+        """
+        if self._loop is None:
+            raise ValueError(f"there are no draft loops on {self.decoder.device}")
+        step = draft_step(plan, choose_loop(plan.shape), pinned=True)
+        self._tell(step)
+        self.run(step)
+        return self._loop.results(loop_of(step), with_supports=with_supports)
+
     def copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
         """Copy pages; every source is read before any destination is written."""
         if copies:
@@ -81,6 +102,8 @@ class Execution:
             self._run_forward(step)
         elif step.operation == Operation.COPY_PAGES:
             copy_pages(self.kv_cache, copies_of(step), page_size=self.page_size)
+        elif step.operation == Operation.DRAFT and self._loop is not None:
+            self._loop.run(loop_of(step), step.numbers)
         elif step.operation == Operation.CAPTURE and self._on_gpu is not None:
             self._on_gpu.capture()
         else:
@@ -89,12 +112,16 @@ class Execution:
     def take_device(self) -> None:
         """Make this thread's launches go to the device; a GPU is chosen thread by thread."""
         if self._on_gpu is not None:
-            torch.cuda.set_device(self.decoder.device)
+            torch.cuda.set_device(self.kv_cache.device)  # unlike the name it was asked for by, this has an index
 
     def wait(self) -> None:
         """Return when the device has done all it was given."""
         if self._on_gpu is not None:
             torch.cuda.synchronize(self.decoder.device)
+
+    @property
+    def _loop(self) -> DraftLoop | None:
+        return self._on_gpu.loop if self._on_gpu is not None else None
 
     def _tell(self, step: Step) -> None:
         if self._publish is not None:

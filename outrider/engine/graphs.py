@@ -1,8 +1,9 @@
 """Forwards on a GPU: captured once for the shapes that decoding and scoring have, launched one by one for the rest.
 
 Owns the shapes, their CUDA graphs and the buffer they read. A captured forward ends at the hidden states; the head
-follows outside, for as many rows as logits were asked for, while the device is still busy with the graph. Refuses to
-know sequences, sampling and how large the cache is.
+follows outside, for as many rows as logits were asked for, while the device is still busy with the graph. A draft's
+loops (``outrider.engine.drafting``) are captured after the forwards, into the same memory. Refuses to know sequences,
+sampling and how large the cache is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 
 from outrider.engine.batch import ForwardBatch
 from outrider.engine.device_inputs import BatchFrame, BatchShape, unpack
+from outrider.engine.drafting import DraftingRules
+from outrider.engine.drafting.loop import DraftLoop, captured_loops
 from outrider.engine.kernels.launching import num_processors
 from outrider.engine.kernels.paged_attention.device_plan import num_counters
 from outrider.engine.models import Decoder
@@ -57,7 +60,15 @@ class _Captured:
 class GpuForward:
     """Runs batches of one model over one cache; for one thread, on the current stream."""
 
-    def __init__(self, decoder: Decoder, kv_cache: torch.Tensor, *, page_size: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv_cache: torch.Tensor,
+        *,
+        page_size: int,
+        max_model_len: int,
+        drafting: DraftingRules | None = None,
+    ) -> None:
         self._decoder = decoder
         self._kv_cache = kv_cache
         device = decoder.device
@@ -67,6 +78,9 @@ class GpuForward:
             torch.zeros(num_counters(num_processors(device)), dtype=torch.int32, device=device),
         )
         self._pages_per_row = -(-max_model_len // page_size)
+        self.loop = (
+            DraftLoop(decoder, kv_cache, self._frame, drafting, pages_per_row=self._pages_per_row) if drafting else None
+        )
         self._inputs: torch.Tensor | None = None
         self._captured: dict[BatchShape, _Captured] = {}
 
@@ -81,7 +95,7 @@ class GpuForward:
         return forward_step(batch, choose_shape(own_shape, self.shapes) or own_shape, pinned=True)
 
     def run(self, step: Step) -> torch.Tensor:
-        """Logits [N, V], of the weights' type, of a forward's step, its numbers in pinned memory."""
+        """Logits [N, V] float32 of a forward's step, its numbers in pinned memory."""
         shape, num_logits = shape_of(step)
         captured = self._captured.get(shape)
         if captured is None or self._inputs is None:
@@ -100,22 +114,26 @@ class GpuForward:
         rows = max(shape.num_rows for shape in shapes)
         size = max(shape.num_fixed for shape in shapes) + rows * self._pages_per_row
         self._inputs = torch.zeros(size, dtype=torch.int32, device=self._decoder.device)
-        for done, (shape, captured) in enumerate(self._capture_each(shapes, self._inputs), 1):
-            self._captured[shape] = captured
-            if progress is not None:
-                progress(done, len(shapes))
-        free = _free_bytes(self._decoder.device)
-        _log.info(
-            "captured %d forwards in %.1f s; they take %.0f MiB and leave %.1f GiB free",
-            len(shapes), time.perf_counter() - began, (free_before - free) / 2**20, free / 2**30,
-        )  # fmt: skip
-
-    def _capture_each(
-        self, shapes: tuple[BatchShape, ...], inputs: torch.Tensor
-    ) -> Iterator[tuple[BatchShape, _Captured]]:
+        total = len(shapes) + (len(captured_loops()) if self.loop is not None else 0)
+        report = progress or _ignore_progress
         pool = torch.cuda.graph_pool_handle()
         # One for all: what libraries keep for each stream they then keep once.
         stream = torch.cuda.Stream(self._decoder.device)  # type: ignore[no-untyped-call]
+        for done, (shape, captured) in enumerate(self._capture_each(shapes, self._inputs, stream, pool), 1):
+            self._captured[shape] = captured
+            report(done, total)
+        if self.loop is not None:
+            self.loop.capture(stream, pool, lambda done: report(len(shapes) + done, total))
+        free = _free_bytes(self._decoder.device)
+        _log.info(
+            "captured %d forwards%s in %.1f s; they take %.0f MiB and leave %.1f GiB free",
+            len(shapes), f" and {total - len(shapes)} draft loops" if self.loop is not None else "",
+            time.perf_counter() - began, (free_before - free) / 2**20, free / 2**30,
+        )  # fmt: skip
+
+    def _capture_each(
+        self, shapes: tuple[BatchShape, ...], inputs: torch.Tensor, stream: torch.cuda.Stream, pool: object
+    ) -> Iterator[tuple[BatchShape, _Captured]]:
         for shape in shapes:
             yield shape, self._capture_one(self._empty_batch(inputs, shape), stream, pool)
 
@@ -138,6 +156,10 @@ class GpuForward:
         batch = unpack(inputs, shape, self._frame, shape.num_tokens)
         batch.slots.fill_(-1)
         return batch
+
+
+def _ignore_progress(done: int, total: int) -> None:
+    """Nobody asked."""
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from outrider.engine.drafting import DraftingRules
 from outrider.engine.execution import Execution, Publish, make_cache
 from outrider.engine.graphs import CaptureProgress, GpuForward
 from outrider.engine.loading import Progress, fill_weights, load_weights
@@ -55,6 +56,7 @@ def load_execution(
     kv_cache_bytes: int | None = None,
     max_model_len: int | None = None,
     load_format: LoadFormat = "safetensors",
+    drafting: DraftingRules | None = None,
     progress: Progress | None = None,
     capture_progress: CaptureProgress | None = None,
     ranks: Ranks | None = None,
@@ -65,7 +67,8 @@ def load_execution(
     ``dtype`` "auto" is the type of the weights on file. ``max_model_len`` None is the model's own limit. The cache
     takes ``num_pages``, else what fits ``kv_cache_bytes`` on each rank, else a share of the memory that is free (on a
     GPU: once the CUDA graphs have theirs); of several ranks, what fits the one with the least room.
-    ``progress(done, total)`` counts bytes of weights, ``capture_progress`` the graphs captured to know that.
+    ``drafting`` makes a GPU ready for draft loops. ``progress(done, total)`` counts bytes of weights,
+    ``capture_progress`` the graphs captured to know that.
     ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = read_model_config(folder)
@@ -83,24 +86,29 @@ def load_execution(
             load_weights(decoder, folder, progress)
         bytes_per_token = decoder.part.kv_bytes_per_token(chosen_dtype)
         request = KvRequest(page_size, length, bytes_per_token, num_pages, kv_cache_bytes)
-        pages = _choose_pages(decoder, request, capture_progress)
+        pages = _choose_pages(decoder, request, drafting, capture_progress)
         return Execution(
             decoder,
             page_size=page_size,
             num_pages=pages if ranks is None else ranks.least(pages),
             max_model_len=length,
+            drafting=drafting,
             publish=None if ranks is None else ranks.publish,
         )
 
 
-def _choose_pages(decoder: Decoder, request: KvRequest, progress: CaptureProgress | None) -> int:
+def _choose_pages(
+    decoder: Decoder, request: KvRequest, drafting: DraftingRules | None, progress: CaptureProgress | None
+) -> int:
     """On a GPU whose free memory decides, forwards are captured once over a cache of one page, and what is free while
     they hold their memory is shared out.
     """
     if decoder.device.type != "cuda" or request.num_pages is not None or request.kv_cache_bytes is not None:
         return choose_num_pages(request, decoder.device)
     cache = make_cache(decoder, request.page_size)
-    trial = GpuForward(decoder, cache, page_size=request.page_size, max_model_len=request.max_model_len)
+    trial = GpuForward(
+        decoder, cache, page_size=request.page_size, max_model_len=request.max_model_len, drafting=drafting
+    )
     trial.capture(progress)
     return choose_num_pages(request, decoder.device)
 

@@ -1,8 +1,8 @@
 """One model: load it once, then run ragged forwards over its paged KV cache.
 
-Owns the sequence table and the order of a forward: check, plan, copy forked pages, compute. Weights and cache are the
-``Execution``'s, here and, where several ranks share the model, on each of them. Not thread-safe: one thread calls it.
-Refuses to know sampling, sessions and requests.
+Owns the sequence table and the order of a forward or a draft loop: check, plan, copy forked pages, compute. Weights and
+cache are the ``Execution``'s, here and, where several ranks share the model, on each of them. Not thread-safe: one
+thread calls it. Refuses to know sessions, and how tokens are drawn.
 """
 
 from __future__ import annotations
@@ -15,14 +15,21 @@ from pathlib import Path
 import torch
 
 from outrider.engine.batch import ForwardBatch, ForwardRow, check_rows, plan_forward
+from outrider.engine.drafting import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow
+from outrider.engine.drafting.loop import MAX_ROWS
+from outrider.engine.drafting.plan import plan_draft
+from outrider.engine.drafting.results import read_draws
 from outrider.engine.execution import Execution
 from outrider.engine.graphs import CaptureProgress
 from outrider.engine.loading import Progress
 from outrider.engine.models import ModelConfig
 from outrider.engine.opening import LoadFormat, Ranks, load_execution
 from outrider.engine.pages import PagePool
+from outrider.engine.sampling.proposing import Drawn
+from outrider.engine.sampling.rows import needs_evidence
+from outrider.engine.sequences import Sequence as KvSequence
 from outrider.engine.sequences import SequenceTable
-from outrider.errors import InvalidRequestError
+from outrider.errors import ConfigError, InvalidRequestError
 
 _WARM_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 _GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 16, 32, 512)
@@ -77,6 +84,7 @@ class ModelRunner:
         kv_cache_bytes: int | None = None,
         max_model_len: int | None = None,
         load_format: LoadFormat = "safetensors",
+        drafting: DraftingRules | None = None,
         progress: Progress | None = None,
         capture_progress: CaptureProgress | None = None,
         ranks: Ranks | None = None,
@@ -93,6 +101,7 @@ class ModelRunner:
             kv_cache_bytes=kv_cache_bytes,
             max_model_len=max_model_len,
             load_format=load_format,
+            drafting=drafting,
             progress=progress,
             capture_progress=capture_progress,
             ranks=ranks,
@@ -104,9 +113,8 @@ class ModelRunner:
         if self._ranks is not None:
             self._ranks.close()
 
-    def forward(self, rows: Sequence[ForwardRow], *, as_computed: bool = False) -> torch.Tensor:
-        """Append each row's tokens to its sequence in one pass; returns their logits [N, V], row by row: float32, or
-        ``as_computed``, of the weights' type, which spares a copy.
+    def forward(self, rows: Sequence[ForwardRow]) -> torch.Tensor:
+        """Append each row's tokens to its sequence in one pass; returns their logits [N, V] float32, row by row.
 
         ``InvalidRequestError``, and nothing changed, if any row is bad: an id out of range, a length past the
         reservation or past ``max_model_len``, a sequence named twice. When the device fails midway the sequences keep
@@ -115,12 +123,34 @@ class ModelRunner:
         if not rows:
             return torch.empty(0, self.config.vocab_size, device=self.device)
         check_rows(self.sequences, rows)
-        self._check_tokens(rows)
+        for row in rows:
+            self._check_tokens(row.token_ids, row.sequence.length + len(row.token_ids))
         self._execution.take_device()
-        with self._restoring_lengths(rows), torch.inference_mode():
+        with self._restoring_lengths([row.sequence for row in rows]), torch.inference_mode():
             logits = self._compute(plan_forward(self.sequences, rows))
         self.num_forwards += 1
-        return logits if as_computed else logits.float()
+        return logits
+
+    @property
+    def drafting(self) -> DraftingRules | None:
+        """How ``draft`` draws; None where there is no ``draft``: on a CPU, and where nobody asked for it."""
+        return self._execution.drafting
+
+    def draft(self, rows: Sequence[DraftRow]) -> list[list[Drawn]]:
+        """Append each row's tokens and draw what follows, one token after the other, in one launch for 64 rows at most.
+
+        The requests must fit (``fits_loop``). A row's draws end with the first that failed; its sequence then holds
+        what it held, its tokens, and all draws but the last. Errors are those of ``forward``.
+        """
+        if self.drafting is None:
+            raise ConfigError("drafting", "this runner was not made ready to draft")
+        if len({row.sequence for row in rows}) < len(rows):
+            raise InvalidRequestError("sequence", "stands in two rows of one draft loop")
+        for row in rows:
+            self._check_draft(row)
+        self._execution.take_device()
+        groups = [rows[start : start + MAX_ROWS] for start in range(0, len(rows), MAX_ROWS)]
+        return [drawn for group in groups for drawn in self._draft(group)]
 
     def warm_up(self, progress: CaptureProgress | None = None) -> None:
         """Make the first request find everything allocated, compiled and chosen; leaves no trace.
@@ -147,22 +177,46 @@ class ModelRunner:
         self.sequences.confirm_copies()
         return self._execution.forward(batch)
 
-    def _check_tokens(self, rows: Sequence[ForwardRow]) -> None:
-        for row in rows:
-            length = row.sequence.length + len(row.token_ids)
-            if length > self.max_model_len:
-                raise InvalidRequestError("token_ids", f"{length} tokens pass max_model_len {self.max_model_len}")
-            if min(row.token_ids) < 0 or max(row.token_ids) >= self.config.vocab_size:
-                wrong = next(token for token in row.token_ids if not 0 <= token < self.config.vocab_size)
-                raise InvalidRequestError("token_ids", f"{wrong} is not from 0 to {self.config.vocab_size - 1}")
+    def _draft(self, rows: Sequence[DraftRow]) -> list[list[Drawn]]:
+        starts = [row.sequence.length + len(row.token_ids) for row in rows]
+        with self._restoring_lengths([row.sequence for row in rows]), torch.inference_mode():
+            plan = plan_draft(self.sequences, rows, self.config.vocab_size)
+            self._execution.copy_pages(plan.page_copies)
+            self.sequences.confirm_copies()
+            found = self._execution.draft(plan, with_supports=any(needs_evidence(row.open) for row in rows))
+        drawn = read_draws(rows, *found)
+        for row, start, tokens in zip(rows, starts, drawn, strict=True):
+            # The table learns what the ids were that it made room for.
+            appended = [one.token_id for one in tokens if one.error is None][: row.num_drafts - 1]
+            self.sequences.truncate(row.sequence, start)
+            self.sequences.extend(row.sequence, appended)
+        self.num_forwards += plan.num_steps
+        return drawn
+
+    def _check_draft(self, row: DraftRow) -> None:
+        if not 1 <= len(row.token_ids) <= MAX_CATCH_UP:
+            raise InvalidRequestError("token_ids", f"must be 1 to {MAX_CATCH_UP}, not {len(row.token_ids)}")
+        if not 1 <= row.num_drafts <= MAX_STEPS:
+            raise InvalidRequestError("num_drafts", f"must be from 1 to {MAX_STEPS}, not {row.num_drafts}")
+        more = len(row.token_ids) + row.num_drafts - 1
+        self.sequences.require_room(row.sequence, more)
+        self._check_tokens(row.token_ids, row.sequence.length + more)
+
+    def _check_tokens(self, token_ids: Sequence[int], length: int) -> None:
+        """Of one row, which they bring to ``length``."""
+        if length > self.max_model_len:
+            raise InvalidRequestError("token_ids", f"{length} tokens pass max_model_len {self.max_model_len}")
+        if min(token_ids) < 0 or max(token_ids) >= self.config.vocab_size:
+            wrong = next(token for token in token_ids if not 0 <= token < self.config.vocab_size)
+            raise InvalidRequestError("token_ids", f"{wrong} is not from 0 to {self.config.vocab_size - 1}")
 
     @contextlib.contextmanager
-    def _restoring_lengths(self, rows: Sequence[ForwardRow]) -> Iterator[None]:
-        lengths = [row.sequence.length for row in rows]
+    def _restoring_lengths(self, sequences: Sequence[KvSequence]) -> Iterator[None]:
+        lengths = [sequence.length for sequence in sequences]
         try:
             yield
         except BaseException:
-            for row, length in zip(rows, lengths, strict=True):
-                if row.sequence.length > length:
-                    self.sequences.truncate(row.sequence, length)
+            for sequence, length in zip(sequences, lengths, strict=True):
+                if sequence.length > length:
+                    self.sequences.truncate(sequence, length)
             raise

@@ -28,6 +28,9 @@ class Operation(enum.IntEnum):
     """Numbers: source and destination of one page after the other."""
     CAPTURE = 3
     """Make ready for the shapes of decoding and scoring."""
+    DRAFT = 4
+    """Arguments: the loop's rows, steps, and tokens of a row before its first draw. Numbers: as ``pack_draft`` lays
+    them out."""
 
 
 @dataclass(frozen=True, slots=True)

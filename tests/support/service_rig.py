@@ -16,13 +16,14 @@ from coordinator.loop import SessionLoop, Waiting
 from coordinator.planning import Planner
 from coordinator.sides import DraftFacts
 from coordinator.speculation import DraftLengthPolicy
-from draft_service.proposers.model import DEFAULT_SUPPORT_LIMIT, ModelProposer
+from draft_service.proposers.model import ModelProposer
 from draft_service.service import build_model_core, build_ngram_core
 from outrider.client.requests import build_request
 from outrider.config import CoordinatorSettings
 from outrider.engine.core import ServiceCore
 from outrider.engine.describing import describe_model
 from outrider.engine.runner import ModelRunner
+from outrider.engine.sampling.support import DEFAULT_SUPPORT_LIMIT
 from target_service.service import build_core
 
 AnyCore = ServiceCore[Any, Any, Any, Any]

@@ -10,12 +10,11 @@ import typer
 
 from outrider.cli.bench.engine import engine
 from outrider.cli.bench.interference import interference
-from outrider.cli.bench.kernels import kernels
 from outrider.cli.bench.peers import peers
 from outrider.cli.bench.rpc import rpc
 from outrider.cli.bench.serve import serve
 from outrider.cli.bench.step import step
 
 app = typer.Typer(no_args_is_help=True, help="Measure: the whole system, one engine, the wire, a step, others.")
-for command in (serve, interference, engine, kernels, rpc, step, peers):
+for command in (serve, interference, engine, rpc, step, peers):
     app.command()(command)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.engine.kernels.few_tokens import MAX_TOKENS, Matrix, NormedInput
 from outrider.engine.kernels.paged_attention import AttentionPlan, DevicePlan, paged_attention
 from outrider.engine.kernels.rotary_store import Angles, HeadLayout, turn_and_store
 from outrider.engine.kernels.swiglu import swiglu
@@ -59,8 +60,25 @@ class Attention:
     def __call__(self, x: torch.Tensor, kv: torch.Tensor, angles: Angles, batch: DeviceBatch) -> torch.Tensor:
         """``x`` [T, hidden] over one layer's ``kv`` [S, 2, H_kv, D]; stores the tokens' own keys and values first."""
         queries = turn_and_store(self.qkv(x), kv, batch.slots, angles, self._heads, norm_weight=self.qk_norm)
+        return self._attend(queries, kv, batch)
+
+    @property
+    def few_matrix(self) -> Matrix | None:
+        """What ``of_few`` needs; None where that cannot be."""
+        return self.qkv.matrix if self.qk_norm is None else None
+
+    def of_few(
+        self, source: NormedInput, matrix: Matrix, kv: torch.Tensor, angles: Angles, batch: DeviceBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of a few tokens, from before addition and normalisation: their sum, and the result."""
+        from outrider.engine.kernels.few_tokens.kernel import turned  # Triton is slow to import
+
+        total, queries = turned(source, matrix, kv, batch.slots, angles=angles, heads=self._heads)
+        return total, self._attend(queries, kv, batch)
+
+    def _attend(self, queries: torch.Tensor, kv: torch.Tensor, batch: DeviceBatch) -> torch.Tensor:
         attended = paged_attention(queries, kv, batch.plans[self.window])
-        return self._ranks.sum(self.output(attended.reshape(x.shape[0], -1)))
+        return self._ranks.sum(self.output(attended.reshape(queries.shape[0], -1)))
 
 
 class Mlp:
@@ -77,6 +95,18 @@ class Mlp:
         """``x`` [T, hidden] to the same shape."""
         return self._ranks.sum(self.down(swiglu(self.gate_up(x))))
 
+    @property
+    def few_matrix(self) -> Matrix | None:
+        """What ``of_few`` needs; None where that cannot be."""
+        return self.gate_up.matrix
+
+    def of_few(self, source: NormedInput, matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of a few tokens, from before addition and normalisation: their sum, and the result."""
+        from outrider.engine.kernels.few_tokens.kernel import gated  # Triton is slow to import
+
+        total, inner = gated(source, matrix)
+        return total, self._ranks.sum(self.down(inner))
+
 
 class DecoderLayer:
     """Attention and MLP, each normalised before and added after."""
@@ -91,12 +121,17 @@ class DecoderLayer:
 
     def __call__(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, kv: torch.Tensor, angles: Angles, batch: DeviceBatch
-    ) -> torch.Tensor:
-        """Add ``delta``, what the layer before gave, and the attention's to ``hidden`` [T, hidden] in place; returns
-        what is to be added next.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add ``delta``, what the layer before gave, and the attention's to ``hidden`` [T, hidden], which is
+        overwritten or left alone; returns the sum and what is to be added next.
         """
+        qkv, gate_up = self.attention.few_matrix, self.mlp.few_matrix
+        if 0 < hidden.shape[0] <= MAX_TOKENS and qkv is not None and gate_up is not None:
+            source = NormedInput(hidden, delta, self.attention_norm.weight, self.attention_norm.eps)
+            hidden, delta = self.attention.of_few(source, qkv, kv, angles, batch)
+            return self.mlp.of_few(NormedInput(hidden, delta, self.mlp_norm.weight, self.mlp_norm.eps), gate_up)
         x = self.attention_norm(hidden) if delta is None else self.attention_norm.after_adding(hidden, delta)
-        return self.mlp(self.mlp_norm.after_adding(hidden, self.attention(x, kv, angles, batch)))
+        return hidden, self.mlp(self.mlp_norm.after_adding(hidden, self.attention(x, kv, angles, batch)))
 
 
 class Decoder:
@@ -135,21 +170,27 @@ class Decoder:
         return self._vocab.own
 
     def __call__(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
-        """Run the batch over ``kv_cache`` [L, S, 2, H_kv, D]; returns logits [N, V] of ``batch.logit_indices``."""
+        """Run the batch over ``kv_cache`` [L, S, 2, H_kv, D]; returns logits [N, V] float32 of
+        ``batch.logit_indices``.
+        """
         return self.logits(self.hidden_states(batch, kv_cache), batch.logit_indices)
 
     def hidden_states(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
-        """All layers: [T, hidden], before the last normalisation."""
+        """All layers and the last normalisation: [T, hidden]."""
         hidden = self._ranks.sum(self._vocab.look_up(batch.token_ids))  # [T, hidden]
         angles = self._rotary.angles(batch.positions, self.dtype)
         delta: torch.Tensor | None = None
         for layer, kv in zip(self.layers, kv_cache.unbind(0), strict=True):
-            delta = layer(hidden, delta, kv, angles, batch)
-        return hidden if delta is None else hidden.add_(delta)
+            hidden, delta = layer(hidden, delta, kv, angles, batch)
+        return self.norm(hidden) if delta is None else self.norm.after_adding(hidden, delta)
 
     def logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Logits [N, V] of the chosen rows of ``hidden``, as computed: of the weights' type, in memory of their own."""
+        """Logits [N, V] float32 of the chosen rows of ``hidden``, in memory of their own."""
         if not indices.numel():
-            return torch.empty(0, self.config.vocab_size, dtype=self.dtype, device=self.device)
-        logits = self._ranks.join(self.head(self.norm(hidden.index_select(0, indices))))
+            return torch.empty(0, self.config.vocab_size, device=self.device)
+        return self.head_logits(hidden, indices).float()
+
+    def head_logits(self, hidden: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
+        """Logits [N, V] of the model's own type of the chosen rows of ``hidden``, of all where ``indices`` is None."""
+        logits = self._ranks.join(self.head(hidden if indices is None else hidden.index_select(0, indices)))
         return logits[:, : self.config.vocab_size].contiguous()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from outrider.engine.kernels.few_tokens import Matrix
 from outrider.engine.kernels.linear import PreparedWeight, prepare_weight
 
 _MAX_SECOND_COPY_BYTES = 64 << 20
@@ -39,6 +40,12 @@ class Linear:
             self._prepared = prepare_weight(self.weight, keep_layout=self._is_tied and not _is_small(self.weight))
             self.weight = torch.empty(0)
         return self._prepared
+
+    @property
+    def matrix(self) -> Matrix | None:
+        """Weight and bias for kernels that take several steps at once; None where they are not to be had."""
+        weight = None if self._prepared is None else self._prepared.matrix
+        return None if weight is None else Matrix(weight, self.bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""

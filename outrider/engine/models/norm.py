@@ -14,13 +14,13 @@ class RmsNorm:
 
     def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)  # [N]
-        self._eps = eps
+        self.eps = eps
         self._prepared: PreparedNorm | None = None
 
     def prepare(self) -> PreparedNorm:
         """Turn the loaded weight into the form that computes fastest."""
         if self._prepared is None:
-            self._prepared = prepare_norm(self.weight, self._eps)
+            self._prepared = prepare_norm(self.weight, self.eps)
         return self._prepared
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
+from outrider.engine.kernels.embedding import look_up
 from outrider.engine.models.config import ModelConfig
 from outrider.engine.parallel.sharding import Shard
 
@@ -28,7 +28,7 @@ class VocabRows:
         """``token_ids`` [T] to [T, hidden]."""
         if self._row_of is not None:
             token_ids = self._row_of.index_select(0, token_ids)
-        return F.embedding(token_ids, self._table)
+        return look_up(token_ids, self._table)
 
 
 def _row_of(own: range, last: int, vocab_size: int, device: torch.device) -> torch.Tensor:

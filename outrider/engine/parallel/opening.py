@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from outrider.config import DraftSettings, TargetSettings, service_module, to_argv
+from outrider.engine.drafting import DraftingRules
 from outrider.engine.execution import Execution
 from outrider.engine.graphs import CaptureProgress
 from outrider.engine.loading import Progress
@@ -91,6 +92,13 @@ def _num_threads(settings: Settings) -> int | None:
     return max(1, (os.cpu_count() or 1) // settings.tensor_parallel_size)
 
 
+def _drafting(settings: Settings) -> DraftingRules | None:
+    """Loops are steps as forwards are, but were never run by several GPUs: ranks draft forward by forward."""
+    if not isinstance(settings, DraftSettings) or settings.tensor_parallel_size > 1:
+        return None
+    return DraftingRules(settings.support_mass, settings.support_limit)
+
+
 def _load(
     settings: Settings,
     device: str,
@@ -109,6 +117,7 @@ def _load(
         kv_cache_bytes=settings.kv_cache_bytes,
         max_model_len=settings.max_model_len,
         load_format=settings.load_format,
+        drafting=_drafting(settings),
         progress=progress,
         capture_progress=capture_progress,
         ranks=ranks,

@@ -28,7 +28,7 @@ def _finite_rows(logits: Tensor) -> list[bool]:
 
 
 def row_error(*, finite: bool, largest: float) -> OutriderError | None:
-    """What is wrong with a row of which this is known: whether its logits are finite, and the largest one processed."""
+    """What keeps one row from being drawn from: whether its raw logits are finite, and its largest processed one."""
     if not finite:
         return NonFiniteLogitsError("the model gave NaN or infinite logits for this session")
     if largest == float("-inf"):

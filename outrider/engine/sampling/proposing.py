@@ -15,15 +15,12 @@ from torch import Tensor
 
 from outrider.engine.sampling.checks import row_errors
 from outrider.engine.sampling.draws import race, race_among, stream_rows
-from outrider.engine.sampling.ordering import largest, leading_mass
 from outrider.engine.sampling.process import process_logits
-from outrider.engine.sampling.rows import LogitRow, is_coupled, is_greedy
+from outrider.engine.sampling.rows import LogitRow, is_coupled, is_greedy, needs_evidence
+from outrider.engine.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS, choose_support
 from outrider.errors import OutriderError
 from outrider.randomness.streams import Stream
-from outrider.types import AcceptanceMethod, FloatArray, IntArray
-
-DEFAULT_SUPPORT_MASS = 0.999
-DEFAULT_SUPPORT_LIMIT = 1024
+from outrider.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,37 +90,20 @@ def _draw_dense(logits: Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:  # [N,
     winners = race(probs.log(), stream_rows(rows, Stream.PROPOSAL, logits.device))
     reported = probs.cpu().numpy()
     return [
-        Drawn(token_id, dense_probs=reported[i].copy() if _needs_evidence(rows[i]) else None)
+        Drawn(token_id, dense_probs=reported[i].copy() if needs_evidence(rows[i].open) else None)
         for i, token_id in enumerate(winners.tolist())
     ]
 
 
 def _draw_sparse(logits: Tensor, rows: Sequence[LogitRow], mass: float, limit: int) -> list[Drawn]:  # [N, V]
     vocab_size = logits.shape[-1]
-    probs, token_ids, widths = _support(logits.softmax(-1), mass, limit)
+    probs, token_ids, widths = choose_support(logits.softmax(-1), mass, limit)
     noise = stream_rows(rows, Stream.PROPOSAL, logits.device)
     winners: list[int] = race_among(probs.log(), token_ids, noise, vocab_size).tolist()
     reported_ids, reported_probs = token_ids.to(torch.int32).cpu().numpy(), probs.cpu().numpy()
     return [
         Drawn(winner, reported_ids[i, :width].copy(), reported_probs[i, :width].copy())
-        if _needs_evidence(rows[i])
+        if needs_evidence(rows[i].open)
         else Drawn(winner)
         for i, (winner, width) in enumerate(zip(winners, widths, strict=True))
     ]
-
-
-def _support(probs: Tensor, mass: float, limit: int) -> tuple[Tensor, Tensor, list[int]]:
-    """The likeliest tokens, renormalised: probabilities [N, S] (0 past a row's width), ids [N, S], widths [N]."""
-    ordered, token_ids = largest(probs, min(limit, probs.shape[-1]))
-    kept, sums = leading_mass(ordered, mass)
-    num_kept = kept.sum(-1, keepdim=True)
-    # A running sum's last value, so that a row's total does not depend on how wide its neighbours' supports are.
-    total = sums.gather(-1, (num_kept - 1).clamp_(min=0))
-    widths: list[int] = num_kept.squeeze(-1).tolist()
-    width = max(1, *widths)
-    scaled = (ordered[:, :width].to(torch.float64) / total).to(torch.float32)
-    return scaled.masked_fill_(~kept[:, :width], 0.0), token_ids[:, :width], widths
-
-
-def _needs_evidence(row: LogitRow) -> bool:
-    return row.open.acceptance_method is AcceptanceMethod.REJECTION

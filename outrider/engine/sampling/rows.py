@@ -99,6 +99,11 @@ def is_coupled(open_: Open) -> bool:
     return open_.acceptance_method is AcceptanceMethod.COUPLED and not is_greedy(open_)
 
 
+def needs_evidence(open_: Open) -> bool:
+    """Whether what a token was drawn from must be told."""
+    return open_.acceptance_method is AcceptanceMethod.REJECTION and not is_greedy(open_)
+
+
 def has_penalties(sampling: SamplingParams) -> bool:
     """Whether any penalty is on."""
     return bool(

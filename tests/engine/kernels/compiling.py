@@ -13,39 +13,55 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from outrider.engine.kernels.draft_sampling.kernel import (
+    _finish_kernel,
+    _gather_kernel,
+    _histogram_kernel,
+    _survey_kernel,
+)
+from outrider.engine.kernels.embedding.kernel import _look_up_kernel
+from outrider.engine.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _turned_kernel
 from outrider.engine.kernels.linear.skinny import _skinny_kernel
 from outrider.engine.kernels.paged_attention.kernel import _attend_kernel
 from outrider.engine.kernels.rms_norm.kernel import _norm_kernel
 from outrider.engine.kernels.rotary_store.kernel import _turn_and_store_kernel
-from outrider.engine.kernels.scoring.kernel import _answer_kernel, _entropy_kernel, _group_kernel, _mark_kernel
 from outrider.engine.kernels.swiglu.kernel import _swiglu_kernel
 
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
 ATTENTION = {"PAGE_SIZE": 16, "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HAS_WINDOW": True}
 TILE = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_D": 128, "PRECISION": "tf32", "UNROLLED": 4}
 PRODUCT = {"K": 4096, "HAS_BIAS": True, "SPLITS": 2, "FETCHED": 256}
+FEW = {"NUM_TOKENS": 2, "HAS_BIAS": True}
+PARTS = {"PARTS": 126, "BLOCK_PARTS": 128}
+SUPPORT = {"LIMIT": 1024, "CAPACITY": 2048}
 CONSTANTS: dict[Any, dict[str, Any]] = {
     _norm_kernel: {"HAS_DELTA": True, "BLOCK": 4096},
     _swiglu_kernel: {"BLOCK": 1024},
     _turn_and_store_kernel: {**HEADS, "HAS_ROWS": True, "HAS_NORM": True, "BLOCK_H": 4, "BLOCK_HALF": 64},
     _attend_kernel: {**ATTENTION, **TILE},
     _skinny_kernel: {**PRODUCT, "BLOCK_T": 16, "BLOCK_N": 64, "BLOCK_K": 256, "PRECISION": "tf32"},
+    _look_up_kernel: {"BLOCK": 2048},
+    _product_kernel: {**FEW, "BLOCK_N": 4, "BLOCK_K": 8192},
+    _gated_kernel: {**FEW, "HAS_DELTA": True, "BLOCK_N": 8, "BLOCK_K": 2048},
+    _turned_kernel: {**FEW, **HEADS, "HAS_DELTA": True, "HAS_ROWS": True, "BLOCK_N": 8, "BLOCK_K": 2048},
+    _survey_kernel: {"PARTS": 126, "CHUNK": 1024},
+    _histogram_kernel: {**PARTS, "CHUNK": 1024},
+    _gather_kernel: {**PARTS, **SUPPORT, "CHUNK": 1024},
+    _finish_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "PLACED": 16, "COMPARED": 128},
 }
-WITH = {"HAS_COUPLED": True, "HAS_MARKS": True, "FAST": True}
-CONSTANTS |= {
-    _mark_kernel: {"CLEARED": 2048, "IDS": 256},
-    _group_kernel: WITH,
-    _entropy_kernel: {"GROUPS": 128},
-    _answer_kernel: {**WITH, "GROUPS": 128, "IDS": 256},
-}
-INTEGERS = ("slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "marks", "found")
-FLOATS = ("eps", "scale")
+INTEGERS = {
+    "slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "parameters", "best_ids",
+    "ids", "histogram", "candidates", "places", "next_ids", "records", "supports",
+}  # fmt: skip
+FLOATS = ("eps", "scale", "floor")
 
 
 def type_of(name: str) -> str:
     if name.endswith("_ptr"):
         stem = name.removesuffix("_ptr")
-        return "*i32" if stem in INTEGERS else "*fp32" if stem in {"sums", "stats", "groups", "unfit"} else "*bf16"
+        if stem == "masses":
+            return "*fp64"
+        return "*i32" if stem in INTEGERS else "*fp32" if stem in {"sums", "stats", "surveys"} else "*bf16"
     return "fp32" if name in FLOATS else "i32"
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-CASES = Path(__file__).with_name("triton_cases.py")
-SCORING_CASES = Path(__file__).with_name("scoring_cases.py")
+CASES = ["triton_cases", "draft_sampling_cases", "few_tokens_cases"]
 COMPILING = Path(__file__).with_name("compiling.py")
 
 
@@ -20,21 +19,18 @@ def run(*command: str, **environment: str) -> str:
     plain = {name: value for name, value in os.environ.items() if name not in {"TRITON_INTERPRET", "PYTEST_ADDOPTS"}}
     outcome = subprocess.run(
         [sys.executable, "-m", *command],
-        cwd=CASES.parents[3], env={**plain, **environment}, capture_output=True, text=True, check=False,
+        cwd=COMPILING.parents[3], env={**plain, **environment}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert outcome.returncode == 0, outcome.stdout[-4000:] + outcome.stderr[-2000:]
     return outcome.stdout
 
 
-def test_kernels_keep_their_contracts_in_the_interpreter() -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("cases", CASES)
+def test_kernels_keep_their_contracts_in_the_interpreter(cases: str) -> None:
     pytest.importorskip("triton")
-    assert " passed" in run("pytest", str(CASES), "-p", "no:cacheprovider", TRITON_INTERPRET="1")
-
-
-@pytest.mark.timeout(400)
-def test_scoring_keeps_its_contract_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    assert " passed" in run("pytest", str(SCORING_CASES), "-p", "no:cacheprovider", TRITON_INTERPRET="1")
+    path = COMPILING.with_name(f"{cases}.py")
+    assert " passed" in run("pytest", str(path), "-p", "no:cacheprovider", TRITON_INTERPRET="1")
 
 
 def test_kernels_compile_for_real_hardware() -> None:
@@ -43,7 +39,8 @@ def test_kernels_compile_for_real_hardware() -> None:
     lines = run("tests.engine.kernels.compiling").splitlines()
     compiled = {tuple(line.split()[:2]) for line in lines}
     names = {"_norm_kernel", "_swiglu_kernel", "_turn_and_store_kernel", "_attend_kernel", "_skinny_kernel"}
-    names |= {"_mark_kernel", "_group_kernel", "_entropy_kernel", "_answer_kernel"}
+    names |= {"_survey_kernel", "_histogram_kernel", "_gather_kernel", "_finish_kernel"}
+    names |= {"_product_kernel", "_gated_kernel", "_turned_kernel", "_look_up_kernel"}
     assert compiled == {(name, capability) for name in names for capability in ("80", "90")}
     # Dependent launch exists from 9.0 on, and there every kernel must wait for the one before it.
     assert {line.split()[1]: line.split()[2] for line in lines} == {"80": "False", "90": "True"}
@@ -53,4 +50,5 @@ def test_kernels_compile_for_real_hardware() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.timeout(600)
 def test_kernels_keep_their_contracts_on_a_gpu() -> None:
-    assert " passed" in run("pytest", str(CASES), str(SCORING_CASES), "-p", "no:cacheprovider")
+    paths = [str(COMPILING.with_name(f"{cases}.py")) for cases in CASES]
+    assert " passed" in run("pytest", *paths, "-p", "no:cacheprovider")

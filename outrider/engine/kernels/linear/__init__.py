@@ -28,6 +28,11 @@ _MOST_FEW_ROWS_SIZE = 1 << 28
 class PreparedWeight(Protocol):
     """A weight ready to be multiplied with."""
 
+    @property
+    def matrix(self) -> torch.Tensor | None:
+        """[N, K] as it was, where the kernels of ``few_tokens`` can read it."""
+        ...
+
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""
         ...

@@ -1,4 +1,6 @@
-"""A weight on a GPU that is often multiplied with a few rows: ``skinny`` for those, cuBLAS for many."""
+"""A weight on a GPU that is often multiplied with a few rows: ``few_tokens`` for one, ``skinny`` for up to sixteen,
+cuBLAS for many.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import torch
 import torch.nn.functional as F
 import triton
 
+from outrider.engine.kernels.few_tokens import MAX_TOKENS, Matrix, suits
+from outrider.engine.kernels.few_tokens.kernel import product
 from outrider.engine.kernels.launching import launches_early, num_processors
 from outrider.engine.kernels.linear.skinny import Tiling, skinny_product
 
@@ -18,12 +22,20 @@ class FewRowsWeight:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight  # [N, K]
+        self._suits = suits(weight)
         self._tiling = choose_tiling(weight.shape[0], num_processors(weight.device))
         tiles = triton.cdiv(weight.shape[0], self._tiling.block_n)
         self._counters = torch.zeros(tiles, dtype=torch.int32, device=weight.device)
 
+    @property
+    def matrix(self) -> torch.Tensor | None:
+        """[N, K], where it suits ``few_tokens``."""
+        return self._weight if self._suits else None
+
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""
+        if self._suits and 0 < x.shape[0] <= MAX_TOKENS:
+            return product(x, Matrix(self._weight, bias))
         if 0 < x.shape[0] <= _MOST_ROWS:
             return skinny_product(x, self._weight, bias, self._counters, self._tiling)
         return F.linear(x, self._weight, bias)

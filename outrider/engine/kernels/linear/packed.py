@@ -28,6 +28,11 @@ class PackedWeight:
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
 
+    @property
+    def matrix(self) -> None:
+        """Gone."""
+        return
+
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, bias, "none", [], "")

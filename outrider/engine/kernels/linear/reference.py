@@ -12,6 +12,11 @@ class PlainWeight:
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight  # [N, K]
 
+    @property
+    def matrix(self) -> None:
+        """Not for other kernels."""
+        return
+
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""
         return F.linear(x, self._weight, bias)
@@ -28,6 +33,11 @@ class UpcastWeight:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight  # [N, K] bf16
+
+    @property
+    def matrix(self) -> None:
+        """Not for other kernels."""
+        return
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""

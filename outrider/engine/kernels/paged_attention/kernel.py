@@ -31,7 +31,11 @@ _UNROLLED = 4
 _CPU_PROCESSORS = 8  # in the interpreter: contexts are to be cut there too
 
 
-@triton.jit(do_not_specialize=["num_splits", "window"])
+@triton.jit(
+    do_not_specialize=["num_splits", "window"],
+    # Read number by number from wherever they lie: no kernel of its own for each alignment.
+    do_not_specialize_on_alignment=["query_starts_ptr", "context_lengths_ptr", "page_starts_ptr", "pages_ptr"],
+)
 def _attend_kernel(
     query_ptr,  # [T, H, D], rows query_stride apart
     kv_ptr,  # [S, 2, H_kv, D]

@@ -16,7 +16,7 @@ from outrider.engine.kernels.rotary_store.layout import Angles, HeadLayout
 _HEADS_PER_PROGRAM = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "rows_ptr"])
 def _turn_and_store_kernel(
     qkv_ptr,  # [T, H + 2 H_kv, D]
     kv_ptr,  # [S, 2, H_kv, D]

@@ -1,0 +1,169 @@
+"""A draft loop on its device: one launch for all its tokens, captured once for each shape.
+
+Owns the shapes, their CUDA graphs and the buffers that these read and write. A launch is a function of its shape and
+one packed buffer. Refuses to know sequences and requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from outrider.engine.device_inputs import BatchFrame
+from outrider.engine.drafting.plan import LoopShape, unpack_draft
+from outrider.engine.drafting.results import Numbers
+from outrider.engine.drafting.rows import MAX_CATCH_UP, MAX_STEPS, DraftingRules
+from outrider.engine.kernels.draft_sampling import DraftSink, make_sampler
+from outrider.engine.kernels.draft_sampling.layout import NUM_FIELDS
+from outrider.engine.models.decoder import DeviceBatch
+
+_NUM_ROWS = (1, 2, 4, 8, 16, 32, 64)
+MAX_ROWS = _NUM_ROWS[-1]
+_PREPARING_RUNS = 2
+_PREPARED_STEPS = 2
+"""Longer loops only repeat the second step."""
+
+LoopProgress = Callable[[int], None]
+"""Called with the number of loops captured."""
+
+
+class LoopModel(Protocol):
+    """What a loop needs of a model; ``outrider.engine.models.Decoder`` is one."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    def hidden_states(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+        """[T, hidden]."""
+        ...
+
+    def head_logits(self, hidden: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
+        """[N, V] of the chosen rows of ``hidden``, of all where ``indices`` is None."""
+        ...
+
+
+def captured_loops() -> tuple[LoopShape, ...]:
+    """Largest first, so that smaller ones find memory to reuse."""
+    return tuple(
+        LoopShape(rows, steps, catch_up)
+        for rows in reversed(_NUM_ROWS)
+        for catch_up in range(MAX_CATCH_UP, 0, -1)
+        for steps in range(MAX_STEPS, 0, -1)
+    )
+
+
+def choose_loop(own: LoopShape) -> LoopShape:
+    """The smallest shape that is captured and holds a plan of ``own``, which has at most ``MAX_ROWS`` rows."""
+    return LoopShape(next(rows for rows in _NUM_ROWS if rows >= own.num_rows), own.num_steps, own.catch_up)
+
+
+class DraftLoop:
+    """Runs loops of one model over one cache; for one thread, on the current stream."""
+
+    def __init__(
+        self, model: LoopModel, kv_cache: torch.Tensor, frame: BatchFrame, rules: DraftingRules, *, pages_per_row: int
+    ) -> None:
+        self.rules = rules
+        self._model = model
+        self._kv_cache = kv_cache
+        self._frame = frame
+        self._sampler = make_sampler(model.device, mass=rules.support_mass, limit=rules.support_limit)
+        self._graphs: dict[LoopShape, torch.cuda.CUDAGraph] = {}
+        largest = LoopShape(MAX_ROWS, MAX_STEPS, MAX_CATCH_UP)
+        draws = largest.num_rows * largest.num_steps
+        sizes = (draws, draws * NUM_FIELDS, draws * 2 * rules.support_limit)
+        self._inputs = self._on_device(largest.num_fixed + MAX_ROWS * pages_per_row)
+        self._outputs = [self._on_device(size) for size in sizes]
+        self._read = [self._on_host(size) for size in sizes]
+
+    def run(self, shape: LoopShape, host: torch.Tensor) -> None:
+        """Draft by a buffer of ``pack_draft``; returns before the device is done."""
+        self._inputs[: len(host)].copy_(host, non_blocking=True)
+        graph = self._graphs.get(shape)
+        if graph is None:
+            self._launch(shape)
+        else:
+            graph.replay()
+
+    def results(self, shape: LoopShape, *, with_supports: bool) -> tuple[Numbers, Numbers | None]:
+        """Wait for the loop that ran last: records [K, R, NUM_FIELDS] and supports [K, R, 2, S], valid until the next
+        ``results``.
+        """
+        sink = self._sink(shape)
+        records = self._fetch(sink.records, 1)
+        supports = self._fetch(sink.supports, 2) if with_supports else None
+        if self._model.device.type == "cuda":
+            torch.cuda.current_stream(self._model.device).synchronize()
+        return records.numpy(), None if supports is None else supports.numpy()
+
+    def capture(self, stream: torch.cuda.Stream, pool: object, progress: LoopProgress) -> None:
+        """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""
+        self._graphs.clear()
+        for done, (shape, graph) in enumerate(self._capture_each(stream, pool), 1):
+            self._graphs[shape] = graph
+            progress(done)
+
+    def _capture_each(
+        self, stream: torch.cuda.Stream, pool: object
+    ) -> Iterator[tuple[LoopShape, torch.cuda.CUDAGraph]]:
+        prepared: set[tuple[int, int]] = set()
+        for shape in captured_loops():
+            kind = (shape.num_rows, shape.catch_up)
+            if kind not in prepared:
+                prepared.add(kind)
+                self._prepare(LoopShape(shape.num_rows, _PREPARED_STEPS, shape.catch_up), stream)
+            yield shape, self._capture_one(shape, stream, pool)
+
+    def _prepare(self, shape: LoopShape, stream: torch.cuda.Stream) -> None:
+        self._empty(shape)
+        stream.wait_stream(torch.cuda.current_stream(self._model.device))
+        with torch.cuda.stream(stream):
+            for _ in range(_PREPARING_RUNS):
+                self._launch(shape)
+        torch.cuda.synchronize(self._model.device)
+
+    def _capture_one(self, shape: LoopShape, stream: torch.cuda.Stream, pool: object) -> torch.cuda.CUDAGraph:
+        torch.cuda.synchronize(self._model.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):  # type: ignore[arg-type]
+            self._launch(shape)
+        return graph
+
+    def _launch(self, shape: LoopShape) -> None:
+        """The whole loop."""
+        sink = self._sink(shape)
+        inputs = unpack_draft(self._inputs, shape, self._frame, sink.next_ids)
+        for step, batch in enumerate((inputs.first, *inputs.later)):
+            hidden = self._model.hidden_states(batch, self._kv_cache)
+            logits = self._model.head_logits(hidden, batch.logit_indices if step == 0 else None)
+            self._sampler(logits, inputs.parameters, step, sink)
+
+    def _empty(self, shape: LoopShape) -> None:
+        """Inputs of a loop in which no row has queries, no token a slot, and nothing is drawn."""
+        self._inputs.zero_()
+        loop = unpack_draft(self._inputs, shape, self._frame, self._sink(shape).next_ids)
+        for batch in (loop.first, *loop.later):
+            batch.slots.fill_(-1)
+
+    def _sink(self, shape: LoopShape) -> DraftSink:
+        steps, rows = shape.num_steps, shape.num_rows
+        shapes = ((steps, rows), (steps, rows, NUM_FIELDS), (steps, rows, 2, self.rules.support_limit))
+        next_ids, records, supports = (
+            buffer[: int(np.prod(size))].view(size) for buffer, size in zip(self._outputs, shapes, strict=True)
+        )
+        return DraftSink(next_ids, records, supports)
+
+    def _fetch(self, tensor: torch.Tensor, index: int) -> torch.Tensor:
+        host = self._read[index][: tensor.numel()].view(tensor.shape)
+        return host.copy_(tensor, non_blocking=True)
+
+    def _on_device(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=self._model.device)
+
+    def _on_host(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int32, pin_memory=self._model.device.type == "cuda")

@@ -1,0 +1,193 @@
+"""A draft loop laid out as one buffer of numbers.
+
+Owns the layout. What each step reads of positions, slots and lengths is known before the first token is drawn, because
+every draw appends one token: all of it is worked out here, and only the tokens themselves pass from step to step on the
+device. A plan may be laid out larger than it is: rows added have no queries and draw nothing, and what a row does after
+its last token has slot -1. Refuses to know models.
+
+Shape letters: ``R`` rows of the shape, ``K`` its steps, ``B`` rows of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from outrider.engine.batch import NO_PAGE, LongArray, page_tables_of
+from outrider.engine.device_inputs import BatchFrame, IntArray
+from outrider.engine.drafting.rows import DraftRow, parameters_of
+from outrider.engine.kernels.draft_sampling.layout import NUM_COLUMNS
+from outrider.engine.kernels.paged_attention import DevicePlan, PagedRows
+from outrider.engine.models.decoder import DeviceBatch
+from outrider.engine.sequences import PageCopy, SequenceTable
+from outrider.engine.steps import Operation, Step
+
+_NO_SLOT = -1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LoopShape:
+    """What a launch is made for; any plan that is no larger fits it."""
+
+    num_rows: int
+    num_steps: int
+    catch_up: int
+    """The most tokens that a row appends before its first draw."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the first forward, which brings the rows up to date."""
+        return self.num_rows * self.catch_up
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many numbers each part of the buffer has; the pages come after them."""
+        rows, tokens, more = self.num_rows, self.num_tokens, (self.num_steps - 1) * self.num_rows
+        first = [tokens, tokens, tokens, rows, rows + 1, rows]
+        return [*first, more, more, more, rows + 1, rows * NUM_COLUMNS, rows + 1]
+
+    @property
+    def num_fixed(self) -> int:
+        """Numbers before the pages."""
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """One launch, before it is laid out."""
+
+    token_ids: list[list[int]]  # [B] each row's, before its first draw
+    positions: list[int]  # [B] of the first of them
+    slots: list[list[int]]  # [B] of all that is appended, drawn tokens included
+    page_tables: LongArray  # [B, P]
+    parameters: list[list[int]]  # [B, NUM_COLUMNS]
+    num_steps: int
+    page_copies: tuple[PageCopy, ...]
+    """Done before anything else: all sources are read before any destination is written."""
+
+    @property
+    def shape(self) -> LoopShape:
+        """The plan's own."""
+        return LoopShape(len(self.token_ids), self.num_steps, max(map(len, self.token_ids)))
+
+
+def plan_draft(table: SequenceTable, rows: Sequence[DraftRow], vocab_size: int) -> DraftPlan:
+    """Extend every row's sequence by what will be appended, as yet without the ids of what will be drawn."""
+    parameters = [parameters_of(row, vocab_size).to_numbers() for row in rows]
+    positions = [row.sequence.length for row in rows]
+    slots = [table.extend(row.sequence, [*row.token_ids, *[0] * (row.num_drafts - 1)]) for row in rows]
+    return DraftPlan(
+        token_ids=[list(row.token_ids) for row in rows],
+        positions=positions,
+        slots=slots,
+        page_tables=page_tables_of(table, [row.sequence for row in rows]),
+        parameters=parameters,
+        num_steps=max(row.num_drafts for row in rows),
+        page_copies=tuple(table.pending_copies()),
+    )
+
+
+def pack_draft(plan: DraftPlan, shape: LoopShape, *, pinned: bool) -> torch.Tensor:
+    """The plan in one buffer of the host, laid out as ``shape``."""
+    has_page = plan.page_tables != NO_PAGE  # [B, P]
+    pages = plan.page_tables[has_page]
+    page_starts = np.concatenate(([0], has_page.sum(1).cumsum()))
+    host = torch.empty(shape.num_fixed + len(pages), dtype=torch.int32, pin_memory=pinned)
+    numbers: IntArray = host.numpy()
+    start = 0
+    for values, size, filler in zip(_parts(plan, shape, page_starts), shape.sizes, _fillers(plan, pages), strict=True):
+        numbers[start : start + len(values)] = values
+        numbers[start + len(values) : start + size] = filler
+        start += size
+    numbers[start:] = pages
+    return host
+
+
+def _parts(plan: DraftPlan, shape: LoopShape, page_starts: LongArray) -> Iterator[Sequence[int] | LongArray]:
+    counts = [len(ids) for ids in plan.token_ids]
+    ends = np.cumsum(counts)
+    later = _later_steps(plan, shape)
+    yield [token_id for ids in plan.token_ids for token_id in ids]
+    yield [start + i for start, count in zip(plan.positions, counts, strict=True) for i in range(count)]
+    yield [slot for slots, count in zip(plan.slots, counts, strict=True) for slot in slots[:count]]
+    yield ends - 1
+    yield np.concatenate(([0], ends))
+    yield [start + count for start, count in zip(plan.positions, counts, strict=True)]
+    yield from (part.ravel() for part in later)
+    yield np.arange(len(counts) + 1)
+    yield [number for numbers in plan.parameters for number in numbers]
+    yield page_starts
+
+
+def _fillers(plan: DraftPlan, pages: LongArray) -> tuple[int, ...]:
+    num_rows = len(plan.token_ids)
+    num_tokens = sum(len(ids) for ids in plan.token_ids)
+    return 0, 0, _NO_SLOT, 0, num_tokens, 0, 0, 0, 0, num_rows, 0, len(pages)
+
+
+def _later_steps(plan: DraftPlan, shape: LoopShape) -> tuple[LongArray, LongArray, LongArray]:
+    """Positions, slots and context lengths [K-1, R] of the forwards after the first, one token a row.
+
+    A row that is done stays at its last token and stores nothing.
+    """
+    size = (shape.num_steps - 1, shape.num_rows)
+    positions, slots, contexts = (np.full(size, filler, dtype=np.int64) for filler in (0, _NO_SLOT, 0))
+    for row, (start, ids, own_slots) in enumerate(zip(plan.positions, plan.token_ids, plan.slots, strict=True)):
+        step = np.arange(len(ids), len(ids) + size[0])
+        appended = np.minimum(step, len(own_slots) - 1)
+        positions[:, row] = start + appended
+        contexts[:, row] = start + appended + 1
+        slots[:, row] = np.where(step == appended, np.asarray(own_slots)[appended], _NO_SLOT)
+    return positions, slots, contexts
+
+
+def draft_step(plan: DraftPlan, shape: LoopShape, *, pinned: bool) -> Step:
+    """The loop of a plan, laid out as ``shape``; its page copies are a step of their own."""
+    return Step(
+        Operation.DRAFT, (shape.num_rows, shape.num_steps, shape.catch_up), pack_draft(plan, shape, pinned=pinned)
+    )
+
+
+def loop_of(step: Step) -> LoopShape:
+    """The shape of a loop's step."""
+    return LoopShape(*step.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLoop:
+    """A launch's inputs on the device."""
+
+    first: DeviceBatch
+    later: tuple[DeviceBatch, ...]  # K-1; their tokens are what was drawn in the step before
+    parameters: torch.Tensor  # [R, NUM_COLUMNS]
+
+
+def unpack_draft(
+    buffer: torch.Tensor,
+    shape: LoopShape,
+    frame: BatchFrame,
+    next_ids: torch.Tensor,  # [K, R] int32
+) -> DeviceLoop:
+    """Views of a buffer on the device that was, or will be, filled by ``pack_draft``."""
+    parts = torch.split(buffer[: shape.num_fixed], shape.sizes)
+    token_ids, positions, slots, logit_indices, query_starts, contexts = parts[:6]
+    more_positions, more_slots, more_contexts = (part.view(-1, shape.num_rows) for part in parts[6:9])
+    single_starts, parameters, page_starts = parts[9:]
+
+    def plans(starts: torch.Tensor, lengths: torch.Tensor, max_queries: int) -> dict[int | None, DevicePlan]:
+        pages = buffer[shape.num_fixed :]
+        rows = PagedRows(starts, lengths, page_starts, pages, max_queries, frame.counters)
+        return {window: DevicePlan(rows, frame.page_size, window) for window in frame.windows}
+
+    first = DeviceBatch(token_ids, positions, slots, dict(plans(query_starts, contexts, shape.catch_up)), logit_indices)
+    later = tuple(
+        DeviceBatch(
+            next_ids[step], more_positions[step], more_slots[step],
+            dict(plans(single_starts, more_contexts[step], 1)), single_starts[:-1],
+        )
+        for step in range(shape.num_steps - 1)
+    )  # fmt: skip
+    return DeviceLoop(first, later, parameters.view(shape.num_rows, NUM_COLUMNS))

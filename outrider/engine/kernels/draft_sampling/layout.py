@@ -1,0 +1,113 @@
+"""What ``draft_sampling`` reads of each row and what it writes, as arrays of 32-bit numbers.
+
+Shape letters: ``B`` rows, ``K`` steps, ``S`` the most tokens of a support.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from outrider.randomness.streams import Stream, split_seed
+
+MAX_BANNED = 8
+"""Token ids that a row may exclude one by one."""
+ALWAYS = 2**31 - 1
+"""The ``until`` of a token that is never drawn."""
+
+
+class Method(enum.IntEnum):
+    """How a row's token is drawn."""
+
+    NONE = 0
+    """Not at all: the row fills up a shape."""
+    GREEDY = 1
+    COUPLED = 2
+    SPARSE = 3
+    """From a support of the likeliest tokens, which is reported."""
+
+
+class Column(enum.IntEnum):
+    """A row's parameters, by place."""
+
+    METHOD = 0
+    TEMPERATURE = 1
+    """The bits of a float32 above 0."""
+    SEED_LOW = 2
+    SEED_HIGH = 3
+    STREAM = 4
+    BASE = 5
+    POSITION = 6
+    """Of the token drawn in step 0."""
+    LENGTH = 7
+    """Steps in which this row draws."""
+    NUM_IDS = 8
+    """Tokens from here on are never drawn."""
+    NUM_BANNED = 9
+    BANNED = 10
+    """The first of ``MAX_BANNED`` token ids."""
+    UNTIL = 18
+    """The first of ``MAX_BANNED`` positions from which on the token of the same place may be drawn."""
+
+
+NUM_COLUMNS = Column.UNTIL + MAX_BANNED
+
+
+class Field(enum.IntEnum):
+    """A record's numbers, by place."""
+
+    TOKEN = 0
+    """-1: none could be drawn."""
+    WIDTH = 1
+    """Tokens of the support; 0 where there is none."""
+    IS_FINITE = 2
+    """Whether all raw logits of the row are."""
+    LARGEST = 3
+    """The bits of the largest processed logit, a float32."""
+
+
+NUM_FIELDS = len(Field)
+
+
+@dataclass(frozen=True, slots=True)
+class RowParameters:
+    """One row's parameters."""
+
+    method: Method
+    temperature: float
+    seed: int
+    stream: Stream
+    base: int
+    position: int
+    length: int
+    num_ids: int
+    banned: tuple[tuple[int, int], ...] = ()
+    """(token id, position from which on it may be drawn)."""
+
+    def to_numbers(self) -> list[int]:
+        """[NUM_COLUMNS], each as an int32."""
+        low, high = split_seed(self.seed)
+        ids, untils = [token_id for token_id, _ in self.banned], [until for _, until in self.banned]
+        padding = [0] * (MAX_BANNED - len(ids))
+        words = [low, high, int(np.float32(self.temperature).view(np.uint32))]
+        low, high, temperature = (word - 2**32 if word >= 2**31 else word for word in words)
+        return [
+            int(self.method), temperature, low, high, int(self.stream), self.base, self.position, self.length,
+            self.num_ids, len(ids), *ids, *padding, *untils, *padding,
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSink:
+    """Where a loop's draws go; step k writes at index k."""
+
+    next_ids: torch.Tensor  # [K, B] int32: the drawn token, 0 where there is none, so that it can be fed again
+    records: torch.Tensor  # [K, B, NUM_FIELDS] int32; of rows that draw nothing in a step they stay unwritten
+    supports: torch.Tensor  # [K, B, 2, S] int32: ids, best first, and the bits of their float32 probabilities
+
+    def of_step(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[B], [B, NUM_FIELDS], [B, 2, S]."""
+        return self.next_ids[step], self.records[step], self.supports[step]

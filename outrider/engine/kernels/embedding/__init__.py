@@ -1,0 +1,21 @@
+"""Looking up rows of a table.
+
+Contract: ``table [V, N]`` and ``ids [T]``, integers of any size from 0 to V - 1, give ``[T, N]``, in memory of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.engine.kernels.embedding import reference
+
+__all__ = ["look_up"]
+
+
+def look_up(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The rows ``ids`` [T] of ``table`` [V, N]: [T, N]."""
+    if table.is_cuda:
+        from outrider.engine.kernels.embedding import kernel  # Triton is slow to import
+
+        return kernel.look_up(ids, table)
+    return reference.look_up(ids, table)

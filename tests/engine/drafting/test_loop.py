@@ -1,0 +1,206 @@
+"""A draft loop against drawing token by token, on a model whose logits depend on every key it reads."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.engine.device_inputs import BatchFrame
+from outrider.engine.drafting import MAX_STEPS, DraftingRules, DraftRow, fits_loop
+from outrider.engine.drafting.loop import DraftLoop, captured_loops, choose_loop
+from outrider.engine.drafting.plan import LoopShape, pack_draft, plan_draft
+from outrider.engine.drafting.results import read_draws
+from outrider.engine.kernels.paged_attention import DevicePlan
+from outrider.engine.models.decoder import DeviceBatch
+from outrider.engine.pages import PagePool
+from outrider.engine.sampling import Drawn, LogitRow, propose
+from outrider.engine.sequences import Sequence, SequenceTable
+from outrider.errors import InvalidRequestError, NonFiniteLogitsError
+from outrider.ports import Open
+from outrider.types import AcceptanceMethod, SamplingParams
+from tests.support.core_driver import open_session
+
+VOCAB_SIZE = 97
+PAGE_SIZE = 4
+NUM_PAGES = 300
+RULES = DraftingRules(support_mass=0.95, support_limit=24)
+POISON = -5
+"""A token after which logits are no numbers."""
+
+
+def logits_of(text: list[int]) -> torch.Tensor:  # [V]
+    seed = hash(tuple(text)) % 2**63
+    logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 2
+    return logits * float("nan") if text[-1] == POISON % VOCAB_SIZE and len(text) > 3 else logits
+
+
+class TextModel:
+    """Keeps the token itself as its key; the hidden state of a query is the text that it sees."""
+
+    def __init__(self, *, may_poison: bool = False) -> None:
+        self.device = torch.device("cpu")
+        self.texts: list[list[int]] = []
+        self.may_poison = may_poison
+
+    def hidden_states(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+        """Stores what has a slot; [T] places in ``texts``."""
+        plan = batch.plans[None]
+        assert isinstance(plan, DevicePlan)
+        slots = batch.slots.tolist()
+        for token, position, slot in zip(batch.token_ids.tolist(), batch.positions.tolist(), slots, strict=True):
+            if slot >= 0:
+                kv_cache[slot] = torch.tensor([token, position])
+        rows = plan.rows
+        starts, contexts, pages = rows.query_starts.tolist(), rows.context_lengths.tolist(), rows.pages.tolist()
+        hidden = torch.full((len(slots),), -1)
+        for row, (begin, end) in enumerate(itertools.pairwise(starts)):
+            own = pages[rows.page_starts[row] : rows.page_starts[row + 1]]
+            held = [kv_cache[own[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE].tolist() for p in range(contexts[row])]
+            for query in range(begin, end):
+                seen = held[: contexts[row] - (end - 1 - query)]
+                assert [position for _, position in seen] == list(range(len(seen)))
+                assert batch.positions[query] == len(seen) - 1
+                hidden[query] = len(self.texts)
+                self.texts.append([token for token, _ in seen])
+        return hidden
+
+    def head_logits(self, hidden: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
+        """[N, V]; of what fills up a shape, numbers that must not be read."""
+        chosen = (hidden if indices is None else hidden[indices.long()]).tolist()
+        return torch.stack(
+            [logits_of(self.texts[i]) if i >= 0 else torch.full((VOCAB_SIZE,), float("nan")) for i in chosen]
+        )
+
+
+class Rig:
+    """A loop over a table of sequences whose pages are scattered."""
+
+    def __init__(self) -> None:
+        self.table = SequenceTable(PagePool(NUM_PAGES, PAGE_SIZE))
+        for single in [self.table.open(1) for _ in range(NUM_PAGES)][::2]:
+            self.table.release(single)
+        self.kv = torch.full((NUM_PAGES * PAGE_SIZE, 2), -7)
+        self.model = TextModel()
+        frame = BatchFrame(PAGE_SIZE, frozenset((None,)), torch.zeros(1, dtype=torch.int32))
+        self.loop = DraftLoop(self.model, self.kv, frame, RULES, pages_per_row=20)
+
+    def sequence(self, text: list[int]) -> Sequence:
+        sequence = self.table.open(60)
+        for token, slot in enumerate(self.table.extend(sequence, text)):
+            self.kv[slot] = torch.tensor([text[token], token])
+        return sequence
+
+    def draft(self, rows: list[DraftRow], shape: LoopShape | None = None) -> list[list[Drawn]]:
+        plan = plan_draft(self.table, rows, VOCAB_SIZE)
+        shape = shape or choose_loop(plan.shape)
+        self.loop.run(shape, pack_draft(plan, shape, pinned=False))
+        return read_draws(rows, *self.loop.results(shape, with_supports=True))
+
+
+def opened(seed: int, method: AcceptanceMethod = AcceptanceMethod.REJECTION, **sampling: Any) -> Open:
+    return open_session(
+        0, prompt_length=5, max_length=60, num_token_ids=VOCAB_SIZE - 2, seed=seed, acceptance_method=method,
+        sampling=SamplingParams(**sampling),
+    )  # fmt: skip
+
+
+def one_by_one(row: DraftRow, text: list[int]) -> list[Drawn]:
+    found: list[Drawn] = []
+    text = [*text, *row.token_ids]
+    for _ in range(row.num_drafts):
+        asked = LogitRow(row.open, text, len(text), row.base)
+        (drawn,) = propose(
+            logits_of(text)[None], [asked], support_mass=RULES.support_mass, support_limit=RULES.support_limit
+        )
+        found.append(drawn)
+        if drawn.error is not None:
+            break
+        text.append(drawn.token_id)
+    return found
+
+
+def check(found: list[Drawn], expected: list[Drawn]) -> None:
+    assert [one.token_id for one in found] == [one.token_id for one in expected]
+    for one, truth in zip(found, expected, strict=True):
+        assert type(one.error) is type(truth.error)
+        assert (one.support_ids is None) == (truth.support_ids is None)
+        if one.support_ids is not None and one.support_probs is not None and truth.support_probs is not None:
+            np.testing.assert_array_equal(one.support_ids, truth.support_ids)
+            np.testing.assert_allclose(one.support_probs, truth.support_probs, rtol=1e-6)
+
+
+def random_row(rig: Rig, choose: random.Random) -> tuple[DraftRow, list[int]]:
+    text = [choose.randrange(VOCAB_SIZE) for _ in range(choose.randint(0, 30))]
+    method = choose.choice([AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED, AcceptanceMethod.TYPICAL])
+    open_ = opened(choose.getrandbits(64), method, temperature=choose.choice([0.0, 0.7, 1.0]), min_tokens=8)
+    open_ = replace(open_, eos_token_ids=(3, 4), banned_token_ids=(50,))
+    tokens = [choose.randrange(VOCAB_SIZE) for _ in range(choose.randint(1, 2))]
+    base = len(text) + len(tokens) - choose.choice([0, 0, 2]) * (len(text) > 2)
+    return DraftRow(open_, rig.sequence(text), tokens, choose.randint(1, MAX_STEPS), base), text
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 7])
+def test_a_loop_draws_what_drawing_one_by_one_does(num_rows: int) -> None:
+    choose = random.Random(num_rows)
+    for _ in range(4):
+        rig = Rig()
+        pairs = [random_row(rig, choose) for _ in range(num_rows)]
+        found = rig.draft([row for row, _ in pairs])
+        for (row, text), drawn in zip(pairs, found, strict=True):
+            check(drawn, one_by_one(row, text))
+            assert row.sequence.length == len(text) + len(row.token_ids) + row.num_drafts - 1
+        rig.table.check_integrity()
+
+
+def test_what_fills_up_a_shape_writes_nothing() -> None:
+    rig = Rig()
+    text = [1, 2, 3]
+    row = DraftRow(opened(1, temperature=0.8), rig.sequence(text), [4], 3, 4)
+    before = rig.kv.clone()
+    check(rig.draft([row], LoopShape(4, 6, 2))[0], one_by_one(row, text))
+    table = row.sequence.page_table
+    written = {table[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(3, 6)}
+    changed = (rig.kv != before).any(1).nonzero().flatten().tolist()
+    assert set(changed) == written
+
+
+def test_a_row_that_cannot_be_drawn_from_ends_there_and_hurts_no_other() -> None:
+    rig = Rig()
+    good = DraftRow(opened(2, temperature=1.0), rig.sequence([1, 2, 3, 4]), [5], 4, 5)
+    bad = DraftRow(opened(3, temperature=0.0), rig.sequence([1, 2, 3, 4]), [POISON % VOCAB_SIZE], 4, 5)
+    nothing = DraftRow(replace(opened(4), num_token_ids=1, banned_token_ids=(0,)), rig.sequence([9]), [8, 7], 2, 3)
+    found = rig.draft([bad, good, nothing])
+    check(found[1], one_by_one(good, [1, 2, 3, 4]))
+    assert [len(drawn) for drawn in found] == [1, 4, 1]
+    assert isinstance(found[0][0].error, NonFiniteLogitsError)
+    assert isinstance(found[2][0].error, InvalidRequestError)
+
+
+def test_which_requests_fit() -> None:
+    assert fits_loop(opened(1, temperature=0.0, top_p=0.5, top_k=3))
+    assert fits_loop(opened(1, temperature=0.7))
+    assert fits_loop(replace(opened(1, min_tokens=4), eos_token_ids=tuple(range(8))))
+    unfit: list[dict[str, Any]] = [
+        {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"frequency_penalty": 0.1}, {"logit_bias": ((3, 1.0),)},
+        {"bad_words": ((1,),)}, {"allowed_token_ids": (1, 2)}, {"repetition_penalty": 1.1},
+    ]  # fmt: skip
+    for sampling in unfit:
+        assert not fits_loop(opened(1, **{"temperature": 1.0, **sampling}))
+    assert not fits_loop(replace(opened(1), dense=True))
+    assert not fits_loop(replace(opened(1, min_tokens=4), eos_token_ids=tuple(range(9))))
+
+
+def test_the_smallest_captured_loop_that_fits_is_taken() -> None:
+    shapes = captured_loops()
+    assert len(set(shapes)) == len(shapes)
+    for rows, steps, catch_up in ((1, 1, 1), (3, 4, 2), (33, 8, 1), (64, 2, 2)):
+        chosen = choose_loop(LoopShape(rows, steps, catch_up))
+        assert chosen in shapes
+        assert (chosen.num_steps, chosen.catch_up) == (steps, catch_up)
+        assert chosen.num_rows == min(shape.num_rows for shape in shapes if shape.num_rows >= rows)

@@ -1,0 +1,215 @@
+"""The Triton form of ``draft_sampling`` against its reference, what it must write poisoned first.
+
+Run by ``test_triton.py`` in a process of its own, as ``triton_cases.py`` is.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from outrider.engine.kernels.draft_sampling import DraftSink
+from outrider.engine.kernels.draft_sampling.kernel import TritonSampler
+from outrider.engine.kernels.draft_sampling.layout import ALWAYS, NUM_FIELDS, Field, Method, RowParameters
+from outrider.engine.kernels.draft_sampling.reference import ReferenceSampler
+from outrider.randomness.streams import Stream
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+ALL_METHODS = (
+    [(1000, 3.0), (2051, 0.5), (2051, 12.0)]
+    if INTERPRETED
+    else [(size, scale) for size in (1000, 2051, 128_256, 151_936) for scale in (0.5, 3.0, 12.0)]
+)
+# Sizes that the interpreter is quick with.
+SMALL_VOCAB, LIMITS, EQUALS_LIMITS = (
+    (250, [1, 7, 128], [3]) if INTERPRETED else (1000, [1, 7, 128, 1000, 1024], [3, 100])
+)
+POISON = -(2**30) - 7
+STREAMS = {Method.COUPLED: Stream.COUPLED, Method.SPARSE: Stream.PROPOSAL}
+
+
+def row(method: Method, **changes: object) -> RowParameters:
+    plain = RowParameters(
+        method=method, temperature=1.0, seed=2**63 + 12345, stream=STREAMS.get(method, Stream.PROPOSAL), base=7,
+        position=9, length=4, num_ids=2**30,
+    )  # fmt: skip
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def draw(
+    logits: torch.Tensor, rows: list[RowParameters], *, kernel: bool, step: int = 0, mass: float, limit: int
+) -> DraftSink:
+    sampler = (TritonSampler if kernel else ReferenceSampler)(mass=mass, limit=limit)
+    count = len(rows)
+    sink = DraftSink(
+        *(
+            torch.full(shape, POISON, dtype=torch.int32, device=DEVICE)
+            for shape in ((step + 1, count), (step + 1, count, NUM_FIELDS), (step + 1, count, 2, limit))
+        )
+    )
+    parameters = torch.tensor([one.to_numbers() for one in rows], dtype=torch.int32, device=DEVICE)
+    sampler(logits, parameters, step, sink)
+    return sink
+
+
+def compare(logits: torch.Tensor, rows: list[RowParameters], *, step: int = 0, mass: float, limit: int) -> DraftSink:
+    """Equal in all but the last bits of probabilities; returns what the kernel wrote."""
+    found, truth = (draw(logits, rows, kernel=kernel, step=step, mass=mass, limit=limit) for kernel in (True, False))
+    ends_alike = found.records[step, :, Field.WIDTH] == truth.records[step, :, Field.WIDTH]
+    for index in (~ends_alike).nonzero().flatten().tolist():
+        check_edge(logits[index], rows[index], widths(found)[index], widths(truth)[index], mass=mass)
+    torch.testing.assert_close(found.next_ids[step, ends_alike], truth.next_ids[step, ends_alike], atol=0, rtol=0)
+    records = found.records[step, ends_alike, :3], truth.records[step, ends_alike, :3]
+    torch.testing.assert_close(*records, atol=0, rtol=0)
+    assert (found.next_ids[:step] == POISON).all()
+    assert (found.records[:step] == POISON).all()
+    largest = found.records[..., Field.LARGEST], truth.records[..., Field.LARGEST]
+    finite = truth.records[..., Field.IS_FINITE] == 1
+    floats = [bits[finite].view(torch.float32) for bits in largest]
+    torch.testing.assert_close(*floats, atol=0, rtol=0)
+    for index in ends_alike.nonzero().flatten().tolist():
+        compare_supports(found.supports[step, index], truth.supports[step, index], max(widths(truth)[index], 0))
+    return found
+
+
+def check_edge(logits: torch.Tensor, row: RowParameters, *both: int, mass: float) -> None:  # [V]
+    """Supports may end apart only where the exact sum before each token between is within 1e-6 of the mass."""
+    assert row.method == Method.SPARSE
+    assert not row.banned
+    probs = (logits.double() / row.temperature).softmax(0).sort(descending=True).values
+    before = (probs.cumsum(0) - probs)[min(both) : max(both)]
+    torch.testing.assert_close(before, torch.full_like(before, mass), atol=1e-6, rtol=0)
+
+
+def compare_supports(found: torch.Tensor, truth: torch.Tensor, width: int) -> None:
+    """The same tokens with the same probabilities, best first but for the last bits; nothing written beside."""
+    assert (found[:, width:] == POISON).all()
+    probs = [one[1, :width].contiguous().view(torch.float32) for one in (found, truth)]
+    torch.testing.assert_close(*probs, atol=0, rtol=2e-6)
+    by_id = [(one[0, :width].sort()) for one in (found, truth)]
+    torch.testing.assert_close(by_id[0].values, by_id[1].values, atol=0, rtol=0)
+    torch.testing.assert_close(probs[0][by_id[0].indices], probs[1][by_id[1].indices], atol=0, rtol=2e-6)
+
+
+def widths(sink: DraftSink) -> list[int]:
+    found: list[int] = sink.records[-1, :, Field.WIDTH].tolist()
+    return found
+
+
+def peaked(num_rows: int, vocab_size: int, scale: float, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(num_rows, vocab_size, generator=generator) * scale).to(DEVICE)
+
+
+@pytest.mark.parametrize(("vocab_size", "scale"), ALL_METHODS)
+def test_all_methods_in_one_batch(vocab_size: int, scale: float) -> None:
+    rows = [
+        row(Method.GREEDY),
+        row(Method.COUPLED, temperature=0.7, seed=5),
+        row(Method.SPARSE, temperature=0.7),
+        row(Method.NONE),
+        row(Method.SPARSE, temperature=1.3, seed=2**64 - 1, base=2**20, position=2**20 + 3),
+        row(Method.COUPLED, seed=0, base=0, position=0),
+        row(Method.SPARSE, length=0),
+    ]
+    sink = compare(peaked(len(rows), vocab_size, scale), rows, mass=0.999, limit=64)
+    assert sink.records[0, 3].tolist() == [POISON] * NUM_FIELDS
+    assert sink.next_ids[0, 3] == sink.next_ids[0, 6] == 0
+    assert (sink.records[0, [0, 1, 2, 4, 5], Field.TOKEN] >= 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_ties_of_short_types_go_by_lowest_id(dtype: torch.dtype) -> None:
+    logits = peaked(4, 1000, 2.0).to(dtype)
+    rows = [row(Method.GREEDY), row(Method.COUPLED), row(Method.SPARSE), row(Method.SPARSE, seed=3, temperature=0.6)]
+    compare(logits, rows, mass=0.99, limit=64 if INTERPRETED else 300)
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_support_ends_at_its_limit(limit: int) -> None:
+    logits = peaked(3, 1000, 0.2)
+    sink = compare(logits, [row(Method.SPARSE, seed=seed) for seed in range(3)], mass=0.999, limit=limit)
+    assert widths(sink) == [limit] * 3 if limit < 900 else all(900 < width <= 1000 for width in widths(sink))
+    for index, width in enumerate(widths(sink)):
+        probs = sink.supports[0, index, 1, :width].contiguous().view(torch.float32)
+        assert probs.sum().item() == pytest.approx(1)
+        assert (sink.supports[0, index, :, width:] == POISON).all()
+
+
+def test_a_certain_token_is_a_support_of_one() -> None:
+    logits = peaked(2, 1000, 1.0)
+    logits[:, 600] = 40.0
+    sink = compare(logits, [row(Method.SPARSE), row(Method.SPARSE, temperature=1e-30)], mass=0.999, limit=64)
+    assert widths(sink) == [1, 1]
+    assert sink.next_ids[0].tolist() == [600, 600]
+
+
+@pytest.mark.parametrize("limit", EQUALS_LIMITS)
+def test_many_equals_beyond_the_capacity(limit: int) -> None:
+    """All alike; two values; and a few above many equals: the lowest ids get in."""
+    logits = torch.zeros(3, 2051, device=DEVICE)
+    logits[1, 1500:] = 0.001
+    logits[2, 2000:2002] = 1.0
+    sink = compare(logits, [row(Method.SPARSE, seed=seed) for seed in range(3)], mass=0.999, limit=limit)
+    assert widths(sink) == [limit] * 3
+    assert sink.supports[0, 0, 0].tolist() == list(range(limit))
+    assert sink.supports[0, 1, 0].tolist() == list(range(1500, 1500 + limit))
+    assert sink.supports[0, 2, 0].tolist() == [2000, 2001, *range(limit - 2)]
+
+
+@pytest.mark.parametrize("mass", [1e-6, 0.3, 0.9, 0.9999])
+def test_any_mass(mass: float) -> None:
+    rows = [row(Method.SPARSE), row(Method.SPARSE, temperature=0.4)]
+    compare(peaked(2, SMALL_VOCAB, 3.0), rows, mass=mass, limit=SMALL_VOCAB)
+
+
+@pytest.mark.parametrize("mass", [0.999999, 1.0])
+def test_of_masses_within_rounding_of_all_only_the_tail_may_differ(mass: float) -> None:
+    logits, rows = peaked(2, SMALL_VOCAB, 3.0), [row(Method.SPARSE), row(Method.SPARSE, temperature=0.4)]
+    found, truth = (draw(logits, rows, kernel=kernel, mass=mass, limit=SMALL_VOCAB) for kernel in (True, False))
+    for index, both in enumerate(zip(widths(found), widths(truth), strict=True)):
+        width = min(both)
+        torch.testing.assert_close(found.supports[0, index, 0, :width], truth.supports[0, index, 0, :width])
+        longer = found if both[0] > both[1] else truth
+        tail = longer.supports[0, index, 1, width : max(both)].contiguous().view(torch.float32)
+        assert tail.sum().item() < 4e-6
+
+
+def test_banned_tokens_and_padded_vocabularies_are_never_drawn() -> None:
+    logits = peaked(3, 1000, 1.0)
+    logits[:, 5], logits[:, 990] = 30.0, 40.0
+    banned = ((5, 12), (990, ALWAYS), (3, ALWAYS))
+    methods = (Method.GREEDY, Method.COUPLED, Method.SPARSE)
+    for step in (0, 3):  # positions 9 and 12
+        found = compare(logits, [row(m, banned=banned) for m in methods], step=step, mass=0.999, limit=64)
+        assert [token == 5 for token in found.next_ids[step].tolist()] == [step == 3] * 3
+    found = compare(logits, [row(m, num_ids=990) for m in methods], mass=0.999, limit=64)
+    assert found.next_ids[0].tolist() == [5] * 3
+
+
+def test_a_row_that_cannot_be_drawn_from_hurts_no_other() -> None:
+    logits = peaked(8, 1000, 1.0)
+    logits[1, 999] = float("nan")
+    logits[2, 0] = float("inf")
+    logits[3, 400] = float("-inf")
+    logits[6] *= 1e10  # divided by next to nothing it overflows
+    rows = [row(Method.SPARSE, seed=seed) for seed in range(8)]
+    rows[4] = row(Method.SPARSE, num_ids=1, banned=((0, ALWAYS),))
+    rows[5] = row(Method.GREEDY, num_ids=1, banned=((0, ALWAYS),))
+    rows[6] = row(Method.COUPLED, temperature=1e-30)
+    sink = compare(logits, rows, mass=0.999, limit=64)
+    assert [token >= 0 for token in sink.records[0, :, Field.TOKEN].tolist()] == [True, *[False] * 6, True]
+    assert sink.records[0, :, Field.IS_FINITE].tolist() == [1, 0, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="too long for the interpreter")
+def test_many_draws_are_the_references() -> None:
+    methods = [Method.SPARSE, Method.COUPLED, Method.GREEDY, Method.SPARSE]
+    for seed in range(20):
+        logits = peaked(32, 128_256, 1.5 + seed % 4, seed)
+        rows = [row(methods[i % 4], seed=1000 * seed + i, temperature=0.7 + 0.1 * (i % 5)) for i in range(32)]
+        compare(logits, rows, mass=0.999, limit=1024)
