@@ -7,28 +7,33 @@ variant="${2:?coordinator, cpu or cuda}"
 # Away from the project's folder: what counts is what is installed.
 cd /
 
-"$PREFIX/bin/python" -m pip --disable-pip-version-check check
-"$PREFIX/bin/outrider" --version
-"$PREFIX/bin/python" -m coordinator --help >/dev/null
+is_installed() {
+	"$PREFIX/bin/python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' "$1"
+}
+
 case "$variant" in
 coordinator)
 	for package in torch transformers triton; do
-		if "$PREFIX/bin/python" -c "import $package" 2>/dev/null; then
+		if is_installed "$package"; then
 			echo "check_packages.sh: $package is in the coordinator's image" >&2
 			exit 1
 		fi
 	done
 	;;
 cpu | cuda)
-	"$PREFIX/bin/python" -m target_service --help >/dev/null
-	"$PREFIX/bin/python" -m draft_service --help >/dev/null
-	"$PREFIX/bin/hf" download --help >/dev/null
-	"$PREFIX/bin/torchrun" --help >/dev/null
+	is_installed torch || { echo "check_packages.sh: torch is not in the image for $variant" >&2; exit 1; }
 	has_cuda="$("$PREFIX/bin/python" -c 'import torch; print("cuda" if torch.version.cuda else "cpu")')"
 	if [[ "$has_cuda" != "$variant" ]]; then
 		echo "check_packages.sh: torch is built for $has_cuda in the image for $variant" >&2
 		exit 1
 	fi
+	"$PREFIX/bin/python" -m target_service --help >/dev/null
+	"$PREFIX/bin/python" -m draft_service --help >/dev/null
+	"$PREFIX/bin/hf" download --help >/dev/null
+	"$PREFIX/bin/torchrun" --help >/dev/null
 	;;
 esac
+"${PYTHON:-python3}" -m pip --python "$PREFIX" --disable-pip-version-check check
+"$PREFIX/bin/outrider" --version
+"$PREFIX/bin/python" -m coordinator --help >/dev/null
 echo "the environment of $variant is as it should be"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes an environment at PREFIX with what one image runs: coordinator (no torch), cpu or cuda. Run in the project's
 # folder; the Dockerfile does so, and the tests do.
-#   PYTHON     the interpreter to build on
+#   PYTHON     the interpreter to build on, which has pip
 #   TORCH_INDEX_URL   where the cpu variant takes torch from; its builds for CPUs are not on PyPI for every platform
 set -euo pipefail
 
@@ -15,9 +15,12 @@ coordinator | cpu | cuda) ;;
 	;;
 esac
 
-pip=("$PREFIX/bin/python" -m pip install --disable-pip-version-check --no-cache-dir --quiet --progress-bar off -c constraints.txt)
+python="${PYTHON:-python3}"
+# An image has no use for pip: the builder's own fills the environment.
+pip=("$python" -m pip --python "$PREFIX" install --disable-pip-version-check --no-cache-dir --quiet --progress-bar off
+	-c constraints.txt)
 
-"${PYTHON:-python3}" -m venv "$PREFIX"
+"$python" -m venv --without-pip "$PREFIX"
 case "$variant" in
 coordinator)
 	"${pip[@]}" ".[telemetry]"

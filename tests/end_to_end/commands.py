@@ -82,12 +82,12 @@ class Command:
         self.process.wait()
 
 
-def wait_until(condition: Callable[[], object], what: str, said: object = None) -> None:
+def wait_until(condition: Callable[[], object], what: str, said: object = None, *, every_s: float = 0.01) -> None:
     """Return as soon as the condition holds; an error that names it when the deadline is past."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, (f"did not come about: {what}", said)
-        time.sleep(0.01)
+        time.sleep(every_s)
 
 
 def is_alive(pid: int) -> bool:

@@ -74,10 +74,11 @@ class Pods:
         """What it wrote."""
         return (self.folder / f"{service}.log").read_text(encoding="utf-8", errors="replace")
 
-    def terminate(self, service: str) -> int:
-        """What kubelet does to end a container; the exit code."""
-        self.processes[service].send_signal(signal.SIGTERM)
-        return self.processes[service].wait(self.release.workload_of(service).spec["terminationGracePeriodSeconds"])
+    def terminate(self) -> dict[str, int]:
+        """What kubelet does to end containers; the exit code of each."""
+        for process in self.processes.values():
+            process.send_signal(signal.SIGTERM)
+        return {name: process.wait(self._grace_s(name)) for name, process in self.processes.items()}
 
     def run_test(self) -> subprocess.CompletedProcess[str]:
         """What ``helm test`` runs."""
@@ -99,6 +100,9 @@ class Pods:
         for process in self.processes.values():
             process.kill()
             process.wait()
+
+    def _grace_s(self, service: str) -> float:
+        return float(self.release.workload_of(service).spec["terminationGracePeriodSeconds"])
 
     def _here(self, word: str, service: str) -> str:
         name, _, value = word.partition("=")

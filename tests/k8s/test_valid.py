@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
+import kubernetes_validate.utils
 import pytest
 
 from tests.k8s import update_golden
@@ -25,7 +27,15 @@ CUSTOM: dict[str, dict[str, Any]] = {
 
 
 _passed: set[str] = set()
-"""Many cases share most of their objects; reading a schema takes a while."""
+"""Many cases share most of their objects."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def schemas_are_read_once() -> Iterator[None]:
+    """The library reads a version's definitions, a megabyte, for each object anew."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents))
+        yield
 
 
 def check(found: Object) -> None:
