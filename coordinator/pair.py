@@ -5,12 +5,11 @@ A draft never sees text, so ids decide; rows that pad a vocabulary may differ, s
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping
 
 from outrider.errors import PairMismatchError
 from outrider.types import ModelDescription
+from outrider.vocabularies import check_same_ids, names_of, tokens_by_id
 
 _SAME = (
     "model_name",
@@ -24,7 +23,7 @@ _SAME = (
 )
 """In what two targets have to agree so that a session may go on from one to the other."""
 _log = logging.getLogger(__name__)
-_MAX_EXAMPLES = 3
+_FILE = "tokenizer.json"
 
 
 def check_same_model(known: ModelDescription, found: ModelDescription) -> None:
@@ -51,32 +50,11 @@ def check_pair(target: ModelDescription, draft: ModelDescription) -> None:
 
 
 def _compare_vocabularies(target: ModelDescription, draft: ModelDescription) -> None:
-    of_target, of_draft = _tokens_by_id(target.tokenizer_files), _tokens_by_id(draft.tokenizer_files)
-    names = f"the tokenizers of the draft {draft.model_name} and the target {target.model_name} differ"
+    of_target, of_draft = (tokens_by_id(side.tokenizer_files.get(_FILE, b"")) for side in (target, draft))
+    names = names_of(target.model_name, draft.model_name)
     if not of_target or not of_draft:
         raise PairMismatchError(
             f"{names}: their hashes are {draft.tokenizer_hash[:12]} and {target.tokenizer_hash[:12]}"
         )
-    differing = sorted(i for i in of_target.keys() | of_draft.keys() if of_target.get(i) != of_draft.get(i))
-    if not differing:
-        _log.warning("%s, but not in their token ids; the target's is used", names)
-        return
-    examples = "; ".join(
-        f"id {i} is {of_draft.get(i)!r} in the draft and {of_target.get(i)!r} in the target"
-        for i in differing[:_MAX_EXAMPLES]
-    )
-    raise PairMismatchError(
-        f"{names}: {len(of_draft)} and {len(of_target)} tokens, {len(differing)} ids differ, the first: {examples}"
-    )
-
-
-def _tokens_by_id(files: Mapping[str, bytes]) -> dict[int, str]:
-    """Token by id, from a ``tokenizer.json``; empty when there is none that can be read."""
-    try:
-        parsed = json.loads(files["tokenizer.json"])
-        vocab = parsed["model"]["vocab"]
-        tokens = {i: t for t, i in vocab.items()} if isinstance(vocab, dict) else dict(enumerate(t for t, _ in vocab))
-        tokens |= {added["id"]: added["content"] for added in parsed.get("added_tokens") or []}
-    except (KeyError, TypeError, ValueError):
-        return {}
-    return tokens
+    check_same_ids(names, of_target, of_draft)
+    _log.warning("%s, but not in their token ids; the target's is used", names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 
 from rich.console import Console
 from rich.progress import (
@@ -20,7 +21,8 @@ from rich.progress import (
 _log = logging.getLogger(__name__)
 
 _LOGGED_SHARE = 4
-"""Logged at every quarter."""
+"""Logged at every quarter, and when nothing was for ``_LONGEST_SILENCE_S``."""
+_LONGEST_SILENCE_S = 5.0
 
 
 class CountProgress:
@@ -31,6 +33,7 @@ class CountProgress:
         self._bar = _bar(self._amounts()) if sys.stderr.isatty() else None
         self._task: TaskID | None = None
         self._last_logged = 0
+        self._last_said, self._said_at = "", time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
         """Show it."""
@@ -56,10 +59,13 @@ class CountProgress:
     def _log(self, done: int, total: int) -> None:
         quarter = _LOGGED_SHARE * done // total if total else _LOGGED_SHARE
         if quarter < self._last_logged:  # it began anew
-            self._last_logged = 0
-        if quarter > self._last_logged:
-            _log.info("%s: %s", self._what, self._say(done, total))
+            self._last_logged, self._last_said = 0, ""
+        is_due = quarter > self._last_logged or time.monotonic() - self._said_at > _LONGEST_SILENCE_S
         self._last_logged = quarter
+        said = self._say(done, total)
+        if is_due and said != self._last_said:
+            self._last_said, self._said_at = said, time.monotonic()
+            _log.info("%s: %s", self._what, said, extra={"fields": {"done": done, "total": total}})
 
     def _amounts(self) -> ProgressColumn:
         return MofNCompleteColumn()

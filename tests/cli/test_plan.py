@@ -93,6 +93,7 @@ def test_the_reason_of_an_end_is_found_in_what_was_written(lines: list[str], rea
         ('{"level": "info", "logger": "outrider.telemetry.progress", "message": "loading"}', "loading", "loading"),
         ('{"level": "warning", "logger": "x", "message": "no room"}', "no room", "no room"),
         ('{"level": "info", "logger": "x", "message": "attached"}', "", "attached"),
+        ('{"level": "warning", "message": "failed", "request_id": "r"}', "failed request_id=r", "failed request_id=r"),
         ("{not json", "", ""),
         ("plain", "", ""),
     ],

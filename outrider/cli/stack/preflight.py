@@ -1,4 +1,4 @@
-"""What is refused before any process is started: a port in use, a folder that is no model.
+"""What is refused before any process is started: a port in use, a folder that is no model, a draft of other tokens.
 
 Only what can be seen without torch and in no time; the services check the rest when they load.
 """
@@ -14,6 +14,7 @@ from outrider.cli.stack.plan import LOOPBACK
 from outrider.config import CoordinatorSettings, DraftSettings, Settings, TargetSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, ModelError
+from outrider.vocabularies import check_same_ids, names_of, tokens_by_id
 
 
 def check(settings: Settings) -> None:
@@ -29,6 +30,7 @@ def check(settings: Settings) -> None:
         check_model_folder(
             Path(draft.model), "draft", needs_tokenizer=False, needs_weights=draft.load_format == "safetensors"
         )
+        check_tokenizers(Path(target.model), Path(draft.model))
     check_hops(settings)
     check_port(settings.coordinator.host, settings.coordinator.port)
 
@@ -66,6 +68,19 @@ def check_model_folder(folder: Path, role: str, *, needs_tokenizer: bool, needs_
         raise ModelError(f"{role} model: {folder} has no *.safetensors")
     if needs_tokenizer and not (folder / "tokenizer.json").is_file():
         raise ModelError(f"{role} model: {folder} has no tokenizer.json (--tokenizer names another folder)")
+
+
+def check_tokenizers(target: Path, draft: Path) -> None:
+    """Whether ids mean the same in both; what the coordinator would say of the pair once both are loaded."""
+    try:
+        of_target, of_draft = ((folder / "tokenizer.json").read_bytes() for folder in (target, draft))
+    except OSError:
+        return  # without one of them, or with one that cannot be read: the services say what they make of it
+    if of_target == of_draft:
+        return
+    tokens_of_target, tokens_of_draft = tokens_by_id(of_target), tokens_by_id(of_draft)
+    if tokens_of_target and tokens_of_draft:
+        check_same_ids(names_of(target.resolve().name, draft.resolve().name), tokens_of_target, tokens_of_draft)
 
 
 def _check_config(path: Path, role: str) -> None:

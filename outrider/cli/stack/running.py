@@ -13,8 +13,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import typer
+from rich.console import Console
 
 from outrider.cli.options import progress
+from outrider.cli.stack.bars import StartBars
 from outrider.cli.stack.plan import ServiceSpec, StackPlan
 from outrider.cli.stack.probe import is_serving
 from outrider.cli.stack.supervisor import Stack
@@ -24,47 +26,85 @@ from outrider.transport.remote import RemoteDraft, RemoteTarget
 
 ResultT = TypeVar("ResultT")
 
+EVERYTHING = 2
+"""Verbosity at which all that the services write is shown."""
+
+_NAMES_OF_REQUESTS = ("request_id", "trace_id")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class TerminalListener:
-    """Says on standard error what the services do; at -vv also what they write."""
+    """Says on standard error what the services do; at -vv also what they write.
 
-    def __init__(self, verbose: int) -> None:
+    On a terminal a bar for each service shows how its first start goes, elsewhere lines do.
+    """
+
+    def __init__(self, verbose: int, console: Console = progress) -> None:
         self._verbose = verbose
+        self._console = console
+        self._bars = StartBars(console) if console.is_terminal and verbose < EVERYTHING else None
+
+    def close(self) -> None:
+        """What comes is told in lines: there is other output now that bars would write over."""
+        if self._bars is not None:
+            self._bars.close()
+            self._bars = None
 
     def starting(self, spec: ServiceSpec) -> None:
-        """At -v."""
+        """A bar begins; at -v also a line."""
+        if self._bars is not None:
+            self._bars.begin(spec.name)
         if self._verbose:
-            progress.print(f"{spec.name}: starting {spec.module} at {spec.address}", markup=False)
+            self._console.print(f"{spec.name}: starting {spec.module} at {spec.address}", markup=False)
 
     def serving(self, spec: ServiceSpec) -> None:
         """Always: loading may take a while."""
-        progress.print(f"{spec.name}: serving", markup=False, style="dim")
+        if self._bars is not None:
+            self._bars.end(spec.name)
+        self._console.print(f"{spec.name}: serving", markup=False, style="dim")
 
     def lost(self, spec: ServiceSpec, reason: str, retry_in_s: float) -> None:
         """Always: someone should know."""
-        progress.print(
+        self._console.print(
             f"{spec.name}: ended: {reason}; starting it again in {retry_in_s:g} s", markup=False, style="red"
         )
 
     def line(self, spec: ServiceSpec, text: str) -> None:
         """What is loaded and what is wrong always, what is logged at -v, everything at -vv."""
-        if self._verbose > 1:
-            progress.print(f"{spec.name}| {text}", markup=False, style="dim")
+        if self._verbose >= EVERYTHING:
+            self._console.print(f"{spec.name}| {text}", markup=False, style="dim")
+        elif self._bars is not None and (step := step_in(text)):
+            self._bars.show(spec.name, *step)
         elif message := told(text, everything=self._verbose > 0):
-            progress.print(f"{spec.name}: {message}", markup=False, style="dim")
+            self._console.print(f"{spec.name}: {message}", markup=False, style="dim")
 
 
 def told(line: str, *, everything: bool) -> str:
     """The message in a line of a service's log, if people should see it; else nothing."""
+    record = _record(line)
+    is_progress = record.get("logger") == ByteProgress.__module__
+    is_trouble = record.get("level") in {"warning", "error", "critical"}
+    if not (everything or is_progress or is_trouble):
+        return ""
+    named = "".join(f" {key}={record[key]}" for key in _NAMES_OF_REQUESTS if key in record)
+    return str(record.get("message", "")) + named
+
+
+def step_in(line: str) -> tuple[str, int, int] | None:
+    """What a line of a service's log says of how far something has come: a message, so much done, of so much."""
+    record = _record(line)
+    if record.get("logger") != ByteProgress.__module__ or not {"message", "done", "total"} <= record.keys():
+        return None
+    return str(record["message"]), int(record["done"]), int(record["total"])
+
+
+def _record(line: str) -> dict[str, Any]:
+    """A line of a service's log; nothing when it is another line."""
     try:
         record = json.loads(line) if line.startswith("{") else {}
     except ValueError:
-        return ""
-    is_progress = record.get("logger") == ByteProgress.__module__
-    is_trouble = record.get("level") in {"warning", "error", "critical"}
-    return str(record.get("message", "")) if everything or is_progress or is_trouble else ""
+        return {}
+    return dict(record)
 
 
 async def run_until_signal(plan: StackPlan, *, verbose: int, on_ready: Callable[[StackPlan], None]) -> None:
@@ -104,10 +144,13 @@ async def _until_signal(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 async def _inside_stack(plan: StackPlan, verbose: int, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    async with Stack(plan, probe=is_serving, listener=TerminalListener(verbose)):
-        if verbose:
-            await _report_models(plan)
-        return await work()
+    listener = TerminalListener(verbose)
+    with contextlib.closing(listener):
+        async with Stack(plan, probe=is_serving, listener=listener):
+            listener.close()
+            if verbose:
+                await _report_models(plan)
+            return await work()
 
 
 async def _report_models(plan: StackPlan) -> None:
