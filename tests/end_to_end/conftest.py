@@ -23,7 +23,16 @@ class Served:
     """One command for all tests; a new one when a test has ended it."""
 
     def __init__(self, target: Path, draft: Path) -> None:
-        self._arguments = (str(target), "--draft-model", str(draft), "--set", "coordinator.drain_delay_s=1")
+        self._arguments = (
+            str(target),
+            "--draft-model",
+            str(draft),
+            "-k",
+            "3",
+            "-v",
+            "--set",
+            "coordinator.drain_delay_s=1",
+        )
         self._command: Command | None = None
 
     def running(self) -> Command:

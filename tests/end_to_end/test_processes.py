@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from outrider import Client
 from outrider.errors import UnavailableError
 from outrider.generation import Delta
-from tests.end_to_end.commands import SERVICES, Command, is_alive, wait_until
+from tests.end_to_end.commands import DEADLINE_S, SERVICES, Command, is_alive, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -47,6 +50,31 @@ def health(channel: grpc.Channel, name: str) -> Any:
 
 def token_ids(deltas: list[Delta]) -> tuple[int, ...]:
     return tuple(token_id for delta in deltas for token_id in delta.token_ids)
+
+
+def test_it_says_where_it_serves_in_one_line_and_serves(served: Command, client: Client) -> None:
+    info = client.model_info()
+    assert info.num_speculative_tokens == 3
+    assert info.draft_attached
+    short = {**LONG, "max_tokens": 24}
+    assert client.generate(**short).token_ids == client.generate(**{**short, "num_speculative_tokens": 0}).token_ids
+    assert len(served.out) == 1
+    assert any("pages of 16 tokens" in line for line in served.err)
+
+
+def test_generate_and_info_on_the_command_line(served: Command) -> None:
+    options = ("--address", served.address())
+    made = outrider("generate", "ab", "--max-tokens", "8", "-t", "0", "--ignore-eos", "--stats", *options)
+    assert made.stdout.endswith("\n")
+    for name in ("time to first token", "acceptance", "mean acceptance length", "in draft", "in target", "on the wire"):
+        assert name in made.stderr
+    assert re.search(r"num_speculative_tokens +3", outrider("info", *options).stdout)
+
+
+def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, which has to end well."""
+    command = [sys.executable, "-m", "outrider.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
 
 
 @MODULES
