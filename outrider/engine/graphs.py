@@ -23,6 +23,7 @@ from outrider.engine.kernels.launching import num_processors
 from outrider.engine.kernels.paged_attention.device_plan import num_counters
 from outrider.engine.models import Decoder
 from outrider.engine.models.decoder import DeviceBatch
+from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE
 from outrider.engine.steps import Step, forward_step, shape_of
 
 _log = logging.getLogger(__name__)
@@ -33,22 +34,38 @@ CaptureProgress = Callable[[int, int], None]
 _NUM_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _TOKENS_PER_ROW = (1, 2, 5, 8)
 _MOST_QUERIES = 8
+_TOKENS_BESIDE_A_CHUNK = 5
+_PROMPT = 256
+"""Tokens of a prompt alone; the forward of a longer one outlasts its launches, so that a graph gains nothing."""
 _PREPARING_RUNS = 2
 
 
 def captured_shapes() -> tuple[BatchShape, ...]:
-    """Largest first, so that smaller ones find memory to reuse."""
-    return tuple(
+    """Of decoding and scoring, and of these with a prefill's chunk beside; largest first, so that smaller ones find
+    memory to reuse.
+    """
+    running = [
         BatchShape(rows, rows * tokens, 1 if tokens == 1 else _MOST_QUERIES)
-        for rows in reversed(_NUM_ROWS)
-        for tokens in reversed(_TOKENS_PER_ROW)
-    )
+        for rows in _NUM_ROWS
+        for tokens in _TOKENS_PER_ROW
+    ]
+    chunk = DEFAULT_PREFILL_BESIDE
+    mixed = [BatchShape(rows + 1, rows * _TOKENS_BESIDE_A_CHUNK + chunk, chunk) for rows in _NUM_ROWS]
+    shapes = [*running, *mixed, BatchShape(1, _PROMPT, _PROMPT)]
+    return tuple(sorted(shapes, key=lambda shape: (shape.num_tokens, shape.num_rows), reverse=True))
 
 
 def choose_shape(shape: BatchShape, shapes: tuple[BatchShape, ...]) -> BatchShape | None:
-    """The one with the fewest rows, then tokens, that holds ``shape``; None: none does."""
+    """The one that holds ``shape`` and wastes least; None: none does."""
     fitting = [candidate for candidate in shapes if candidate.holds(shape)]
-    return min(fitting, key=lambda found: (found.num_rows, found.num_tokens, found.max_queries), default=None)
+    return min(fitting, key=_waste, default=None)
+
+
+def _waste(shape: BatchShape) -> tuple[bool, int, int, int]:
+    """Room for a prefill is dearest, and where it is needed tokens count more than rows."""
+    if shape.max_queries > _MOST_QUERIES:
+        return True, shape.num_tokens, shape.num_rows, shape.max_queries
+    return False, shape.num_rows, shape.num_tokens, shape.max_queries
 
 
 @dataclass(frozen=True, slots=True)

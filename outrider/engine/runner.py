@@ -32,8 +32,8 @@ from outrider.engine.sequences import SequenceTable
 from outrider.errors import ConfigError, InvalidRequestError
 
 _WARM_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
-_GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 16, 32, 512)
-"""The last are not captured: each finds kernels tiled for more queries."""
+_GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 512)
+"""The last are not captured: they find kernels tiled for as many queries as there can be."""
 
 
 class ModelRunner:

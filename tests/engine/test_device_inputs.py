@@ -77,8 +77,11 @@ def test_the_smallest_captured_shape_that_fits_is_taken() -> None:
     # A row of two queries does not fit a shape of single ones, however many tokens that has.
     assert choose_shape(BatchShape(3, 4, 2), shapes) == BatchShape(4, 8, 8)
     assert choose_shape(BatchShape(32, 160, 5), shapes) == BatchShape(32, 160, 8)
-    assert choose_shape(BatchShape(1, 9, 9), shapes) is None
-    assert choose_shape(BatchShape(65, 65, 1), shapes) is None
+    assert choose_shape(BatchShape(1, 9, 9), shapes) == BatchShape(2, 133, 128)
+    assert choose_shape(BatchShape(1, 140, 140), shapes) == BatchShape(1, 256, 256)
+    assert choose_shape(BatchShape(9, 8 * 5 + 128, 128), shapes) == BatchShape(9, 168, 128)
+    assert choose_shape(BatchShape(2, 5 + 129, 129), shapes) is None
+    assert choose_shape(BatchShape(66, 66, 1), shapes) is None
     assert choose_shape(BatchShape(1, 1, 1), ()) is None
 
 
