@@ -23,6 +23,7 @@ import uvloop
 from benchmarks.environment import describe_environment, now
 from benchmarks.schema import Label, Result, Series
 from benchmarks.wire.payloads import HEADER_BYTES, SERVICE, make_request, reply_to
+from benchmarks.wire.tensors import INLINE, SHARED, measure
 from outrider.errors import ConfigError, ProtocolError, UnavailableError
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, open_channel
 
@@ -43,13 +44,15 @@ class Plan:
     """Of its reply; None: as many as of the request."""
     calls: tuple[str, ...] = (UNARY, STREAM)
     over: tuple[str, ...] = (TCP, UNIX)
+    tensor_bytes: tuple[int, ...] = ()
+    """Of tensors on a real link, each inline and in shared memory."""
     num_samples: int = 200
     num_warmups: int = 20
 
     @property
     def num_cases(self) -> int:
         """Combinations."""
-        return len(self.num_bytes) * len(self.calls) * len(self.over)
+        return len(self.num_bytes) * len(self.calls) * len(self.over) + len(self.tensor_bytes)
 
     def __post_init__(self) -> None:
         if min(self.num_bytes) < HEADER_BYTES:
@@ -73,6 +76,9 @@ async def _run(plan: Plan, on_done: Callable[[], None]) -> tuple[Series, ...]:
                     for num_bytes in plan.num_bytes:
                         series.append(await _measure(address, plan, call, over, num_bytes))
                         on_done()
+    for tensor_bytes in plan.tensor_bytes:
+        series += await measure((tensor_bytes,), num_samples=plan.num_samples, num_warmups=plan.num_warmups)
+        on_done()
     return tuple(series)
 
 
@@ -161,6 +167,16 @@ def to_rows(series: tuple[Series, ...]) -> list[tuple[Label, Label, Label, Label
         for item in series
         if (found := item.statistics) is not None
     ]
+
+
+def plane_ratios(series: tuple[Series, ...]) -> dict[int, float]:
+    """By bytes of a tensor: how many times as long it takes inline as in shared memory, by the medians."""
+    medians = {
+        (item.labels["over"], int(item.labels["reply_bytes"])): found.median
+        for item in series
+        if (found := item.statistics) is not None
+    }
+    return {size: medians[INLINE, size] / time for (over, size), time in medians.items() if over == SHARED}
 
 
 def to_result(series: tuple[Series, ...], plan: Plan, *, name: str) -> Result:

@@ -19,14 +19,18 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
 
 def test_rpc_prints_a_line_a_case_and_saves_the_samples(runner: CliRunner, tmp_path: Path) -> None:
     arguments = ["rpc", "--num-bytes", "200", "--call", "stream", "--samples", "4", "--warmups", "0", "--save", "wire"]
-    result = runner.invoke(app, arguments)
+    result = runner.invoke(app, [*arguments, "--tensor-bytes", "400000"])
     assert result.exit_code == 0, result.output
-    assert [line.split()[:4] for line in result.stdout.splitlines()[1:]] == [
+    *rows, ratio = result.stdout.splitlines()[1:]
+    assert [line.split()[:4] for line in rows] == [
         ["stream", "tcp", "200", "16"],
         ["stream", "unix", "200", "16"],
+        ["link", "inline", "0", "400000"],
+        ["link", "shared_memory", "0", "400000"],
     ]
+    assert ratio.startswith("400000 bytes: shared memory is ")
     saved = load(tmp_path / "benchmarks/results/wire.json")
-    assert [len(series.samples) for series in saved.series] == [4, 4]
+    assert [len(series.samples) for series in saved.series] == [4, 4, 4, 4]
 
 
 def test_engine_prints_the_floor_beside_each_case(runner: CliRunner, tmp_path: Path) -> None:
