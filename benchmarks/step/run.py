@@ -1,7 +1,7 @@
 """Starts the three processes, lets them generate, and takes from each step what its two forwards cost.
 
 A step is timed by its caller, between one delta and the next; the forwards take a known time, so what is left is the
-wire, the threads and the coordinator. Where it went comes from the coordinator's own clock (`Timing`), and what it
+wire, the threads and the coordinator. Where it went comes from moments noted in each process (``stamps``), and what it
 costs a coordinator that serves many from the processor time of its process.
 """
 
@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import uvloop
 
 from benchmarks.environment import describe_environment, now
 from benchmarks.schema import Label, Result, Series
+from benchmarks.step.stamps import PARTS, SIDES, TURN, Moments
 from benchmarks.step.stand_in import follow
 from outrider.client import AsyncClient
 from outrider.demo import TARGET
@@ -31,7 +32,7 @@ from outrider.generation import GenerationResult
 
 TCP, UNIX = "tcp", "unix"
 STAGES = ("draft", "target", "accept", "wire")
-"""Of `Timing`, in which a step's time is told."""
+"""Of `Timing`, in which a step's time is told to users."""
 _ROOT = Path(__file__).parents[2]
 _START_TIMEOUT_S = 60.0
 _PROMPT = (11, 7, 5, 3)
@@ -80,6 +81,8 @@ class _Stack:
     address: str
     """The coordinator's."""
     coordinator: asyncio.subprocess.Process
+    stamps: tuple[Path, ...]
+    """Of each process; there when it has ended."""
     clock_ticks: int = field(default_factory=lambda: os.sysconf("SC_CLK_TCK"))
 
     def processor_s(self) -> float:
@@ -95,17 +98,35 @@ def run_plan(plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> tuple
 
 async def _run(plan: Plan, on_done: Callable[[], None]) -> tuple[Series, ...]:
     series: list[Series] = []
-    async with _stack(plan) as stack, AsyncClient(stack.address) as client:
-        for temperature in plan.temperatures:
-            for num_sessions in plan.num_sessions:
-                series += await _measure(stack, client, plan, temperature, num_sessions)
-                on_done()
+    windows: list[_Window] = []
+    with tempfile.TemporaryDirectory() as folder:
+        async with _stack(plan, Path(folder)) as stack, AsyncClient(stack.address) as client:
+            for temperature in plan.temperatures:
+                for num_sessions in plan.num_sessions:
+                    began = time.perf_counter_ns()
+                    measured = await _measure(stack, client, plan, temperature, num_sessions)
+                    windows.append(_Window(began, time.perf_counter_ns(), measured[0].labels))
+                    series += measured
+                    on_done()
+        moments = Moments(stack.stamps)
+    for window in windows:
+        parts = moments.parts(window.began_ns, window.ended_ns, num_skipped=plan.num_warmups)
+        series += [Series(name, "ms", tuple(values), window.labels) for name, values in parts.items()]
     return tuple(series)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """When a case was measured."""
+
+    began_ns: int
+    ended_ns: int
+    labels: dict[str, Label]
 
 
 async def _measure(
     stack: _Stack, client: AsyncClient, plan: Plan, temperature: float, num_sessions: int
-) -> Iterator[Series]:
+) -> list[Series]:
     before = stack.processor_s()
     heard = await asyncio.gather(*(_generate(client, plan, temperature, seed) for seed in range(num_sessions)))
     spent = stack.processor_s() - before
@@ -119,7 +140,7 @@ async def _measure(
         samples[stage] = [
             1e3 * getattr(one.result.timing, stage) / count for one, count in zip(heard, steps, strict=True)
         ]
-    return (Series(name, "ms", tuple(values), labels) for name, values in samples.items())
+    return [Series(name, "ms", tuple(values), labels) for name, values in samples.items()]
 
 
 async def _generate(client: AsyncClient, plan: Plan, temperature: float, seed: int) -> _Heard:
@@ -147,22 +168,23 @@ async def _generate(client: AsyncClient, plan: Plan, temperature: float, seed: i
 
 
 @contextlib.asynccontextmanager
-async def _stack(plan: Plan) -> AsyncIterator[_Stack]:
+async def _stack(plan: Plan, folder: Path) -> AsyncIterator[_Stack]:
     """All three, until they are not needed any more."""
-    with tempfile.TemporaryDirectory() as folder:
 
-        def service(role: str, *arguments: str) -> contextlib.AbstractAsyncContextManager[tuple[str, Any]]:
-            address = "127.0.0.1:0" if plan.over == TCP else f"unix:{folder}/{role}"
-            return _process(role, address, "--acceptance", str(plan.acceptance), *arguments)
+    def service(role: str, *arguments: str) -> contextlib.AbstractAsyncContextManager[tuple[str, Any]]:
+        address = "127.0.0.1:0" if plan.over == TCP else f"unix:{folder}/{role}"
+        noted = ("--stamps", f"{folder}/{role}.json")
+        return _process(role, address, "--acceptance", str(plan.acceptance), *noted, *arguments)
 
-        async with (
-            service("draft", "--busy-ms", str(plan.draft_ms)) as (draft, _),
-            service("target", "--busy-ms", str(plan.target_ms)) as (target, _),
-            service(
-                "coordinator", "--draft-address", draft, "--target-address", target, "--tokenizer", str(TARGET)
-            ) as (address, process),
-        ):
-            yield _Stack(address, process)
+    async with (
+        service("draft", "--busy-ms", str(plan.draft_ms)) as (draft, _),
+        service("target", "--busy-ms", str(plan.target_ms)) as (target, _),
+        service("coordinator", "--draft-address", draft, "--target-address", target, "--tokenizer", str(TARGET)) as (
+            address,
+            process,
+        ),
+    ):
+        yield _Stack(address, process, tuple(folder.joinpath(f"{role}.json") for role in (*SIDES, "coordinator")))
 
 
 @contextlib.asynccontextmanager
@@ -201,6 +223,22 @@ def to_rows(series: tuple[Series, ...]) -> list[tuple[Label, ...]]:
         means = [_mean(series, name, item.labels) for name in ("coordinator_processor", *STAGES)]
         rows.append((item.labels["num_sessions"], item.labels["temperature"], found.median, found.p99, *means))
     return rows
+
+
+def to_part_rows(series: tuple[Series, ...]) -> list[tuple[Label, ...]]:
+    """(sessions, temperature, side, then the medians of its parts and of the coordinator's turn after it)."""
+    rows: list[tuple[Label, ...]] = []
+    for item in series:
+        if item.name == "between_forwards":
+            known = {found.name: found for found in series if found.labels == item.labels}
+            for side in SIDES:
+                medians = [_median(known[f"{side}_{part}"]) for part in (*PARTS, TURN)]
+                rows.append((item.labels["num_sessions"], item.labels["temperature"], side, *medians))
+    return rows
+
+
+def _median(series: Series) -> float:
+    return 0.0 if series.statistics is None else series.statistics.median
 
 
 def _mean(series: tuple[Series, ...], name: str, labels: dict[str, Label]) -> float:

@@ -11,13 +11,17 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 
+from benchmarks.step.stamps import StampedPort, Stamps
 from benchmarks.step.stand_in import make_draft, make_target
 from coordinator.service import Coordinator
 from outrider.config import CoordinatorSettings
 from outrider.transport.hosting import run
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.transport.server import Server, serve_draft, serve_generation, serve_target
+from outrider.transport.tuning import settle_process
 
 
 async def serve(given: argparse.Namespace) -> None:
@@ -31,20 +35,24 @@ async def serve(given: argparse.Namespace) -> None:
 @contextlib.asynccontextmanager
 async def _serving(given: argparse.Namespace) -> AsyncIterator[Server]:
     host, port = _split(given.address)
-    if given.role == "draft":
-        draft = make_draft(busy_s=given.busy_ms / 1e3, acceptance=given.acceptance)
-        server = await serve_draft(draft, host=host, port=port)
-    elif given.role == "target":
-        target = make_target(busy_s=given.busy_ms / 1e3, acceptance=given.acceptance)
-        server = await serve_target(target, host=host, port=port)
-    else:
+    stamps = Stamps()
+    if given.role == "coordinator":
         settings = CoordinatorSettings.model_validate({"tokenizer": given.tokenizer})
-        coordinator = Coordinator(RemoteTarget(given.target_address), RemoteDraft(given.draft_address), settings)
+        target = StampedPort(RemoteTarget(given.target_address), stamps, "target", is_remote=True)
+        draft = StampedPort(RemoteDraft(given.draft_address), stamps, "draft", is_remote=True)
+        coordinator = Coordinator(target, draft, settings)
         await coordinator.start()
         server = await serve_generation(coordinator, host=host, port=port)
+    else:
+        make, listen = (make_draft, serve_draft) if given.role == "draft" else (make_target, serve_target)
+        note = partial(stamps.note, given.role)
+        port_itself = make(busy_s=given.busy_ms / 1e3, acceptance=given.acceptance, note=note)
+        server = await listen(StampedPort(port_itself, stamps, given.role, is_remote=False), host=host, port=port)
+    settle_process()
     try:
         yield server
     finally:
+        stamps.save(Path(given.stamps))
         if given.role == "coordinator":
             await coordinator.close()
         await server.stop()
@@ -60,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step.service", description=__doc__)
     parser.add_argument("role", choices=("draft", "target", "coordinator"))
     parser.add_argument("address")
+    parser.add_argument("--stamps", required=True)
     parser.add_argument("--busy-ms", type=float, default=0.0)
     parser.add_argument("--acceptance", type=float, default=0.75)
     parser.add_argument("--draft-address")

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from benchmarks.step.stamps import BEGAN, ENDED
 from draft_service.texts import PlainText, PlainTexts
 from outrider import __version__
 from outrider.engine.core import Pass, ServiceCore
@@ -58,6 +59,7 @@ class StandInJob(Generic[ItemT]):
 
 
 Answer = Callable[[StandInJob[ItemT]], EventT]
+Note = Callable[[int, Sequence[Extend | Score]], None]
 
 
 class StandInStage(Generic[ItemT, EventT]):
@@ -65,9 +67,11 @@ class StandInStage(Generic[ItemT, EventT]):
 
     num_pages_free = 0
 
-    def __init__(self, answer: Answer[ItemT, EventT], *, busy_s: float) -> None:
+    def __init__(self, answer: Answer[ItemT, EventT], *, busy_s: float, note: Note) -> None:
+        """``note`` is called with the items of a forward, when it begins and when it has ended."""
         self._answer: Answer[ItemT, EventT] = answer
         self._busy_s = busy_s
+        self._note = note
 
     def check(self, session: Session[PlainText], item: ItemT) -> EventT | None:
         """Every item is good."""
@@ -83,9 +87,12 @@ class StandInStage(Generic[ItemT, EventT]):
 
     def advance(self, shares: Sequence[tuple[StandInJob[ItemT], int]]) -> Pass[EventT]:
         """Wait, then answer all."""
+        items = [job.item for job, _ in shares]
+        self._note(BEGAN, items)
         began = time.perf_counter()
         wait_until(began + self._busy_s)
         waited = time.perf_counter() - began
+        self._note(ENDED, items)
         return Pass([self._answer(job) for job, _ in shares], forward_ns=int(1e9 * waited), sample_ns=0)
 
 
@@ -139,15 +146,17 @@ def score(job: StandInJob[Score], acceptance: float) -> Scores:
     return Scores(item.session, item.generation, base, form)
 
 
-def make_draft(*, busy_s: float, acceptance: float) -> LocalPort[DraftCommand, DraftEvent]:
+def make_draft(*, busy_s: float, acceptance: float, note: Note) -> LocalPort[DraftCommand, DraftEvent]:
     """A draft that takes ``busy_s`` for a proposal."""
-    stage: StandInStage[Extend, Proposal | Branches] = StandInStage(lambda job: propose(job, acceptance), busy_s=busy_s)
+    stage: StandInStage[Extend, Proposal | Branches] = StandInStage(
+        lambda job: propose(job, acceptance), busy_s=busy_s, note=note
+    )
     return LocalPort(ServiceCore(_ledger(), stage), _description("draft"))
 
 
-def make_target(*, busy_s: float, acceptance: float) -> LocalPort[TargetCommand, TargetEvent]:
+def make_target(*, busy_s: float, acceptance: float, note: Note) -> LocalPort[TargetCommand, TargetEvent]:
     """A target that takes ``busy_s`` to score."""
-    stage: StandInStage[Score, Scores] = StandInStage(lambda job: score(job, acceptance), busy_s=busy_s)
+    stage: StandInStage[Score, Scores] = StandInStage(lambda job: score(job, acceptance), busy_s=busy_s, note=note)
     return LocalPort(ServiceCore(_ledger(), stage), _description("target"))
 
 

@@ -102,7 +102,9 @@ def check_scores(
         raise ProtocolError(f"scores are {type(scores).__name__}, not {expects.__name__}")
     count = len(draft_token_ids)
     if isinstance(scores, TokenScores):
-        sound = len(scores.token_ids) == count + 1 and _in_range(np.asarray(scores.token_ids), num_token_ids)
+        sound = (
+            len(scores.token_ids) == count + 1 and min(scores.token_ids) >= 0 and max(scores.token_ids) < num_token_ids
+        )
     elif isinstance(scores, SparseScores):
         support = evidence if isinstance(evidence, SparseEvidence) else None
         sound = _is_sound_sparse(count, support, scores, num_token_ids)

@@ -55,4 +55,4 @@ class Detokenizer:
         """Begin the window where the text that was new before this time began."""
         del self._window[: self._num_context]
         self._num_context = len(self._window)
-        self._num_given_out = len(self._tokenizer.decode(self._window))
+        self._num_given_out = self._tokenizer.num_characters(self._window)

@@ -13,13 +13,14 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class TextTokenizer:
-    """Text to ids and back. Safe to share between sessions: nothing in it changes."""
+    """Text to ids and back. Safe to share between sessions: what it remembers depends on no session."""
 
     def __init__(self, tokenizer: Tokenizer, *, bos_token_id: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._bos_token_id = bos_token_id
+        self._num_characters: dict[int, int] = {}
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], *, bos_token_id: int | None = None) -> TextTokenizer | None:
@@ -72,3 +73,12 @@ class TextTokenizer:
         """Text of ids, special tokens left out; bytes that are no whole character become U+FFFD."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
+
+    def num_characters(self, token_ids: Sequence[int]) -> int:
+        """Of the text of ids; that of a token alone is remembered."""
+        if len(token_ids) != 1:
+            return len(self.decode(token_ids))
+        token_id = token_ids[0]
+        if (known := self._num_characters.get(token_id)) is None:
+            known = self._num_characters[token_id] = len(self.decode(token_ids))
+        return known

@@ -1,8 +1,12 @@
 """A step without its forwards: the stand-ins answer as services do, and three processes are measured."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from benchmarks.step.run import STAGES, Plan, run_plan, to_result, to_rows
+from benchmarks.step.run import STAGES, Plan, run_plan, to_part_rows, to_result, to_rows
+from benchmarks.step.stamps import PARTS, SIDES, Moments
 from benchmarks.step.stand_in import VOCAB_SIZE, follow, is_right
 from outrider.errors import ConfigError
 
@@ -31,7 +35,39 @@ def test_steps_of_three_real_processes_are_told_apart_from_their_forwards() -> N
     assert all(min(item.samples) > 0.9 * plan.target_ms for item in by_stage["target"])
     assert all(min(item.samples) > 0 for item in (*by_stage["accept"], *by_stage["wire"]))
     assert [row[:2] for row in to_rows(series)] == [(1, 0.0), (3, 0.0), (1, 1.0), (3, 1.0)]
+    names = [f"{side}_{part}" for side in SIDES for part in PARTS]
+    for labels in (item.labels for item in between):
+        parts = {item.name: item.samples for item in series if item.labels == labels and item.name in names}
+        assert set(parts) == set(names)
+        # The first step, a prefill, drafts nothing; each item's parts are all known, so all are as many.
+        counts = {len(samples) for samples in parts.values()}
+        assert len(counts) <= 2 and min(counts) >= int(labels["num_sessions"])
+        assert min(min(samples) for samples in parts.values()) >= 0
+    assert [row[:3] for row in to_part_rows(series)][:3] == [(1, 0.0, "draft"), (1, 0.0, "target"), (3, 0.0, "draft")]
     assert to_result(series, plan, name="some").kind == "step"
+
+
+def test_moments_of_all_processes_are_put_together_item_by_item(tmp_path: Path) -> None:
+    begin = 1_000_000
+    items = (("draft", 1), ("target", 2), ("draft", 3), ("target", 4))
+    notes = [
+        (side, 7, generation, what, begin * (generation + 1) + 1000 * what * what)
+        for side, generation in items
+        for what in range(6)
+    ]
+    half_known = [("draft", 7, 5, 0, 9 * begin)]
+    paths = [tmp_path / "coordinator", tmp_path / "services"]
+    paths[0].write_text(json.dumps(notes[::2] + half_known))
+    paths[1].write_text(json.dumps(notes[1::2]))
+    found = Moments(paths).parts(0, 10 * begin, num_skipped=0)
+    for side in SIDES:
+        for part, expected in zip(PARTS, (0.001, 0.003, 0.005, 0.007, 0.009), strict=True):
+            assert found[f"{side}_{part}"] == pytest.approx([expected] * 2)
+    assert found["draft_turn"] == pytest.approx([0.975] * 2)
+    assert found["target_turn"] == pytest.approx([0.975])
+    later = Moments(paths).parts(4 * begin, 10 * begin, num_skipped=0)
+    assert len(later["draft_there"]) == len(later["target_there"]) == 1
+    assert not Moments(paths).parts(0, 10 * begin, num_skipped=2)["draft_there"]
 
 
 def test_an_unknown_transport_is_refused_by_name() -> None:

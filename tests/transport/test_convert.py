@@ -15,8 +15,8 @@ from outrider.ports import EventBatch, Proposal, Scores
 from outrider.transport.convert import commands, describing, events, generation
 from outrider.types import DenseEvidence, SparseEvidence, TokenScores
 from outrider.v1 import generation_pb2, link_pb2, sampling_pb2, tensor_pb2
+from tests.support.equality import same
 from tests.transport import values
-from tests.transport.values import same
 
 Case = tuple[st.SearchStrategy[Any], Callable[[Any], Any], Callable[[Any], Any]]
 

@@ -34,9 +34,9 @@ from outrider.types import (
     Support,
     extend_prefix_hash,
 )
+from tests.support.equality import same
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows, reversed_rows
 from tests.transport.conftest import Serve
-from tests.transport.values import same
 
 V = 9
 PROMPT = (1, 2, 3)

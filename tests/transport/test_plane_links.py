@@ -21,10 +21,10 @@ from outrider.transport.planes.reader import SharedReader
 from outrider.transport.planes.writer import SharedWriter
 from outrider.transport.remote import RemoteTarget
 from outrider.types import DenseScores
+from tests.support.equality import same
 from tests.support.scripted_ports import ToyTarget, random_rows
 from tests.transport.conftest import Serve
 from tests.transport.test_links import Talk, opening
-from tests.transport.values import same
 
 V = 50
 ROWS = random_rows(V, seed=3)

@@ -12,7 +12,7 @@ from outrider.transport.convert.commands import target_commands_from_proto, targ
 from outrider.transport.convert.events import target_events_from_proto, target_events_to_proto
 from outrider.transport.splitting import split_commands, split_events
 from outrider.types import CandidateLogprobs, DenseScores, TokenScores
-from tests.transport.values import same
+from tests.support.equality import same
 
 LIMIT = 8_000
 REPORT = ForwardReport(1, 2, 3, 4, 5, 6, 7)

@@ -260,16 +260,3 @@ infos = st.builds(
     target_pages_free=u32,
     draft_pages_free=u32,
 )
-
-
-def same(one: Any, other: Any) -> bool:
-    """Equal type by type, arrays by dtype, shape and every value."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if dataclasses.is_dataclass(one):
-        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
-    return bool(one == other)

@@ -11,6 +11,7 @@ from outrider.cli.bench.harness import bar, benchmark, save, table
 from outrider.cli.options import errors_as_lines, output
 
 _HEADS = ("sessions", "temperature", "between ms", "p99 ms", "coordinator cpu", "draft", "target", "accept", "wire")
+_PART_HEADS = ("sessions", "temperature", "side", "there", "hand in", "forward", "hand out", "back", "turn after")
 
 Sessions = Annotated[
     list[int] | None,
@@ -48,5 +49,7 @@ def step(
         with bar("cases", plan.num_cases) as advance:
             series = bench.run_plan(plan, on_done=advance)
         output.print(table(_HEADS, bench.to_rows(series)))
+        output.print()
+        output.print(table(_PART_HEADS, bench.to_part_rows(series)))
         if save_as is not None:
             save(bench.to_result(series, plan, name=save_as))

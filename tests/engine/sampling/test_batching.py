@@ -11,7 +11,7 @@ import torch
 from outrider.engine.sampling import Drawn, LogitRow, ScoreRequest, propose, score
 from outrider.ports import Open
 from tests.engine.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
-from tests.engine.sampling.test_scoring import same
+from tests.support.equality import same
 
 NUM_SESSIONS = 7
 BASE = 20

@@ -17,6 +17,7 @@ from outrider.randomness import philox_numpy
 from outrider.randomness.streams import Stream
 from outrider.types import DenseScores, SparseScores, Support, TokenScores, TypicalScores
 from tests.engine.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
+from tests.support.equality import same
 
 VOCAB = 31
 BASE = 6
@@ -185,17 +186,6 @@ def mixed_requests() -> list[ScoreRequest]:
         request_of(opening(dense=True, num_logprobs=2, seed=7), (3,)),
         request_of(opening(COUPLED, num_logprobs=0, seed=8), ()),
     ]
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equal to the last bit, arrays included."""
-    if dataclasses.is_dataclass(left) and type(left) is type(right):
-        return all(same(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left))
-    if isinstance(left, tuple) and isinstance(right, tuple):
-        return len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, np.ndarray):
-        return isinstance(right, np.ndarray) and left.dtype == right.dtype and np.array_equal(left, right)
-    return bool(left == right)
 
 
 def logits_of(requests: list[ScoreRequest], seed: int = 1) -> torch.Tensor:
