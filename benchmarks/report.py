@@ -153,13 +153,18 @@ def _engine_rows(result: Result) -> Iterable[Row]:
             yield [
                 f"`{result.name}`",
                 _device(result),
-                f"{facts['model']} {facts['dtype']}{_mark(facts)}",
+                f"{facts['model']} {facts['dtype']}{_sharing(facts)}{_mark(facts)}",
                 series.name.replace("_", " "),
                 *(str(labels[key]) for key in ("batch_size", "num_tokens", "context")),
                 _number(milliseconds, 3),
                 _number(floor, 3),
                 _number(ratio(milliseconds, floor), 2),
             ]
+
+
+def _sharing(facts: dict[str, Any]) -> str:
+    size = facts.get("tensor_parallel_size", 1)
+    return "" if size == 1 else f", shared by {size}"
 
 
 def _interference_table(results: Sequence[Result]) -> str:

@@ -164,6 +164,7 @@ def load(
     load_format: LoadFormat = "safetensors",
     num_threads: int | None = None,
     tensor_parallel_size: int = 1,
+    one_shot_all_reduce: bool = True,
 ) -> ModelRunner:
     """The model with just the pages that the plan needs, warmed up as a service's is; to be closed."""
     if num_threads is not None:
@@ -181,7 +182,8 @@ def load(
         )
     else:
         settings = {"device": device, "dtype": dtype, "page_size": page_size, "num_pages": num_pages}
-        sharing = {"load_format": load_format, "num_threads": num_threads, "tensor_parallel_size": tensor_parallel_size}
-        runner = open_runner(TargetSettings.model_validate({"model": str(folder), **settings, **sharing}))
+        sharing = {"tensor_parallel_size": tensor_parallel_size, "one_shot_all_reduce": one_shot_all_reduce}
+        rest = {"model": str(folder), "load_format": load_format, "num_threads": num_threads}
+        runner = open_runner(TargetSettings.model_validate({**settings, **sharing, **rest}))
     runner.warm_up()
     return runner

@@ -17,7 +17,7 @@ from outrider.engine.graphs import CaptureProgress, GpuForward
 from outrider.engine.loading import Progress, fill_weights, load_weights
 from outrider.engine.memory import KvRequest, choose_num_pages
 from outrider.engine.models import Decoder, ModelConfig, read_model_config
-from outrider.engine.models.dummy import fill_with_noise
+from outrider.engine.models.dummy import noise
 from outrider.engine.parallel.collectives import ALONE, Collectives
 from outrider.engine.synthetic.recipe import synthetic_tensors
 from outrider.errors import ConfigError
@@ -79,7 +79,7 @@ def load_execution(
         collectives.shard.check(config)
         decoder = Decoder(config, dtype=chosen_dtype, device=chosen_device, ranks=collectives)
         if load_format == "dummy":
-            fill_with_noise(decoder)
+            fill_weights(decoder, noise(decoder))
         elif load_format == "synthetic":
             fill_weights(decoder, synthetic_tensors(folder, config, chosen_dtype, chosen_device))
         else:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.report import render
 from benchmarks.schema import load
 from outrider.cli.bench import app
 from tests.support.tiny_models import cached_tiny_model
@@ -52,6 +53,16 @@ def test_engine_measures_a_shape_that_has_no_weights(runner: CliRunner, tmp_path
     result = runner.invoke(app, [*arguments, "--load-format", "dummy", "--save", "noise"])
     assert result.exit_code == 0, result.output
     assert load(tmp_path / "benchmarks/results/noise.json").configuration["load_format"] == "dummy"
+
+
+def test_engine_measures_a_model_that_processes_share(runner: CliRunner, tmp_path: Path) -> None:
+    folder = str(cached_tiny_model("llama"))
+    arguments = ["engine", folder, "--context", "16", "--samples", "1", "--warmups", "0", "--num-threads", "1"]
+    result = runner.invoke(app, [*arguments, "--tensor-parallel-size", "2", "--save", "shared"])
+    assert result.exit_code == 0, result.output
+    saved = load(tmp_path / "benchmarks/results/shared.json")
+    assert saved.configuration["tensor_parallel_size"] == 2
+    assert "shared by 2" in render([saved])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outrider.cli.stack.preflight import free_port
 from outrider.cli.stack.probe import is_serving
@@ -97,10 +98,20 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if "outrider" in path.name}
 
 
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")],
+        ),
+    ],
+)
 @pytest.mark.parametrize("ending", ["follower killed", "rank 0 killed", "rank 0 told to stop"])
-def test_all_ranks_end_when_one_does(ending: str) -> None:
+def test_all_ranks_end_when_one_does(ending: str, device: str) -> None:
     before = shared_memory()
-    with shared_target() as target:
+    with shared_target("--device", device) as target:
         wait_until(lambda: asyncio.run(is_serving(target.address)) or target.process.poll() is not None, "serving")
         assert target.process.poll() is None, target.end()
         follower = target.follower()

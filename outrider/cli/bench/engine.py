@@ -42,6 +42,9 @@ def engine(
     dtype: Dtype = "auto",
     load_format: LoadFormat = "safetensors",
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share the model.")] = 1,
+    one_shot_all_reduce: Annotated[
+        bool, typer.Option(help="Small sums between GPUs without NCCL, where that is faster.")
+    ] = True,
     save_as: Save = None,
 ) -> None:
     """Measure one model alone: forwards and draft loops beside the floor of memory and arithmetic."""
@@ -64,6 +67,7 @@ def engine(
             load_format=load_format,
             num_threads=num_threads,
             tensor_parallel_size=tensor_parallel_size,
+            one_shot_all_reduce=one_shot_all_reduce,
         )
         with contextlib.closing(runner), bar("cases", len(plan.forwards) + len(plan.draft_loops)) as advance:
             series = bench.run_plan(runner, plan, on_done=advance)
@@ -76,5 +80,6 @@ def engine(
                 "synthetic": is_synthetic(model),
                 "load_format": load_format,
                 "page_size": page_size,
+                **({"one_shot_all_reduce": one_shot_all_reduce} if tensor_parallel_size > 1 else {}),
             }
             save(bench.to_result(series, runner, name=save_as, configuration=facts))

@@ -26,6 +26,7 @@ from outrider.engine.models.norm import RmsNorm
 from outrider.engine.models.rope import RotaryEmbedding
 from outrider.engine.models.vocab import VocabRows
 from outrider.engine.parallel.collectives import ALONE, Collectives
+from outrider.engine.parallel.sharding import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,13 @@ class DeviceBatch:
 class Attention:
     """One layer's attention; ``config`` is that of the rank's part."""
 
-    def __init__(
-        self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device, ranks: Collectives
-    ) -> None:
-        self._ranks = ranks
+    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
         self._heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
         self.window = config.sliding_windows[layer]
         query_size, num_turned = config.num_heads * config.head_dim, config.num_heads + config.num_kv_heads
         fused_size = query_size + 2 * config.num_kv_heads * config.head_dim
         self.qkv = Linear(config.hidden_size, fused_size, bias=config.qkv_bias, dtype=dtype, device=device)
-        has_bias = config.output_bias and ranks.shard.rank == 0  # added once, by the first
+        has_bias = config.output_bias and shard.rank == 0  # added once, by the first
         self.output = Linear(query_size, config.hidden_size, bias=has_bias, dtype=dtype, device=device)
         # One weight a head, the queries' then the keys', so that both are normalised in one go.
         self.qk_norm = torch.empty(num_turned, config.head_dim, dtype=dtype, device=device) if config.qk_norm else None
@@ -78,22 +76,21 @@ class Attention:
 
     def _attend(self, queries: torch.Tensor, kv: torch.Tensor, batch: DeviceBatch) -> torch.Tensor:
         attended = paged_attention(queries, kv, batch.plans[self.window])
-        return self._ranks.sum(self.output(attended.reshape(queries.shape[0], -1)))
+        return self.output(attended.reshape(queries.shape[0], -1))
 
 
 class Mlp:
     """One layer's gated MLP; ``config`` is that of the rank's part."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ranks: Collectives) -> None:
-        self._ranks = ranks
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias, dtype=dtype, device=device)
-        has_bias = config.mlp_bias and ranks.shard.rank == 0
+        has_bias = config.mlp_bias and shard.rank == 0
         self.down = Linear(inner, hidden, bias=has_bias, dtype=dtype, device=device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [T, hidden] to the same shape."""
-        return self._ranks.sum(self.down(swiglu(self.gate_up(x))))
+        """``x`` [T, hidden] to the same shape: the rank's part of a sum."""
+        return self.down(swiglu(self.gate_up(x)))
 
     @property
     def few_matrix(self) -> Matrix | None:
@@ -105,7 +102,7 @@ class Mlp:
         from outrider.engine.kernels.few_tokens.kernel import gated  # Triton is slow to import
 
         total, inner = gated(source, matrix)
-        return total, self._ranks.sum(self.down(inner))
+        return total, self.down(inner)
 
 
 class DecoderLayer:
@@ -114,10 +111,11 @@ class DecoderLayer:
     def __init__(
         self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device, ranks: Collectives
     ) -> None:
+        self._ranks = ranks
         self.attention_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.attention = Attention(config, layer, dtype, device, ranks)
+        self.attention = Attention(config, layer, dtype, device, ranks.shard)
         self.mlp_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.mlp = Mlp(config, dtype, device, ranks)
+        self.mlp = Mlp(config, dtype, device, ranks.shard)
 
     def __call__(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, kv: torch.Tensor, angles: Angles, batch: DeviceBatch
@@ -126,12 +124,14 @@ class DecoderLayer:
         overwritten or left alone; returns the sum and what is to be added next.
         """
         qkv, gate_up = self.attention.few_matrix, self.mlp.few_matrix
-        if 0 < hidden.shape[0] <= MAX_TOKENS and qkv is not None and gate_up is not None:
+        is_alone = self._ranks.shard.size == 1
+        if is_alone and 0 < hidden.shape[0] <= MAX_TOKENS and qkv is not None and gate_up is not None:
             source = NormedInput(hidden, delta, self.attention_norm.weight, self.attention_norm.eps)
             hidden, delta = self.attention.of_few(source, qkv, kv, angles, batch)
             return self.mlp.of_few(NormedInput(hidden, delta, self.mlp_norm.weight, self.mlp_norm.eps), gate_up)
-        x = self.attention_norm(hidden) if delta is None else self.attention_norm.after_adding(hidden, delta)
-        return hidden, self.mlp(self.mlp_norm.after_adding(hidden, self.attention(x, kv, angles, batch)))
+        add = self._ranks.add_and_norm
+        x = self.attention_norm(hidden) if delta is None else add(hidden, delta, self.attention_norm)
+        return hidden, self.mlp(add(hidden, self.attention(x, kv, angles, batch), self.mlp_norm))
 
 
 class Decoder:
@@ -182,7 +182,7 @@ class Decoder:
         delta: torch.Tensor | None = None
         for layer, kv in zip(self.layers, kv_cache.unbind(0), strict=True):
             hidden, delta = layer(hidden, delta, kv, angles, batch)
-        return self.norm(hidden) if delta is None else self.norm.after_adding(hidden, delta)
+        return self.norm(hidden) if delta is None else self._ranks.add_and_norm(hidden, delta, self.norm)
 
     def logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] float32 of the chosen rows of ``hidden``, in memory of their own."""

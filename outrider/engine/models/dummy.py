@@ -6,34 +6,29 @@ and no product is cheaper than a real one's; what a model of such weights says m
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterator
+
 import torch
 
 from outrider.engine.models.decoder import Decoder
-from outrider.engine.models.linear import Linear
+from outrider.engine.models.weights import weight_targets
+
+_EMBEDDING = "model.embed_tokens.weight"
 
 
-def fill_with_noise(decoder: Decoder, seed: int = 0) -> None:
-    """Fill and prepare every parameter; the same seed gives the same weights on the same device. Ranks that share a
-    model make different noise, but for what all of them hold.
+def noise(decoder: Decoder, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+    """(Hugging Face name, tensor) of every weight, made one at a time on the decoder's device; the same seed gives the
+    same on the same kind of device, whoever holds which part.
     """
-    generator = torch.Generator(decoder.device).manual_seed(seed + decoder.shard.rank)
-    decoder.embedding.normal_(0, 1, generator=generator)
-    decoder.norm.weight.fill_(1)
-    for layer in decoder.layers:
-        layer.attention_norm.weight.fill_(1)
-        layer.mlp_norm.weight.fill_(1)
-        if layer.attention.qk_norm is not None:
-            layer.attention.qk_norm.fill_(1)
-        for linear in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
-            _fill(linear, generator)
-    if decoder.config.tied_embeddings:
-        decoder.head.prepare()
-    else:
-        _fill(decoder.head, generator)
-
-
-def _fill(linear: Linear, generator: torch.Generator) -> None:
-    linear.weight.normal_(0, linear.weight.shape[1] ** -0.5, generator=generator)
-    if linear.bias is not None:
-        linear.bias.zero_()
-    linear.prepare()
+    shapes = {name: target.shape for name, target in weight_targets(decoder).items()}  # no views, which keep memory
+    for name, shape in shapes.items():
+        made = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
+        if name.endswith(".bias"):
+            yield name, made.zero_()
+        elif len(shape) == 1:
+            yield name, made.fill_(1)
+        else:
+            generator = torch.Generator(decoder.device).manual_seed(zlib.crc32(name.encode()) ^ (seed << 32))
+            scale = 1.0 if name == _EMBEDDING else shape[1] ** -0.5
+            yield name, made.normal_(0, scale, generator=generator)

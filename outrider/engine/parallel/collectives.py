@@ -12,6 +12,24 @@ import torch
 from outrider.engine.parallel.sharding import Shard
 
 
+class Norm(Protocol):
+    """A normalisation, as those need it who add to what is normalised."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[N]."""
+        ...
+
+    @property
+    def eps(self) -> float:
+        """Added to the mean square."""
+        ...
+
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Add ``delta`` to ``x`` in place and normalise the sum."""
+        ...
+
+
 class Collectives(Protocol):
     """Called by all ranks in the same order, with tensors of the same shapes and type."""
 
@@ -22,6 +40,10 @@ class Collectives(Protocol):
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's ``part``, the same bits on each; ``part`` may be written over."""
+        ...
+
+    def add_and_norm(self, hidden: torch.Tensor, part: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """Add the sum of every rank's ``part`` [T, N] to ``hidden`` [T, N] in place, and normalise that."""
         ...
 
     def join(self, part: torch.Tensor) -> torch.Tensor:
@@ -37,6 +59,10 @@ class Alone:
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         """There is but one part."""
         return part
+
+    def add_and_norm(self, hidden: torch.Tensor, part: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """There is but one part."""
+        return norm.after_adding(hidden, part)
 
     def join(self, part: torch.Tensor) -> torch.Tensor:
         """There is but one part."""

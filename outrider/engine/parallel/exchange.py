@@ -1,5 +1,5 @@
-"""Sums and joins over ``torch.distributed``: gloo between CPUs, NCCL between GPUs, and for small sums on one host the
-one-shot all-reduce over symmetric memory where it is there and faster.
+"""Sums and joins over ``torch.distributed``: gloo between CPUs, NCCL between GPUs, and for small sums on one host
+symmetric memory where it is there and faster.
 
 Owns the choice, made once by measuring and the same on every rank. Multicast is not used. Refuses to know what is
 summed.
@@ -8,18 +8,20 @@ summed.
 from __future__ import annotations
 
 import logging
+import socket
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from outrider.engine.parallel.collectives import Norm
 from outrider.engine.parallel.sharding import Shard
+from outrider.engine.parallel.symmetric import MEASURED_BYTES, SymmetricMemory, open_symmetric_memory
 
 _log = logging.getLogger(__name__)
 
-_MEASURED_BYTES = (16 << 10, 64 << 10, 256 << 10, 1 << 20)
-_ALIGNMENT_BYTES = 16
 _CALLS = 20
 _REPLAYS = 9
 
@@ -44,6 +46,10 @@ class CpuExchange:
             raise
         return wide.to(part.dtype)
 
+    def add_and_norm(self, hidden: torch.Tensor, part: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """Add the sum of every rank's ``part`` to ``hidden`` in place, and normalise that."""
+        return norm.after_adding(hidden, self.sum(part))
+
     def join(self, part: torch.Tensor) -> torch.Tensor:
         """Every rank's ``part`` [N, C] beside each other."""
         parts = [torch.empty_like(part) for _ in range(self.shard.size)]
@@ -58,16 +64,23 @@ class CpuExchange:
 class GpuExchange:
     """Between GPUs: asynchronous, on the current stream, and part of a CUDA graph that is being captured."""
 
-    def __init__(self, shard: Shard, one_shot: OneShot | None) -> None:
+    def __init__(self, shard: Shard, symmetric: SymmetricMemory | None, one_shot_bytes: int) -> None:
         self.shard = shard
-        self._one_shot = one_shot
+        self._symmetric = symmetric
+        self._one_shot_bytes = one_shot_bytes
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's ``part``."""
-        if self._one_shot is not None and self._one_shot.takes(part):
-            return self._one_shot.sum(part)
+        if self._symmetric is not None and part.nbytes <= self._one_shot_bytes and self._symmetric.takes(part):
+            return self._symmetric.sum(part)
         dist.all_reduce(part)
         return part
+
+    def add_and_norm(self, hidden: torch.Tensor, part: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """Add the sum of every rank's ``part`` to ``hidden`` in place, and normalise that."""
+        if self._symmetric is not None and self._one_shot_bytes and self._symmetric.rows.takes(part):
+            return self._symmetric.add_and_norm(hidden, part, norm)
+        return norm.after_adding(hidden, self.sum(part))
 
     def join(self, part: torch.Tensor) -> torch.Tensor:
         """Every rank's ``part`` [N, C] beside each other."""
@@ -76,69 +89,52 @@ class GpuExchange:
         return parts.transpose(0, 1).reshape(part.shape[0], -1)
 
 
-@dataclass(frozen=True, slots=True)
-class OneShot:
-    """Each rank reads all ranks' parts from their memory and sums them itself, in the order of ranks."""
-
-    buffer: torch.Tensor  # [max_bytes] uint8, mapped by all ranks
-    group_name: str
-    max_bytes: int
-
-    def takes(self, part: torch.Tensor) -> bool:
-        """Whether a part is small enough, and laid out so."""
-        return 0 < part.nbytes <= self.max_bytes and part.nbytes % _ALIGNMENT_BYTES == 0 and part.is_contiguous()
-
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's ``part``."""
-        place = self.buffer[: part.nbytes].view(part.dtype).view(part.shape)
-        summed: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(place, part, "sum", self.group_name)
-        return summed
-
-
-def open_gpu_exchange(shard: Shard, device: torch.device, dtype: torch.dtype) -> GpuExchange:
-    """Measure, choose, say so."""
+def open_gpu_exchange(shard: Shard, device: torch.device, dtype: torch.dtype, *, one_shot: bool = True) -> GpuExchange:
+    """Measure, choose, say so; without ``one_shot`` it is NCCL."""
     dist.all_reduce(torch.zeros(1, device=device))  # NCCL connects at its first call
-    widest = _open_one_shot(device)
-    if not _all_agree(widest is not None):
-        _log.info("sums of %d ranks: NCCL (symmetric memory is not available)", shard.size)
-        return GpuExchange(shard, None)
-    if widest is None:
-        raise RuntimeError("all ranks agreed on something that is not here")
+    is_tried = one_shot and _are_on_one_host()
+    symmetric = _try_symmetric_memory(shard, device, dtype) if is_tried else None
+    if symmetric is None:
+        reason = (
+            "symmetric memory is not available" if is_tried else "one-shot is off, or the ranks are on several hosts"
+        )
+        _log.info("sums of %d ranks: NCCL (%s)", shard.size, reason)
+        return GpuExchange(shard, None, 0)
     limit, said = 0, []
-    for num_bytes in _MEASURED_BYTES:
+    for num_bytes in MEASURED_BYTES:
         part = torch.ones(num_bytes // dtype.itemsize, dtype=dtype, device=device)
-        own, nccl = (_microseconds(work, part) for work in (widest.sum, dist.all_reduce))
+        own, nccl = (_microseconds(work, part) for work in (symmetric.sum, dist.all_reduce))
         said.append(f"{num_bytes >> 10} KiB {own:.1f} / {nccl:.1f} us")
-        if not _all_agree(own < nccl):
+        if not _all_agree(holds=own < nccl):
             break
         limit = num_bytes
     _log.info(
         "sums of %d ranks, one-shot / NCCL: %s; one-shot is used up to %d KiB", shard.size, ", ".join(said), limit >> 10
     )
-    return GpuExchange(shard, OneShot(widest.buffer, widest.group_name, limit) if limit else None)
+    return GpuExchange(shard, symmetric, limit)
 
 
-def _open_one_shot(device: torch.device) -> OneShot | None:
-    """None where the GPUs cannot map each other's memory, or give wrong sums."""
+def _try_symmetric_memory(shard: Shard, device: torch.device, dtype: torch.dtype) -> SymmetricMemory | None:
+    """None, on all ranks, where the GPUs cannot map each other's memory or give wrong sums."""
     try:
-        import torch.distributed._symmetric_memory as symmetric
-
-        world = dist.group.WORLD
-        if world is None:
-            return None
-        buffer = symmetric.empty(_MEASURED_BYTES[-1], dtype=torch.uint8, device=device)
-        symmetric.rendezvous(buffer, world)
-        one_shot = OneShot(buffer, world.group_name, _MEASURED_BYTES[-1])
-        probe = torch.full((64,), float(dist.get_rank() + 1), device=device)
-        expected = dist.get_world_size() * (dist.get_world_size() + 1) / 2
-        is_right = bool((one_shot.sum(probe) == expected).all())
+        found = open_symmetric_memory(shard, device)
     except (RuntimeError, ImportError, AttributeError) as error:
-        _log.debug("no symmetric memory: %s", error)
+        _log.info("no symmetric memory: %s", error)
+        found = None
+    if not _all_agree(holds=found is not None) or found is None:
         return None
-    return one_shot if is_right else None
+    return found if _all_agree(holds=found.is_right(device, dtype)) else None
 
 
-def _all_agree(holds: bool) -> bool:
+def _are_on_one_host() -> bool:
+    """Whether all ranks see each other's processes."""
+    place = zlib.crc32(f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}".encode())
+    extremes = torch.tensor([place, -place])
+    dist.all_reduce(extremes, dist.ReduceOp.MIN)
+    return int(extremes[0]) == -int(extremes[1])
+
+
+def _all_agree(*, holds: bool) -> bool:
     """Whether every rank says so; over gloo, so that no device is needed."""
     answer = torch.tensor([int(holds)])
     dist.all_reduce(answer, dist.ReduceOp.MIN)
@@ -146,7 +142,7 @@ def _all_agree(holds: bool) -> bool:
 
 
 def _microseconds(work: Callable[[torch.Tensor], object], part: torch.Tensor) -> float:
-    """Of one call, inside a CUDA graph; the least of several replays, since ranks wait for each other."""
+    """Of one call, inside a CUDA graph; the median of several replays, since ranks wait for each other."""
     for _ in range(2):
         work(part.clone())
     torch.cuda.synchronize(part.device)

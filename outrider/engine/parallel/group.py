@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 _HERE = "127.0.0.1"
 _MEETING_KEY = "outrider/meeting"
 _MEET_WITHIN_S = 300.0
-_NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+_NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 """Multicast between GPUs gains nothing for sums this small, and not every host bears it."""
 _END_WITHIN_S = 10.0
 _LAST_MOMENTS_S = 2.0
@@ -53,8 +53,9 @@ OnFailure = Callable[[BaseException], None]
 class Member(abc.ABC):
     """What all ranks do."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, one_shot: bool) -> None:
         self.place = place
+        self._one_shot = one_shot
 
     @abc.abstractmethod
     def wait_for_loss(self, error: BaseException) -> None:
@@ -64,7 +65,7 @@ class Member(abc.ABC):
         """What the ranks sum and join with; every rank calls it at the same point."""
         shard = Shard(self.place.rank, self.place.size)
         if device.type == "cuda":
-            return open_gpu_exchange(shard, device, dtype)
+            return open_gpu_exchange(shard, device, dtype, one_shot=self._one_shot)
         return CpuExchange(shard, self.wait_for_loss)
 
     def least(self, value: int) -> int:
@@ -78,9 +79,15 @@ class Leader(Member):
     """Rank 0. ``on_failure`` is called, from a thread, when another rank is lost; the process ends soon after."""
 
     def __init__(
-        self, place: Place, device: torch.device, command: Sequence[str], on_failure: OnFailure | None
+        self,
+        place: Place,
+        device: torch.device,
+        command: Sequence[str],
+        on_failure: OnFailure | None,
+        *,
+        one_shot: bool = True,
     ) -> None:
-        super().__init__(place)
+        super().__init__(place, one_shot=one_shot)
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._lost = threading.Event()
@@ -182,8 +189,8 @@ class Leader(Member):
 class Follower(Member):
     """Any other rank. Its process ends when rank 0 is lost."""
 
-    def __init__(self, place: Place, device: torch.device) -> None:
-        super().__init__(place)
+    def __init__(self, place: Place, device: torch.device, *, one_shot: bool = True) -> None:
+        super().__init__(place, one_shot=one_shot)
         if place.has_lifeline:
             hold_lifeline(self._end)
         store = _given_store(place)

@@ -47,7 +47,7 @@ def open_runner(
     if not place.is_started:
         prepare_device(device_of(settings.device, place.size - 1), settings.dtype, _num_threads(settings))
     command = ("-m", service_module(settings.name), *to_argv(settings))
-    leader = Leader(place, torch.device(device), command, on_failure)
+    leader = Leader(place, torch.device(device), command, on_failure, one_shot=settings.one_shot_all_reduce)
     try:
         execution = _load(settings, device, dtype, leader, progress=progress, capture_progress=capture_progress)
         return ModelRunner(execution, leader)
@@ -60,7 +60,7 @@ def follow_model(settings: Settings, place: Place) -> None:
     """Load this rank's part and run what rank 0 says, until it says no more."""
     device = device_of(settings.device, place.local_rank)
     dtype = prepare_device(device, settings.dtype, _num_threads(settings))
-    follower = Follower(place, torch.device(device))
+    follower = Follower(place, torch.device(device), one_shot=settings.one_shot_all_reduce)
     try:
         execution = _load(settings, device, dtype, follower)
         with torch.inference_mode():

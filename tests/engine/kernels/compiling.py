@@ -25,6 +25,7 @@ from outrider.engine.kernels.linear.skinny import _skinny_kernel
 from outrider.engine.kernels.paged_attention.kernel import _attend_kernel
 from outrider.engine.kernels.rms_norm.kernel import _norm_kernel
 from outrider.engine.kernels.rotary_store.kernel import _turn_and_store_kernel
+from outrider.engine.kernels.sum_norm.kernel import _sum_norm_kernel
 from outrider.engine.kernels.swiglu.kernel import _swiglu_kernel
 
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
@@ -36,6 +37,7 @@ PARTS = {"PARTS": 126, "BLOCK_PARTS": 128}
 SUPPORT = {"LIMIT": 1024, "CAPACITY": 2048}
 CONSTANTS: dict[Any, dict[str, Any]] = {
     _norm_kernel: {"HAS_DELTA": True, "BLOCK": 4096},
+    _sum_norm_kernel: {"RANK": 1, "SIZE": 2, "ROWS": 32, "FLAG_BYTES": 256, "BLOCK": 4096},
     _swiglu_kernel: {"BLOCK": 1024},
     _turn_and_store_kernel: {**HEADS, "HAS_ROWS": True, "HAS_NORM": True, "BLOCK_H": 4, "BLOCK_HALF": 64},
     _attend_kernel: {**ATTENTION, **TILE},
@@ -52,15 +54,17 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
 INTEGERS = {
     "slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "parameters", "best_ids",
     "ids", "histogram", "candidates", "places", "next_ids", "records", "supports",
+    "rounds",
 }  # fmt: skip
 FLOATS = ("eps", "scale", "floor")
+WIDE = {"masses": "*fp64", "addresses": "*i64"}
 
 
 def type_of(name: str) -> str:
     if name.endswith("_ptr"):
         stem = name.removesuffix("_ptr")
-        if stem == "masses":
-            return "*fp64"
+        if stem in WIDE:
+            return WIDE[stem]
         return "*i32" if stem in INTEGERS else "*fp32" if stem in {"sums", "stats", "surveys"} else "*bf16"
     return "fp32" if name in FLOATS else "i32"
 

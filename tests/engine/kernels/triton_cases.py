@@ -27,6 +27,8 @@ from outrider.engine.kernels.rms_norm.kernel import TritonNorm
 from outrider.engine.kernels.rotary_store import Angles, HeadLayout
 from outrider.engine.kernels.rotary_store.kernel import turn_and_store
 from outrider.engine.kernels.rotary_store.reference import turn_and_store as reference_turn_and_store
+from outrider.engine.kernels.sum_norm import SharedRows, flag_bytes
+from outrider.engine.kernels.sum_norm.kernel import sum_and_norm
 from outrider.engine.kernels.swiglu.kernel import swiglu
 from outrider.engine.kernels.swiglu.reference import swiglu as reference_swiglu
 from outrider.engine.pages import PagePool
@@ -245,3 +247,36 @@ def test_prepared_weights_whatever_the_number_of_rows(outputs: int, dtype: torch
 @pytest.mark.parametrize(("outputs", "splits"), [(2048, 4), (3072, 1), (4096, 2), (6144, 1), (28672, 1), (33, 1)])
 def test_sums_are_split_where_that_fills_the_device_once(outputs: int, splits: int) -> None:
     assert choose_tiling(outputs, 132).splits == splits
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 33, 256])
+def test_sums_of_ranks_are_added_and_normalised(size: int, dtype: torch.dtype) -> None:
+    """One rank of three, the others having shown their rows of every round before it begins."""
+    ranks, max_rows, num_rows, rank = 3, 4, 3, 1
+    flags = flag_bytes(max_rows, ranks)
+    buffers = [torch.zeros(flags + 2 * max_rows * size * 4, dtype=torch.uint8, device=DEVICE) for _ in range(ranks)]
+    addresses = torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.int64, device=DEVICE)
+    rounds = torch.zeros(max_rows, dtype=torch.int32, device=DEVICE)
+    shared = SharedRows(addresses, rounds, rank, ranks, max_rows, size * 4)
+    for this_round in (1, 2, 3):
+        parts = torch.randn(ranks, num_rows, size, device=DEVICE).to(dtype)
+        half = (this_round & 1) * max_rows * size
+        for peer in (0, 2):
+            shown = buffers[peer][flags:].view(dtype)
+            shown[half : half + num_rows * size] = parts[peer].flatten()
+            buffers[rank][:flags].view(torch.int32).view(max_rows, ranks)[:num_rows, peer] = this_round
+        x, weight = torch.randn(num_rows, size, device=DEVICE).to(dtype), torch.randn(size, device=DEVICE).to(dtype)
+        added = (x.float() + parts.float().sum(0)).to(dtype)
+        out = sum_and_norm(x, parts[rank], weight, 1e-5, shared)
+        torch.testing.assert_close(x, added, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+        expected = F.rms_norm(added.float(), (size,), weight.float(), 1e-5)
+        torch.testing.assert_close(out.float(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+        for peer in (0, 2):  # and this rank's row was shown to both
+            assert (
+                buffers[peer][:flags].view(torch.int32).view(max_rows, ranks)[:num_rows, rank].tolist()
+                == [this_round] * num_rows
+            )
+        own = buffers[rank][flags:].view(dtype)[half : half + num_rows * size].view(num_rows, size)
+        torch.testing.assert_close(own, parts[rank], atol=0, rtol=0)
+    assert rounds.tolist() == [3, 3, 3, 0]

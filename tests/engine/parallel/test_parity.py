@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from outrider.engine.synthetic.recipe import Recipe, write_recipe
 from tests.engine.parallel.two_ranks import MORE
 from tests.engine.parity import build
 from tests.engine.test_parity import MODELS
@@ -19,9 +21,13 @@ DEADLINE_S = 280
 def test_every_architecture_shared_by_two(tmp_path: Path) -> None:
     for architecture, config in {**MODELS, **MORE}.values():
         build(architecture, **config)  # so that the ranks find them made
+    folder = tmp_path / "synthetic"
+    folder.mkdir()
+    shutil.copy(build("qwen3") / "config.json", folder)
+    write_recipe(folder, Recipe("target", 1.0))
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.engine.parallel.two_ranks", str(tmp_path / "store"), str(rank)],
+            [sys.executable, "-m", "tests.engine.parallel.two_ranks", str(tmp_path / "store"), str(rank), str(folder)],
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -1,5 +1,6 @@
-"""Run by both ranks of a test, as ``python -m tests.engine.parallel.two_ranks STORE RANK``: every architecture, shared,
-beside the same model alone. A rank that finds a difference ends with an error.
+"""Run by both ranks of a test, as ``python -m tests.engine.parallel.two_ranks STORE RANK SYNTHETIC``: every
+architecture, and the synthetic model of a folder, shared, beside the same model alone. A rank that finds a difference
+ends with an error.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from outrider.engine.batch import ForwardRow
 from outrider.engine.models.decoder import Decoder
 from outrider.engine.models.linear import Linear
-from outrider.engine.opening import load_execution
+from outrider.engine.opening import LoadFormat, load_execution
 from outrider.engine.parallel.collectives import Collectives
 from outrider.engine.parallel.exchange import CpuExchange
 from outrider.engine.parallel.sharding import Shard
@@ -81,6 +82,15 @@ def check(folder: Path, rank: int) -> None:
     assert shared.kv_cache.nbytes == alone.kv_cache.nbytes * part.part.num_kv_heads // whole.config.num_kv_heads
 
 
+def check_made(folder: Path, rank: int, load_format: LoadFormat) -> None:
+    """Weights that are made where they are used: the parts are those of the whole."""
+    settings = {"dtype": "float32", "page_size": 4, "num_pages": 60, "load_format": load_format}
+    alone = ModelRunner(load_execution(folder, **settings))  # type: ignore[arg-type]
+    shared = ModelRunner(load_execution(folder, **settings, ranks=BothRun(rank)))  # type: ignore[arg-type]
+    expected = logits_of(alone)
+    torch.testing.assert_close(logits_of(shared), expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
+
+
 def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
     """Norms, and the biases of sums."""
     yield decoder.norm.weight
@@ -98,7 +108,7 @@ def biases(linear: Linear) -> Iterator[torch.Tensor]:
         yield linear.bias
 
 
-def main(store: str, rank: int) -> None:
+def main(store: str, rank: int, synthetic: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE)
     for name, (architecture, config) in {**MODELS, **MORE}.items():
@@ -106,8 +116,11 @@ def main(store: str, rank: int) -> None:
             check(build(architecture, **config), rank)
         except Exception as error:
             raise AssertionError(name) from error
+    check_made(build("qwen2", tie_word_embeddings=True), rank, "dummy")
+    check_made(build("llama", vocab_size=271), rank, "dummy")
+    check_made(Path(synthetic), rank, "synthetic")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
