@@ -259,13 +259,17 @@ def test_sums_of_ranks_are_added_and_normalised(size: int, dtype: torch.dtype) -
     addresses = torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.int64, device=DEVICE)
     rounds = torch.zeros(max_rows, dtype=torch.int32, device=DEVICE)
     shared = SharedRows(addresses, rounds, rank, ranks, max_rows, size * 4)
+
+    def flags_of(owner: int) -> torch.Tensor:
+        return buffers[owner][: 4 * max_rows * ranks].view(torch.int32).view(max_rows, ranks)
+
     for this_round in (1, 2, 3):
         parts = torch.randn(ranks, num_rows, size, device=DEVICE).to(dtype)
         half = (this_round & 1) * max_rows * size
         for peer in (0, 2):
             shown = buffers[peer][flags:].view(dtype)
             shown[half : half + num_rows * size] = parts[peer].flatten()
-            buffers[rank][:flags].view(torch.int32).view(max_rows, ranks)[:num_rows, peer] = this_round
+            flags_of(rank)[:num_rows, peer] = this_round
         x, weight = torch.randn(num_rows, size, device=DEVICE).to(dtype), torch.randn(size, device=DEVICE).to(dtype)
         added = (x.float() + parts.float().sum(0)).to(dtype)
         out = sum_and_norm(x, parts[rank], weight, 1e-5, shared)
@@ -273,10 +277,7 @@ def test_sums_of_ranks_are_added_and_normalised(size: int, dtype: torch.dtype) -
         expected = F.rms_norm(added.float(), (size,), weight.float(), 1e-5)
         torch.testing.assert_close(out.float(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
         for peer in (0, 2):  # and this rank's row was shown to both
-            assert (
-                buffers[peer][:flags].view(torch.int32).view(max_rows, ranks)[:num_rows, rank].tolist()
-                == [this_round] * num_rows
-            )
+            assert flags_of(peer)[:num_rows, rank].tolist() == [this_round] * num_rows
         own = buffers[rank][flags:].view(dtype)[half : half + num_rows * size].view(num_rows, size)
         torch.testing.assert_close(own, parts[rank], atol=0, rtol=0)
     assert rounds.tolist() == [3, 3, 3, 0]
