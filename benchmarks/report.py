@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.samples import median, ratio
 from benchmarks.schema import RESULTS, Result, load
+from benchmarks.tracing.run import MAKING, NOT_SAMPLED, OFF, PLACES, SAMPLED, added_us
 from outrider.errors import ConfigError
 
 BEGIN, END = "<!-- benchmarks: begin (python -m benchmarks.report) -->", "<!-- benchmarks: end -->"
@@ -212,10 +213,29 @@ def _peer_rows(result: Result) -> Iterable[Row]:
         ]
 
 
+def _tracing_table(results: Sequence[Result]) -> str:
+    heads = ["run", "machine", "where", "off", "more when others are sampled", "more when it is itself"]
+    rows = [
+        [
+            f"`{result.name}`",
+            _device(result),
+            place,
+            _number(_median(result, place, arm=OFF), 1),
+            *(_number(added_us(result.series, place, arm), 1) for arm in (NOT_SAMPLED, SAMPLED)),
+        ]
+        for result in results
+        for place in PLACES
+    ]
+    makings = [f"{_number(_median(result, MAKING, arm=SAMPLED), 0)} us (`{result.name}`)" for result in results]
+    note = f"In threads of their own all three make and encode a sampled step's spans: {', '.join(makings)}."
+    return _table("What tracing adds to a step's loop, us", heads, rows, [note]) if rows else ""
+
+
 _TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "serve": _serve_tables,
     "engine": _engine_table,
     "rpc": _rpc_table,
+    "tracing": _tracing_table,
     "peers": _peers_table,
     "interference": _interference_table,
 }

@@ -62,7 +62,7 @@ class Result:
     """One run of one benchmark."""
 
     kind: str
-    """"serve", "rpc", "step" or "engine"."""
+    """"serve", "rpc", "step", "tracing" or "engine"."""
     name: str
     created_at: str
     """UTC, ISO 8601."""

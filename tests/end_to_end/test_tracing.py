@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -10,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from outrider import Client
+from outrider.cli.app import app
+from outrider.cli.trace.reading import read_spans
+from outrider.cli.trace.tree import build_tree
 from outrider.telemetry.tracing import TraceContext, names
 from outrider.telemetry.tracing.span import Kind, Span
 from tests.end_to_end.commands import Command, wait_until
@@ -39,9 +44,16 @@ def receiver() -> Iterator[OtlpReceiver]:
 
 
 @pytest.fixture(scope="module")
-def traced(tiny_pair: tuple[Path, Path], receiver: OtlpReceiver) -> Iterator[Command]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("traces")
+    return {service: folder / f"{service}.jsonl" for service in ("target", "draft", "coordinator")}
+
+
+@pytest.fixture(scope="module")
+def traced(tiny_pair: tuple[Path, Path], receiver: OtlpReceiver, files: dict[str, Path]) -> Iterator[Command]:
     target, draft = tiny_pair
-    command = Command(str(target), "--draft-model", str(draft), environment=receiver.environment)
+    to_files = [word for name, path in files.items() for word in ("--set", f"{name}.trace_file={path}")]
+    command = Command(str(target), "--draft-model", str(draft), *to_files, environment=receiver.environment)
     yield command
     command.close()
 
@@ -222,6 +234,25 @@ def test_many_requests_at_once_share_forwards_that_link_to_them(traced: Command,
     linked = [link for forward in shared() for link in forward.links]
     assert all(items[link.span_id].trace_id == link.trace_id for link in linked if link.span_id in items)
     assert any(link.span_id in items for link in linked)
+
+
+def test_the_command_draws_a_request_that_it_makes(traced: Command, files: dict[str, Path], tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    of_request = ("--prompt", "ab", "--address", traced.address(), "--max-tokens", "12", "--wait", "200")
+    outcome = CliRunner().invoke(app, ["trace", *map(str, files.values()), *of_request, "--html", str(page)])
+    assert outcome.exit_code == 0, outcome.output
+    assert "are not there" not in outcome.stderr
+    found = re.search(r"^trace (\w{32}) .* 12 tokens in ", outcome.stdout)
+    assert found
+    assert re.search(r"^2 +[\d.]+ ms +\d of 4", outcome.stdout, re.MULTILINE)
+    assert all(f"\n{stage}" in outcome.stdout for stage in ("draft: forward", "score: forward", "wire", "accept"))
+    assert found[1] in page.read_text()
+    root = build_tree(read_spans(list(files.values())), found[1])
+    steps = [step for decode in root.named(names.DECODE) for step in decode.named(names.STEP)]
+    for stage in [stage for step in steps for stage in step.children if stage.span.name in (names.DRAFT, names.SCORE)]:
+        (item,) = stage.children
+        assert item.start_ns == stage.start_ns
+        assert item.span.duration_ns == pytest.approx(stage.span.duration_ns, rel=0.02)
 
 
 def test_a_draft_that_is_killed_does_not_lose_the_trace(traced: Command, receiver: OtlpReceiver) -> None:

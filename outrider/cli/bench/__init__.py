@@ -14,7 +14,10 @@ from outrider.cli.bench.peers import peers
 from outrider.cli.bench.rpc import rpc
 from outrider.cli.bench.serve import serve
 from outrider.cli.bench.step import step
+from outrider.cli.bench.tracing import tracing
 
-app = typer.Typer(no_args_is_help=True, help="Measure: the whole system, one engine, the wire, a step, others.")
-for command in (serve, interference, engine, rpc, step, peers):
+app = typer.Typer(
+    no_args_is_help=True, help="Measure: the whole system, one engine, the wire, a step, tracing, others."
+)
+for command in (serve, interference, engine, rpc, step, tracing, peers):
     app.command()(command)

@@ -45,11 +45,11 @@ def summary(root: Node) -> list[tuple[str, str]]:
     said, took = root.span.attributes, root.span.duration_ns
     prefills, decodes = root.named(names.PREFILL), root.named(names.DECODE)
     num_output = _number(said, names.USAGE_OUTPUT_TOKENS)
-    found = [("whole request", milliseconds(took))]
+    found = [("whole request", duration(took))]
     if prefills:
-        found.append(("to the first token", milliseconds(prefills[0].end_ns)))
+        found.append(("to the first token", duration(prefills[0].end_ns)))
         if num_output > 1:
-            found.append(("per token after it", milliseconds((took - prefills[0].end_ns) / (num_output - 1))))
+            found.append(("per token after it", duration((took - prefills[0].end_ns) / (num_output - 1))))
     found += [("tokens in", f"{_number(said, names.USAGE_INPUT_TOKENS):.0f}"), ("tokens out", f"{num_output:.0f}")]
     for attributes in [decode.span.attributes for decode in decodes]:
         found.append(("steps", f"{_number(attributes, names.NUM_STEPS):.0f}"))
@@ -57,6 +57,11 @@ def summary(root: Node) -> list[tuple[str, str]]:
             found.append(("of the draft kept", f"{_number(attributes, names.ACCEPTANCE_RATE):.0%}"))
             found.append(("tokens a step", f"{_number(attributes, names.MEAN_ACCEPTANCE_LENGTH):.2f}"))
     return found
+
+
+def duration(nanoseconds: float) -> str:
+    """For people, in the unit that suits it."""
+    return milliseconds(nanoseconds) if nanoseconds < 1e9 else f"{nanoseconds / 1e9:.2f} s"
 
 
 def milliseconds(nanoseconds: float) -> str:

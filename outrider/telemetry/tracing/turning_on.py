@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -22,6 +23,9 @@ _log = logging.getLogger(__name__)
 OTLP, NO_EXPORTER = "otlp", "none"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _INSTALL = "opentelemetry is not installed: pip install 'outrider[telemetry]'"
+
+_SWITCH_INTERVAL_S = 5e-4
+"""How long a thread that makes or encodes spans may keep the interpreter from those that serve; else it is 5 ms."""
 
 BuildSpans = Callable[[], Iterable[Span]]
 
@@ -69,9 +73,13 @@ def turn_on_tracing(
 async def traced(service: str, *, trace_file: str | None) -> AsyncIterator[Tracing | None]:
     """``turn_on_tracing`` for as long as the process serves; what is left is exported at the end."""
     tracing = turn_on_tracing(service, trace_file=trace_file)
+    usual = sys.getswitchinterval()
     try:
+        if tracing is not None:
+            sys.setswitchinterval(_SWITCH_INTERVAL_S)
         yield tracing
     finally:
+        sys.setswitchinterval(usual)
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
 

@@ -1,0 +1,24 @@
+"""A pipeline whose spans are encoded as OTLP, as for a collector, and go nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from outrider.telemetry.tracing.pipeline import Pipeline, batched, resource_of
+
+
+class _Nowhere(SpanExporter):
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Encode them."""
+        encode_spans(spans).SerializeToString()
+        return SpanExportResult.SUCCESS
+
+
+def make_pipeline() -> Pipeline:
+    """A pipeline of the usual size."""
+    provider = TracerProvider(resource=resource_of("benchmark", {}), shutdown_on_exit=False)
+    return Pipeline(provider, [batched(_Nowhere(), {})])

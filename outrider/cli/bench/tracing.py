@@ -1,0 +1,30 @@
+"""``outrider bench tracing``: what tracing costs a step."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from outrider.cli.bench.flags import Save
+from outrider.cli.bench.harness import bar, benchmark, save, table
+from outrider.cli.options import errors_as_lines, output
+
+_HEADS = ("us a step", "off", "more: others sampled", "more: sampled")
+
+
+def tracing(
+    *,
+    steps: Annotated[int, typer.Option(min=2, help="Of each request.")] = 256,
+    rounds: Annotated[int, typer.Option(min=1, help="Each with new requests.")] = 20,
+    save_as: Save = None,
+) -> None:
+    """Measure what tracing adds to a step in the loops of all three services, and what making the spans takes."""
+    with errors_as_lines():
+        bench = benchmark("tracing.run")
+        plan = bench.Plan(num_steps=steps, num_rounds=rounds)
+        with bar("rounds", rounds + 1) as advance:
+            series = bench.run_plan(plan, on_done=advance)
+        output.print(table(_HEADS, bench.to_rows(series)))
+        if save_as is not None:
+            save(bench.to_result(series, plan, name=save_as))
