@@ -26,7 +26,8 @@ def benchmark(name: str) -> Any:  # noqa: ANN401 - a module
             raise ConfigError("", f"this benchmark needs {missing}: install outrider[engine]") from error
         if missing != "benchmarks":
             raise
-        raise ConfigError("", "the benchmarks are not installed: they are part of the project's checkout") from error
+        words = "the benchmarks are not here: they come with outrider, unless another package of that name comes first"
+        raise ConfigError("", words) from error
 
 
 def save(result: Any) -> None:  # noqa: ANN401 - a benchmark's result
