@@ -15,8 +15,22 @@ from coordinator.admission import Admission
 from coordinator.speculation import DraftLengthPolicy
 from coordinator.tally import Tally
 from coordinator.ticket import Ticket
-from outrider.errors import CapacityError
+from outrider.errors import (
+    CapacityError,
+    DeadlineError,
+    IntegrityError,
+    InvalidRequestError,
+    NonFiniteLogitsError,
+    ProtocolError,
+    UnavailableError,
+)
 from outrider.types import FinishReason
+
+_USUAL = (
+    CapacityError, DeadlineError, IntegrityError, InvalidRequestError, NonFiniteLogitsError, ProtocolError,
+    UnavailableError,
+)  # fmt: skip
+USUAL_FAILURES = tuple(error.__name__ for error in _USUAL)
 
 
 @dataclass(slots=True)
@@ -32,8 +46,8 @@ class Endings:
     """Of all that were taken in."""
     by_reason: Counter[FinishReason] = field(default_factory=Counter)
     """Those that finished or were cancelled."""
-    by_error: Counter[str] = field(default_factory=Counter)
-    """Those that failed, by the error's name."""
+    by_error: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(USUAL_FAILURES, 0)))
+    """Those that failed, by the error's name; the usual ones from the start, for whoever watches them rise."""
     tally: Tally = field(default_factory=Tally)
 
 

@@ -50,7 +50,7 @@ def quantiles(name: str, *, by: str = "", of: tuple[float, ...] = (0.5, 0.95, 0.
 def means(name: str, by: str) -> tuple[tuple[str, str], ...]:
     """Means of a histogram."""
     legend = " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
-    return ((f"{rate(f'{name}_sum', by)} / {rate(f'{name}_count', by)}", legend),)
+    return ((f"{rate(f'{name}_sum', by)} / ({rate(f'{name}_count', by)} > 0)", legend),)
 
 
 def each(name: str, by: str) -> tuple[tuple[str, str], ...]:
@@ -75,22 +75,22 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Accepted by judged tokens; vLLM's rate is by drafted ones.",
             "percentunit",
             (
-                (f"{ACCEPTED} / {rate(f'{_SPEC}judged_tokens_total')}", "acceptance"),
-                (f"{ACCEPTED} / {DRAFTED}", "acceptance rate"),
+                (f"{ACCEPTED} / ({rate(f'{_SPEC}judged_tokens_total')} > 0)", "acceptance"),
+                (f"{ACCEPTED} / ({DRAFTED} > 0)", "acceptance rate"),
             ),
         ),
         Panel(
             "Mean acceptance length",
             "Tokens gained by a step with a draft, the target's own included; beside it, tokens drafted for it.",
             "short",
-            ((f"1 + {ACCEPTED} / {DRAFTS}", "gained"), (f"{DRAFTED} / {DRAFTS}", "drafted")),
+            ((f"1 + {ACCEPTED} / ({DRAFTS} > 0)", "gained"), (f"{DRAFTED} / ({DRAFTS} > 0)", "drafted")),
         ),
         Panel(
             "Accepted by position",
             "Share of steps with a draft in which the token at this place was kept.",
             "percentunit",
             one(
-                f"{rate(f'{_SPEC}accepted_tokens_per_pos_total', 'position')} / on () group_left {DRAFTS}",
+                f"{rate(f'{_SPEC}accepted_tokens_per_pos_total', 'position')} / on () group_left () ({DRAFTS} > 0)",
                 "{{position}}",
             ),
         ),
@@ -110,7 +110,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Efficiency",
             "Tokens given to users, by positions scored; share of steps with a draft.",
             "percentunit",
-            ((f"{EMITTED} / ({STEPS} + {DRAFTED})", "efficiency"), (f"{DRAFTS} / {STEPS}", "steps with a draft")),
+            (
+                (f"{EMITTED} / ({STEPS} + {DRAFTED} > 0)", "efficiency"),
+                (f"{DRAFTS} / ({STEPS} > 0)", "steps with a draft"),
+            ),
         ),
     ),
     "Latency": (

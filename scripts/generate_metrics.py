@@ -20,9 +20,9 @@ default: a process opens no second port unasked. `outrider serve --metrics-port 
 target 9465 and the draft 9466. `pip install 'outrider[telemetry]'` brings the library for it.
 
 Names after the prefix are vLLM's where vLLM has the metric. Counting costs a few additions to plain numbers; the form
-that Prometheus reads is made when it asks. Where nothing was drafted, shares are no data rather than 0: Grafana draws
-nothing for zero by zero, and it fires no alert. Besides these, each process gives `process_*` and `python_*`, the
-metrics of the Prometheus client.
+that Prometheus reads is made when it asks. Where nothing was drafted, shares are no data rather than 0: every divisor
+has to be above 0. A quantile of nothing is NaN, which Grafana leaves out and which fires no alert. Besides these, each
+process gives `process_*` and `python_*`, the metrics of the Prometheus client.
 
 `k8s/outrider/files/dashboard.json` is a dashboard for Grafana and `k8s/outrider/files/alerts.yaml` are alert rules;
 what to do when one fires is in [operations](operations.md). `$__rate_interval` in the expressions below is Grafana's;

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from outrider.errors import InvalidRequestError, NonFiniteLogitsError
 from outrider.ports import Refused, SessionFailed, SessionLost
 from outrider.readings import AMOUNTS, STAGE_SECONDS, Histogram, Reading, each
 
 _NANOSECOND = 1e-9
 NO_ROOM, ENDING = "no_room", "ending"
 """Why a session is refused."""
+USUAL_FAILURES = (NonFiniteLogitsError.__name__, InvalidRequestError.__name__)
+"""Why a session fails, by the error's name; other errors of ours may join."""
 
 
 class Activity:
@@ -33,8 +36,9 @@ class Activity:
         self.num_opened = 0
         self.num_lost = 0
         self.refused: Counter[str] = Counter({NO_ROOM: 0, ENDING: 0})
-        self.failed: Counter[str] = Counter()
-        """Sessions that failed, by the error's name."""
+        self.failed: Counter[str] = Counter(dict.fromkeys(USUAL_FAILURES, 0))
+        """Sessions that failed, by the error's name; the usual ones from the start: nobody sees a series rise that
+        begins with its first failure."""
 
     def note_forward(
         self, waits_ns: Sequence[int], batch_size: int, num_tokens: int, forward_ns: int, sample_ns: int

@@ -70,9 +70,7 @@ def family_name(spec: MetricSpec) -> str:
 def test_every_catalogued_metric_is_there_and_none_besides(scraped: dict[str, Scraped], role: str) -> None:
     mine = {family_name(spec): spec for spec in CATALOGUE if role in spec.roles}
     said = {name: family for name, family in scraped[role].families.items() if name.startswith("outrider_")}
-    by_accident = {"outrider_requests_failed", "outrider_sessions_failed"}  # only once something has failed
-    assert set(mine) - set(said) <= by_accident
-    assert set(said) <= set(mine)
+    assert set(said) == set(mine)
     for name, family in said.items():
         spec = mine[name]
         assert family.type == spec.kind.value

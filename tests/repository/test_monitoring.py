@@ -62,6 +62,12 @@ def check_expression(expression: str) -> None:
         }
 
 
+def check_divisors(expression: str) -> None:
+    """Nothing is divided by nothing: a divisor is above 0, or a sum that is."""
+    for divisor in expression.split(" / ")[1:]:
+        assert "> 0)" in divisor or "kv_pages_free" in divisor, expression
+
+
 def graphs() -> list[dict[str, Any]]:
     return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
@@ -71,6 +77,7 @@ def test_every_panel_reads_metrics_that_exist(panel: dict[str, Any]) -> None:
     assert panel["targets"]
     for target in panel["targets"]:
         check_expression(target["expr"])
+        check_divisors(target["expr"])
         assert '{namespace=~"$namespace",job=~"$job"' in target["expr"]
         assert target["datasource"]["uid"] == "${datasource}"
 
@@ -104,6 +111,7 @@ def test_every_alert_reads_metrics_that_exist_and_says_what_to_do(rule: dict[str
 @pytest.mark.parametrize("spec", CATALOGUE, ids=lambda spec: spec.name)
 def test_every_example_reads_metrics_that_exist(spec: MetricSpec) -> None:
     check_expression(spec.promql)
+    check_divisors(spec.promql)
     assert spec.name in spec.promql
 
 

@@ -89,36 +89,36 @@ SPECULATION = (
     _counter(
         "outrider_spec_decode_num_drafts_total",
         "Steps that had a proposal.",
-        f"{_DRAFTS} / {_STEPS}",
+        f"{_DRAFTS} / ({_STEPS} > 0)",
     ),
     _counter(
         "outrider_spec_decode_num_draft_tokens_total",
         "Tokens drafted.",
-        f"{_DRAFTED} / {_DRAFTS}",
+        f"{_DRAFTED} / ({_DRAFTS} > 0)",
     ),
     _counter(
         "outrider_spec_decode_num_accepted_tokens_total",
         "Tokens drafted and accepted. By drafted tokens it is vLLM's acceptance rate; the mean acceptance length is one"
         " more than accepted tokens by drafts.",
-        f"1 + {_ACCEPTED} / {_DRAFTS}",
+        f"1 + {_ACCEPTED} / ({_DRAFTS} > 0)",
     ),
     _counter(
         "outrider_spec_decode_num_judged_tokens_total",
         "Tokens drafted and not after their step's first rejection. Accepted by judged tokens is the acceptance.",
-        f"{_ACCEPTED} / {_rate('outrider_spec_decode_num_judged_tokens_total')}",
+        f"{_ACCEPTED} / ({_rate('outrider_spec_decode_num_judged_tokens_total')} > 0)",
     ),
     _counter(
         "outrider_spec_decode_num_accepted_tokens_per_pos_total",
         "Tokens accepted, by their place in the proposal.",
         f"sum by (position) (rate(outrider_spec_decode_num_accepted_tokens_per_pos_total{_WINDOW}))"
-        f" / ignoring(position) group_left {_DRAFTS}",
+        f" / ignoring(position) group_left () ({_DRAFTS} > 0)",
         Label("position", "0 for the first draft token"),
     ),
     _counter(
         "outrider_spec_decode_num_emitted_tokens_total",
         "Tokens given to users. By steps and drafted tokens together it is vLLM's efficiency: what came of what was"
         " scored.",
-        f"{_EMITTED} / ({_STEPS} + {_DRAFTED})",
+        f"{_EMITTED} / ({_STEPS} + {_DRAFTED} > 0)",
     ),
     _counter(
         "outrider_steps_without_draft_total",
@@ -214,14 +214,14 @@ SERVICE = (
         "outrider_forward_batch_size",
         "Sequences in a forward.",
         f"sum by (role) (rate(outrider_forward_batch_size_sum{_WINDOW}))"
-        f" / sum by (role) (rate(outrider_forward_batch_size_count{_WINDOW}))",
+        f" / (sum by (role) (rate(outrider_forward_batch_size_count{_WINDOW})) > 0)",
     ),
     _of_services(
         Kind.HISTOGRAM,
         "outrider_forward_tokens",
         "Tokens in a forward.",
         f"sum by (role) (rate(outrider_forward_tokens_sum{_WINDOW}))"
-        f" / sum by (role) (rate(outrider_forward_tokens_count{_WINDOW}))",
+        f" / (sum by (role) (rate(outrider_forward_tokens_count{_WINDOW})) > 0)",
     ),
     _of_services(
         Kind.GAUGE,
