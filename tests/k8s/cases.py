@@ -77,6 +77,8 @@ _ALONE: dict[str, Values] = {
     "monitors": {
         "metrics": {
             "serviceMonitor": {"enabled": True},
+            "rules": {"enabled": True, "labels": {"release": "prometheus"}},
+            "dashboard": {"enabled": True},
         }
     },
     "tracing": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import trustme
 from outrider.config import CoordinatorSettings, DraftSettings, Section, TargetSettings
 from outrider.config.flags import parse_flags
 from outrider.config.loading import load
+from outrider.telemetry.tracing.turning_on import OTLP, exporter_names
 from tests.end_to_end.commands import wait_until
 from tests.k8s.cases import ALL
 from tests.k8s.programs import Pods, pods, says_serving
@@ -60,6 +62,31 @@ def test_variables_are_no_settings_by_mistake(release: Releases, name: str) -> N
             assert len(names) == len(set(names))
             # The SDK's own; any other variable of this name would be taken for a setting.
             assert {n for n in names if n.startswith("OUTRIDER_")} <= {"OUTRIDER_API_TOKEN"}
+
+
+def test_torchrun_takes_the_command_of_a_group(release: Releases) -> None:
+    from torch.distributed.run import get_args_parser
+
+    given = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "leader"}
+    container = release("multi-host").workload_of("target").container("target")
+    command = " ".join([*container["command"][1:], *container["args"]])
+    words = re.sub(r"\$\((\w+)\)", lambda found: given[found[1]], command).split()
+    taken = get_args_parser().parse_args(words)
+    assert (taken.nnodes, taken.nproc_per_node, taken.node_rank, taken.master_addr) == ("2", "8", 1, "leader")
+    assert (taken.module, taken.training_script) == (True, "target_service")
+    settings = load(TargetSettings, taken.training_script_args, environ={})
+    assert settings.tensor_parallel_size == int(taken.nnodes) * int(taken.nproc_per_node)
+
+
+def test_the_variables_for_traces_turn_them_on(release: Releases) -> None:
+    for service in SECTIONS:
+        container = release("tracing").workload_of(service).container(service)
+        variables = {variable["name"]: variable.get("value", "") for variable in container["env"]}
+        assert exporter_names(variables) == (OTLP,)
+        assert variables["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://c:4317"
+        assert variables["OTEL_SERVICE_NAME"] == f"outrider-{service}"
+        off = release("no-draft" if service != "draft" else "two-gpus").workload_of(service).container(service)
+        assert exporter_names({variable["name"]: variable.get("value", "") for variable in off["env"]}) == ()
 
 
 def until(found: Pods, service: str, probe: str) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from outrider.telemetry.metrics import catalogue
 from tests.k8s.cases import ALL
+from tests.k8s.helm import CHART
 from tests.k8s.release import Object, Release, Workload
 
 EVERY_CASE = pytest.mark.parametrize("name", ALL)
@@ -365,3 +367,29 @@ def test_scaling_asks_for_a_metric_that_coordinators_have(release: Releases, cas
     scalers = [*release(case).of_kind("ScaledObject"), *release(case).of_kind("HorizontalPodAutoscaler")]
     asked = set(re.findall(r"outrider_\w+", json.dumps([found["spec"] for found in scalers])))
     assert asked == {gauge.name}
+
+
+def test_the_dashboard_and_the_rules_arrive_as_their_files_are(release: Releases) -> None:
+    rendered = release("monitors")
+    (rules,) = rendered.of_kind("PrometheusRule")
+    assert rules["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text(encoding="utf-8"))
+    assert rules["metadata"]["labels"]["release"] == "prometheus"
+    (dashboard,) = rendered.of_kind("ConfigMap")
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    text = (CHART / "files" / "dashboard.json").read_text(encoding="utf-8")
+    assert json.loads(dashboard["data"]["outrider.json"]) == json.loads(text)
+
+
+def test_every_service_is_scraped(release: Releases) -> None:
+    for case in ("monitors", "four-plus-one"):
+        (monitor,) = release(case).of_kind("ServiceMonitor")
+        selector = monitor["spec"]["selector"]
+        (wanted,) = selector["matchExpressions"]
+        scraped = [
+            service["metadata"]["labels"]["app.kubernetes.io/component"]
+            for service in release(case).of_kind("Service")
+            if selector["matchLabels"].items() <= service["metadata"]["labels"].items()
+            and service["metadata"]["labels"][wanted["key"]] in wanted["values"]
+            and [port["name"] for port in service["spec"]["ports"] if port["name"] == "metrics"]
+        ]
+        assert sorted(scraped) == ["coordinator", "draft", "target"]
