@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from outrider.engine.drafting import DraftingRules
 from outrider.engine.runner import ModelRunner
 from tests.soak.of_runner import RunnerSoak
 from tests.soak.of_services import DraftSoak, TargetSoak
@@ -15,7 +16,13 @@ NUM_TOKEN_IDS = 257
 def load(folder: Path, device: str, *, dtype: str = "float32", max_model_len: int = 128) -> ModelRunner:
     """A tiny model with fewer pages than the soaks would like, warmed up (on a GPU: captured) as a service's is."""
     runner = ModelRunner.load(
-        folder, device=device, dtype=dtype, page_size=4, num_pages=240, max_model_len=max_model_len
+        folder,
+        device=device,
+        dtype=dtype,
+        page_size=4,
+        num_pages=240,
+        max_model_len=max_model_len,
+        drafting=DraftingRules(),
     )
     runner.warm_up()
     return runner
