@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes an environment with Helm's engine in the folder given, once, and prints its Python. Helm comes as a library
 # (helm-sdkpy), which needs Python 3.12 or newer: an environment of its own.
+#   PYTHON     an interpreter of any version whose pip fills it; unset: it gets a pip of its own, which takes longer
 set -euo pipefail
 
 HELM="helm-sdkpy==0.1.32"
@@ -22,8 +23,9 @@ mkdir -p "$folder"
 exec 9>"$folder/.lock"
 flock 9
 if [[ "$(cat "$folder/.installed" 2>/dev/null)" != "$HELM" ]]; then
-	"$(find_python)" -m venv --clear "$folder/environment"
-	"$folder/environment/bin/python" -m pip install --disable-pip-version-check --quiet --progress-bar off "$HELM" >&2
+	"$(find_python)" -m venv --clear ${PYTHON:+--without-pip} "$folder/environment"
+	"${PYTHON:-$folder/environment/bin/python}" -m pip --python "$folder/environment" \
+		install --disable-pip-version-check --quiet --progress-bar off "$HELM" >&2
 	echo "$HELM" >"$folder/.installed"
 fi
 echo "$folder/environment/bin/python"

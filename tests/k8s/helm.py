@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ class Helm:
 
 def _python() -> str:
     script = ROOT / "scripts" / "chart" / "helm_environment.sh"
-    made = subprocess.run([script, _ENVIRONMENT], capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHON": sys.executable}
+    made = subprocess.run([script, _ENVIRONMENT], env=environment, capture_output=True, text=True, check=False)
     if made.returncode != 0:
         raise HelmMissingError(made.stderr.strip())
     return made.stdout.strip()

@@ -71,7 +71,8 @@ _COMPONENT = "app.kubernetes.io/component"
 
 def parse(manifest: str, notes: str) -> Release:
     """The objects of a manifest."""
-    return Release(tuple(found for found in yaml.safe_load_all(manifest) if found), notes)
+    # libyaml's loader is ten times faster; PyYAML's wheels have it.
+    return Release(tuple(found for found in yaml.load_all(manifest, yaml.CSafeLoader) if found), notes)
 
 
 def _labels(found: Object) -> Object:
