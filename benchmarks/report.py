@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.samples import median, ratio
-from benchmarks.schema import RESULTS, Result, load
+from benchmarks.schema import RESULTS, Result, Series, load
 from benchmarks.tracing.run import MAKING, NOT_SAMPLED, OFF, PLACES, SAMPLED, added_us
 from outrider.errors import ConfigError
 
@@ -168,6 +168,29 @@ def _sharing(facts: dict[str, Any]) -> str:
     return "" if size == 1 else f", shared by {size}"
 
 
+def _kernels_table(results: Sequence[Result]) -> str:
+    heads = ["run", "device", "kernel", "size", "median us", "floor us", "times the floor"]
+    rows = [
+        [
+            f"`{result.name}`",
+            _device(result),
+            series.name,
+            str(series.labels["size"]),
+            _number(microseconds, 1),
+            _number(floor, 1),
+            _number(ratio(microseconds, floor), 2),
+        ]
+        for result in results
+        for series in result.series
+        if (microseconds := median(series.samples)) is not None and (floor := _floor_us(series)) is not None
+    ]
+    return _table("Kernels beside the time that their bytes take", heads, rows, []) if rows else ""
+
+
+def _floor_us(series: Series) -> float | None:
+    return float(series.labels["floor_us"]) if "floor_us" in series.labels else None
+
+
 def _interference_table(results: Sequence[Result]) -> str:
     heads = ["run", "device", "pair", "K", "running", "prefill tokens", "p99 alone, ms", "p99 beside, ms", "times"]
     rows = []
@@ -234,6 +257,7 @@ def _tracing_table(results: Sequence[Result]) -> str:
 _TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "serve": _serve_tables,
     "engine": _engine_table,
+    "kernels": _kernels_table,
     "rpc": _rpc_table,
     "tracing": _tracing_table,
     "peers": _peers_table,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,8 +18,10 @@ from outrider.engine.batch import ForwardRow
 from outrider.engine.core import Pass
 from outrider.engine.ledger import Session, check_ids
 from outrider.engine.runner import ModelRunner
+from outrider.engine.sampling.fused import Scoring, begin_scoring
 from outrider.engine.sampling.logprobs import prompt_logprobs
-from outrider.engine.sampling.scoring import ScoreOutcome, ScoreRequest, score
+from outrider.engine.sampling.rows import ScoreRequest
+from outrider.engine.sampling.scoring import ScoreOutcome
 from outrider.engine.sequences import Sequence as KvSequence
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.ports import Open, Score, Scores
@@ -109,15 +111,17 @@ class Scorer:
         """One forward over so many tokens of each job; jobs whose last tokens were among them are answered."""
         rows = _lay_out(shares)
         started = time.perf_counter_ns()
-        logits = self._runner.forward([_forward_row(row) for row in rows])
-        self._wait_for_device()
+        logits = self._runner.forward([_forward_row(row) for row in rows], as_computed=True)
+        wait_for_forward = self._mark_device()
+        finished = [row for row in rows if row.is_last]
+        # Started before the forward has ended: preparing it costs the device no time.
+        scoring = self._begin(logits, finished) if finished else None
+        wait_for_forward()
         computed = time.perf_counter_ns()
         for row in rows:
             _take_prompt_logprobs(row, logits)
-        finished = [row for row in rows if row.is_last]
-        for row in rows:
             row.job.num_fed += row.share
-        outcomes = score(_score_logits(logits, finished), [_request(row.job) for row in finished]) if finished else []
+        outcomes = scoring.outcomes() if scoring else []
         answers = {id(row.job): _answer(row.job, outcome) for row, outcome in zip(finished, outcomes, strict=True)}
         return Pass(
             results=[answers.get(id(job)) for job, _ in shares],
@@ -125,10 +129,18 @@ class Scorer:
             sample_ns=time.perf_counter_ns() - computed,
         )
 
-    def _wait_for_device(self) -> None:
-        """Otherwise the forward's time would be booked on whoever first looks at its result."""
-        if self._runner.device.type == "cuda":
-            torch.cuda.synchronize(self._runner.device)
+    def _begin(self, logits: torch.Tensor, finished: Sequence[_Rows]) -> Scoring:
+        return begin_scoring(_score_logits(logits, finished), [_request(row.job) for row in finished])
+
+    def _mark_device(self) -> Callable[[], object]:
+        """What waits for all that the device was given so far; without it the forward's time would be booked on
+        whoever first looks at its result.
+        """
+        if self._runner.device.type != "cuda":
+            return lambda: None
+        reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        reached.record(torch.cuda.current_stream(self._runner.device))
+        return reached.synchronize
 
 
 def check_score(opened: Open, item: Score, *, vocab_size: int) -> None:
@@ -188,7 +200,7 @@ def _take_prompt_logprobs(row: _Rows, logits: torch.Tensor) -> None:  # logits [
     count, job = row.num_prompt_rows, row.job
     if count:
         known = job.token_ids[job.num_fed + 1 : job.num_fed + 1 + count]
-        job.prompt_logprobs += prompt_logprobs(logits[row.start : row.start + count], known, job.open)
+        job.prompt_logprobs += prompt_logprobs(logits[row.start : row.start + count].float(), known, job.open)
 
 
 def _score_logits(logits: torch.Tensor, rows: Sequence[_Rows]) -> torch.Tensor:  # [N, V] -> [sum(K+1), V]

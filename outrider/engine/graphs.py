@@ -112,7 +112,7 @@ class GpuForward:
         return forward_step(batch, choose_shape(own_shape, self.shapes) or own_shape, pinned=True)
 
     def run(self, step: Step) -> torch.Tensor:
-        """Logits [N, V] float32 of a forward's step, its numbers in pinned memory."""
+        """Logits [N, V], of the weights' type, of a forward's step, its numbers in pinned memory."""
         shape, num_logits = shape_of(step)
         captured = self._captured.get(shape)
         if captured is None or self._inputs is None:

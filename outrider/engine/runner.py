@@ -113,8 +113,9 @@ class ModelRunner:
         if self._ranks is not None:
             self._ranks.close()
 
-    def forward(self, rows: Sequence[ForwardRow]) -> torch.Tensor:
-        """Append each row's tokens to its sequence in one pass; returns their logits [N, V] float32, row by row.
+    def forward(self, rows: Sequence[ForwardRow], *, as_computed: bool = False) -> torch.Tensor:
+        """Append each row's tokens to its sequence in one pass; returns their logits [N, V], row by row: float32, or
+        ``as_computed``, of the weights' type, which spares a copy.
 
         ``InvalidRequestError``, and nothing changed, if any row is bad: an id out of range, a length past the
         reservation or past ``max_model_len``, a sequence named twice. When the device fails midway the sequences keep
@@ -129,7 +130,7 @@ class ModelRunner:
         with self._restoring_lengths([row.sequence for row in rows]), torch.inference_mode():
             logits = self._compute(plan_forward(self.sequences, rows))
         self.num_forwards += 1
-        return logits
+        return logits if as_computed else logits.float()
 
     @property
     def drafting(self) -> DraftingRules | None:

@@ -41,6 +41,8 @@ class Stream(enum.IntEnum):
     """Which token the target draws outside the support; with an empty support, the bonus."""
     COUPLED = 5
     """The noise that draft and target share."""
+    OUTSIDE_GROUP = 6
+    """In which group of ``GROUP_SIZE`` neighbouring tokens that of ``OUTSIDE`` is; ``token`` is the group's number."""
 
 
 ROUNDS = 10
@@ -48,6 +50,11 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
 LANES = 4
+GROUP_SIZE = 1024
+"""Neighbouring tokens that the draw outside the support takes together. A race in two stages, first of the groups with
+their masses, then of the tokens of the group that won, follows the same law as one race of all tokens, and needs the
+noise of one group instead of that of the whole vocabulary.
+"""
 UNIT = 2.0**-32
 """What a 32-bit number is multiplied by to lie in [0, 1)."""
 LARGEST_UNIT = 1.0 - 2.0**-24

@@ -23,9 +23,9 @@ def around_forwards(runner: ModelRunner, before: Callable[[Rows], None]) -> Iter
     """Call ``before`` with the rows of each forward, in the engine's thread."""
     forward = runner.forward
 
-    def watched(rows: Rows) -> torch.Tensor:
+    def watched(rows: Rows, *, as_computed: bool = False) -> torch.Tensor:
         before(rows)
-        return forward(rows)
+        return forward(rows, as_computed=as_computed)
 
     runner.forward = watched  # type: ignore[method-assign]
     try:

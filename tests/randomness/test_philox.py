@@ -28,10 +28,10 @@ KNOWN_ANSWERS = [
     ),
 ]
 
-SEEDS = [0, 1, 2**32, 2**64 - 1, 0x9E3779B97F4A7C15]
+SEEDS = [0, 1, 2**32, 2**64 - 1, 0x9E3779B97F4A7C15, 5]
 STREAMS = list(Stream)
-BASES = [0, 7, 1000, 131_071, 3]
-POSITIONS = [0, 7, 1003, 131_075, 2**31]
+BASES = [0, 7, 1000, 131_071, 3, 64]
+POSITIONS = [0, 7, 1003, 131_075, 2**31, 65]
 
 
 def rows_of() -> StreamRows:
@@ -80,7 +80,7 @@ def test_rows_of_bits_are_equal_in_numpy_and_torch(
 @pytest.mark.parametrize("on_host", [True, False])
 def test_bits_of_chosen_tokens_are_those_of_the_row(monkeypatch: pytest.MonkeyPatch, on_host: bool) -> None:
     monkeypatch.setattr(StreamRows, "on_host", on_host)
-    tokens = torch.tensor([[0, 5, 96], [3, 2, 1], [7, 7, 8], [90, 0, 4], [11, 12, 13]])
+    tokens = torch.tensor([[0, 5, 96], [3, 2, 1], [7, 7, 8], [90, 0, 4], [11, 12, 13], [1, 64, 33]])
     rows = rows_of()
     assert torch.equal(philox_torch.token_bits(rows, tokens), philox_torch.row_bits(rows, 97).gather(1, tokens))
     noise = philox_torch.row_gumbel(rows, 97).gather(1, tokens)

@@ -95,7 +95,7 @@ async def test_a_device_error_breaks_links_and_tells(folder: Path, monkeypatch: 
     failures: list[BaseException] = []
     service = TargetService.load(settings(folder), on_failure=failures.append)
 
-    def fail(rows: Any) -> Any:
+    def fail(_rows: Any, **_options: Any) -> Any:
         raise RuntimeError("device lost")
 
     monkeypatch.setattr(service.runner, "forward", fail)

@@ -10,6 +10,7 @@ import typer
 
 from outrider.cli.bench.engine import engine
 from outrider.cli.bench.interference import interference
+from outrider.cli.bench.kernels import kernels
 from outrider.cli.bench.peers import peers
 from outrider.cli.bench.rpc import rpc
 from outrider.cli.bench.serve import serve
@@ -19,5 +20,5 @@ from outrider.cli.bench.tracing import tracing
 app = typer.Typer(
     no_args_is_help=True, help="Measure: the whole system, one engine, the wire, a step, tracing, others."
 )
-for command in (serve, interference, engine, rpc, step, tracing, peers):
+for command in (serve, interference, engine, kernels, rpc, step, tracing, peers):
     app.command()(command)

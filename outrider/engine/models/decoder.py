@@ -170,9 +170,7 @@ class Decoder:
         return self._vocab.own
 
     def __call__(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
-        """Run the batch over ``kv_cache`` [L, S, 2, H_kv, D]; returns logits [N, V] float32 of
-        ``batch.logit_indices``.
-        """
+        """Run the batch over ``kv_cache`` [L, S, 2, H_kv, D]; returns logits [N, V] of ``batch.logit_indices``."""
         return self.logits(self.hidden_states(batch, kv_cache), batch.logit_indices)
 
     def hidden_states(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
@@ -185,10 +183,10 @@ class Decoder:
         return self.norm(hidden) if delta is None else self._ranks.add_and_norm(hidden, delta, self.norm)
 
     def logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Logits [N, V] float32 of the chosen rows of ``hidden``, in memory of their own."""
+        """Logits [N, V] of the chosen rows of ``hidden``, as computed: of the weights' type, in memory of their own."""
         if not indices.numel():
-            return torch.empty(0, self.config.vocab_size, device=self.device)
-        return self.head_logits(hidden, indices).float()
+            return torch.empty(0, self.config.vocab_size, dtype=self.dtype, device=self.device)
+        return self.head_logits(hidden, indices)
 
     def head_logits(self, hidden: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
         """Logits [N, V] of the model's own type of the chosen rows of ``hidden``, of all where ``indices`` is None."""

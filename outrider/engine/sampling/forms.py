@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.sampling.draws import race, stream_rows
+from outrider.engine.sampling.draws import race, race_by_groups, stream_rows
 from outrider.engine.sampling.rows import LogitRow, ScoreRequest
 from outrider.engine.sampling.sums import row_sums
 from outrider.randomness.streams import Stream
@@ -80,7 +80,7 @@ def sparse_form(group: Group) -> list[Scored]:
     inside = outside[places]  # [M]
     outside[places] = 0.0
     mass = row_sums(outside)
-    drawn = race(outside.log(), stream_rows(group.rows, Stream.OUTSIDE, device))
+    drawn = race_by_groups(outside.log(), group.rows)
     drawn = torch.where(mass > 0, drawn, -1)
     support_probs, outside_mass = inside.cpu().numpy(), mass.cpu().numpy()
     outside_ids = drawn.to(torch.int32).cpu().numpy()
@@ -127,8 +127,8 @@ def typical_form(group: Group) -> list[Scored]:
     probs = group.logits.softmax(-1)
     entropies = -row_sums(probs * (probs + ENTROPY_OFFSET).log())
     last = [span.stop - 1 for _, span in group.spans()]
-    noise = stream_rows([group.rows[i] for i in last], Stream.OUTSIDE, device)
-    bonus_ids: list[int] = race(probs[torch.tensor(last, device=device)].log(), noise).tolist()
+    log_weights = probs[torch.tensor(last, device=device)].log()
+    bonus_ids: list[int] = race_by_groups(log_weights, [group.rows[i] for i in last]).tolist()
     # The last position has no draft token; any id fills its place.
     draft_ids = [i for request in group.requests for i in (*request.draft_token_ids, 0)]
     drafted = probs.gather(-1, torch.tensor(draft_ids, device=device).unsqueeze(-1)).squeeze(-1)

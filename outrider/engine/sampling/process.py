@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from outrider.engine.sampling.penalties import apply_penalties
-from outrider.engine.sampling.rows import LogitRow, RowSpan, is_greedy, spans_of
+from outrider.engine.sampling.rows import LogitRow, RowSpan, is_greedy, needs_history, spans_of
 from outrider.engine.sampling.truncation import truncate
 from outrider.engine.sampling.workspace import Workspace
+from outrider.ports import Open
 
 _MASKED = float("-inf")
 SMALLEST_TEMPERATURE = 1e-30
@@ -33,14 +34,37 @@ def process_logits(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V
     """
     spans = spans_of(rows)
     workspace = Workspace(logits)
+    _adjust(workspace, spans)
+    _divide_by_temperature(workspace, spans)
+    truncate(workspace, spans)
+    return workspace.logits
+
+
+def adjust_logits(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V] float32 -> [N, V] float32
+    """The logits after all that comes before the temperature; the given tensor itself when no row asks for any."""
+    workspace = Workspace(logits)
+    _adjust(workspace, spans_of(rows))
+    return workspace.logits
+
+
+def needs_adjusting(open_: Open) -> bool:
+    """Whether ``adjust_logits`` does more than to keep ids below the limit."""
+    sampling = open_.sampling
+    return bool(
+        sampling.allowed_token_ids
+        or sampling.min_tokens
+        or sampling.logit_bias
+        or open_.banned_token_ids
+        or needs_history(sampling)
+    )
+
+
+def _adjust(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
     _limit_ids(workspace, spans)
     _keep_allowed(workspace, spans)
     _ban(workspace, spans)
     _add_bias(workspace, spans)
     apply_penalties(workspace, spans)
-    _divide_by_temperature(workspace, spans)
-    truncate(workspace, spans)
-    return workspace.logits
 
 
 def _limit_ids(workspace: Workspace, spans: Sequence[RowSpan]) -> None:

@@ -98,11 +98,12 @@ def _by_form(requests: Sequence[ScoreRequest], errors: Sequence[OutriderError | 
     chosen: dict[Form, list[int]] = {}
     for i, (request, error) in enumerate(zip(requests, errors, strict=True)):
         if error is None:
-            chosen.setdefault(_form_of(request.open), []).append(i)
+            chosen.setdefault(form_of(request.open), []).append(i)
     return chosen
 
 
-def _form_of(open_: Open) -> Form:
+def form_of(open_: Open) -> Form:
+    """The form in which a session's scores are made."""
     if is_greedy(open_):
         return greedy_form
     if is_coupled(open_):
@@ -117,16 +118,18 @@ def _errors(batch: _Batch) -> list[OutriderError | None]:
     of_rows = row_errors(batch.raw, batch.processed.amax(-1))
     vocab_size = batch.raw.shape[-1]
     return [
-        _broken(request, vocab_size) or next((of_rows[index] for index in span if of_rows[index] is not None), None)
+        broken_contract(request, vocab_size)
+        or next((of_rows[index] for index in span if of_rows[index] is not None), None)
         for request, span in zip(batch.requests, batch.spans, strict=True)
     ]
 
 
-def _broken(request: ScoreRequest, vocab_size: int) -> ProtocolError | None:
+def broken_contract(request: ScoreRequest, vocab_size: int) -> ProtocolError | None:
+    """What in a request breaks the contract, before any logit is looked at."""
     limit = min(request.open.num_token_ids or vocab_size, vocab_size)
     if any(not 0 <= token_id < limit for token_id in request.draft_token_ids):
         return _contract_broken("draft_token_ids", f"ids must be from 0 to {limit - 1}")
-    if _form_of(request.open) is not sparse_form:
+    if form_of(request.open) is not sparse_form:
         return None
     return _broken_support(request, limit)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-CASES = ["triton_cases", "draft_sampling_cases", "few_tokens_cases"]
+CASES = ["triton_cases", "draft_sampling_cases", "few_tokens_cases", "scoring_cases"]
 COMPILING = Path(__file__).with_name("compiling.py")
 
 
@@ -25,7 +25,7 @@ def run(*command: str, **environment: str) -> str:
     return outcome.stdout
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("cases", CASES)
 def test_kernels_keep_their_contracts_in_the_interpreter(cases: str) -> None:
     pytest.importorskip("triton")
@@ -42,6 +42,8 @@ def test_kernels_compile_for_real_hardware() -> None:
     names |= {"_survey_kernel", "_histogram_kernel", "_gather_kernel", "_finish_kernel"}
     names |= {"_product_kernel", "_gated_kernel", "_turned_kernel", "_look_up_kernel"}
     names |= {"_sum_norm_kernel"}
+    names |= {"_mark_kernel", "_group_kernel", "_entropy_kernel", "_answer_kernel"}
+    names |= {"_tops_kernel", "_level_kernel", "_collect_kernel", "_select_kernel"}
     assert compiled == {(name, capability) for name in names for capability in ("80", "90")}
     # Dependent launch exists from 9.0 on, and there every kernel must wait for the one before it.
     assert {line.split()[1]: line.split()[2] for line in lines} == {"80": "False", "90": "True"}

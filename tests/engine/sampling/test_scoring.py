@@ -14,7 +14,7 @@ from outrider.engine.sampling import ScoreOutcome, ScoreRequest, process_logits,
 from outrider.errors import IntegrityError, InvalidRequestError, NonFiniteLogitsError, ProtocolError
 from outrider.ports import Open
 from outrider.randomness import philox_numpy
-from outrider.randomness.streams import Stream
+from outrider.randomness.streams import GROUP_SIZE, Stream
 from outrider.types import DenseScores, SparseScores, Support, TokenScores, TypicalScores
 from tests.engine.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
 from tests.support.equality import same
@@ -110,6 +110,26 @@ def test_outside_and_bonus_follow_the_target() -> None:
         observed = np.bincount(drawn[:, column], minlength=VOCAB)
         assert observed[law == 0].sum() == 0
         assert stats.chisquare(observed[law > 0], law[law > 0] * count).pvalue > 1e-3
+
+
+def test_outside_draws_over_groups_of_ids_follow_the_target() -> None:
+    """More ids than one group has: first a group is drawn, then a token in it."""
+    count, vocab_size = 6000, 2 * GROUP_SIZE + 40
+    logits = torch.full((1, vocab_size), -30.0)
+    likely = [3, 4, GROUP_SIZE - 1, GROUP_SIZE, GROUP_SIZE + 7, 2 * GROUP_SIZE, vocab_size - 1]
+    logits[0, likely] = torch.tensor([1.0, 0.2, 1.5, 0.1, 2.0, 1.2, 0.4])
+    support = support_of([[4, GROUP_SIZE + 7]])
+    requests = [ScoreRequest(opening(seed=seed), TOKENS, BASE, (4,), support) for seed in range(count)]
+    drawn = np.concatenate([
+        np.array([sparse_form(outcome).outside_token_ids for outcome in score(logits.expand(1000, -1), part)])
+        for part in (requests[start : start + 500] for start in range(0, count, 500))
+    ])  # fmt: skip
+    probs = logits.softmax(-1)[0].double().numpy()[likely]
+    for column, law in ((0, np.where(np.isin(likely, [4, GROUP_SIZE + 7]), 0, probs)), (1, probs)):
+        observed = np.bincount(drawn[:, column], minlength=vocab_size)[likely]
+        assert observed.sum() == count
+        assert stats.chisquare(observed[law > 0], law[law > 0] / law.sum() * count).pvalue > 1e-3
+        assert observed[law == 0].sum() == 0
 
 
 def test_no_drafts_is_an_ordinary_step() -> None:
