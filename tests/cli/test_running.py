@@ -26,7 +26,8 @@ def start_all(listener: TerminalListener) -> None:
     listener.close()
 
 
-def test_a_bar_a_service_on_a_terminal_and_no_line_of_how_far_it_is() -> None:
+def test_a_bar_a_service_on_a_terminal_and_no_line_of_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     screen = io.StringIO()
     listener = TerminalListener(0, Console(file=screen, force_terminal=True, width=120, highlight=False))
     start_all(listener)
@@ -40,9 +41,11 @@ def test_a_bar_a_service_on_a_terminal_and_no_line_of_how_far_it_is() -> None:
     assert "target: loading the target: 7 of 28 MiB" in after
 
 
-def test_lines_where_nobody_watches() -> None:
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["no terminal", "one that cannot draw"])
+def test_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    monkeypatch.setenv("TERM", "dumb")
     file = io.StringIO()
-    start_all(TerminalListener(0, Console(file=file, width=120)))
+    start_all(TerminalListener(0, Console(file=file, force_terminal=is_terminal, no_color=True, width=120)))
     assert file.getvalue().splitlines() == [
         "target: loading the target: 7 of 28 MiB",
         "target: serving",

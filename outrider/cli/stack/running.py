@@ -42,7 +42,8 @@ class TerminalListener:
     def __init__(self, verbose: int, console: Console = progress) -> None:
         self._verbose = verbose
         self._console = console
-        self._bars = StartBars(console) if console.is_terminal and verbose < EVERYTHING else None
+        can_draw = console.is_terminal and not console.is_dumb_terminal
+        self._bars = StartBars(console) if can_draw and verbose < EVERYTHING else None
 
     def close(self) -> None:
         """What comes is told in lines: there is other output now that bars would write over."""
