@@ -102,6 +102,10 @@ _ALONE: dict[str, Values] = {
     },
     "route": {"route": {"enabled": True, "hostnames": ["m.example.com"], "parentRefs": [{"name": "public"}]}},
     "load-balancer": {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
+    "own-security": {
+        "common": {"podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None}},
+        "target": {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}},
+    },
     "own-service-accounts": {"common": {"serviceAccount": {"create": False}}},
     "pod-extras": {
         "common": {
@@ -143,7 +147,51 @@ STARTED: dict[str, Values] = {
     "cpu-in-one-pod": over(EXAMPLES["cpu-demo"], _LOOKUP, {"placement": "samePod"}),
 }
 
-ALL: dict[str, Values] = {**EXAMPLES, **SWITCHES, **STARTED}
+_CERT_MANAGER: Values = {"tls": {"enabled": True, "certManager": {"enabled": True, "issuer": {"name": "ca"}}}}
+_TOKENS: Values = {"tokens": {"api": {"name": "users", "key": "tokens"}, "links": {"name": "links", "key": "token"}}}
+_WATCHED: Values = {
+    "metrics": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}, "dashboard": {"enabled": True}},
+    "tracing": {"endpoint": "http://collector.observability:4317"},
+}
+_USERS: Values = {"networkPolicy": {"users": [{"podSelector": {"matchLabels": {"app": "chat"}}}]}}
+
+TOGETHER: dict[str, Values] = {
+    "all-in-one-pod": over(
+        SWITCHES["pod-extras"], _CERT_MANAGER, _TOKENS, _WATCHED, _USERS,
+        {
+            "placement": "samePod",
+            "tls": {"users": {"required": True}},
+            "target": {"replicas": 2, "tensorParallelSize": 4, "autoscaling": {"enabled": True}},
+        },
+    ),
+    "all-spread": over(
+        SWITCHES["pod-extras"], _CERT_MANAGER, _TOKENS, _WATCHED, _USERS,
+        {
+            "common": {"replicas": 2, "autoscaling": {"enabled": True, "kind": "hpa"}},
+            "tls": {"users": {"required": True, "caSecret": {"name": "users-ca", "key": "ca.crt"}}},
+            "route": {"enabled": True, "parentRefs": [{"name": "public"}]},
+        },
+    ),
+    "hosts-with-tls": over(
+        EXAMPLES["multi-host"], _CERT_MANAGER, _TOKENS, _WATCHED, _USERS,
+        {"target": {"replicas": 2, "autoscaling": {"enabled": True}}},
+    ),
+    "downloads-in-one-pod": over(
+        {service: {"model": {"from": "download", "download": {"repository": f"own/{service}"}}}
+         for service in ("target", "draft", "coordinator")},
+        {"placement": "samePod"},
+    ),
+    "host-paths-on-one-node": over(
+        {service: {"model": {"from": "hostPath", "hostPath": "/data", "path": service}}
+         for service in ("target", "draft")},
+        {"placement": "sameNode", "common": {"replicas": 2}},
+    ),
+    "lookup-on-one-node": over(EXAMPLES["lookup"], {"placement": "sameNode"}),
+    "cpu-on-one-node": over(EXAMPLES["cpu-demo"], {"placement": "sameNode"}),
+}  # fmt: skip
+"""Switches that act on one another."""
+
+ALL: dict[str, Values] = {**EXAMPLES, **SWITCHES, **STARTED, **TOGETHER}
 
 
 def golden_file(name: str) -> Path:

@@ -17,6 +17,7 @@ from tests.k8s.release import Object, Release, Workload
 
 EVERY_CASE = pytest.mark.parametrize("name", ALL)
 Releases = Callable[[str], Release]
+SERVICES = ("target", "draft", "coordinator")
 
 
 def chosen(release: Release, selector: Object) -> list[Workload]:
@@ -52,7 +53,7 @@ def test_owners_choose_their_own_pods(release: Releases, name: str) -> None:
     for kind in ("Deployment", "PodDisruptionBudget"):
         for found in release(name).of_kind(kind):
             (workload,) = chosen(release(name), found["spec"]["selector"]["matchLabels"])
-            assert workload.name == found["metadata"]["name"]
+            assert kind == "PodDisruptionBudget" or workload.name == found["metadata"]["name"]
 
 
 @EVERY_CASE
@@ -89,12 +90,20 @@ def test_pods_are_locked_down(release: Releases, name: str) -> None:
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         own = [found for found in spec.get("initContainers", []) if found["name"].startswith("download-")]
         for container in [*spec["containers"], *own]:
-            assert container["securityContext"] == {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            }
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"]["drop"] == ["ALL"]
+            assert name == "own-security" or "add" not in security["capabilities"]
     assert all(found["automountServiceAccountToken"] is False for found in release(name).of_kind("ServiceAccount"))
+
+
+def test_security_can_be_changed_for_a_cluster_that_chooses_users(release: Releases) -> None:
+    rendered = release("own-security")
+    for template in rendered.pod_templates():
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & set(template["spec"]["securityContext"])
+    target = rendered.workload_of("target").container("target")
+    assert target["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
 
 
 @EVERY_CASE
@@ -157,7 +166,7 @@ def test_scaled_workloads_exist_and_have_no_replicas_of_their_own(release: Relea
         assert owner["apiVersion"] == reference["apiVersion"]
         assert "replicas" not in owner["spec"]
     scaled = {
-        found["metadata"]["name"]
+        found["spec"]["scaleTargetRef"]["name"]
         for kind in ("ScaledObject", "HorizontalPodAutoscaler")
         for found in rendered.of_kind(kind)
     }
@@ -223,13 +232,28 @@ def test_coordinators_may_reach_what_they_are_told_to_call(release: Releases, na
         assert not policies or [workload] in [chosen(rendered, labels) for labels in to]
 
 
-def test_on_one_node_the_pods_of_the_release_look_for_one_another(release: Releases) -> None:
-    rendered = release("same-node")
-    for workload in rendered.workloads():
-        if workload.component != "test":
-            (term,) = workload.spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-            assert term["topologyKey"] == "kubernetes.io/hostname"
-            assert term["labelSelector"]["matchLabels"].items() <= workload.labels.items()
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("same-node", {"target", "draft"}), ("lookup-on-one-node", {"target"}), ("cpu-on-one-node", set(SERVICES))],
+)
+def test_on_one_node_pods_follow_those_with_gpus(release: Releases, name: str, first: set[str]) -> None:
+    # Whoever is asked for by its own rule may be placed while nobody is there yet.
+    rendered = release(name)
+    pods = [workload for workload in rendered.workloads() if workload.component != "test"]
+    assert len(pods) == 3
+    for workload in pods:
+        affinity = workload.spec["affinity"]["podAffinity"]
+        (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+        (rather,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+        assert rather["podAffinityTerm"]["topologyKey"] == term["topologyKey"] == "kubernetes.io/hostname"
+        assert {found.component for found in pods if matches(term["labelSelector"], found.labels)} == first
+        assert all(matches(rather["podAffinityTerm"]["labelSelector"], found.labels) for found in pods)
+
+
+def matches(selector: Object, labels: Object) -> bool:
+    (among,) = selector["matchExpressions"]
+    assert among["operator"] == "In"
+    return selector["matchLabels"].items() <= labels.items() and labels[among["key"]] in among["values"]
 
 
 def test_in_one_pod_three_containers_share_sockets_and_memory(release: Releases) -> None:
@@ -273,6 +297,16 @@ def test_all_pods_of_a_group_are_started_by_torchrun_alike(release: Releases) ->
         p for p in release("multi-host").of_kind("NetworkPolicy") if p["metadata"]["name"].endswith("target")
     )
     assert any("ports" not in rule for rule in ingress["spec"]["ingress"]), "ranks speak to one another on any port"
+
+
+@EVERY_CASE
+def test_a_groups_controller_is_free_to_make_its_service(release: Releases, name: str) -> None:
+    # It makes one of the set's name that publishes pods before they are ready; torchrun would wait forever for another.
+    services = {found["metadata"]["name"] for found in release(name).of_kind("Service")}
+    for group in release(name).of_kind("LeaderWorkerSet"):
+        assert group["metadata"]["name"] not in services
+        # The label with a pod's revision, "<name>-<group>-<hash>", has room for 63.
+        assert len(group["metadata"]["name"]) <= 47
 
 
 def test_the_test_pod_calls_the_coordinators_service(release: Releases) -> None:

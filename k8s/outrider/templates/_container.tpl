@@ -25,7 +25,9 @@
   resources:
     {{- include "outrider.resources" .block | trim | nindent 4 }}
   securityContext:
-    {{- include "outrider.containerSecurity" . | nindent 4 }}
+    {{- toYaml .block.securityContext | nindent 4 }}
+  # A program that cannot go on says why in one line.
+  terminationMessagePolicy: FallbackToLogsOnError
   volumeMounts:
     {{- include "outrider.mounts" . | nindent 4 }}
 {{- end }}
@@ -101,13 +103,6 @@
 {{- toYaml $resources }}
 {{- end }}
 
-{{- define "outrider.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
-{{- end }}
-
 {{- define "outrider.mounts" -}}
 - name: cache-{{ .name }}
   mountPath: /var/cache/outrider
@@ -158,11 +153,19 @@ capabilities:
         secretKeyRef:
           {{- toYaml $download.tokenSecret | nindent 10 }}
     {{- end }}
+    {{- with .block.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with .block.envFrom }}
+  envFrom:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  terminationMessagePolicy: FallbackToLogsOnError
   resources:
     requests: {cpu: "1", memory: 1Gi}
     limits: {memory: 4Gi}
   securityContext:
-    {{- include "outrider.containerSecurity" . | nindent 4 }}
+    {{- toYaml .block.securityContext | nindent 4 }}
   volumeMounts:
     - name: cache-{{ .name }}
       mountPath: /var/cache/outrider

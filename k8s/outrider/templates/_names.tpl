@@ -55,6 +55,15 @@
 {{- if eq .component "all" }}{{ include "outrider.fullname" .root }}{{ else }}{{ include "outrider.fullname" .root }}-{{ .component }}{{ end }}
 {{- end }}
 
+{{/*
+The name of what makes a component's pods: dict "root" "component" "block". A LeaderWorkerSet's controller makes a
+headless Service of the set's name, in which pods of a group find each other before they are ready, and leaves one that
+is there as it is: the set must not be called as the Service that users of its leaders ask for.
+*/}}
+{{- define "outrider.workloadName" -}}
+{{- if gt (int .block.hosts) 1 }}{{ include "outrider.fullname" .root }}-group{{ else }}{{ include "outrider.objectName" . }}{{ end }}
+{{- end }}
+
 {{/* Labels that choose a component's pods: dict "root" "component". */}}
 {{- define "outrider.selector" -}}
 app.kubernetes.io/name: {{ include "outrider.name" .root }}

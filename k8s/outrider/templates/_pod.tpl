@@ -32,13 +32,7 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   securityContext:
-    runAsNonRoot: true
-    runAsUser: 10001
-    runAsGroup: 10001
-    fsGroup: 10001
-    fsGroupChangePolicy: OnRootMismatch
-    seccompProfile:
-      type: RuntimeDefault
+    {{- toYaml $lead.podSecurityContext | nindent 4 }}
   {{- with $lead.priorityClassName }}
   priorityClassName: {{ . }}
   {{- end }}
@@ -83,14 +77,17 @@ spec:
 
 {{/* What runs before a pod's programs, a YAML list: dict "root" "names" "blocks". */}}
 {{- define "outrider.initContainers" -}}
+{{- $extra := list }}
 {{- range .names }}
 {{- $block := index $.blocks . }}
 {{- if eq $block.model.from "download" }}
 {{ include "outrider.download" (dict "root" $.root "name" . "block" $block) | trim }}
 {{- end }}
-{{- with $block.extraInitContainers }}
-{{ toYaml . }}
+{{- $extra = concat $extra $block.extraInitContainers }}
 {{- end }}
+{{- /* What common says is said by each block of a pod. */}}
+{{- with uniq $extra }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
 
@@ -108,24 +105,51 @@ spec:
 {{- $longest }}
 {{- end }}
 
-{{/* The block's own affinity; on one node, the release's pods look for one another: dict "root" "block". As JSON. */}}
+{{/*
+The block's own affinity: dict "root" "block". As JSON. On one node, all pods follow those that ask for GPUs, so that a
+coordinator that is placed first does not draw the others to a node without any; a pod that is made anew would rather
+be where the rest of the release still is.
+*/}}
 {{- define "outrider.affinity" -}}
 {{- $affinity := deepCopy .block.affinity }}
 {{- if eq .root.Values.placement "sameNode" }}
-{{- $own := dict "app.kubernetes.io/name" (include "outrider.name" .root) "app.kubernetes.io/instance" .root.Release.Name }}
-{{- $labels := dict "matchLabels" $own "matchExpressions" (list (dict "key" "app.kubernetes.io/component" "operator" "NotIn" "values" (list "test"))) }}
-{{- $term := dict "labelSelector" $labels "topologyKey" "kubernetes.io/hostname" }}
+{{- $all := (include "outrider.services" .root | fromJson).names }}
 {{- $pods := get $affinity "podAffinity" | default dict }}
-{{- $terms := append (get $pods "requiredDuringSchedulingIgnoredDuringExecution" | default list) $term }}
-{{- $affinity = set $affinity "podAffinity" (set $pods "requiredDuringSchedulingIgnoredDuringExecution" $terms) }}
+{{- $required := get $pods "requiredDuringSchedulingIgnoredDuringExecution" | default list }}
+{{- $preferred := get $pods "preferredDuringSchedulingIgnoredDuringExecution" | default list }}
+{{- $term := include "outrider.besideTerm" (dict "root" .root "components" (include "outrider.withGpus" .root | fromJson).names) | fromJson }}
+{{- $_ := set $pods "requiredDuringSchedulingIgnoredDuringExecution" (append $required $term) }}
+{{- $rest := include "outrider.besideTerm" (dict "root" .root "components" $all) | fromJson }}
+{{- $_ := set $pods "preferredDuringSchedulingIgnoredDuringExecution" (append $preferred (dict "weight" 100 "podAffinityTerm" $rest)) }}
+{{- $_ := set $affinity "podAffinity" $pods }}
 {{- end }}
 {{- $affinity | toJson }}
+{{- end }}
+
+{{/* Services that ask for GPUs, or all where none does: a JSON list in {"names": ...}. */}}
+{{- define "outrider.withGpus" -}}
+{{- $root := . }}
+{{- $names := list }}
+{{- range (include "outrider.services" . | fromJson).names }}
+{{- if eq (include "outrider.block" (dict "root" $root "name" .) | fromJson).device "cuda" }}
+{{- $names = append $names . }}
+{{- end }}
+{{- end }}
+{{- dict "names" ($names | default (include "outrider.services" . | fromJson).names) | toJson }}
+{{- end }}
+
+{{/* The node that has pods of these components, as an affinity term in JSON: dict "root" "components". */}}
+{{- define "outrider.besideTerm" -}}
+{{- $own := dict "app.kubernetes.io/name" (include "outrider.name" .root) "app.kubernetes.io/instance" .root.Release.Name }}
+{{- $among := list (dict "key" "app.kubernetes.io/component" "operator" "In" "values" .components) }}
+{{- dict "labelSelector" (dict "matchLabels" $own "matchExpressions" $among) "topologyKey" "kubernetes.io/hostname" | toJson }}
 {{- end }}
 
 {{/* Volumes of a pod: dict "root" "names" "blocks". */}}
 {{- define "outrider.volumes" -}}
 {{- $root := .root }}
 {{- $shm := (index .blocks (first .names)).shmSize }}
+{{- $extra := list }}
 {{- range .names }}
 {{- $block := index $.blocks . }}
 - name: cache-{{ . }}
@@ -136,9 +160,10 @@ spec:
   {{- include "outrider.modelVolume" $block.model | nindent 2 }}
 {{- end }}
 {{- include "outrider.secretVolumes" (dict "root" $root "name" .) }}
-{{- with $block.extraVolumes }}
-{{ toYaml . }}
+{{- $extra = concat $extra $block.extraVolumes }}
 {{- end }}
+{{- with uniq $extra }}
+{{ toYaml . }}
 {{- end }}
 - name: shm
   emptyDir:
