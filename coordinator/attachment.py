@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
-from outrider.errors import ConfigError, OutriderError, PairMismatchError, UnavailableError
+from outrider.errors import ConfigError, LoadingError, OutriderError, PairMismatchError, UnavailableError
 from outrider.ports import EventBatch, Link
 from outrider.types import ModelDescription
 
@@ -136,7 +136,8 @@ class Attachment(Generic[CommandT, EventT]):
         """Once, however often the same is met again."""
         if str(error) != self._trouble:
             self._trouble = str(error)
-            _log.warning("the %s is not attached: %s", self._name, error)
+            level = logging.INFO if isinstance(error, LoadingError) else logging.WARNING
+            _log.log(level, "the %s is not attached: %s", self._name, error)
 
     async def _attach(self) -> Link[CommandT, EventT]:
         description = await self._port.describe()

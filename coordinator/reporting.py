@@ -18,11 +18,16 @@ _log = logging.getLogger(__name__)
 def log_trouble(side: str, event: object) -> None:
     """A line about an event that says that something went wrong; nothing about any other."""
     if isinstance(event, SessionLost):
-        _log.warning("the %s lost the session: %s", side, event.reason)
+        _log.warning("the %s lost the session: %s", side, event.reason, extra=_about(event))
     elif isinstance(event, SessionFailed):
-        _log.warning("the session failed on the %s: %s: %s", side, event.code, event.message)
+        _log.warning("the session failed on the %s: %s: %s", side, event.code, event.message, extra=_about(event))
     elif isinstance(event, Refused):
-        _log.debug("the %s has no room: %s", side, event.reason)
+        _log.debug("the %s has no room: %s", side, event.reason, extra=_about(event))
+
+
+def _about(event: SessionLost | SessionFailed | Refused) -> dict[str, object]:
+    """The number under which the service's own log speaks of the session."""
+    return {"fields": {"session": event.session}}
 
 
 def log_refusal(request_id: str, trace_id: str, error: BaseException) -> None:

@@ -12,6 +12,7 @@
     │   └── OutOfPagesError        the KV pool cannot hold a session
     ├── UnauthenticatedError     the caller's token is missing or not known
     ├── UnavailableError         the other side is not there, or a link to it broke
+    │   └── LoadingError           it is there and still loads its model
     ├── DeadlineError            the caller's time is up
     ├── RequestCancelledError    the caller went away or asked to end it
     ├── ProtocolError            the other side broke the contract
@@ -76,6 +77,10 @@ class UnauthenticatedError(OutriderError):
 
 class UnavailableError(OutriderError):
     """The other side is not there, or the link to it broke."""
+
+
+class LoadingError(UnavailableError):
+    """The other side is there and still loads its model: as it should be, for a while."""
 
 
 class DeadlineError(OutriderError):

@@ -235,7 +235,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         if session is None:
             return
         if isinstance(session, SessionLost):
-            self._answer(link_id, session)
+            self._answer(link_id, session, trace_parent=item.trace_parent)
             return
         self._give_up(session.key, "superseded")
         try:
@@ -281,9 +281,11 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         if self.recorder is not None:
             self.recorder.ended(record)
 
-    def _answer(self, link_id: int, event: EventT | CommonEvent, opening: Open | None = None) -> None:
+    def _answer(
+        self, link_id: int, event: EventT | CommonEvent, opening: Open | None = None, *, trace_parent: str = ""
+    ) -> None:
         self.activity.note_answer(event)
-        log_trouble(event, opening)
+        log_trouble(event, opening, trace_parent)
         self._ready.setdefault(link_id, []).append(event)
 
     def _choose(self) -> list[tuple[_Pending[TextT, JobT], int]]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load
-from outrider.errors import RequestCancelledError, UnavailableError
+from outrider.errors import LoadingError, RequestCancelledError, UnavailableError
 from outrider.ports import Link
 from outrider.readings import Reading
 from outrider.recording import Recorder
@@ -117,16 +117,16 @@ class PendingService(Generic[CommandT, EventT]):
         ]
 
     async def describe(self) -> ModelDescription:
-        """Facts of the service; ``UnavailableError`` while it loads."""
+        """Facts of the service; ``LoadingError`` while it loads."""
         return await self._require_loaded().describe()
 
     async def attach(self) -> Link[CommandT, EventT]:
-        """Open a link; ``UnavailableError`` while the service loads."""
+        """Open a link; ``LoadingError`` while the service loads."""
         return await self._require_loaded().attach()
 
     def _require_loaded(self) -> Service[CommandT, EventT]:
         if self.loaded is None:
-            raise UnavailableError("the model is still being loaded")
+            raise LoadingError("the model is still being loaded")
         return self.loaded
 
 

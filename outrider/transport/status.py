@@ -36,6 +36,7 @@ CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.OutOfPagesError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.LoadingError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.RequestCancelledError: grpc.StatusCode.CANCELLED,
     errors.ProtocolError: grpc.StatusCode.INTERNAL,

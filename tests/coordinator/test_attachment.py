@@ -1,13 +1,16 @@
-"""An attachment that ends while it is still saying farewell to a link that broke."""
+"""An attachment that ends while it says farewell to a link that broke, and what it says of one not to be had."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
+
+import pytest
 
 from coordinator.attachment import Attachment
 from outrider import __version__
-from outrider.errors import UnavailableError
+from outrider.errors import LoadingError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch
 from outrider.types import ModelDescription
 
@@ -69,3 +72,34 @@ async def test_a_link_being_lost_is_closed_before_the_attachment_is() -> None:
         port.link.may_close.set()
         await closing
     assert port.link.is_closed and not attachment.is_up
+
+
+class _NotYet(_OneLink):
+    """A port that cannot be reached, then loads, then is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first = [UnavailableError("nobody there"), LoadingError("still loading"), LoadingError("still loading")]
+
+    async def describe(self) -> ModelDescription:
+        if self._first:
+            raise self._first.pop(0)
+        return await super().describe()
+
+
+async def test_only_what_is_not_as_it_should_be_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    port, attached = _NotYet(), asyncio.Event()
+    attachment: Attachment[DraftCommand, DraftEvent] = Attachment(
+        port, "draft", accept=_accept, on_attached=attached.set, on_batch=lambda batch: None, on_lost=lambda: None
+    )
+    with caplog.at_level(logging.INFO):
+        attachment.start()
+        async with asyncio.timeout(30):
+            await attached.wait()
+    port.link.may_close.set()
+    await attachment.close()
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "the draft is not attached: nobody there"),
+        ("INFO", "the draft is not attached: still loading"),
+        ("INFO", "the draft is attached: slow"),
+    ]

@@ -95,6 +95,16 @@ async def test_a_draft_that_fails_or_forgets_is_said_though_no_user_sees_it(said
         assert entry["level"] == "warning"
 
 
+async def test_a_service_that_knows_the_session_no_more_says_whose_trace_it_was(said: Entries) -> None:
+    async with run_stack(MODEL, MODEL, wire=True, draft_timeout_ms=60_000) as stack:
+        lose_sessions(stack.draft, at_item=6)
+        await stack.generate(**{**ASKED, "trace_parent": f"00-{TRACE}-b7ad6b7169203331-01"})
+    (its,), (lost,) = said("a session is lost"), said("the draft lost the session")
+    check_named(lost)
+    assert (its["trace_id"], its["session"]) == (TRACE, lost["session"])
+    assert "request_id" not in its
+
+
 async def test_a_target_that_goes_is_said_of_each_of_its_sessions(said: Entries) -> None:
     async with run_stack(MODEL, wire=True) as stack:
         reader = Reader(stack, **ASKED)
