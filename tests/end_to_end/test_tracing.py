@@ -236,6 +236,23 @@ def test_many_requests_at_once_share_forwards_that_link_to_them(traced: Command,
     assert any(link.span_id in items for link in linked)
 
 
+def test_the_command_draws_a_request_of_spans_that_the_services_send_it(
+    traced: Command, receiver: OtlpReceiver, tmp_path: Path
+) -> None:
+    page = tmp_path / "out.html"
+    of_request = ("--prompt", "ab", "--address", traced.address(), "--max-tokens", "12", "--wait", "200")
+    with receiver.away():
+        listen = f"127.0.0.1:{receiver.port}"
+        outcome = CliRunner().invoke(app, ["trace", *of_request, "--listen", listen, "--html", str(page)])
+    assert outcome.exit_code == 0, outcome.output
+    assert "are not there" not in outcome.stderr
+    found = re.search(r"^trace (\w{32}) .* 12 tokens in ", outcome.stdout)
+    assert found
+    assert all(f"\n{stage}" in outcome.stdout for stage in ("draft: forward", "score: forward", "wire", "accept"))
+    assert found[1] in page.read_text()
+    assert not [span for span in receiver.spans if span.trace_id == found[1]]
+
+
 def test_the_command_draws_a_request_that_it_makes(traced: Command, files: dict[str, Path], tmp_path: Path) -> None:
     page = tmp_path / "out.html"
     of_request = ("--prompt", "ab", "--address", traced.address(), "--max-tokens", "12", "--wait", "200")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from concurrent import futures
 from typing import Any, Self
 
@@ -23,9 +25,7 @@ class OtlpReceiver(TraceServiceServicer):
     def __init__(self) -> None:
         self._spans: list[Span] = []
         self._lock = threading.Lock()
-        self._server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
-        add_TraceServiceServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server, self.port = self._listening(0)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -35,6 +35,16 @@ class OtlpReceiver(TraceServiceServicer):
     def spans(self) -> list[Span]:
         with self._lock:
             return list(self._spans)
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """Inside, its port is another's to take, and so is what is sent there."""
+        self._server.stop(None).wait()
+        try:
+            yield
+        finally:
+            self._server, self.port = self._listening(self.port)
+            self._server.start()
 
     def Export(self, request: Any, context: object) -> Any:
         with self._lock:
@@ -47,3 +57,8 @@ class OtlpReceiver(TraceServiceServicer):
 
     def __exit__(self, *_: object) -> None:
         self._server.stop(None)
+
+    def _listening(self, port: int) -> tuple[grpc.Server, int]:
+        server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+        add_TraceServiceServicer_to_server(self, server)
+        return server, server.add_insecure_port(f"127.0.0.1:{port}")
