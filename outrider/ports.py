@@ -190,14 +190,17 @@ class ForwardReport:
 
 @dataclass(frozen=True, slots=True)
 class ItemTiming:
-    """Where one item's time went, by the service's own clock; the stages add up to the total."""
+    """Where one item's time went, by the service's own clock.
+
+    Each stage lies between readings of the clock of its own, where one ends and the next begins; so they add up.
+    """
 
     queue_ns: int
     """From its arrival to its first forward."""
     forward_ns: int
     sample_ns: int
     wait_ns: int
-    """Everything else: others' forwards between its own, bookkeeping, and the way of the answer out of the engine."""
+    """Between its forwards and after the last: others' forwards, bookkeeping, the answer's way out of the engine."""
     total_ns: int
     """From its arrival to the answer."""
 

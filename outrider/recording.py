@@ -17,8 +17,9 @@ class PassRecord:
     """One forward that served at least one traced item."""
 
     started_ns: int
-    forward_ns: int
-    sample_ns: int
+    computed_ns: int
+    """The end of the model's work and the beginning of sampling."""
+    ended_ns: int
     batch_size: int
     num_tokens: int
     used_graph: bool

@@ -89,11 +89,10 @@ class StandInStage(Generic[ItemT, EventT]):
         """Wait, then answer all."""
         items = [job.item for job, _ in shares]
         self._note(BEGAN, items)
-        began = time.perf_counter()
-        wait_until(began + self._busy_s)
-        waited = time.perf_counter() - began
+        wait_until(time.perf_counter() + self._busy_s)
+        computed_ns = time.perf_counter_ns()
         self._note(ENDED, items)
-        return Pass([self._answer(job) for job, _ in shares], forward_ns=int(1e9 * waited), sample_ns=0)
+        return Pass([self._answer(job) for job, _ in shares], computed_ns)
 
 
 def wait_until(when: float) -> None:

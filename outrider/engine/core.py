@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from outrider.engine.activity import Activity
 from outrider.engine.ledger import Ledger, Session, SessionKey, Text
@@ -68,8 +68,8 @@ class Pass(Generic[EventT_co]):
 
     results: Sequence[EventT_co | OutriderError | None]
     """For each job served: its answer, why its session fails, or None when it goes on."""
-    forward_ns: int
-    sample_ns: int
+    computed_ns: int
+    """When the model was done with it and sampling began, by the core's clock, which is ``time.perf_counter_ns``."""
     used_graph: bool = False
     """Whether a captured forward was replayed."""
 
@@ -102,7 +102,7 @@ class _Pending(Generic[TextT, JobT]):
     job: JobT
     arrived_ns: int
     left_ns: int
-    """When it was last touched: its arrival, or the end of its last forward's sampling."""
+    """When it was last touched: its arrival, or the end of the last forward that served it."""
     record: ItemRecord | None
     """None when it is not traced."""
     queue_ns: int | None = None
@@ -110,16 +110,16 @@ class _Pending(Generic[TextT, JobT]):
     sample_ns: int = 0
     wait_ns: int = 0
 
-    def note_pass(self, started_ns: int, outcome: Pass[Any]) -> None:
-        """A forward served it."""
+    def note_pass(self, started_ns: int, computed_ns: int, ended_ns: int) -> None:
+        """A forward served it. Each stage lies between two readings of the clock; none is what the others leave."""
         idle = started_ns - self.left_ns
         if self.queue_ns is None:
             self.queue_ns = idle
         else:
             self.wait_ns += idle
-        self.forward_ns += outcome.forward_ns
-        self.sample_ns += outcome.sample_ns
-        self.left_ns = started_ns + outcome.forward_ns + outcome.sample_ns
+        self.forward_ns += computed_ns - started_ns
+        self.sample_ns += ended_ns - computed_ns
+        self.left_ns = ended_ns
 
     def timing(self, now_ns: int) -> ItemTiming:
         """Where its time went, if it is answered now."""
@@ -206,13 +206,16 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         started = self._clock()
         waits_ns = [started - pending.arrived_ns for pending, _ in served if pending.queue_ns is None]
         outcome = self._stage.advance([(pending.job, share) for pending, share in served])
+        computed, ended = outcome.computed_ns, self._clock()
         num_tokens = sum(share for _, share in served)
-        self.activity.note_forward(waits_ns, len(served), num_tokens, outcome.forward_ns, outcome.sample_ns)
+        self.activity.note_forward(waits_ns, len(served), num_tokens, computed - started, ended - computed)
         for pending, _ in served:
-            pending.note_pass(started, outcome)
-        self._record_pass(
-            [pending.record for pending, _ in served if pending.record], started, outcome, num_tokens, len(served)
-        )
+            pending.note_pass(started, computed, ended)
+        records = [pending.record for pending, _ in served if pending.record]
+        if records:
+            found = PassRecord(started, computed, ended, len(served), num_tokens, outcome.used_graph, records)
+            for record in records:
+                record.passes.append(found)
         answers = self._settle([pending for pending, _ in served], outcome.results)
         return [
             (link_id, self._batch(link_id, answers, batch_size=len(served), num_tokens=num_tokens))
@@ -264,17 +267,6 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         pending = self._pending.pop(key, None)
         if pending is not None and pending.record is not None:
             self._record_end(pending.record, self._clock(), None, why)
-
-    def _record_pass(
-        self, records: Sequence[ItemRecord], started_ns: int, outcome: Pass[Any], num_tokens: int, batch_size: int
-    ) -> None:
-        if not records:
-            return
-        found = PassRecord(
-            started_ns, outcome.forward_ns, outcome.sample_ns, batch_size, num_tokens, outcome.used_graph, [*records]
-        )
-        for record in records:
-            record.passes.append(found)
 
     def _record_end(self, record: ItemRecord, now_ns: int, timing: ItemTiming | None, outcome: str) -> None:
         record.ended_ns, record.timing, record.outcome = now_ns, timing, outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -80,6 +81,10 @@ def collect(receiver: OtlpReceiver, trace_id: str, *, items: bool = True) -> lis
 
 def named(spans: list[Span], name: str) -> list[Span]:
     return sorted((span for span in spans if span.name == name), key=lambda span: span.start_ns)
+
+
+def named_below(spans: list[Span], parent: Span) -> list[Span]:
+    return [span for span in spans if span.parent_id == parent.span_id]
 
 
 def request_of(spans: list[Span]) -> Span:
@@ -163,8 +168,10 @@ def test_stages_add_up_and_no_wire_is_negative(traced: Command, receiver: OtlpRe
         total = number(item, names.TOTAL_NS)
         assert sum(number(item, name) for name in STAGES) == pytest.approx(total, rel=0.02)
         assert item.duration_ns == pytest.approx(total, rel=0.02)
-        parts = [span for span in spans if span.parent_id == item.span_id]
+        parts = sorted(named_below(spans, item), key=lambda span: span.start_ns)
         assert sum(span.duration_ns for span in parts) == pytest.approx(total, rel=0.02)
+        # Each by readings of its own: one after the other, none within another.
+        assert all(before.end_ns <= after.start_ns for before, after in itertools.pairwise(parts))
         own[number(item, names.GENERATION)] = total
     stages = named(spans, names.DRAFT) + named(spans, names.SCORE)
     assert sorted(number(stage, names.TOTAL_NS) for stage in stages) == sorted(own.values())

@@ -79,8 +79,7 @@ def item_spans(item: ItemRecord, name: str) -> Iterator[Span]:
 def _wait_spans(item: ItemRecord, above: TraceContext, epoch_ns: int) -> Iterator[Span]:
     nexts = [found.started_ns for found in item.passes[1:]] + [item.ended_ns]
     for found, until in zip(item.passes, nexts, strict=False):
-        began = found.started_ns + found.forward_ns + found.sample_ns
-        yield _child(names.WAIT, above, began + epoch_ns, until + epoch_ns)
+        yield _child(names.WAIT, above, found.ended_ns + epoch_ns, until + epoch_ns)
 
 
 def _id_of(item: ItemRecord) -> str:
@@ -104,16 +103,15 @@ def _shared_pass_spans(found: PassRecord, epoch_ns: int) -> Iterator[Span]:
 
 
 def _pass_spans(found: PassRecord, above: TraceContext, epoch_ns: int) -> tuple[Span, Span]:
-    began = found.started_ns + epoch_ns
-    computed = began + found.forward_ns
+    computed = found.computed_ns + epoch_ns
     attributes: dict[str, AttributeValue] = {
         names.BATCH_SIZE: found.batch_size,
         names.NUM_TOKENS: found.num_tokens,
         names.USED_GRAPH: found.used_graph,
     }
     return (
-        _child(names.FORWARD, above, began, computed, attributes),
-        _child(names.SAMPLE, above, computed, computed + found.sample_ns),
+        _child(names.FORWARD, above, found.started_ns + epoch_ns, computed, attributes),
+        _child(names.SAMPLE, above, computed, found.ended_ns + epoch_ns),
     )
 
 

@@ -1,0 +1,99 @@
+"""Where an item's time went: each stage is what lay between two moments, none is what the others leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draft_service.texts import PlainText, PlainTexts
+from outrider.engine.core import Pass, ServiceCore
+from outrider.engine.ledger import Ledger, Limits, Session
+from outrider.ports import Extend, ItemTiming, Open, Proposal
+from outrider.recording import ItemRecord
+from outrider.telemetry.tracing import names
+from outrider.telemetry.tracing.service_spans import item_spans
+from outrider.types import AcceptanceMethod, SamplingParams
+
+QUEUED, FORWARD, SAMPLE, BETWEEN = 5, 100, 30, 7
+NUM_FORWARDS = 3
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+STAGES = (names.QUEUE, names.FORWARD, names.SAMPLE, names.WAIT)
+
+
+class _Clock:
+    """Goes on only when it is told to."""
+
+    now = 1000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class _Recorder:
+    """Keeps what was noted."""
+
+    def __init__(self) -> None:
+        self.items: list[ItemRecord] = []
+
+    def wants(self, trace_parent: str) -> bool:
+        return trace_parent == PARENT
+
+    def ended(self, item: ItemRecord) -> None:
+        self.items.append(item)
+
+
+class _Job:
+    num_left = 1
+    num_last = 1
+
+    def __init__(self, item: Extend) -> None:
+        self.item, self.served = item, 0
+
+
+class _Stage:
+    """Takes three forwards an item."""
+
+    num_pages_free = 0
+
+    def __init__(self, clock: _Clock) -> None:
+        self._clock = clock
+
+    def check(self, session: Session[PlainText], item: Extend) -> Proposal | None:
+        return None
+
+    def begin(self, session: Session[PlainText], item: Extend) -> _Job:
+        return _Job(item)
+
+    def advance(self, shares: Sequence[tuple[_Job, int]]) -> Pass[Proposal]:
+        self._clock.now += FORWARD
+        computed_ns = self._clock.now
+        self._clock.now += SAMPLE
+        for job, _ in shares:
+            job.served += 1
+        results = [
+            Proposal(job.item.session, job.item.generation, 0, ()) if job.served == NUM_FORWARDS else None
+            for job, _ in shares
+        ]
+        return Pass(results, computed_ns)
+
+
+def test_each_stage_lies_between_two_readings_of_the_clock() -> None:
+    clock = _Clock()
+    ledger = Ledger(PlainTexts(), Limits(vocab_size=10, max_model_len=10, trims=True))
+    core = ServiceCore(ledger, _Stage(clock), clock=clock)
+    recorder = core.recorder = _Recorder()
+    opening = Open(1, 1, SamplingParams(), 0, AcceptanceMethod.REJECTION, 1, 5, 10)
+    core.handle(1, [opening, Extend(1, 2, 0, 0, (3,), 1, trace_parent=PARENT)])
+    clock.now += QUEUED
+    for _ in range(NUM_FORWARDS - 1):
+        assert core.step() == []
+        clock.now += BETWEEN
+    ((_, batch),) = core.step()
+    stages = QUEUED, NUM_FORWARDS * FORWARD, NUM_FORWARDS * SAMPLE, (NUM_FORWARDS - 1) * BETWEEN
+    assert batch.timings == (ItemTiming(*stages, sum(stages)),)
+
+    (item,) = recorder.items
+    of_item, *below = item_spans(item, names.PROPOSE_ITEM)
+    assert of_item.duration_ns == sum(stages)
+    drawn = {name: sum(span.duration_ns for span in below if span.name == name) for name in STAGES}
+    assert tuple(drawn.values()) == stages
+    assert sum(span.name == names.FORWARD for span in below) == NUM_FORWARDS
