@@ -14,11 +14,12 @@ import torch
 from outrider.engine.batch import ForwardBatch
 from outrider.engine.device_inputs import BatchShape
 from outrider.engine.drafting import DraftingRules
-from outrider.engine.drafting.loop import DraftLoop, choose_loop
-from outrider.engine.drafting.plan import DraftPlan, draft_step, loop_of
+from outrider.engine.drafting.loop import DraftLoop
+from outrider.engine.drafting.plan import DraftPlan, loop_of
 from outrider.engine.drafting.results import Numbers
 from outrider.engine.graphs import CaptureProgress, GpuForward
 from outrider.engine.kernels.kv_store import copy_pages
+from outrider.engine.kernels.launching import has_kernels
 from outrider.engine.kernels.paged_attention import plan_attention
 from outrider.engine.models import Decoder
 from outrider.engine.models.decoder import DeviceBatch
@@ -48,17 +49,17 @@ class Execution:
         self._publish = publish
         self._on_gpu = (
             GpuForward(decoder, self.kv_cache, page_size=page_size, max_model_len=max_model_len, drafting=drafting)
-            if decoder.device.type == "cuda"
+            if has_kernels(decoder.device)
             else None
         )
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether the device is one."""
+        """Whether the device is one, or a CPU that does what one would, to be tested."""
         return self._on_gpu is not None
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Logits [N, V] float32 of a batch whose pages have been copied."""
+        """Logits [N, V], of the weights' type, of a batch whose pages have been copied."""
         if self._on_gpu is not None:
             step = self._on_gpu.step_for(batch)
         elif self._publish is None:  # nobody to tell: no need of numbers that travel
@@ -79,7 +80,7 @@ class Execution:
         """
         if self._loop is None:
             raise ValueError(f"there are no draft loops on {self.decoder.device}")
-        step = draft_step(plan, choose_loop(plan.shape), pinned=True)
+        step = self._loop.step_for(plan)
         self._tell(step)
         self.run(step)
         return self._loop.results(loop_of(step), with_supports=with_supports)
@@ -111,12 +112,12 @@ class Execution:
 
     def take_device(self) -> None:
         """Make this thread's launches go to the device; a GPU is chosen thread by thread."""
-        if self._on_gpu is not None:
+        if self.kv_cache.is_cuda:
             torch.cuda.set_device(self.kv_cache.device)  # unlike the name it was asked for by, this has an index
 
     def wait(self) -> None:
         """Return when the device has done all it was given."""
-        if self._on_gpu is not None:
+        if self.kv_cache.is_cuda:
             torch.cuda.synchronize(self.decoder.device)
 
     @property

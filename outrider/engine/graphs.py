@@ -8,14 +8,15 @@ sampling and how large the cache is.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 
 from outrider.engine.batch import ForwardBatch
+from outrider.engine.capturing import open_capturing
 from outrider.engine.device_inputs import BatchFrame, BatchShape, unpack
 from outrider.engine.drafting import DraftingRules
 from outrider.engine.drafting.loop import DraftLoop, captured_loops
@@ -68,12 +69,6 @@ def _waste(shape: BatchShape) -> tuple[bool, int, int, int]:
     return False, shape.num_rows, shape.num_tokens, shape.max_queries
 
 
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    graph: torch.cuda.CUDAGraph
-    hidden: torch.Tensor  # [T, hidden], valid until another graph runs
-
-
 class GpuForward:
     """Runs batches of one model over one cache; for one thread, on the current stream."""
 
@@ -99,7 +94,7 @@ class GpuForward:
             DraftLoop(decoder, kv_cache, self._frame, drafting, pages_per_row=self._pages_per_row) if drafting else None
         )
         self._inputs: torch.Tensor | None = None
-        self._captured: dict[BatchShape, _Captured] = {}
+        self._captured: dict[BatchShape, Callable[[], torch.Tensor]] = {}
 
     @property
     def shapes(self) -> tuple[BatchShape, ...]:
@@ -109,7 +104,9 @@ class GpuForward:
     def step_for(self, batch: ForwardBatch) -> Step:
         """The batch laid out in the captured shape that fits best, or in its own."""
         own_shape = BatchShape.of(batch)
-        return forward_step(batch, choose_shape(own_shape, self.shapes) or own_shape, pinned=True)
+        return forward_step(
+            batch, choose_shape(own_shape, self.shapes) or own_shape, pinned=self._decoder.device.type == "cuda"
+        )
 
     def run(self, step: Step) -> torch.Tensor:
         """Logits [N, V], of the weights' type, of a forward's step, its numbers in pinned memory."""
@@ -119,53 +116,32 @@ class GpuForward:
             buffer = step.numbers.to(self._decoder.device, non_blocking=True)
             return self._decoder(unpack(buffer, shape, self._frame, num_logits), self._kv_cache)
         self._inputs[: len(step.numbers)].copy_(step.numbers, non_blocking=True)
-        captured.graph.replay()
+        hidden = captured()
         inputs = unpack(self._inputs, shape, self._frame, num_logits)
-        return self._decoder.logits(captured.hidden, inputs.logit_indices)
+        return self._decoder.logits(hidden, inputs.logit_indices)
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
         """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""
-        began, free_before = time.perf_counter(), _free_bytes(self._decoder.device)
+        began, capturing = time.perf_counter(), open_capturing(self._decoder.device)
         self._captured.clear()
         shapes = captured_shapes()
         rows = max(shape.num_rows for shape in shapes)
         size = max(shape.num_fixed for shape in shapes) + rows * self._pages_per_row
-        self._inputs = torch.zeros(size, dtype=torch.int32, device=self._decoder.device)
+        self._inputs = inputs = torch.zeros(size, dtype=torch.int32, device=self._decoder.device)
         total = len(shapes) + (len(captured_loops()) if self.loop is not None else 0)
         report = progress or _ignore_progress
-        pool = torch.cuda.graph_pool_handle()
-        # One for all: what libraries keep for each stream they then keep once.
-        stream = torch.cuda.Stream(self._decoder.device)  # type: ignore[no-untyped-call]
-        for done, (shape, captured) in enumerate(self._capture_each(shapes, self._inputs, stream, pool), 1):
-            self._captured[shape] = captured
+        for done, shape in enumerate(shapes, 1):
+            launch = functools.partial(self._decoder.hidden_states, self._empty_batch(inputs, shape), self._kv_cache)
+            capturing.prepare(launch)
+            self._captured[shape] = capturing.capture(launch)
             report(done, total)
         if self.loop is not None:
-            self.loop.capture(stream, pool, lambda done: report(len(shapes) + done, total))
-        free = _free_bytes(self._decoder.device)
+            self.loop.capture(capturing, lambda done: report(len(shapes) + done, total))
         _log.info(
-            "captured %d forwards%s in %.1f s; they take %.0f MiB and leave %.1f GiB free",
+            "captured %d forwards%s in %.1f s; %s",
             len(shapes), f" and {total - len(shapes)} draft loops" if self.loop is not None else "",
-            time.perf_counter() - began, (free_before - free) / 2**20, free / 2**30,
+            time.perf_counter() - began, capturing.describe_memory(),
         )  # fmt: skip
-
-    def _capture_each(
-        self, shapes: tuple[BatchShape, ...], inputs: torch.Tensor, stream: torch.cuda.Stream, pool: object
-    ) -> Iterator[tuple[BatchShape, _Captured]]:
-        for shape in shapes:
-            yield shape, self._capture_one(self._empty_batch(inputs, shape), stream, pool)
-
-    def _capture_one(self, batch: DeviceBatch, stream: torch.cuda.Stream, pool: object) -> _Captured:
-        stream.wait_stream(torch.cuda.current_stream(self._decoder.device))
-        with torch.cuda.stream(stream):
-            for _ in range(_PREPARING_RUNS):
-                self._decoder.hidden_states(batch, self._kv_cache)
-        torch.cuda.synchronize(self._decoder.device)
-        graph = torch.cuda.CUDAGraph()
-        # Threads that watch over the other ranks may ask a device something meanwhile.
-        mode = "global" if self._decoder.shard.size == 1 else "thread_local"
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):  # type: ignore[arg-type]
-            hidden = self._decoder.hidden_states(batch, self._kv_cache)
-        return _Captured(graph, hidden)
 
     def _empty_batch(self, inputs: torch.Tensor, shape: BatchShape) -> DeviceBatch:
         """A batch in which no row has queries and no token a slot."""
@@ -177,8 +153,3 @@ class GpuForward:
 
 def _ignore_progress(done: int, total: int) -> None:
     """Nobody asked."""
-
-
-def _free_bytes(device: torch.device) -> int:
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free)

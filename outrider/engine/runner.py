@@ -154,14 +154,8 @@ class ModelRunner:
         return [drawn for group in groups for drawn in self._draft(group)]
 
     def warm_up(self, progress: CaptureProgress | None = None) -> None:
-        """Make the first request find everything allocated, compiled and chosen; leaves no trace.
-
-        On a GPU the shapes of decoding and scoring are captured as CUDA graphs; ``progress(done, total)`` counts them.
-        """
-        with torch.inference_mode():
-            began = time.perf_counter()
-            self._execution.capture(progress)
-            self.capture_seconds = time.perf_counter() - began if self._execution.is_on_gpu else 0.0
+        """Make the first request find everything allocated, compiled, chosen and captured; leaves no trace."""
+        self.capture(progress)
         count = self.num_forwards
         longest = min(self.max_model_len, self.sequences.pool.num_free * self.page_size)
         lengths = _GPU_WARM_UP_TOKENS if self._execution.is_on_gpu else _WARM_UP_TOKENS
@@ -172,6 +166,14 @@ class ModelRunner:
                 self.sequences.truncate(sequence, 0)
         self.sequences.release(sequence)
         self.num_forwards = count
+
+    def capture(self, progress: CaptureProgress | None = None) -> None:
+        """On a GPU, capture forwards and draft loops as CUDA graphs; ``progress(done, total)`` counts them."""
+        self._execution.take_device()
+        began = time.perf_counter()
+        with torch.inference_mode():
+            self._execution.capture(progress)
+        self.capture_seconds = time.perf_counter() - began if self._execution.is_on_gpu else 0.0
 
     def _compute(self, batch: ForwardBatch) -> torch.Tensor:
         self._execution.copy_pages(batch.page_copies)

@@ -6,23 +6,25 @@ one packed buffer. Refuses to know sequences and requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from outrider.engine.capturing import Capturing
 from outrider.engine.device_inputs import BatchFrame
-from outrider.engine.drafting.plan import LoopShape, unpack_draft
+from outrider.engine.drafting.plan import DraftPlan, LoopShape, draft_step, unpack_draft
 from outrider.engine.drafting.results import Numbers
 from outrider.engine.drafting.rows import MAX_CATCH_UP, MAX_STEPS, DraftingRules
 from outrider.engine.kernels.draft_sampling import DraftSink, make_sampler
 from outrider.engine.kernels.draft_sampling.layout import NUM_FIELDS
 from outrider.engine.models.decoder import DeviceBatch
+from outrider.engine.steps import Step
 
 _NUM_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MAX_ROWS = _NUM_ROWS[-1]
-_PREPARING_RUNS = 2
 _PREPARED_STEPS = 2
 """Longer loops only repeat the second step."""
 
@@ -73,7 +75,7 @@ class DraftLoop:
         self._kv_cache = kv_cache
         self._frame = frame
         self._sampler = make_sampler(model.device, mass=rules.support_mass, limit=rules.support_limit)
-        self._graphs: dict[LoopShape, torch.cuda.CUDAGraph] = {}
+        self._captured: dict[LoopShape, Callable[[], None]] = {}
         largest = LoopShape(MAX_ROWS, MAX_STEPS, MAX_CATCH_UP)
         draws = largest.num_rows * largest.num_steps
         sizes = (draws, draws * NUM_FIELDS, draws * 2 * rules.support_limit)
@@ -81,14 +83,18 @@ class DraftLoop:
         self._outputs = [self._on_device(size) for size in sizes]
         self._read = [self._on_host(size) for size in sizes]
 
+    def step_for(self, plan: DraftPlan) -> Step:
+        """The loop of a plan, laid out in the captured shape that fits it."""
+        return draft_step(plan, choose_loop(plan.shape), pinned=self._model.device.type == "cuda")
+
     def run(self, shape: LoopShape, host: torch.Tensor) -> None:
         """Draft by a buffer of ``pack_draft``; returns before the device is done."""
         self._inputs[: len(host)].copy_(host, non_blocking=True)
-        graph = self._graphs.get(shape)
-        if graph is None:
+        captured = self._captured.get(shape)
+        if captured is None:
             self._launch(shape)
         else:
-            graph.replay()
+            captured()
 
     def results(self, shape: LoopShape, *, with_supports: bool) -> tuple[Numbers, Numbers | None]:
         """Wait for the loop that ran last: records [K, R, NUM_FIELDS] and supports [K, R, 2, S], valid until the next
@@ -101,38 +107,19 @@ class DraftLoop:
             torch.cuda.current_stream(self._model.device).synchronize()
         return records.numpy(), None if supports is None else supports.numpy()
 
-    def capture(self, stream: torch.cuda.Stream, pool: object, progress: LoopProgress) -> None:
+    def capture(self, capturing: Capturing, progress: LoopProgress) -> None:
         """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""
-        self._graphs.clear()
-        for done, (shape, graph) in enumerate(self._capture_each(stream, pool), 1):
-            self._graphs[shape] = graph
-            progress(done)
-
-    def _capture_each(
-        self, stream: torch.cuda.Stream, pool: object
-    ) -> Iterator[tuple[LoopShape, torch.cuda.CUDAGraph]]:
+        self._captured.clear()
         prepared: set[tuple[int, int]] = set()
-        for shape in captured_loops():
+        for done, shape in enumerate(captured_loops(), 1):
             kind = (shape.num_rows, shape.catch_up)
             if kind not in prepared:
                 prepared.add(kind)
-                self._prepare(LoopShape(shape.num_rows, _PREPARED_STEPS, shape.catch_up), stream)
-            yield shape, self._capture_one(shape, stream, pool)
-
-    def _prepare(self, shape: LoopShape, stream: torch.cuda.Stream) -> None:
-        self._empty(shape)
-        stream.wait_stream(torch.cuda.current_stream(self._model.device))
-        with torch.cuda.stream(stream):
-            for _ in range(_PREPARING_RUNS):
-                self._launch(shape)
-        torch.cuda.synchronize(self._model.device)
-
-    def _capture_one(self, shape: LoopShape, stream: torch.cuda.Stream, pool: object) -> torch.cuda.CUDAGraph:
-        torch.cuda.synchronize(self._model.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):  # type: ignore[arg-type]
-            self._launch(shape)
-        return graph
+                few_steps = LoopShape(shape.num_rows, _PREPARED_STEPS, shape.catch_up)
+                self._empty(few_steps)
+                capturing.prepare(functools.partial(self._launch, few_steps))
+            self._captured[shape] = capturing.capture(functools.partial(self._launch, shape))
+            progress(done)
 
     def _launch(self, shape: LoopShape) -> None:
         """The whole loop."""

@@ -8,16 +8,24 @@ touch what another kernel writes; weights, which nothing writes, they may fetch 
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import torch
 
 _FIRST_CAPABILITY = (9, 0)
+_CPU_PROCESSORS = 8
+"""A few, so that work is cut into parts in the interpreter too."""
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton kernels run there: on a GPU, and on a CPU where Triton interprets them, to be tested."""
+    return device.type == "cuda" or _interprets()
 
 
 def launch_options(tensor: torch.Tensor) -> dict[str, Any]:
     """Keyword arguments of every launch on this tensor's device."""
-    if tensor.is_cuda and launches_early(tensor.device):
+    if launches_early(tensor.device):
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}
 
@@ -25,10 +33,18 @@ def launch_options(tensor: torch.Tensor) -> dict[str, Any]:
 @functools.cache
 def launches_early(device: torch.device) -> bool:
     """Whether a GPU can place a kernel before the one ahead of it ends."""
-    return torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
 
 
 @functools.cache
 def num_processors(device: torch.device) -> int:
     """Multiprocessors of a GPU."""
+    if device.type != "cuda":
+        return _CPU_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def _interprets() -> bool:
+    """Triton reads the variable itself, once, when a kernel's module is imported."""
+    return os.environ.get("TRITON_INTERPRET") == "1"

@@ -13,6 +13,7 @@ import math
 
 import torch
 
+from outrider.engine.kernels.launching import has_kernels
 from outrider.engine.kernels.rotary_store import Angles
 from outrider.engine.models.config import RopeConfig
 
@@ -38,7 +39,7 @@ class RotaryEmbedding:
         On a CPU they are worked out. On a GPU a forward only points into a table of all positions, which the first
         makes.
         """
-        if not positions.is_cuda:
+        if not has_kernels(positions.device):
             return self._work_out(positions, dtype)
         if self._table is None or self._table.cos.dtype != dtype:
             self._table = self._work_out(torch.arange(self._max_position, device=positions.device), dtype)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.engine.kernels.launching import has_kernels
 from outrider.engine.kernels.scoring import Findings, Found, Launch, launch
 from outrider.engine.sampling.checks import row_error
 from outrider.engine.sampling.forms import coupled_form, greedy_form, sparse_form, typical_form
@@ -119,7 +120,7 @@ def begin_scoring(logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bo
 
     ``fused`` says whether kernels are used; None: on a GPU. Raises as ``scoring.score`` does.
     """
-    return Scoring(logits, requests, fused=logits.is_cuda if fused is None else fused)
+    return Scoring(logits, requests, fused=has_kernels(logits.device) if fused is None else fused)
 
 
 def _is_fused(open_: Open) -> bool:

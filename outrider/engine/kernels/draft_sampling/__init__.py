@@ -25,6 +25,7 @@ import torch
 
 from outrider.engine.kernels.draft_sampling.layout import DraftSink
 from outrider.engine.kernels.draft_sampling.reference import ReferenceSampler
+from outrider.engine.kernels.launching import has_kernels
 
 __all__ = ["DraftSampler", "DraftSink", "make_sampler"]
 
@@ -39,7 +40,7 @@ class DraftSampler(Protocol):
 
 def make_sampler(device: torch.device, *, mass: float, limit: int) -> DraftSampler:
     """The fastest form on this device."""
-    if device.type == "cuda":
+    if has_kernels(device):
         from outrider.engine.kernels.draft_sampling.kernel import TritonSampler  # Triton is slow to import
 
         return TritonSampler(mass=mass, limit=limit)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import torch
 
 from outrider.engine.kernels.embedding import reference
+from outrider.engine.kernels.launching import has_kernels
 
 __all__ = ["look_up"]
 
 
 def look_up(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """The rows ``ids`` [T] of ``table`` [V, N]: [T, N]."""
-    if table.is_cuda:
+    if has_kernels(table.device):
         from outrider.engine.kernels.embedding import kernel  # Triton is slow to import
 
         return kernel.look_up(ids, table)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from outrider.engine.kernels.launching import has_kernels
 from outrider.engine.kernels.linear.packed import PackedWeight, can_pack
 from outrider.engine.kernels.linear.reference import PlainWeight, UpcastWeight
 
@@ -42,7 +43,7 @@ def prepare_weight(weight: torch.Tensor, *, keep_layout: bool = False) -> Prepar
     """Choose the fastest layout for ``weight`` [N, K] on its device; with ``keep_layout`` no second copy is made of
     it.
     """
-    if weight.is_cuda and weight.numel() <= _MOST_FEW_ROWS_SIZE:
+    if has_kernels(weight.device) and weight.numel() <= _MOST_FEW_ROWS_SIZE:
         from outrider.engine.kernels.linear import few_rows  # Triton is slow to import
 
         return few_rows.FewRowsWeight(weight) if few_rows.pays(weight) else PlainWeight(weight)

@@ -28,7 +28,6 @@ from outrider.engine.kernels.paged_attention.device_plan import DevicePlan, choo
 _LOG2_E = 1.4426950408889634
 _UNROLLED = 4
 """Parts that are added up at once."""
-_CPU_PROCESSORS = 8  # in the interpreter: contexts are to be cut there too
 
 
 @triton.jit(
@@ -215,7 +214,7 @@ def paged_attention(
     tiling = tiling or choose_tiling(folded, query.dtype)
     tiles = triton.cdiv(folded, tiling.block_m)
     groups = tiles * num_kv_heads * num_rows
-    splits = splits or choose_splits(groups, num_processors(query.device) if query.is_cuda else _CPU_PROCESSORS)
+    splits = splits or choose_splits(groups, num_processors(query.device))
     block_d = max(16, triton.next_power_of_2(head_dim))
     parts = groups * splits if splits > 1 else 0
     sums = torch.empty(parts * tiling.block_m * block_d, dtype=torch.float32, device=query.device)

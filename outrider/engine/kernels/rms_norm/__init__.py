@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from outrider.engine.kernels.launching import has_kernels
 from outrider.engine.kernels.rms_norm.few_ops import FewOpsNorm
 from outrider.engine.kernels.rms_norm.reference import ReferenceNorm
 
@@ -30,7 +31,7 @@ class PreparedNorm(Protocol):
 
 def prepare_norm(weight: torch.Tensor, eps: float) -> PreparedNorm:
     """Choose the fastest form for ``weight`` [N] on its device."""
-    if weight.is_cuda:
+    if has_kernels(weight.device):
         from outrider.engine.kernels.rms_norm.kernel import TritonNorm  # Triton is slow to import
 
         return TritonNorm(weight, eps)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from outrider.engine.kernels.launching import has_kernels
 from outrider.engine.kernels.rotary_store import reference
 from outrider.engine.kernels.rotary_store.layout import Angles, HeadLayout
 
@@ -27,7 +28,7 @@ def turn_and_store(
     norm_weight: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Normalise and turn ``qkv`` [T, (H + 2 H_kv) * D], store its keys and values; returns the queries [T, H, D]."""
-    if qkv.is_cuda:
+    if has_kernels(qkv.device):
         from outrider.engine.kernels.rotary_store import kernel  # Triton is slow to import
 
         return kernel.turn_and_store(qkv, kv, slots, angles, heads, norm_weight=norm_weight)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from outrider.engine.kernels.launching import has_kernels
 from outrider.engine.kernels.swiglu import reference
 
 __all__ = ["swiglu"]
@@ -14,7 +15,7 @@ __all__ = ["swiglu"]
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """``gate_up`` [T, 2 N] to [T, N]."""
-    if gate_up.is_cuda:
+    if has_kernels(gate_up.device):
         from outrider.engine.kernels.swiglu import kernel  # Triton is slow to import
 
         return kernel.swiglu(gate_up)

@@ -1,0 +1,189 @@
+"""A draft and a target over rounds of proposing, scoring and rolling back; writes all they answer to a file, as JSON.
+
+Run as a module, by ``test_gpu_path.py``: on a CPU as it is, on a CPU where Triton interprets, so that all that a GPU
+would do is done there but the capture of graphs, and on a GPU. Each must give the same answers.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from draft_service.proposers.model import ModelProposer
+from draft_service.service import build_model_core
+from outrider.engine.batch import ForwardRow
+from outrider.engine.drafting import DraftingRules
+from outrider.engine.kernels.launching import has_kernels
+from outrider.engine.runner import ModelRunner
+from outrider.ports import Extend, Open, Proposal, Score, Scores
+from outrider.types import (
+    AcceptanceMethod,
+    SamplingParams,
+    SparseEvidence,
+    SparseScores,
+    Support,
+    TokenScores,
+    TypicalScores,
+)
+from target_service.service import build_core
+from tests.support.core_driver import Driver, extend_item, open_session, score_item
+from tests.support.tiny_models import cached_tiny_model
+
+VOCAB_SIZE, NUM_IDS = 261, 257
+RULES = DraftingRules(support_mass=0.98, support_limit=48)
+REJECTION, COUPLED, TYPICAL = AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED, AcceptanceMethod.TYPICAL
+REQUESTS: list[tuple[AcceptanceMethod, dict[str, Any]]] = [
+    (REJECTION, {"temperature": 0.0}),
+    (COUPLED, {"temperature": 0.8}),
+    (REJECTION, {"temperature": 1.0}),
+    (REJECTION, {"temperature": 0.9, "top_p": 0.9}),
+    (TYPICAL, {"temperature": 0.7, "min_tokens": 9}),
+]
+PROMPTS = [5, 7, 3, 6, 20]
+"""Tokens of each request's prompt; the last comes when the others are running, and is prefilled beside them."""
+LATE = len(PROMPTS) - 1
+MAX_LENGTH = 60
+GROUPED: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+
+ROUNDS = [(0, 1, 2, 3), (0, 1, 2, LATE), (1, 2, LATE), (0, 3), (LATE,), (0, 1, 2)]
+"""Which requests are served together."""
+
+Answer = dict[str, Any]
+
+
+def load(name: str, device: str, dtype: str, **model: Any) -> ModelRunner:
+    folder = cached_tiny_model(name, vocab_size=VOCAB_SIZE, **GROUPED, **model)
+    runner = ModelRunner.load(
+        folder, device=device, dtype=dtype, page_size=4, num_pages=200, max_model_len=MAX_LENGTH + 16, drafting=RULES
+    )
+    runner.capture()
+    with torch.inference_mode():
+        runner.kv_cache.fill_(float("nan"))  # a stale read would show
+    assert (runner.drafting is not None) == has_kernels(torch.device(device))
+    return runner
+
+
+def opened(session: int) -> Open:
+    method, sampling = REQUESTS[session]
+    return open_session(
+        session, prompt_length=PROMPTS[session], max_length=MAX_LENGTH, num_token_ids=NUM_IDS, seed=900 + session,
+        acceptance_method=method, sampling=SamplingParams(**sampling), eos_token_ids=(1, 2),
+    )  # fmt: skip
+
+
+def play(draft: ModelRunner, target: ModelRunner) -> tuple[list[Answer], int]:
+    """What both answer, round by round, and the steps the draft took; how many drafts are kept is thrown, so that much
+    is rolled back.
+    """
+    proposer = ModelProposer(draft, support_mass=RULES.support_mass, support_limit=RULES.support_limit)
+    drafting = Driver(build_model_core(proposer, max_batched_tokens=40))
+    scoring = Driver(build_core(target, max_batched_tokens=40))
+    choose = random.Random(5)
+    texts = [[choose.randrange(NUM_IDS) for _ in range(length)] for length in PROMPTS]
+    held = {"draft": [0] * len(texts), "target": [0] * len(texts)}
+    answers: list[Answer] = []
+    for number, asked in enumerate(ROUNDS):
+        opening = [opened(session) for session in asked if not held["target"][session]]
+        extends = [
+            extend_item(session, 2 + number, texts[session], 1 + (session + number) % 4, base_length=base)
+            for session in asked
+            for base in [held["draft"][session]]
+        ]
+        proposals = answers_of(drafting, opening, extends)
+        scores = answers_of(
+            scoring, opening, [score(proposals[session], texts[session], held["target"][session]) for session in asked]
+        )
+        answers += [written(proposals[session]) | written(scores[session]) for session in asked]
+        for session in asked:
+            drafts = proposals[session].token_ids
+            kept = choose.randint(0, len(drafts))
+            length = len(texts[session])
+            held["draft"][session] = length + min(kept, max(0, len(drafts) - 1))
+            held["target"][session] = length + kept
+            texts[session] += [*drafts[:kept], choose.randrange(NUM_IDS)]
+        draft.sequences.check_integrity()
+        target.sequences.check_integrity()
+    return answers, drafting.num_steps
+
+
+def answers_of(driver: Driver, opening: Sequence[Open], items: Sequence[Extend] | Sequence[Score]) -> dict[int, Any]:
+    answers = {event.session: event for event in driver.run(*opening, *items)}
+    assert sorted(answers) == sorted(item.session for item in items)
+    return answers
+
+
+def score(proposal: Proposal, text: list[int], base_length: int) -> Score:
+    evidence = proposal.evidence
+    support = Support(evidence.counts, evidence.token_ids) if isinstance(evidence, SparseEvidence) else None
+    return score_item(
+        proposal.session, proposal.generation, text, proposal.token_ids, base_length=base_length, support=support
+    )
+
+
+def written(event: Any) -> Answer:
+    """In plain numbers; the tokens of a support by their ids, for equals may stand in any order."""
+    if isinstance(event, Proposal):
+        found: Answer = {"drafts": list(event.token_ids)}
+        if isinstance(event.evidence, SparseEvidence):
+            rows = np.repeat(np.arange(len(event.evidence.counts)), event.evidence.counts)
+            order = np.lexsort((event.evidence.token_ids, rows))
+            found["support_ids"] = event.evidence.token_ids[order].tolist()
+            found["support_probs"] = event.evidence.probs[order].tolist()
+        return found
+    assert isinstance(event, Scores), event
+    form = event.form
+    if isinstance(form, TokenScores):
+        return {"tokens": list(form.token_ids)}
+    if isinstance(form, TypicalScores):
+        reals = {"probs": form.draft_token_probs, "entropies": form.entropies}
+        return {"argmaxes": form.argmax_token_ids.tolist(), "bonus": form.bonus_token_id} | {
+            name: numbers.tolist() for name, numbers in reals.items()
+        }
+    assert isinstance(form, SparseScores)
+    return {"outside": form.outside_token_ids.tolist(), "outside_mass": form.outside_mass.tolist()}
+
+
+def narrow_logits(device: str) -> list[list[float]]:
+    """Of a 16-bit model, whose products of few rows have kernels of their own: one token, a few, many."""
+    runner = load("qwen2", device, "float16", seed=3, num_hidden_layers=1)
+    first, second = runner.sequences.open(40), runner.sequences.open(40)
+    third = runner.sequences.open(40)
+    eight = list(range(20, 28))
+    logits = [runner.forward([ForwardRow(first, [7, 8, 9, 10, 11], 5), ForwardRow(second, [5], 1)])]
+    logits.append(runner.forward([ForwardRow(row, eight, 2) for row in (first, second, third)]))
+    runner.sequences.truncate(first, 9)
+    logits += [runner.forward([ForwardRow(row, [12], 1)]) for row in (first, second)]
+    return torch.cat(logits).tolist()
+
+
+def poison_empty() -> None:
+    """What is not written is not to be read: memory that is asked for is full of what would show."""
+    plain_empty = torch.empty
+
+    def poisoned(*size: Any, **options: Any) -> torch.Tensor:
+        tensor: torch.Tensor = plain_empty(*size, **options)
+        return tensor.fill_(float("nan") if tensor.is_floating_point() else 10**9) if tensor.numel() else tensor
+
+    torch.empty = poisoned
+
+
+def main(device: str, path: Path) -> None:
+    torch.set_num_threads(1)
+    target = load("llama", device, "float32", seed=1)
+    draft = load("mistral", device, "float32", seed=2, sliding_window=12, num_hidden_layers=1)
+    poison_empty()
+    with torch.inference_mode():
+        answers, num_steps = play(draft, target)
+        found = {"answers": answers, "draft_steps": num_steps, "narrow": narrow_logits(device)}
+    path.write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
