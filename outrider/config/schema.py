@@ -45,6 +45,11 @@ _NUM_PAGES: Positive | None = Field(
 _KV_CACHE_BYTES: Positive | None = Field(
     None, description="Bytes for the KV cache, on each rank; not together with num_pages."
 )
+_GPU_MEMORY_UTILIZATION: Share | None = Field(
+    None,
+    description="Share of its GPU's memory that weights, CUDA graphs and KV cache may take together; unset: 0.85 of "
+    "what is free once the first two have theirs. Not together with num_pages or kv_cache_bytes.",
+)
 _MAX_BATCHED_TOKENS: Positive = Field(
     512, description="Most tokens in one forward; long prompts are cut into chunks of it."
 )
@@ -124,6 +129,7 @@ class TargetSettings(Section):
     page_size: Positive = _PAGE_SIZE
     num_pages: Positive | None = _NUM_PAGES
     kv_cache_bytes: Positive | None = _KV_CACHE_BYTES
+    gpu_memory_utilization: Share | None = _GPU_MEMORY_UTILIZATION
     max_model_len: Positive | None = Field(
         None, description="Longest prompt and output together, in tokens; unset: the model's."
     )
@@ -146,7 +152,7 @@ class TargetSettings(Section):
 
     @model_validator(mode="after")
     def _one_cache_size(self) -> Self:
-        _check_cache_size(self.num_pages, self.kv_cache_bytes)
+        _check_cache_size(self)
         _check_tls(self)
         return self
 
@@ -171,6 +177,7 @@ class DraftSettings(Section):
     page_size: Positive = _PAGE_SIZE
     num_pages: Positive | None = _NUM_PAGES
     kv_cache_bytes: Positive | None = _KV_CACHE_BYTES
+    gpu_memory_utilization: Share | None = _GPU_MEMORY_UTILIZATION
     max_model_len: Positive | None = Field(
         None, description="Tokens after which the draft proposes nothing; unset: the model's limit."
     )
@@ -209,7 +216,7 @@ class DraftSettings(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        _check_cache_size(self.num_pages, self.kv_cache_bytes)
+        _check_cache_size(self)
         _check_tls(self)
         if self.method is DraftMethod.DRAFT_MODEL and self.model is None:
             raise ValueError("model: is needed by method draft_model")
@@ -341,9 +348,13 @@ def _flag(key: str, value: object) -> list[str]:
     return [f"--{name}", str(value.value if isinstance(value, enum.Enum) else value)]
 
 
-def _check_cache_size(num_pages: int | None, kv_cache_bytes: int | None) -> None:
-    if num_pages is not None and kv_cache_bytes is not None:
-        raise ValueError("num_pages: is set together with kv_cache_bytes; one of them decides")
+def _check_cache_size(section: TargetSettings | DraftSettings) -> None:
+    sizes = ("num_pages", "kv_cache_bytes", "gpu_memory_utilization")
+    chosen = [name for name in sizes if getattr(section, name) is not None]
+    if len(chosen) > 1:
+        raise ValueError(f"{chosen[0]}: is set together with {chosen[1]}; one of them decides")
+    if section.gpu_memory_utilization is not None and section.device == "cpu":
+        raise ValueError("gpu_memory_utilization: is set, and the device is cpu: give kv_cache_bytes there")
 
 
 def _check_tls(section: Section) -> None:

@@ -5,7 +5,9 @@ Owns the arithmetic between bytes, tokens and pages and the defaults by device. 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +36,9 @@ class KvRequest:
     num_pages: int | None
     """Taken as it is."""
     kv_cache_bytes: int | None
-    """Otherwise as many pages as fit; with neither, a share of the free memory."""
+    """Otherwise as many pages as fit."""
+    gpu_memory_utilization: float | None = None
+    """Otherwise what is left of this share of the GPU's memory; with none of them, a share of what is free."""
 
 
 def choose_num_pages(request: KvRequest, device: torch.device) -> int:
@@ -52,26 +56,44 @@ def choose_num_pages(request: KvRequest, device: torch.device) -> int:
     return num_pages
 
 
+@contextlib.contextmanager
+def naming_what_lacks(device: torch.device) -> Iterator[None]:
+    """Turn the device's refusal of memory into a ``ConfigError`` that says what to set."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = (count / 2**30 for count in torch.cuda.mem_get_info(device))
+        raise ConfigError(
+            "gpu_memory_utilization",
+            f"weights, CUDA graphs and KV cache do not fit: {free:.1f} of the {total:.1f} GiB of {device} are free. "
+            "Services that share a GPU each need a part of it: set gpu_memory_utilization or kv_cache_bytes of both",
+        ) from error
+
+
 def _pages_by_bytes(request: KvRequest, device: torch.device) -> int:
     page_bytes = request.page_size * request.bytes_per_token
     needed = -(-request.max_model_len // request.page_size)
     if request.kv_cache_bytes is not None:
         num_pages = request.kv_cache_bytes // page_bytes
     else:
-        num_pages = min(_default_bytes(device) // page_bytes, needed * _DEFAULT_SEQUENCES)
+        num_pages = min(_default_bytes(request, device) // page_bytes, needed * _DEFAULT_SEQUENCES)
     if num_pages < needed:
         raise ConfigError(
-            "kv_cache_bytes",
+            "kv_cache_bytes" if request.gpu_memory_utilization is None else "gpu_memory_utilization",
             f"{num_pages * page_bytes} bytes hold {num_pages * request.page_size} tokens, fewer than max_model_len "
             f"{request.max_model_len}, which needs {needed * page_bytes} bytes: give more or lower max_model_len",
         )
     return int(num_pages)
 
 
-def _default_bytes(device: torch.device) -> int:
+def _default_bytes(request: KvRequest, device: torch.device) -> int:
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _CUDA_SHARE)
+        free, total = torch.cuda.mem_get_info(device)
+        if request.gpu_memory_utilization is None:
+            return int(free * _CUDA_SHARE)
+        # What this process holds, not what is gone: the rest may be another service's, which counts its own.
+        left = int(total * request.gpu_memory_utilization) - torch.cuda.memory_reserved(device)
+        return max(0, min(left, free))
     return min(int(_available_host_bytes() * _CPU_SHARE), _CPU_LIMIT_BYTES)
 
 

@@ -15,7 +15,7 @@ from outrider.engine.drafting import DraftingRules
 from outrider.engine.execution import Execution, Publish, make_cache
 from outrider.engine.graphs import CaptureProgress, GpuForward
 from outrider.engine.loading import Progress, fill_weights, load_weights
-from outrider.engine.memory import KvRequest, choose_num_pages
+from outrider.engine.memory import KvRequest, choose_num_pages, naming_what_lacks
 from outrider.engine.models import Decoder, ModelConfig, read_model_config
 from outrider.engine.models.dummy import noise
 from outrider.engine.parallel.collectives import ALONE, Collectives
@@ -54,6 +54,7 @@ def load_execution(
     page_size: int = 16,
     num_pages: int | None = None,
     kv_cache_bytes: int | None = None,
+    gpu_memory_utilization: float | None = None,
     max_model_len: int | None = None,
     load_format: LoadFormat = "safetensors",
     drafting: DraftingRules | None = None,
@@ -65,8 +66,9 @@ def load_execution(
     weights are noise, made on the device: for measuring shapes; with "synthetic" they are made by the folder's recipe.
 
     ``dtype`` "auto" is the type of the weights on file. ``max_model_len`` None is the model's own limit. The cache
-    takes ``num_pages``, else what fits ``kv_cache_bytes`` on each rank, else a share of the memory that is free (on a
-    GPU: once the CUDA graphs have theirs); of several ranks, what fits the one with the least room.
+    takes ``num_pages``, else what fits ``kv_cache_bytes`` on each rank, else what weights and CUDA graphs leave of
+    ``gpu_memory_utilization``, else a share of the memory that is free (on a GPU: once the graphs have theirs); of
+    several ranks, what fits the one with the least room.
     ``drafting`` makes a GPU ready for draft loops. ``progress(done, total)`` counts bytes of weights,
     ``capture_progress`` the graphs captured to know that.
     ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
@@ -74,7 +76,7 @@ def load_execution(
     config = read_model_config(folder)
     length = _choose_length(config, max_model_len)
     chosen_dtype, chosen_device = _choose_dtype(config, dtype), torch.device(device)
-    with torch.inference_mode():
+    with torch.inference_mode(), naming_what_lacks(chosen_device):
         collectives = ALONE if ranks is None else ranks.open_collectives(chosen_device, chosen_dtype)
         collectives.shard.check(config)
         decoder = Decoder(config, dtype=chosen_dtype, device=chosen_device, ranks=collectives)
@@ -85,7 +87,7 @@ def load_execution(
         else:
             load_weights(decoder, folder, progress)
         bytes_per_token = decoder.part.kv_bytes_per_token(chosen_dtype)
-        request = KvRequest(page_size, length, bytes_per_token, num_pages, kv_cache_bytes)
+        request = KvRequest(page_size, length, bytes_per_token, num_pages, kv_cache_bytes, gpu_memory_utilization)
         pages = _choose_pages(decoder, request, drafting, capture_progress)
         return Execution(
             decoder,

@@ -110,3 +110,23 @@ def test_behind_tls_a_service_is_asked_over_http_whether_it_serves() -> None:
     assert (target.health_host, target.health_port) == ("127.0.0.1", 9002)
     assert made.models[0].probe == "http://127.0.0.1:9002/readyz"
     assert made.coordinator.probe == made.coordinator.address
+
+
+@pytest.mark.parametrize(
+    ("flags", "shares"),
+    [
+        ({}, (0.7, 0.2)),
+        ({("draft", "device"): "cuda:1"}, (None, None)),
+        ({("draft", "device"): "cuda:1", ("target", "tensor_parallel_size"): 2}, (0.7, 0.2)),
+        ({("draft", "device"): "cpu"}, (None, None)),
+        ({("target", "kv_cache_bytes"): 1 << 30}, (None, 0.2)),
+        ({("target", "gpu_memory_utilization"): 0.5, ("draft", "num_pages"): 7}, (0.5, None)),
+    ],
+)
+def test_models_on_one_gpu_have_each_a_share_of_it(
+    flags: dict[tuple[str, str], Any], shares: tuple[float | None, float | None]
+) -> None:
+    on_gpu = {("draft", "model"): "/d", ("target", "device"): "cuda", ("draft", "device"): "cuda"}
+    models = plan({**on_gpu, **flags}).models
+    target, draft = load(TargetSettings, models[0].argv, {}), load(DraftSettings, models[1].argv, {})
+    assert (target.gpu_memory_utilization, draft.gpu_memory_utilization) == shares

@@ -108,6 +108,13 @@ def test_a_section_survives_its_own_flags(section: type[Section], argv: list[str
         (["--model", "m", "--device", "tpu"], {}, "", ["target.device", "cpu, cuda or cuda:N", "'tpu'"]),
         (["--model", "m", "--dtype", "int4"], {}, "", ["target.dtype", "bfloat16"]),
         (["--model", "m", "--num-pages", "1", "--kv-cache-bytes", "2"], {}, "", ["target.num_pages", "kv_cache_bytes"]),
+        (
+            ["--model", "m", "--device", "cuda", "--num-pages", "1", "--gpu-memory-utilization", "0.5"],
+            {},
+            "",
+            ["target.num_pages", "gpu_memory_utilization"],
+        ),
+        (["--model", "m", "--gpu-memory-utilization", "0.5"], {}, "", ["target.gpu_memory_utilization", "cpu"]),
         ([], {}, "", ["target.model", "must be set"]),
         (["--config", "/nowhere.yaml"], {}, "", ["/nowhere.yaml", "cannot be read"]),
     ],

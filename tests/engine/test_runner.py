@@ -119,7 +119,7 @@ def test_two_models_live_in_one_process() -> None:
             torch.testing.assert_close(logits.clone(), expected, atol=1e-4, rtol=0)
 
 
-def request(**changes: int | None) -> KvRequest:
+def request(**changes: float | None) -> KvRequest:
     defaults = {"page_size": 16, "max_model_len": 100, "bytes_per_token": 10, "num_pages": None, "kv_cache_bytes": None}
     return KvRequest(**{**defaults, **changes})  # type: ignore[arg-type]
 
@@ -133,6 +133,29 @@ def test_the_pool_is_sized_by_pages_by_bytes_or_by_memory() -> None:
 def test_a_default_pool_keeps_to_its_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.engine.memory._available_host_bytes", lambda: 4 * 16 * 10 * 20)
     assert choose_num_pages(request(), CPU) == 20
+
+
+@pytest.mark.parametrize(
+    ("share", "free", "num_pages"),
+    [(None, 16_000, 85), (0.5, 90_000, 100), (0.5, 8_000, 50), (0.6, 90_000, 162), (0.4, 90_000, 37)],
+)
+def test_a_share_of_a_gpu_is_of_all_it_has_less_what_is_taken_here(
+    share: float | None, free: int, num_pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 100_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 34_000)
+    asked = request(max_model_len=50, gpu_memory_utilization=share)
+    assert choose_num_pages(asked, torch.device("cuda")) == num_pages
+
+
+def test_a_device_without_room_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 29, 80 << 30))
+    monkeypatch.setattr("outrider.engine.execution.make_cache", refuse)
+    with pytest.raises(ConfigError, match=r"1\.5 of the 80\.0 GiB of cpu are free.*gpu_memory_utilization"):
+        ModelRunner.load(build("llama"), num_pages=4)
 
 
 def test_the_chosen_size_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ Picks ports through the function it is given and starts nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from outrider.config import CoordinatorSettings, DraftSettings, Settings, TargetSettings, to_argv
@@ -15,6 +15,9 @@ from outrider.transport.security import OPEN_CLIENT, ClientSecurity, link_securi
 
 LOOPBACK = "127.0.0.1"
 _MARGIN_S = 5.0
+_TARGET_SHARE, _DRAFT_SHARE = 0.7, 0.2
+"""Of the memory of a GPU that both are on; the rest is for what the processes need besides."""
+_CACHE_SIZES = ("num_pages", "kv_cache_bytes", "gpu_memory_utilization")
 
 SectionT = TypeVar("SectionT", TargetSettings, DraftSettings, CoordinatorSettings)
 
@@ -59,6 +62,8 @@ class StackPlan:
 
 def plan_stack(settings: Settings, *, explicit: Collection[Place], free_port: Callable[[], int]) -> StackPlan:
     """The processes for these settings; ``explicit`` are the settings that a user set, which are left as they are."""
+    if _share_a_gpu(settings):
+        settings = _sharing(settings)
     target = _local(settings.target, explicit, free_port)
     models = [_spec(target, "target_service")]
     draft_address = settings.coordinator.draft_address
@@ -69,6 +74,34 @@ def plan_stack(settings: Settings, *, explicit: Collection[Place], free_port: Ca
         update={"target_address": models[0].address, "draft_address": draft_address}
     )
     return StackPlan(tuple(models), _spec(coordinator, "coordinator"), link_security(coordinator))
+
+
+def _share_a_gpu(settings: Settings) -> bool:
+    """Whether two models will look at the same GPU's free memory, each without knowing of the other."""
+    target, draft = settings.target, settings.draft
+    if draft.method is not DraftMethod.DRAFT_MODEL or target.device == "cpu" or draft.device == "cpu":
+        return False
+    return bool(_gpus(target) & _gpus(draft))
+
+
+def _gpus(section: TargetSettings | DraftSettings) -> set[int]:
+    first = int(section.device.partition(":")[2] or 0)
+    return set(range(first, first + section.tensor_parallel_size))
+
+
+def _sharing(settings: Settings) -> Settings:
+    """Each with its share, unless its cache has a size."""
+    return replace(
+        settings,
+        target=_with_share(settings.target, _TARGET_SHARE),
+        draft=_with_share(settings.draft, _DRAFT_SHARE),
+    )
+
+
+def _with_share(section: SectionT, share: float) -> SectionT:
+    if any(getattr(section, name) is not None for name in _CACHE_SIZES):
+        return section
+    return section.model_copy(update={"gpu_memory_utilization": share})
 
 
 def _local(section: SectionT, explicit: Collection[Place], free_port: Callable[[], int]) -> SectionT:

@@ -115,6 +115,7 @@ def _load(
         page_size=settings.page_size,
         num_pages=settings.num_pages,
         kv_cache_bytes=settings.kv_cache_bytes,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
         max_model_len=settings.max_model_len,
         load_format=settings.load_format,
         drafting=_drafting(settings),
