@@ -62,7 +62,7 @@ class Result:
     """One run of one benchmark."""
 
     kind: str
-    """"serve", "rpc", "step", "tracing" or "engine"."""
+    """"serve", "interference", "engine", "kernels", "rpc", "step", "tracing" or "peers"."""
     name: str
     created_at: str
     """UTC, ISO 8601."""

@@ -64,6 +64,26 @@ def check_against_single_tokens(runner: ModelRunner, *, num_tokens: int = GATE_T
     return difference
 
 
+def check_draft_loop(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> float:
+    """How far below the likeliest token the loop's tokens lie at most, over the largest logit: 0 is greedy decoding.
+
+    `GateError` when it is past the dtype's tolerance.
+    """
+    prompt = _token_ids(runner, num_tokens, row=0)
+    with _sequences(runner, 2, 2 * num_tokens) as (drafting, scored):
+        _fill(runner, [drafting], num_tokens - 1)
+        drafted = [tokens[0] for tokens in draft(runner, [drafting], prompt[-1:], num_tokens)]
+        logits = runner.forward([ForwardRow(scored, prompt + drafted[:-1], num_tokens)])  # [T, V]
+    chosen = logits[torch.arange(num_tokens), drafted]
+    gap = float((logits.amax(-1) - chosen).max() / logits.abs().max())
+    if not gap <= TOLERANCES[runner.dtype]:
+        raise GateError(
+            f"a greedy draft loop's token lies {gap:.2g} of the largest logit below the likeliest one, more than "
+            f"{TOLERANCES[runner.dtype]:g}"
+        )
+    return gap
+
+
 def time_forward(runner: ModelRunner, case: Case, *, num_samples: int, num_warmups: int) -> list[float]:
     """Seconds of a forward that ends at `case.context`, logits after every token."""
     if case.num_tokens > case.context:

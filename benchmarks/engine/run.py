@@ -14,6 +14,7 @@ from benchmarks.engine.measuring import (
     GATE_TOKENS,
     Case,
     check_against_single_tokens,
+    check_draft_loop,
     time_draft_loop,
     time_forward,
     time_forward_on_device,
@@ -25,6 +26,7 @@ from outrider.config import TargetSettings
 from outrider.engine.drafting import DraftingRules
 from outrider.engine.opening import LoadFormat
 from outrider.engine.parallel.opening import open_runner
+from outrider.engine.placement import prepare_device
 from outrider.engine.runner import ModelRunner
 
 FORWARD, ON_DEVICE, DRAFT_LOOP = "forward", "forward_on_device", "draft_loop"
@@ -55,7 +57,7 @@ class Plan:
     @property
     def pages_for(self) -> int:
         """Tokens of KV cache that the largest case needs, over all its sequences."""
-        longest = max(*self.contexts, GATE_TOKENS) + max((*self.draft_lengths, 0))
+        longest = max(*self.contexts, 2 * GATE_TOKENS) + max((*self.draft_lengths, 0))
         return max(2, *self.batch_sizes) * longest
 
     def _grid(self, counts: tuple[int, ...]) -> tuple[Case, ...]:
@@ -67,6 +69,8 @@ class Plan:
 def run_plan(runner: ModelRunner, plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> tuple[Series, ...]:
     """Time everything; the first two series are what the device can do. `GateError` comes before any figure."""
     check_against_single_tokens(runner)
+    if plan.draft_lengths:
+        check_draft_loop(runner)
     device = measure_device(runner.device, runner.dtype)
     series = [
         Series("copy_bandwidth", "GB/s", (device.bytes_per_second / 1e9,)),
@@ -167,14 +171,13 @@ def load(
     one_shot_all_reduce: bool = True,
 ) -> ModelRunner:
     """The model with just the pages that the plan needs, warmed up as a service's is; to be closed."""
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
+    prepared = prepare_device(device, dtype, num_threads)
     num_pages = -(-plan.pages_for // page_size) + max(2, *plan.batch_sizes)
     if tensor_parallel_size == 1:
         runner = ModelRunner.load(
             folder,
             device=device,
-            dtype=dtype,
+            dtype=prepared,
             page_size=page_size,
             num_pages=num_pages,
             load_format=load_format,

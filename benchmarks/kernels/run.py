@@ -15,6 +15,7 @@ from benchmarks.kernels.layers import layer_cases
 from benchmarks.kernels.scoring import scoring_cases
 from benchmarks.samples import median, ratio
 from benchmarks.schema import Label, Result, Series
+from outrider.engine.placement import prepare_device
 from outrider.errors import ConfigError
 
 NUM_KERNELS = 14
@@ -91,12 +92,10 @@ def to_result(series: tuple[Series, ...], plan: Plan, *, name: str, device: str,
 
 
 def _place(device: str, dtype: str) -> Place:
-    chosen = torch.device(device)
-    if dtype == "auto":
-        return Place(chosen, torch.bfloat16 if chosen.type == "cuda" else torch.float32)
-    if dtype not in _DTYPES:
+    if dtype != "auto" and dtype not in _DTYPES:
         raise ConfigError("dtype", f"{dtype!r} is not auto, {', '.join(_DTYPES)}")
-    return Place(chosen, _DTYPES[dtype])
+    prepared = prepare_device(device, dtype, None)
+    return Place(torch.device(device), _DTYPES["bfloat16" if prepared == "auto" else prepared])
 
 
 def _cases(place: Place, plan: Plan) -> Iterator[KernelCase]:

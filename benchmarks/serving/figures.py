@@ -142,6 +142,7 @@ def detailed_keys(runs: Sequence[Run]) -> dict[str, Any]:
         "input_lens": [record.num_prompt_tokens for record in records],
         "output_lens": [record.num_tokens for record in records],
         "ttfts": [record.time_to_first_token or 0.0 for record in records],
+        "start_times": [record.sent_at for record in records],
         "itls": [list(record.gaps) for record in records],
         "generated_texts": [record.result.text if record.result else "" for record in records],
         "errors": [record.error for record in records],

@@ -7,6 +7,7 @@ one after the other. Only gaps during which such a prompt was under way count fo
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from typing import Any
 from benchmarks.environment import describe_environment, now
 from benchmarks.samples import ratio, statistics_of
 from benchmarks.schema import Result, Series
+from benchmarks.serving.gate import GateReport, check_exactness
 from benchmarks.serving.load import Decoding, Record, Run, run_load
-from benchmarks.serving.workload import Prompt, Traffic
+from benchmarks.serving.workload import Prompt, Traffic, require_room
 from outrider.client import AsyncClient
 from outrider.errors import UnavailableError
 
@@ -34,6 +36,10 @@ class Plan:
     """Prefilled one after the other, again and again, until the running requests have ended."""
     decoding: Decoding
     num_runs: int = 3
+    num_gate_prompts: int = 2
+    """Of those that run, whose greedy output is compared first."""
+    num_gate_tokens: int = 32
+    tie_tolerance: float = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ class Outcome:
     beside: tuple[float, ...]
     prefills: tuple[float, ...]
     """From sending a long prompt to its first token, in milliseconds."""
+    gate: GateReport
+    draft_length: int
 
     @property
     def p99_ratio(self) -> float | None:
@@ -53,7 +61,24 @@ class Outcome:
 
 
 async def run_plan(client: AsyncClient, plan: Plan) -> Outcome:
-    """Both arms, as often as the plan says; ``UnavailableError`` when a request failed or no prompt was in the way."""
+    """Both arms, as often as the plan says.
+
+    ``GateError`` when speculation changes greedy output; ``UnavailableError`` when a request failed or no prompt was in
+    the way.
+    """
+    info = await client.model_info()
+    require_room(plan.running, plan.decoding.max_tokens, info.max_model_len)
+    require_room(plan.arriving, 1, info.max_model_len)
+    draft_length = plan.decoding.num_speculative_tokens
+    if draft_length is None:
+        draft_length = info.num_speculative_tokens
+    gate = await check_exactness(
+        client,
+        plan.running[: plan.num_gate_prompts],
+        max_tokens=plan.num_gate_tokens,
+        num_speculative_tokens=draft_length,
+        tie_tolerance=plan.tie_tolerance,
+    )
     found: dict[str, list[float]] = {ALONE: [], BESIDE: []}
     prefills: list[float] = []
     await run_load(client, plan.running, Traffic(), plan.decoding)
@@ -65,7 +90,7 @@ async def run_plan(client: AsyncClient, plan: Plan) -> Outcome:
         prefills += [1e3 * (end - start) for start, end in intervals]
     if not found[BESIDE]:
         raise UnavailableError("no gap fell into a prefill: let the running requests ask for more tokens")
-    return Outcome(tuple(found[ALONE]), tuple(found[BESIDE]), tuple(prefills))
+    return Outcome(tuple(found[ALONE]), tuple(found[BESIDE]), tuple(prefills), gate, draft_length)
 
 
 def gaps_within(record: Record, intervals: Sequence[Interval]) -> list[float]:
@@ -117,6 +142,9 @@ def to_result(outcome: Outcome, plan: Plan, *, name: str, device: str, configura
             "prefill_tokens": max(map(len, plan.arriving)),
             "output_len": plan.decoding.max_tokens,
             "num_runs": plan.num_runs,
+            "num_speculative_tokens": outcome.draft_length,
+            "gate": dataclasses.asdict(outcome.gate),
+            "tie_tolerance": plan.tie_tolerance,
         },
         series=(
             Series("itl", "ms", outcome.alone, {"arm": ALONE}),

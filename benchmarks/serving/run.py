@@ -18,7 +18,7 @@ from benchmarks.serving.block import format_block
 from benchmarks.serving.figures import detailed_keys, measured_series, vllm_keys
 from benchmarks.serving.gate import GateReport, check_exactness
 from benchmarks.serving.load import Decoding, Run, run_load
-from benchmarks.serving.workload import Prompt, Traffic
+from benchmarks.serving.workload import Prompt, Traffic, require_room
 from outrider.client import AsyncClient
 from outrider.errors import ConfigError, UnavailableError
 from outrider.generation import ModelInfo
@@ -79,6 +79,7 @@ async def run_plan(client: AsyncClient, plan: Plan, *, on_done: Callable[[], Non
         draft_length = info.num_speculative_tokens
     if plan.num_runs < 1:
         raise ConfigError("num_runs", f"must be at least 1, not {plan.num_runs}")
+    require_room(plan.prompts, plan.decoding.max_tokens, info.max_model_len)
     gate = await _gate(client, plan, draft_length)
     arms = {SPECULATION: dataclasses.replace(plan.decoding, num_speculative_tokens=draft_length)}
     if plan.with_baseline:

@@ -39,6 +39,19 @@ class Traffic:
             raise ConfigError("max_concurrency", f"must be at least 1, not {self.max_concurrency}")
 
 
+def require_room(prompts: Sequence[Prompt], num_tokens: int, max_model_len: int) -> None:
+    """``ConfigError`` when a request would be cut short by the model's length."""
+    longest = max(map(len, prompts))
+    if longest >= max_model_len:
+        raise ConfigError("input_len", f"must be below {max_model_len}, the model's length, not {longest}")
+    if longest + num_tokens > max_model_len:
+        raise ConfigError(
+            "output_len",
+            f"must be at most {max_model_len - longest} after {longest} tokens of prompt, not {num_tokens}: "
+            f"the model's length is {max_model_len}",
+        )
+
+
 def arrival_times(traffic: Traffic, num_requests: int, seed: int) -> list[float]:
     """When each request is due, in seconds after the first."""
     if math.isinf(traffic.request_rate):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.environment import describe_environment, now
 from benchmarks.schema import Label, Result, Series
 from benchmarks.tracing.rig import Rig, StepCost, Tracings
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, IntegrityError
 from outrider.telemetry.tracing import TraceContext
 from outrider.telemetry.tracing.context import new_span_id, new_trace_id
 from outrider.telemetry.tracing.service_spans import ServiceRecorder
@@ -54,7 +54,7 @@ def run_plan(plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> tuple
 
 
 def _round(num_steps: int) -> dict[tuple[str, str], float]:
-    with _held_pipeline() as (pipeline, let_go):
+    with _held_pipeline() as (pipeline, let_go, num_spans):
         tracings = Tracings(pipeline, ServiceRecorder(pipeline, "target"), ServiceRecorder(pipeline, "draft"))
         rigs = {
             arm: Rig(
@@ -67,6 +67,8 @@ def _round(num_steps: int) -> dict[tuple[str, str], float]:
         began = time.process_time()
         let_go()
         making = time.process_time() - began
+        if num_spans() < len(PLACES) * num_steps:  # each place makes at least one a step
+            raise IntegrityError(f"{num_steps} sampled steps gave {num_spans()} spans: tracing is not what is measured")
     found = {
         (place, arm): 1e6 * statistics.median(getattr(cost, place) for cost in costs[arm])
         for place in PLACES
@@ -86,10 +88,10 @@ def _time_steps(rigs: dict[str, Rig], num_steps: int) -> dict[str, list[StepCost
 
 
 @contextmanager
-def _held_pipeline() -> Iterator[tuple[Pipeline, Callable[[], None]]]:
-    """A process's own way out for spans, whose thread waits until it is let go; then all are made and exported."""
+def _held_pipeline() -> Iterator[tuple[Pipeline, Callable[[], None], Callable[[], int]]]:
+    """A process's own way out for spans, whose thread waits until it is let go; then all are exported and counted."""
     try:
-        from benchmarks.tracing.exporting import make_pipeline
+        from benchmarks.tracing.exporting import Nowhere, make_pipeline
     except ModuleNotFoundError as error:
         raise ConfigError("", "this benchmark needs OpenTelemetry: install outrider[telemetry]") from error
     gate = threading.Event()
@@ -102,10 +104,11 @@ def _held_pipeline() -> Iterator[tuple[Pipeline, Callable[[], None]]]:
         gate.set()
         pipeline.close()
 
-    pipeline = make_pipeline()
+    exporter = Nowhere()
+    pipeline = make_pipeline(exporter)
     pipeline.emit(wait)
     try:
-        yield pipeline, let_go
+        yield pipeline, let_go, lambda: exporter.num_spans
     finally:
         let_go()
 

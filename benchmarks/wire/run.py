@@ -57,6 +57,8 @@ class Plan:
     def __post_init__(self) -> None:
         if min(self.num_bytes) < HEADER_BYTES:
             raise ConfigError("num_bytes", f"must be at least {HEADER_BYTES}, not {min(self.num_bytes)}")
+        if any(size < 4 or size % 4 for size in self.tensor_bytes):
+            raise ConfigError("tensor_bytes", "must be multiples of 4, the bytes of a float32")
         for name, given, known in (("calls", self.calls, (UNARY, STREAM)), ("over", self.over, (TCP, UNIX))):
             if not given or not set(given) <= set(known):
                 raise ConfigError(name, f"must be of {', '.join(known)}, not {', '.join(given)}")

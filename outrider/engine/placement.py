@@ -21,7 +21,7 @@ def prepare_device(device: str, dtype: str, num_threads: int | None) -> str:
 
     ``ConfigError`` when the device is not there.
     """
-    chosen = torch.device(device)
+    chosen = _device(device)
     if chosen.type == "cuda":
         _require_cuda(chosen)
     else:
@@ -29,6 +29,13 @@ def prepare_device(device: str, dtype: str, num_threads: int | None) -> str:
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     return "float32" if dtype == "auto" and chosen.type == "cpu" else dtype
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError("device", f"{name!r} should be cpu, cuda or cuda:N") from error
 
 
 def _require_cuda(device: torch.device) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.report import render
 from benchmarks.schema import load
+from benchmarks.tables import render
 from outrider.cli.bench import app
 from tests.support.tiny_models import cached_tiny_model
 
@@ -32,6 +32,24 @@ def test_rpc_prints_a_line_a_case_and_saves_the_samples(runner: CliRunner, tmp_p
     assert ratio.startswith("400000 bytes: shared memory is ")
     saved = load(tmp_path / "benchmarks/results/wire.json")
     assert [len(series.samples) for series in saved.series] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rpc", "--save", "a/b"], "not a path"),
+        (["rpc", "--tensor-bytes", "6"], "multiples of 4"),
+        (["engine", "--load-format", "magic"], "safetensors, dummy, synthetic"),
+        (["kernels", "--device", "cuda:99"], "there "),
+        (["kernels", "--device", "banana"], "should be cpu, cuda or cuda:N"),
+        (["serve", "--draft-model", "some"], "needs its target"),
+        (["serve", "--json", "nowhere/some.json"], "nowhere is not a folder"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_runs(runner: CliRunner, arguments: list[str], words: str) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code in {1, 2}
+    assert words in " ".join(result.output.replace("│", " ").split())
 
 
 def test_engine_prints_the_floor_beside_each_case(runner: CliRunner, tmp_path: Path) -> None:

@@ -1,11 +1,21 @@
 """The engine benchmark: the floor's arithmetic, the gate, and a whole run on a tiny model. No test looks at a speed."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.engine import measuring
 from benchmarks.engine.floor import Device, Work, forward_work, matrix_parameters, measure_device
-from benchmarks.engine.measuring import Case, GateError, check_against_single_tokens, draft, time_forward
+from benchmarks.engine.measuring import (
+    Case,
+    GateError,
+    check_against_single_tokens,
+    check_draft_loop,
+    draft,
+    time_forward,
+)
 from benchmarks.engine.run import Plan, floor_seconds, load, run_plan, to_result, to_rows
 from outrider.engine.batch import ForwardRow
 from outrider.engine.runner import ModelRunner
@@ -105,6 +115,27 @@ def test_the_gate_stops_an_engine_that_contradicts_itself(runner: ModelRunner, m
     monkeypatch.setattr(runner, "forward", broken)
     with pytest.raises(GateError, match="one at a time differ"):
         run_plan(runner, PLAN)
+
+
+def test_the_gate_stops_a_draft_loop_that_is_not_greedy_decoding(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check_draft_loop(runner) < 1e-4
+    assert runner.sequences.pool.num_used == 0
+    draft_once = measuring.draft
+
+    def broken(*arguments: Any) -> list[list[int]]:
+        first, *rest = draft_once(*arguments)
+        return [[(first[0] + 1) % runner.config.vocab_size], *rest]
+
+    monkeypatch.setattr(measuring, "draft", broken)
+    with pytest.raises(GateError, match="below the likeliest"):
+        run_plan(runner, PLAN)
+
+
+def test_auto_is_the_type_that_a_service_would_take() -> None:
+    runner = load(cached_tiny_model("llama"), PLAN, device="cpu", dtype="auto", page_size=16)
+    assert runner.dtype == torch.float32
 
 
 def test_the_device_is_measured() -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.report import render
 from benchmarks.schema import load
+from benchmarks.serving.gate import GateError
 from benchmarks.serving.interference import BESIDE, Plan, gaps_within, run_plan, to_result
 from benchmarks.serving.load import Decoding, Record
 from benchmarks.serving.workload import random_prompts
+from benchmarks.tables import render
 from outrider.cli.bench import app
 from outrider.errors import UnavailableError
 from tests.benchmarks.scripted_client import ScriptedClient
@@ -32,18 +33,24 @@ async def test_both_arms_are_measured_and_the_ratio_is_of_their_p99() -> None:
     outcome = await run_plan(client, plan)
     assert len(outcome.alone) == 2 * 3 * 19
     assert 0 < len(outcome.beside) <= 2 * 3 * 19
-    result = to_result(
-        outcome, plan, name="some", device="cpu", configuration={"pair": "a", "num_speculative_tokens": 4}
-    )
+    result = to_result(outcome, plan, name="some", device="cpu", configuration={"pair": "a"})
     assert result.figures["p99_ratio"] == outcome.p99_ratio
     found = result.find("itl", arm=BESIDE)
     assert found is not None
     assert found.samples == outcome.beside
-    assert "| a | 4 | 3 | 50 |" in render([result])
+    assert "| a | 3 | 3 | 50 |" in render([result])
+
+
+async def test_nothing_is_timed_while_speculation_changes_the_output() -> None:
+    client = ScriptedClient(lie_at=3)
+    plan = Plan(tuple(random_prompts(3, 5, 100, seed=1)), ((1, 2),), Decoding(max_tokens=40), num_runs=2)
+    with pytest.raises(GateError, match="log-probabilities"):
+        await run_plan(client, plan)
+    assert len(client.requests) == 3, "both arms of the first prompt, and the question how far apart the tokens are"
 
 
 async def test_a_long_prompt_that_fails_is_told() -> None:
-    plan = Plan(((1, 2),), ((7,) * 9,), Decoding(max_tokens=400), num_runs=1)
+    plan = Plan(((1, 2),), ((7,) * 9,), Decoding(max_tokens=250), num_runs=1)
     with pytest.raises(UnavailableError, match="a long prompt failed: no room"):
         await run_plan(ScriptedClient(fail_prompts=frozenset({7})), plan)
 

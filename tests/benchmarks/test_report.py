@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import BEGIN, END, main, render
-from benchmarks.schema import Result, Series, save
+from benchmarks.report import BEGIN, END, main
+from benchmarks.schema import Result, Series, load, save
+from benchmarks.tables import render
+from benchmarks.tables.cells import commit
 from tests.benchmarks.test_schema import make_result
 
 
@@ -47,6 +49,31 @@ def test_noise_for_weights_is_said_to_be_that() -> None:
     text = render([dataclasses.replace(result, configuration={**result.configuration, "load_format": "dummy"})])
     assert "some float32 †" in text
     assert "† Noise for weights" in text
+
+
+def test_a_step_without_its_forwards_has_a_table() -> None:
+    labels: dict[str, str | int | float | bool] = {"num_sessions": 32, "temperature": 0.0, "over": "tcp"}
+    series = (
+        Series("between_forwards", "ms", (0.5, 0.7, 1.5), labels),
+        Series("coordinator_processor", "ms", (0.25,), labels),
+    )
+    text = render([dataclasses.replace(make_result("some"), kind="step", series=series)])
+    assert "| tcp | 32 | 0 | 0.700 | 1.484 | 0.250 |" in text
+
+
+def test_every_result_says_which_code_it_speaks_of(root: Path) -> None:
+    unknown = dataclasses.replace(make_result().environment, commit="")
+    save(dataclasses.replace(make_result("copied"), environment=unknown), root / "benchmarks/results")
+    assert main(["--root", str(root)]) == 0
+    known = load(root / "benchmarks/results/wire.json").environment
+    rows = (root / "benchmarks/results/README.md").read_text().partition("**What was run**")[2].splitlines()
+    assert [row.split("|")[3].strip() for row in rows if row.startswith("| `")] == ["not recorded", commit(known)]
+
+
+def test_a_result_that_no_table_would_show_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(dataclasses.replace(make_result("odd"), kind="guess"), root / "benchmarks/results")
+    assert main(["--check", "--root", str(root)]) == 1
+    assert "odd.json: is of kind 'guess'" in capsys.readouterr().err
 
 
 def test_without_results_nothing_is_claimed(tmp_path: Path) -> None:

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, get_args
 
 import typer
 
+from outrider.config import fields
+
+
+def _plain_name(name: str | None) -> str | None:
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise typer.BadParameter(f"{name!r} should be a name of letters, digits, dots and dashes, not a path")
+    return name
+
+
+def _known_format(name: str) -> str:
+    if name not in get_args(fields.LoadFormat):
+        raise typer.BadParameter(f"{name!r} should be one of {', '.join(get_args(fields.LoadFormat))}")
+    return name
+
+
 Save = Annotated[
-    str | None, typer.Option("--save", metavar="NAME", help="Write benchmarks/results/NAME.json, raw samples and all.")
+    str | None,
+    typer.Option(
+        "--save",
+        metavar="NAME",
+        callback=_plain_name,
+        help="Write benchmarks/results/NAME.json, raw samples and all.",
+    ),
 ]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Timed goes of each case.")]
 Warmups = Annotated[int, typer.Option("--warmups", min=0, help="Goes before them that are not timed.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
-LoadFormat = Annotated[str, typer.Option("--load-format", help="safetensors, dummy (noise) or synthetic (by recipe).")]
+LoadFormat = Annotated[
+    str,
+    typer.Option("--load-format", callback=_known_format, help="safetensors, dummy (noise) or synthetic (by recipe)."),
+]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]

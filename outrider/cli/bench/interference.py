@@ -10,7 +10,7 @@ import typer
 
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save
 from outrider.cli.bench.harness import benchmark, save, table
-from outrider.cli.bench.pairs import find_pair, plan_pair
+from outrider.cli.bench.pairs import exact_within, find_pair, plan_pair
 from outrider.cli.options import Verbose, errors_as_lines, output
 from outrider.cli.settings_flags import SetOptions
 from outrider.cli.stack.running import run_with_client
@@ -63,6 +63,7 @@ def interference(
                     max_tokens=output_len, num_speculative_tokens=num_speculative_tokens, seed=seed
                 ),
                 num_runs=runs,
+                tie_tolerance=exact_within(device, dtype),
             )
             return plan, await bench.run_plan(client, plan), {"pair": where.pair(info), **where.weights(info)}
 
@@ -73,7 +74,7 @@ def interference(
             plan, outcome, facts = asyncio.run(run_with_client(stack, measure, verbose=verbose))
         _show(outcome)
         if save_as is not None:
-            facts = {"num_speculative_tokens": num_speculative_tokens, **devices, **facts}
+            facts = {**devices, **facts}
             save(
                 benchmark("serving.interference").to_result(
                     outcome, plan, name=save_as, device=device, configuration=facts

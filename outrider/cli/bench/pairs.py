@@ -47,11 +47,18 @@ class Where:
 
 def find_pair(target: Path | None, draft: Path | None, address: str | None) -> Where:
     """What the flags name; the embedded pair when they name nothing."""
+    if draft is not None and target is None and address is None:
+        raise ConfigError("--draft-model", "needs its target: give both folders, or neither for the embedded pair")
     if address is None:
         return Where(TARGET, DRAFT, None) if target is None else Where(target, draft, None)
     if draft is not None:
         raise ConfigError("--draft-model", "has no part in measuring what runs at an address already")
     return Where(target, None, address)
+
+
+def exact_within(device: str, dtype: str) -> float:
+    """Gap of log-probabilities that passes as a tie: float32 rounds, smaller types move them by a tenth or two."""
+    return 1e-3 if dtype == "float32" or (dtype == "auto" and device == "cpu") else 0.25
 
 
 def plan_pair(

@@ -14,7 +14,7 @@ import typer
 
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save
 from outrider.cli.bench.harness import bar, benchmark, save
-from outrider.cli.bench.pairs import find_pair, plan_pair
+from outrider.cli.bench.pairs import exact_within, find_pair, plan_pair
 from outrider.cli.options import Verbose, errors_as_lines, output
 from outrider.cli.settings_flags import SetOptions
 from outrider.cli.stack.running import run_with_client
@@ -74,7 +74,9 @@ def serve(
     ] = 2,
     tie_tolerance: Annotated[
         float | None,
-        typer.Option(help="Gap of log-probabilities that passes as a tie.", show_default="0.001 in float32, else 0.25"),
+        typer.Option(
+            min=0, help="Gap of log-probabilities that passes as a tie.", show_default="0.001 in float32, else 0.25"
+        ),
     ] = None,
     device: Device = "cpu",
     draft_device: Annotated[str | None, typer.Option(help="Another device for the draft.")] = None,
@@ -92,6 +94,8 @@ def serve(
         where = find_pair(target, draft_model, address)
         if save_as is not None and not gate_prompts:
             raise ConfigError("--save", "a result without its correctness gate is not saved: leave --gate-prompts on")
+        if json_path is not None and not json_path.parent.is_dir():
+            raise ConfigError("--json", f"{json_path.parent} is not a folder")
         bench, workload, load = (benchmark(f"serving.{name}") for name in ("run", "workload", "load"))
         prompts = _Prompts(
             dataset_name or ("code" if where.is_embedded else "random"),
@@ -117,7 +121,7 @@ def serve(
             num_warmups=num_warmups,
             with_baseline=baseline,
             num_gate_prompts=min(gate_prompts, num_prompts),
-            tie_tolerance=_tie_tolerance(device, dtype) if tie_tolerance is None else tie_tolerance,
+            tie_tolerance=exact_within(device, dtype) if tie_tolerance is None else tie_tolerance,
         )
         devices = {"device": device, "draft_device": draft_device or device, "dtype": dtype, "load_format": load_format}
         if where.address is not None:
@@ -140,11 +144,6 @@ def serve(
                 **where.weights(outcome.info),
             }
             save(bench.to_result(outcome, plan, name=save_as, device=device, configuration=facts))
-
-
-def _tie_tolerance(device: str, dtype: str) -> float:
-    """Exact but for rounding in float32; below it a scoring pass and a single token differ by a tenth or two."""
-    return 1e-3 if dtype == "float32" or (dtype == "auto" and device == "cpu") else 0.25
 
 
 async def _with_running(address: str, plan: Any, prompts: _Prompts) -> tuple[Any, Any]:  # noqa: ANN401

@@ -2,18 +2,20 @@
 
 A server looks at its files for every new connection, a client whenever it connects anew: certificates may be rotated
 under running processes. Files that cannot be used after a rotation leave the server with those it had, and a warning.
+
+What reads certificates is imported when the first one is to be read: who speaks without TLS needs no ``cryptography``.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from types import ModuleType
 
 import grpc
 
-from outrider.errors import OutriderError
+from outrider.errors import ConfigError, OutriderError
 from outrider.tls import Tls
-from outrider.transport.security.certificates import read_authority, read_pair
 from outrider.transport.security.files import Stamp, stamp
 
 _log = logging.getLogger(__name__)
@@ -21,10 +23,11 @@ _log = logging.getLogger(__name__)
 
 def client_credentials(tls: Tls) -> grpc.ChannelCredentials:
     """From the files as they are now; ``ConfigError`` names the one that cannot be used."""
-    authority = None if tls.ca_file is None else read_authority(f"{tls.prefix}ca_file", tls.ca_file)
+    files = _files()
+    authority = None if tls.ca_file is None else files.read_authority(f"{tls.prefix}ca_file", tls.ca_file)
     if tls.cert_file is None or tls.key_file is None:
         return grpc.ssl_channel_credentials(authority)
-    pair = read_pair(f"{tls.prefix}cert_file", tls.cert_file, f"{tls.prefix}key_file", tls.key_file)
+    pair = files.read_pair(f"{tls.prefix}cert_file", tls.cert_file, f"{tls.prefix}key_file", tls.key_file)
     return grpc.ssl_channel_credentials(authority, *pair)
 
 
@@ -58,9 +61,22 @@ class ServerTls:
         return stamp((self.cert_file, self.key_file, self.client_ca_file))
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        pair = read_pair("tls_cert_file", self.cert_file, "tls_key_file", self.key_file)
-        authority = None if self.client_ca_file is None else read_authority("tls_client_ca_file", self.client_ca_file)
+        files, authority = _files(), None
+        pair = files.read_pair("tls_cert_file", self.cert_file, "tls_key_file", self.key_file)
+        if self.client_ca_file is not None:
+            authority = files.read_authority("tls_client_ca_file", self.client_ca_file)
         return grpc.ssl_server_certificate_configuration([pair], authority)
+
+
+def _files() -> ModuleType:
+    """What reads certificates; ``ConfigError`` where its package is not installed."""
+    try:
+        from outrider.transport.security import certificates
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "cryptography":
+            raise
+        raise ConfigError("tls", "needs the package cryptography: pip install cryptography") from error
+    return certificates
 
 
 class _Rotation:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
+import outrider.transport.security
 from outrider import AsyncClient, Client, Tls
 from outrider.errors import ConfigError, OutriderError, UnavailableError
 from outrider.transport.discovery import RemoteReplicas
@@ -40,6 +43,20 @@ async def trouble_of_link(address: str, tls: Tls | None) -> str:
         await remote.attach()
     assert str(caught.value) == str(again.value)
     return str(caught.value)
+
+
+def test_without_tls_nothing_needs_what_reads_certificates() -> None:
+    modules = "coordinator.__main__, outrider.cli.app, outrider.client, outrider.transport.server"
+    code = f"import sys; sys.modules['cryptography'] = None; import {modules}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_tls_without_what_reads_certificates_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "outrider.transport.security.certificates", raising=False)
+    monkeypatch.delattr(outrider.transport.security, "certificates", raising=False)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(ConfigError, match="needs the package cryptography"):
+        ServerTls("cert.pem", "key.pem").credentials()
 
 
 async def test_tls_with_the_right_authority(serve_with: ServeWith, authority: Authority) -> None:
