@@ -37,7 +37,7 @@ ENV PATH=/opt/outrider/env/bin:$PATH \
     HOME=/var/cache/outrider \
     HF_HOME=/var/cache/outrider/huggingface \
     TRITON_CACHE_DIR=/var/cache/outrider/triton
-COPY scripts/image/healthy.py /opt/outrider/healthy.py
+COPY scripts/image/healthy.py scripts/image/download_model.py /opt/outrider/
 RUN install -d -o 10001 -g 10001 /var/cache/outrider
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD ["python", "/opt/outrider/healthy.py"]
 USER 10001:10001

@@ -4,6 +4,7 @@ set -euo pipefail
 
 PREFIX="${1:?the environment}"
 variant="${2:?coordinator, cpu or cuda}"
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # Away from the project's folder: what counts is what is installed.
 cd /
 
@@ -29,7 +30,6 @@ cpu | cuda)
 	fi
 	"$PREFIX/bin/python" -m target_service --help >/dev/null
 	"$PREFIX/bin/python" -m draft_service --help >/dev/null
-	"$PREFIX/bin/hf" download --help >/dev/null
 	# It is torch's, which has just been imported.
 	test -x "$PREFIX/bin/torchrun"
 	;;
@@ -37,4 +37,5 @@ esac
 "${PYTHON:-python3}" -m pip --python "$PREFIX" --disable-pip-version-check check
 "$PREFIX/bin/outrider" --version
 "$PREFIX/bin/python" -m coordinator --help >/dev/null
+"$PREFIX/bin/python" "$here/download_model.py" --help >/dev/null
 echo "the environment of $variant is as it should be"

@@ -71,7 +71,7 @@ _ALONE: dict[str, Values] = {
             "collector": [{"namespaceSelector": {"matchLabels": {"name": "observability"}}}],
             "extraEgress": [{"ports": [{"port": 8200, "protocol": "TCP"}]}],
         },
-        "tracing": {"endpoint": "https://collector.observability"},
+        "tracing": {"endpoint": "https://collector.observability:443"},
     },
     "no-metrics": {"metrics": {"enabled": False}},
     "monitors": {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 
 import pytest
 import trustme
+from typer.main import get_command
 
+from outrider.cli.app import app
 from outrider.config import CoordinatorSettings, DraftSettings, Section, TargetSettings
 from outrider.config.flags import parse_flags
 from outrider.config.loading import load
@@ -160,3 +163,20 @@ def test_in_one_pod_the_services_meet_on_sockets(release: Releases) -> None:
         outcome = found.run_test()
         assert outcome.returncode == 0, outcome.stderr
         assert found.terminate() == dict.fromkeys(SECTIONS, 0)
+
+
+@pytest.mark.parametrize("name", ["two-gpus", "tls", "given-certificates", "all-in-one-pod"])
+def test_the_first_command_of_the_notes_is_one_that_there_is(release: Releases, name: str) -> None:
+    rendered = release(name)
+    (line,) = [line for line in rendered.notes.splitlines() if line.strip().startswith("outrider generate ")]
+    (pod,) = rendered.of_kind("Pod")
+    (container,) = pod["spec"]["containers"]
+    for words in (shlex.split(line)[1:], [*container["command"][1:], *container["args"]]):
+        context = get_command(app).make_context("outrider", words[:1], resilient_parsing=True)
+        command = get_command(app).get_command(context, "generate")  # type: ignore[attr-defined]
+        taken = command.make_context("generate", words[1:]).params
+        assert taken["prompt"] == "def fibonacci(n):"
+        assert bool(taken["tls_ca_file"]) == any(flag.startswith("--tls-cert-file") for flag in rendered.flags("coordinator"))
+    # Files that the command reads are made by the lines before it.
+    for option, file in (("--tls-ca-file", "ca.crt"), ("--token-file", "token")):
+        assert (f"{option} {file}" in line) == (f"> {file}\n" in rendered.notes)

@@ -91,6 +91,10 @@ REFUSED: dict[str, tuple[Values, str]] = {
     ),
     "a share above one": ({"tracing": {"samplingRatio": 2}}, "at '/tracing/samplingRatio': maximum: got 2, want 1"),
     "an endpoint without a scheme": ({"tracing": {"endpoint": "collector:4317"}}, "at '/tracing/endpoint'"),
+    "an endpoint without a port": (
+        {"tracing": {"endpoint": "http://collector/v1"}},
+        "tracing.endpoint: http://collector/v1 has no port; a collector listens on 4317",
+    ),
     "fewer at most than at least": (
         {"target": {"autoscaling": {"minReplicas": 5}}},
         "target.autoscaling.minReplicas: 5 is above maxReplicas 4",

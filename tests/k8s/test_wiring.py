@@ -358,7 +358,7 @@ def test_models_are_where_the_flag_says(release: Releases) -> None:
 def test_a_download_lands_where_the_model_is_read(release: Releases) -> None:
     spec = release("download-into-the-pod").workload_of("draft").spec
     (download,) = spec["initContainers"]
-    assert "--local-dir=/models/er" in download["command"]
+    assert download["command"][:4] == ["python", "/opt/outrider/download_model.py", "own/er", "/models/er"]
     assert "--model=/models/er" in release("download-into-the-pod").flags("draft")
     assert any(mount["mountPath"] == "/models" and not mount.get("readOnly") for mount in download["volumeMounts"])
     policy = next(

@@ -121,6 +121,11 @@
 {{- fail "\ntls.users.required: users show certificates over TLS alone; set tls.enabled" }}
 {{- end }}
 {{- end }}
+{{- with .Values.tracing.endpoint }}
+{{- if not (regexMatch ":[0-9]+$" (urlParse .).host) }}
+{{- fail (printf "\ntracing.endpoint: %s has no port; a collector listens on 4317 (grpc) or 4318 (http/protobuf)" .) }}
+{{- end }}
+{{- end }}
 {{- if and .Values.tokens.links.name (not .Values.tls.enabled) (ne .Values.placement "samePod") }}
 {{- fail "\ntokens.links: a token would cross the network in the clear; set tls.enabled, or placement=samePod" }}
 {{- end }}

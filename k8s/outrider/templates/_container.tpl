@@ -127,26 +127,29 @@
 {{- end }}
 {{- end }}
 
-{{/* Fetches a model from the Hub: dict "root" "name" "block". What is there already is only checked. */}}
+{{/* Fetches a model from the Hub: dict "root" "name" "block". What is there already is only checked, if the Hub can be reached. */}}
 {{- define "outrider.download" -}}
 {{- $download := .block.model.download }}
 - name: download-{{ .name }}
   image: {{ include "outrider.image" . | quote }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command:
-    - hf
-    - download
+    - python
+    - /opt/outrider/download_model.py
     - {{ $download.repository | quote }}
+    - {{ include "outrider.modelPath" .block.model }}
     - --revision={{ $download.revision }}
-    - --include=*.safetensors
-    - --include=*.json
-    - --include=tokenizer*
-    - --local-dir={{ include "outrider.modelPath" .block.model }}
+    {{- if eq .name "coordinator" }}
+    - --no-weights
+    {{- end }}
   env:
     - name: HOME
       value: /var/cache/outrider
     - name: HF_HOME
       value: /var/cache/outrider/huggingface
+    # A second copy of what is fetched, as large as the cache's whole volume.
+    - name: HF_XET_CHUNK_CACHE_SIZE_BYTES
+      value: "0"
     {{- if $download.tokenSecret.name }}
     - name: HF_TOKEN
       valueFrom:
