@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.utils import filter_repo_objects
 
 _FILES = ("*.json", "tokenizer*")
 _WEIGHTS = "*.safetensors"
@@ -43,7 +43,7 @@ def fetch(repository: str, revision: str, folder: Path, patterns: list[str]) -> 
     """Have the repository's files of these patterns in the folder; raises when one is not there in the end."""
     found = HfApi().model_info(repository, revision=revision)
     named = [sibling.rfilename for sibling in found.siblings or []]
-    wanted = list(filter_repo_objects(named, allow_patterns=patterns, ignore_patterns=list(_IGNORED)))
+    wanted = [name for name in named if _fits(name, patterns) and not _fits(name, _IGNORED)]
     # Given a folder with anything in it, this is content with that when the Hub goes away.
     snapshot_download(
         repository, revision=found.sha, local_dir=folder, allow_patterns=patterns, ignore_patterns=list(_IGNORED)
@@ -51,6 +51,10 @@ def fetch(repository: str, revision: str, folder: Path, patterns: list[str]) -> 
     missing = [name for name in wanted if not (folder / name).is_file()]
     if missing or not wanted:
         raise FileNotFoundError(f"{', '.join(missing[:3]) or 'nothing that a model has'} of {repository} is missing")
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:

@@ -145,6 +145,10 @@ STARTED: dict[str, Values] = {
         },
     ),
     "cpu-in-one-pod": over(EXAMPLES["cpu-demo"], _LOOKUP, {"placement": "samePod"}),
+    "two-hosts": over(
+        EXAMPLES["multi-host"],
+        {"target": {"tensorParallelSize": 2, "model": {"path": "target"}, "settings": {"num_pages": 256}}},
+    ),
 }
 
 _CERT_MANAGER: Values = {"tls": {"enabled": True, "certManager": {"enabled": True, "issuer": {"name": "ca"}}}}

@@ -24,7 +24,7 @@ from outrider.cli.stack.preflight import free_port
 from tests.k8s.release import Object, Release
 
 PAIR = Path(__file__).parents[2] / "outrider" / "demo" / "pair"
-_PORTS = ("--port", "--metrics-port", "--health-port")
+_PORTS = ("--port", "--metrics-port", "--health-port", "--master-port")
 POD_IP = "127.0.0.1"
 
 
@@ -36,6 +36,7 @@ class Pods:
         self.folder = folder
         self.ports: dict[str, int] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._agents: list[str] = []
 
     def start(self, service: str) -> None:
         """Start a service's program."""
@@ -45,6 +46,27 @@ class Pods:
             self.processes[service] = subprocess.Popen(
                 [sys.executable, *command[1:]], env=self._environment(container), stdout=log, stderr=log
             )
+
+    def start_group(self, service: str) -> list[str]:
+        """Start what each pod of a service's LeaderWorkerSet runs, the leader's first; their names here."""
+        (group,) = self.release.of_kind("LeaderWorkerSet")
+        template = group["spec"]["leaderWorkerTemplate"]
+        roles = ["leader", *["worker"] * (template["size"] - 1)]
+        for index, role in enumerate(roles):
+            (container,) = template[f"{role}Template"]["spec"]["containers"]
+            # What the set's controller adds to each pod; the leader's name is published before it is ready.
+            given = {"GROUP_SIZE": str(template["size"]), "WORKER_INDEX": str(index), "LEADER_ADDRESS": "localhost"}
+            command = [self._here(word, service) for word in [*container["command"], *container["args"]]]
+            for key, value in given.items():
+                command = [word.replace(f"$(LWS_{key})", value) for word in command]
+            assert command[0] == "torchrun"
+            with (self.folder / f"{service}-{index}.log").open("wb") as log:
+                self.processes[f"{service}-{index}"] = subprocess.Popen(
+                    [sys.executable, "-m", "torch.distributed.run", *command[1:]],
+                    env=self._environment(container), stdout=log, stderr=log,
+                )  # fmt: skip
+            self._agents.append(f"{service}-{index}")
+        return list(self._agents)
 
     def flags(self, service: str) -> list[str]:
         """A service's flags, as they are here."""
@@ -96,8 +118,12 @@ class Pods:
         return self.ports.setdefault(str(number), free_port())
 
     def close(self) -> None:
-        """Kill what is left."""
-        for process in self.processes.values():
+        """Kill what is left; what has started processes of its own ends them first."""
+        for name, process in self.processes.items():
+            if name in self._agents:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(20)
             process.kill()
             process.wait()
 

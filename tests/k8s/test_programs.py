@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -176,7 +177,29 @@ def test_the_first_command_of_the_notes_is_one_that_there_is(release: Releases, 
         command = get_command(app).get_command(context, "generate")  # type: ignore[attr-defined]
         taken = command.make_context("generate", words[1:]).params
         assert taken["prompt"] == "def fibonacci(n):"
-        assert bool(taken["tls_ca_file"]) == any(flag.startswith("--tls-cert-file") for flag in rendered.flags("coordinator"))
+        assert bool(taken["tls_ca_file"]) == any(
+            flag.startswith("--tls-cert-file") for flag in rendered.flags("coordinator")
+        )
     # Files that the command reads are made by the lines before it.
     for option, file in (("--tls-ca-file", "ca.crt"), ("--token-file", "token")):
         assert (f"{option} {file}" in line) == (f"> {file}\n" in rendered.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_group_of_hosts_becomes_one_target_and_ends_as_one(release: Releases) -> None:
+    with pods(release("two-hosts")) as found:
+        group = found.start_group("target")
+
+        def ready() -> bool:
+            assert not any(found.has_ended(name) for name in group), "".join(map(found.said, group))
+            return found.passes("target", "readiness")
+
+        wait_until(ready, "the leader", every_s=0.5)
+        for name in group:
+            found.processes[name].send_signal(signal.SIGTERM)
+        for name in group:
+            found.processes[name].wait(found.release.workload_of("target").spec["terminationGracePeriodSeconds"])
+        leader, worker = map(found.said, group)
+        assert '"message": "stopped"' in leader, "it drained, and was not killed"
+        assert "SIGKILL" not in leader + worker
