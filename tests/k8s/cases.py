@@ -32,6 +32,7 @@ def over(base: Values, *overlays: Values) -> Values:
     return merged
 
 
+_LABELS: Values = {"app.kubernetes.io/managed-by": "Helm"}
 _ALONE: dict[str, Values] = {
     "no-draft": {"draft": {"enabled": False}},
     "no-draft-in-one-pod": {"draft": {"enabled": False}, "placement": "samePod"},
@@ -58,7 +59,7 @@ _ALONE: dict[str, Values] = {
     "no-pdb": {"common": {"pdb": {"enabled": False}}},
     "pdb-percent": {"coordinator": {"pdb": {"maxUnavailable": "25%"}}},
     "no-spread": {"common": {"topologySpread": {"enabled": False}}},
-    "keda": {"target": {"autoscaling": {"enabled": True, "kind": "keda"}}},
+    "keda": {"target": {"autoscaling": {"enabled": True, "kind": "keda", "authentication": "prometheus"}}},
     "hpa": {"target": {"autoscaling": {"enabled": True, "kind": "hpa"}}},
     "hpa-of-coordinators": {"coordinator": {"autoscaling": {"enabled": True, "kind": "hpa"}}},
     "hpa-of-a-group": {
@@ -111,6 +112,8 @@ _ALONE: dict[str, Values] = {
         "common": {
             "podLabels": {"team": "chat"},
             "podAnnotations": {"note": "yes"},
+            "extraContainers": [{"name": "proxy", "image": "busybox:1.37"}],
+            "extraInitContainers": [{"name": "first", "image": "busybox:1.37"}],
             "priorityClassName": "serving",
             "runtimeClassName": "nvidia",
             "schedulerName": "volcano",
@@ -123,6 +126,14 @@ _ALONE: dict[str, Values] = {
             "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
         },
         "target": {"extraInitContainers": [{"name": "warm", "image": "busybox:1.37"}]},
+        "draft": {"extraContainers": [{"name": "beside", "image": "busybox:1.37"}]},
+        "extraObjects": [
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "{{ .Release.Name }}-more", "labels": _LABELS},
+            }
+        ],
         "image": {"pullSecrets": [{"name": "registry"}]},
     },
 }

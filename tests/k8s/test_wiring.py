@@ -37,7 +37,7 @@ def programs(release: Release) -> Iterator[tuple[Workload, Object]]:
     """Every service's container; not the test's."""
     for workload in release.workloads():
         if workload.component != "test":
-            yield from ((workload, container) for container in workload.spec["containers"])
+            yield from ((workload, found) for found in workload.spec["containers"] if found["name"] in SERVICES)
 
 
 @EVERY_CASE
@@ -88,8 +88,9 @@ def test_pods_are_locked_down(release: Releases, name: str) -> None:
         assert spec["automountServiceAccountToken"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        own = [found for found in spec.get("initContainers", []) if found["name"].startswith("download-")]
-        for container in [*spec["containers"], *own]:
+        every = [*spec["containers"], *spec.get("initContainers", [])]
+        own = {*SERVICES, *(f"download-{service}" for service in SERVICES), "generate"}
+        for container in (found for found in every if found["name"] in own):
             security = container["securityContext"]
             assert security["allowPrivilegeEscalation"] is False
             assert security["readOnlyRootFilesystem"] is True

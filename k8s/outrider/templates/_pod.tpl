@@ -7,6 +7,7 @@ group). Called once for each of the three services; once for all of them when th
 {{- $serves := .serves }}
 {{- $lead := include "outrider.block" (dict "root" .root "name" (include "outrider.leadOf" .)) | fromJson }}
 {{- $blocks := dict }}
+{{- $beside := list }}
 {{- range .names }}
 {{- $_ := set $blocks . (include "outrider.block" (dict "root" $root "name" .) | fromJson) }}
 {{- end }}
@@ -70,6 +71,10 @@ spec:
   containers:
     {{- range .names }}
     {{- include "outrider.container" (dict "root" $root "name" . "block" (index $blocks .) "serves" $serves) | nindent 4 }}
+    {{- $beside = concat $beside (index $blocks .).extraContainers }}
+    {{- end }}
+    {{- with uniq $beside }}
+    {{- toYaml . | nindent 4 }}
     {{- end }}
   volumes:
     {{- include "outrider.volumes" (dict "root" .root "names" .names "blocks" $blocks) | trim | nindent 4 }}
