@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from outrider.telemetry.metrics import catalogue
+from outrider.telemetry.tracing import pipeline
 from tests.k8s.cases import ALL
 from tests.k8s.helm import CHART
 from tests.k8s.release import Object, Release, Workload
@@ -123,7 +124,8 @@ def test_the_grace_outlasts_the_drain(release: Releases, name: str) -> None:
         flags = dict(flag.split("=", 1) for flag in container["args"] if "=" in flag)
         drain = float(flags["--drain-delay-s"]) + float(flags["--drain-grace-s"])
         waited = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-        assert workload.spec["terminationGracePeriodSeconds"] > waited + drain
+        # Then traces that are left are sent, to a collector that may hang.
+        assert workload.spec["terminationGracePeriodSeconds"] > waited + drain + 2 * pipeline._CLOSE_S
         variables = {variable["name"]: variable.get("value") for variable in container["env"]}
         if container["command"][0] == "torchrun":
             assert int(variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] or 0) > drain

@@ -96,9 +96,9 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* From SIGTERM to the end, as one program counts it. */}}
+{{/* From SIGTERM to the end, as one program counts it: the drain, and up to ten seconds for a collector that hangs. */}}
 {{- define "outrider.drainSeconds" -}}
-{{- ceil (addf .drain.delaySeconds .drain.graceSeconds 5) }}
+{{- ceil (addf .drain.delaySeconds .drain.graceSeconds 15) }}
 {{- end }}
 
 {{/* The pod's grace: the longest of its programs', the wait before SIGTERM included: name -> block. */}}
