@@ -11,6 +11,7 @@ from benchmarks.engine.floor import measure_device, timed_samples
 from benchmarks.engine.measuring import GateError
 from benchmarks.environment import describe_environment, now
 from benchmarks.kernels.cases import KernelCase, Place
+from benchmarks.kernels.drafting import drafting_cases
 from benchmarks.kernels.layers import layer_cases
 from benchmarks.kernels.scoring import scoring_cases
 from benchmarks.samples import median, ratio
@@ -18,7 +19,7 @@ from benchmarks.schema import Label, Result, Series
 from outrider.engine.placement import prepare_device
 from outrider.errors import ConfigError
 
-NUM_KERNELS = 14
+NUM_KERNELS = 17
 _IN_A_ROW = 20
 """Goes that one graph holds."""
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -100,6 +101,7 @@ def _place(device: str, dtype: str) -> Place:
 
 def _cases(place: Place, plan: Plan) -> Iterator[KernelCase]:
     yield from scoring_cases(place, num_rows=plan.num_rows, num_positions=plan.num_positions)
+    yield from drafting_cases(place, num_rows=plan.num_rows)
     yield from layer_cases(place, num_rows=plan.num_rows, tokens_per_row=plan.tokens_per_row)
 
 

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 _DEFAULT_SEQUENCES = 64
 _CPU_SHARE, _CPU_LIMIT_BYTES = 0.25, 4 << 30
-_CUDA_SHARE = 0.85
+_CUDA_SHARE, _MOST_OF_FREE = 0.85, 0.95
 _CGROUP_FILES = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
@@ -93,7 +93,7 @@ def _default_bytes(request: KvRequest, device: torch.device) -> int:
             return int(free * _CUDA_SHARE)
         # What this process holds, not what is gone: the rest may be another service's, which counts its own.
         left = int(total * request.gpu_memory_utilization) - torch.cuda.memory_reserved(device)
-        return max(0, min(left, free))
+        return max(0, min(left, int(free * _MOST_OF_FREE)))
     return min(int(_available_host_bytes() * _CPU_SHARE), _CPU_LIMIT_BYTES)
 
 

@@ -29,6 +29,7 @@ def test_every_kernel_is_checked_timed_and_set_beside_its_floor() -> None:
     assert len(rows) == len(done) == NUM_KERNELS
     assert {name.split(" ")[0] for name, *_ in rows} >= {
         "scoring",
+        "draft",
         "linear",
         "norm",
         "swiglu",
@@ -48,7 +49,8 @@ def test_a_kernel_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) ->
         yield KernelCase("norm", "1 x 1", 4, lambda _: timed.append("norm"), lambda: 0.5, 0.1)
 
     monkeypatch.setattr(run, "layer_cases", broken)
-    monkeypatch.setattr(run, "scoring_cases", lambda *_, **__: iter(()))
+    for others in ("scoring_cases", "drafting_cases"):
+        monkeypatch.setattr(run, others, lambda *_, **__: iter(()))
     with pytest.raises(GateError, match=r"norm, 1 x 1: differs from the reference by 0\.5"):
         run_plan(PLAN, device="cpu", dtype="float32")
     assert not timed
