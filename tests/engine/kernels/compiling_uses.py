@@ -1,0 +1,168 @@
+"""Compiles every Triton kernel as real models launch it, without a GPU; prints each kernel's name and what it takes.
+
+Tensors are fake: they have a GPU's name, sizes, types and alignment and no memory. So the host's own code decides what
+is launched, with which constants and specialised in which way; a launch ends when its kernel is compiled. What is
+captured as a graph must need no kernel that preparing it did not, and no batch one that the warm-up did not. Run as a
+module, in a process in which Triton does not interpret.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from outrider.engine.device_inputs import BatchFrame, BatchShape, unpack
+from outrider.engine.drafting import DraftingRules
+from outrider.engine.drafting.loop import DraftLoop
+from outrider.engine.drafting.plan import LoopShape
+from outrider.engine.execution import make_cache
+from outrider.engine.kernels import launching
+from outrider.engine.kernels.paged_attention.device_plan import num_counters
+from outrider.engine.kernels.scoring.launching import launch_kernels
+from outrider.engine.kernels.scoring.rows import Rows, Wish
+from outrider.engine.kernels.sum_norm import SharedRows
+from outrider.engine.kernels.sum_norm.kernel import sum_and_norm
+from outrider.engine.models import Decoder, ModelConfig
+from outrider.engine.models.config import RopeConfig
+
+GPU = torch.device("cpu")  # in name: a build of torch without CUDA makes no fake tensors on one
+PROCESSORS = 132
+LARGEST_SHARED_BYTES = 227 << 10
+"""Of one program on a GPU of capability 9.0."""
+PAGE_SIZE, NUM_PAGES, PAGES = 16, 64, 40
+OUTSIDE = Wish.DRAWS | Wish.EXCLUDES
+ALL = OUTSIDE | Wish.COUPLED | Wish.CUTS | Wish.ENTROPY
+"""Of a mixed batch."""
+
+
+class Hopper:
+    """What Triton asks of a driver before it launches."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+def compile_only() -> set[str]:
+    """Every launch ends when its kernel is compiled; returns what will hold the kernels."""
+    run = JITFunction.run
+    seen: set[str] = set()
+
+    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        if kernel.hash not in seen:
+            seen.add(kernel.hash)
+            assert kernel.metadata.shared <= LARGEST_SHARED_BYTES, (self.__name__, kernel.metadata.shared)
+            waits = "griddepcontrol.wait" in kernel.asm["ptx"]
+            sys.stdout.write(f"{self.__name__} {waits} {kernel.metadata.shared}\n")
+        return kernel
+
+    driver.set_active(Hopper())
+    stand_ins: list[tuple[Any, str, Any]] = [
+        (JITFunction, "run", compiled),
+        (launching, "_interprets", lambda: True),
+        (launching, "launches_early", lambda device: True),
+        (launching, "_CPU_PROCESSORS", PROCESSORS),
+        (FakeTensor, "is_cuda", property(lambda self: True)),
+        (FakeTensor, "data_ptr", lambda self: self.storage_offset() * self.element_size()),
+    ]
+    for owner, name, value in stand_ins:
+        setattr(owner, name, value)
+    return seen
+
+
+def config(**changes: Any) -> ModelConfig:
+    """A 1B shape, cut to one layer."""
+    plain = ModelConfig(
+        architecture="LlamaForCausalLM", vocab_size=128_256, hidden_size=2048, intermediate_size=8192, num_layers=1,
+        num_heads=32, num_kv_heads=8, head_dim=64, max_position=4096, rms_norm_eps=1e-5, qkv_bias=False,
+        output_bias=False, mlp_bias=False, qk_norm=False, tied_embeddings=False, sliding_windows=(None,),
+        rope=RopeConfig("default", 500_000.0), eos_token_ids=(), bos_token_id=None, dtype=torch.bfloat16,
+    )  # fmt: skip
+    return replace(plain, **changes)
+
+
+class Model:
+    """A decoder without weights, over a cache without memory."""
+
+    def __init__(self, dtype: torch.dtype, **changes: Any) -> None:
+        self.decoder = Decoder(config(**changes), dtype=dtype, device=GPU)
+        self.cache = make_cache(self.decoder, NUM_PAGES * PAGE_SIZE)
+        counters = torch.zeros(num_counters(PROCESSORS), dtype=torch.int32, device=GPU)
+        self.frame = BatchFrame(PAGE_SIZE, frozenset(self.decoder.config.sliding_windows), counters)
+
+    def forward(self, shape: BatchShape, num_logits: int) -> torch.Tensor:
+        """As ``GpuForward`` runs a step of this shape."""
+        buffer = torch.empty(shape.num_fixed + PAGES, dtype=torch.int32, device=GPU)
+        return self.decoder(unpack(buffer, shape, self.frame, num_logits), self.cache)
+
+    def draft(self, shape: LoopShape) -> None:
+        """A whole loop."""
+        loop = DraftLoop(self.decoder, self.cache, self.frame, DraftingRules(), pages_per_row=PAGES)
+        loop.run(shape, torch.empty(shape.num_fixed + PAGES, dtype=torch.int32))
+
+
+def score(logits: torch.Tensor, wish: Wish, num_ids: int) -> None:
+    """Every row with the same wish."""
+    count = len(logits)
+    zeros, ones = np.zeros(count, dtype=np.int64), np.ones(count)
+    rows = Rows(
+        indices=zeros, wishes=zeros + int(wish), limits=zeros, temperatures=ones, seeds=zeros.astype(np.uint64),
+        positions=zeros, bases=zeros, min_ps=ones, top_ks=zeros, top_ps=ones, support_counts=zeros + num_ids,
+        support_ids=np.zeros(count * num_ids, dtype=np.int64),
+    )  # fmt: skip
+    launch_kernels(logits, torch.empty(rows.num_words, dtype=torch.int32, device=GPU), rows)
+
+
+def sum_of_ranks() -> None:
+    """What two GPUs launch between an 8B model's blocks."""
+    x, weight = (torch.empty(*shape, 4096, dtype=torch.bfloat16, device=GPU) for shape in ((5,), ()))
+    addresses, rounds = torch.empty(2, dtype=torch.int64, device=GPU), torch.empty(32, dtype=torch.int32, device=GPU)
+    sum_and_norm(x, torch.empty_like(x), weight, 1e-5, SharedRows(addresses, rounds, 1, 2, 32, 32 << 10))
+
+
+def main() -> None:
+    seen = compile_only()
+    with FakeTensorMode(), torch.inference_mode():
+        draft = Model(torch.bfloat16)
+        for num_rows in (1, 2):
+            draft.draft(LoopShape(num_rows, 2, 2))
+            draft.draft(LoopShape(num_rows, 2, 1))
+            prepared = set(seen)
+            for num_steps in (1, 3, 8):
+                draft.draft(LoopShape(num_rows, num_steps, 2))
+                draft.draft(LoopShape(num_rows, num_steps, 1))
+            assert seen == prepared
+        target = Model(torch.bfloat16, hidden_size=4096, intermediate_size=14336, head_dim=128, vocab_size=64_000)
+        for shape in (BatchShape(1, 1, 1), BatchShape(1, 5, 8), BatchShape(2, 133, 128), BatchShape(1, 512, 512)):
+            target.forward(shape, min(5, shape.num_tokens))
+        warm = set(seen)
+        for shape in (BatchShape(7, 16, 8), BatchShape(65, 448, 128), BatchShape(90, 300, 300), BatchShape(3, 3, 1)):
+            target.forward(shape, 1)
+        assert seen == warm
+        logits = torch.empty(41, 128_256, dtype=torch.bfloat16, device=GPU)
+        for wish in (Wish(0), Wish.DRAWS, OUTSIDE, Wish.COUPLED, Wish.DRAWS | Wish.CUTS, ALL):
+            score(logits, wish, 64 if wish & Wish.EXCLUDES else 0)
+        score(logits[1:].float(), Wish.DRAWS | Wish.ENTROPY, 1)
+        # Biases, normalised heads, a window, odd sizes, the two other types.
+        odd = {"vocab_size": 32_003, "hidden_size": 896, "intermediate_size": 4864, "num_heads": 14, "num_kv_heads": 2}
+        Model(torch.float16, qkv_bias=True, **odd).draft(LoopShape(1, 2, 1))
+        Model(torch.float32, qk_norm=True, sliding_windows=(512,), **odd).forward(BatchShape(4, 20, 8), 20)
+        sum_of_ranks()
+
+
+if __name__ == "__main__":
+    main()
