@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.schema import RESULTS, Result, load
 from benchmarks.tables import TABLES, render, runs_table
+from benchmarks.tables.short import short_lines
 from outrider.errors import ConfigError
 
 BEGIN, END = "<!-- benchmarks: begin (python -m benchmarks.report) -->", "<!-- benchmarks: end -->"
@@ -24,13 +25,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the tables, or with `--check` say which files are stale; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail when a file is stale")
+    parser.add_argument("--short", action="store_true", help="change nothing; print a line for each figure")
     parser.add_argument("--root", type=Path, default=Path(), help="the checkout")
     options = parser.parse_args(argv)
     try:
+        if options.short:
+            return _print_short(options.root)
         return _check(options.root) if options.check else _write(options.root)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _print_short(root: Path) -> int:
+    for line in short_lines(_results(root)):
+        print(line)
+    return 0
+
+
+def _results(root: Path) -> list[Result]:
+    return [_tabled(load(path)) for path in sorted((root / RESULTS).glob("*.json"))]
 
 
 def _write(root: Path) -> int:
@@ -51,7 +65,7 @@ def _check(root: Path) -> int:
 
 def _contents(root: Path) -> Iterable[tuple[Path, str]]:
     """(file, what it should hold)."""
-    results = [_tabled(load(path)) for path in sorted((root / RESULTS).glob("*.json"))]
+    results = _results(root)
     yield root / RESULTS / "README.md", _HEAD + "\n".join(filter(None, [render(results), runs_table(results)]))
     readme = root / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.exists() else ""

@@ -1,66 +1,118 @@
 #!/usr/bin/env bash
 # The project's figures on one GPU, from nothing: scripts/figures.sh [FOLDER] [PART...], all parts unless some are named:
-# serve users interference engine kernels rpc step. Writes FOLDER/benchmarks/results/*.json.
+# serve users interference engine kernels rpc step tracing. Writes FOLDER/benchmarks/results/*.json, goes on when a part
+# fails, and ends with a line for each result; its exit status says whether all parts worked.
 # Pairs are synthetic (weights made on the device), so nothing is downloaded and nothing large is written.
+# A run without a GPU, to see that everything works:
+#   DEVICE=cpu DTYPE=float32 TARGET=tiny DRAFT=tiny-draft CONTEXT=256 PREFILL_LEN=512 MAX_MODEL_LEN=2048 PAGES=2000 \
+#   LENGTHS=2 USERS=4 BATCHES="1 2" RUNS=1 SAMPLES=3 GPU_NAME=cpu scripts/figures.sh /tmp/figures
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=${1:-figures} parts=" ${*:2} "
-mkdir -p "$folder" && cd "$folder"
+mkdir -p "$folder" && cd "$folder" || exit 1
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 python=${PYTHON:-python3}
-name=${GPU_NAME:-h200}
-gpu=(--device cuda --dtype bfloat16)
+name=${GPU_NAME:-h200} target=${TARGET:-8B} draft=${DRAFT:-1B}
+where=(--device "${DEVICE:-cuda}" --dtype "${DTYPE:-bfloat16}")
 made=(--load-format synthetic)
+samples=(--samples "${SAMPLES:-20}")
+max_model_len=${MAX_MODEL_LEN:-12288} pages=${PAGES:-12000} context=${CONTEXT:-1024} runs=${RUNS:-3}
 address=127.0.0.1:${PORT:-50950}
+pair=pair-$target-$draft failed=()
 
-outrider() { timeout "${LIMIT_S:-240}" "$python" -m outrider.cli "$@" 2>stderr.log || { echo "FAILED: outrider $*"; tail -3 stderr.log; }; }
+known=" serve users interference engine kernels rpc step tracing "
+for part in ${*:2}; do
+	[[ $known == *" $part "* ]] || { echo "no part is called $part; there are:$known"; exit 2; }
+done
 wanted() { [[ $parts == "  " || $parts == *" $1 "* ]]; }
 heading() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
+fail() { # WHAT LOG
+	echo "FAILED: $1"
+	tail -5 "$2"
+	failed+=("$1")
+}
+outrider() { timeout "${LIMIT_S:-240}" "$python" -m outrider.cli "$@" 2>stderr.log || fail "outrider $*" stderr.log; }
 
-test -d pair || "$python" "$root/tools/make_synthetic_pair.py" 8B 1B --acceptance 0.75 --out pair --no-weights >/dev/null
-
-start_services() {
-	"$python" -m outrider.cli serve pair/target --draft-model pair/draft "${gpu[@]}" "${made[@]}" --port "${address##*:}" \
-		--max-model-len 12288 --set target.num_pages=12000 --set draft.num_pages=12000 \
-		--set coordinator.max_running_requests=64 >serve.log 2>&1 &
+start_services() { # succeeds once they are ready
+	"$python" -m outrider.cli serve "$pair/target" --draft-model "$pair/draft" "${where[@]}" "${made[@]}" \
+		--port "${address##*:}" --max-model-len "$max_model_len" --set target.num_pages="$pages" \
+		--set draft.num_pages="$pages" --set coordinator.max_running_requests=64 >serve.log 2>&1 &
 	server=$!
-	trap 'kill "$server" 2>/dev/null; wait "$server" 2>/dev/null' EXIT
-	until grep -q "is ready at" serve.log || ! kill -0 "$server" 2>/dev/null; do sleep 0.5; done
-	grep "is ready at" serve.log || { echo "FAILED: outrider serve"; tail -20 serve.log; exit 1; }
+	trap stop_services EXIT
+	local deadline=$((SECONDS + ${LIMIT_S:-240}))
+	until grep -q "is ready at" serve.log; do
+		if ! kill -0 "$server" 2>/dev/null || ((SECONDS > deadline)); then
+			fail "outrider serve" serve.log
+			stop_services
+			return 1
+		fi
+		sleep 0.5
+	done
+	grep "is ready at" serve.log
+}
+
+stop_services() {
+	trap - EXIT
+	kill "$server" 2>/dev/null
+	for _ in {1..60}; do
+		kill -0 "$server" 2>/dev/null || break
+		sleep 0.5
+	done
+	kill -9 "$server" 2>/dev/null
+	wait "$server" 2>/dev/null
 }
 
 served() { # NAME K USERS RUNS PROMPTS
 	outrider bench serve --address "$address" -k "$2" --baseline --runs "$4" --num-prompts "$5" --num-warmups "$3" \
-		--input-len 128 --output-len 256 --max-concurrency "$3" --device cuda --dtype bfloat16 --save "$1"
+		--input-len 128 --output-len 256 --max-concurrency "$3" "${where[@]}" --save "$1"
 }
 
-if wanted serve || wanted users || wanted interference; then
-	heading "three processes"
-	start_services
+measure_services() {
 	for length in ${LENGTHS:-2 3 4 5}; do
-		wanted serve && heading "one user, K = $length" && served "$name-8b-1b-k$length" "$length" 1 3 4
+		wanted serve && heading "one user, K = $length" && served "$name-${target,,}-${draft,,}-k$length" "$length" 1 "$runs" 4
 	done
 	for users in ${USERS:-8 32 64}; do
-		wanted users && heading "$users users, K = 4" && served "$name-8b-1b-k4-users$users" 4 "$users" 1 "$users"
+		wanted users && heading "$users users, K = 4" && served "$name-${target,,}-${draft,,}-k4-users$users" 4 "$users" 1 "$users"
 	done
 	for length in 0 4; do
 		wanted interference && heading "long prompts beside running requests, K = $length" &&
-			outrider bench interference --address "$address" -k "$length" --device cuda --dtype bfloat16 \
-				--save "interference-$name-k$length"
+			outrider bench interference --address "$address" -k "$length" --prefill-len "${PREFILL_LEN:-8192}" \
+				--runs "$runs" "${where[@]}" --save "interference-$name-k$length"
 	done
-	kill "$server" && wait "$server"
-	trap - EXIT
+}
+
+measure_engine() { # ROLE NAME, then further flags
+	local batches=()
+	for batch in ${BATCHES:-1 8 32}; do batches+=(--batch-size "$batch"); done
+	outrider bench engine "$pair/$1" "${where[@]}" "${made[@]}" "${samples[@]}" --context "$context" "${batches[@]}" \
+		"${@:3}" --save "$2"
+}
+
+test -f "$pair/synthetic_pair.json" || "$python" "$root/tools/make_synthetic_pair.py" "$target" "$draft" \
+	--acceptance 0.75 --out "$pair" --no-weights >pair.log 2>&1 || fail "make_synthetic_pair.py" pair.log
+
+if wanted serve || wanted users || wanted interference; then
+	heading "three processes"
+	if start_services; then
+		measure_services
+		stop_services
+	fi
 fi
 if wanted engine; then
-	heading "8B forward"
-	outrider bench engine pair/target "${gpu[@]}" "${made[@]}" --context 1024 --num-tokens 1 --num-tokens 5 --num-tokens 8 \
-		--batch-size 1 --batch-size 8 --batch-size 32 --draft-length 1 --save "engine-$name-8b"
-	heading "1B draft loop"
-	outrider bench engine pair/draft "${gpu[@]}" "${made[@]}" --context 1024 --num-tokens 1 --num-tokens 5 \
-		--batch-size 1 --batch-size 8 --batch-size 32 --draft-length 2 --draft-length 4 --draft-length 8 \
-		--save "engine-$name-1b"
+	heading "the target's forward"
+	measure_engine target "engine-$name-${target,,}" --num-tokens 1 --num-tokens 5 --num-tokens 8 --draft-length 1
+	heading "the draft's loop"
+	measure_engine draft "engine-$name-${draft,,}" --num-tokens 1 --num-tokens 5 --draft-length 2 --draft-length 4 \
+		--draft-length 8
 fi
-wanted kernels && heading "kernels" && outrider bench kernels "${gpu[@]}" --save "kernels-$name"
-wanted rpc && heading "the wire" && outrider bench rpc --samples 200 --save "rpc-$name-host"
-wanted step && heading "a step without its forwards" && outrider bench step --save "step-$name-host"
-heading "done"
+wanted kernels && heading "kernels" && outrider bench kernels "${where[@]}" "${samples[@]}" --save "kernels-$name"
+wanted rpc && heading "the wire" && outrider bench rpc --samples "${WIRE_SAMPLES:-200}" --save "rpc-$name-host"
+wanted step && heading "a step without its forwards" &&
+	outrider bench step --samples "${WIRE_SAMPLES:-300}" --save "step-$name-host"
+wanted tracing && heading "tracing" && outrider bench tracing --save "tracing-$name-host"
+
+heading "results"
+"$python" -m benchmarks.report --short || failed+=("benchmarks.report")
+((${#failed[@]} == 0)) && exit 0
+printf 'FAILED: %s\n' "${failed[@]}"
+exit 1

@@ -21,8 +21,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from synthetic_pair.folders import DEFAULT_SHARD_BYTES, tensor_bytes, write_folder, write_shards
 from synthetic_pair.shapes import SHAPES, Shape, find_shape
 
+from outrider.engine.placement import prepare_device
 from outrider.engine.synthetic.cycle import PairMap, build_map
 from outrider.engine.synthetic.recipe import Recipe
+from outrider.errors import ConfigError
 
 app = typer.Typer(add_completion=False, help=__doc__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -55,6 +57,7 @@ def make_pair(
             write_folder(out / role, shape, recipes[role], dtype)
             if with_weights:
                 bar = bars.add_task(role, total=tensor_bytes(shape, dtype))
+                prepare_device(device, "auto", None)
                 maker = recipes[role].maker(shape, dtype, torch.device(device))
                 write_shards(out / role, maker, shard_bytes=shard_bytes, progress=partial(bars.advance, bar))
     _describe(out, target, draft, pair, {"acceptance": acceptance, "foreseen": foreseen, "seed": seed})
@@ -94,7 +97,7 @@ def main(
         bool,
         typer.Option("--no-weights", help="Write no weights: --load-format synthetic makes them where they are used."),
     ] = False,
-    shard_gib: Annotated[float, typer.Option(help="Size of a file.")] = DEFAULT_SHARD_BYTES / 2**30,
+    shard_gib: Annotated[float, typer.Option(min=0.001, help="Size of a file.")] = DEFAULT_SHARD_BYTES / 2**30,
 ) -> None:
     """Make the pair and say where it is."""
     if dtype not in _DTYPES:
@@ -112,7 +115,7 @@ def main(
             shard_bytes=int(shard_gib * 2**30),
             with_weights=not no_weights,
         )
-    except ValueError as error:
+    except (ValueError, ConfigError) as error:
         raise typer.BadParameter(str(error)) from error
     typer.echo(f"{out}: synthetic pair, acceptance {pair.agrees.mean():.4f} over the whole cycle")
 
