@@ -32,6 +32,13 @@ def over(base: Values, *overlays: Values) -> Values:
     return merged
 
 
+def _block(first: str) -> str:
+    """The YAML block of docs/deploy.md that begins with these words."""
+    text = (CHART.parents[1] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    (block,) = [part for part in text.split("```yaml\n") if part.startswith(first)]
+    return block.partition("```")[0]
+
+
 _LABELS: Values = {"app.kubernetes.io/managed-by": "Helm"}
 _ALONE: dict[str, Values] = {
     "no-draft": {"draft": {"enabled": False}},
@@ -137,6 +144,7 @@ _ALONE: dict[str, Values] = {
         "image": {"pullSecrets": [{"name": "registry"}]},
     },
 }
+_ALONE["ingress"] = yaml.safe_load(_block("extraObjects:"))
 SWITCHES = {name: over(MODELS, values) for name, values in _ALONE.items()}
 
 _LOOKUP: Values = {"draft": {"model": {"from": "none"}, "settings": {"method": "ngram"}}}

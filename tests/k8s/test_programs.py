@@ -203,3 +203,13 @@ def test_a_group_of_hosts_becomes_one_target_and_ends_as_one(release: Releases) 
         leader, worker = map(found.said, group)
         assert '"message": "stopped"' in leader, "it drained, and was not killed"
         assert "SIGKILL" not in leader + worker
+
+
+def test_the_notes_say_what_is_left_open(release: Releases) -> None:
+    def says(name: str, words: str) -> bool:
+        return words in release(name).notes
+
+    assert says("keda", "autoscaling asks Prometheus for the labels")
+    assert not says("four-plus-one", "autoscaling asks")
+    assert not says("two-gpus", "autoscaling asks")
+    assert says("no-network-policy", "every pod of the cluster can speak to the models")

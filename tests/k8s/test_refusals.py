@@ -11,6 +11,10 @@ TLS: Values = {"tls": {"enabled": True, "secrets": {"coordinator": "c", "target"
 
 REFUSED: dict[str, tuple[Values, str]] = {
     "nothing set": ({"target": {"model": {"from": "none"}}}, "target.model.from: the large model is not set"),
+    "a name that no Service can have": (
+        {"fullnameOverride": "4plus1"},
+        'fullnameOverride: "4plus1" cannot be the name of a Service',
+    ),
     "no draft model": ({"draft": {"model": {"from": "none"}}}, "draft.model.from: the small model is not set"),
     "a key misspelt": ({"traget": {"replicas": 2}}, "additional properties 'traget' not allowed"),
     "a key of a block misspelt": (

@@ -396,6 +396,15 @@ def test_a_route_leads_to_the_coordinators_service(release: Releases) -> None:
     assert backend["name"].endswith("-coordinator")
 
 
+def test_the_ingress_of_the_docs_leads_there_too(release: Releases) -> None:
+    (ingress,) = release("ingress").of_kind("Ingress")
+    (path,) = ingress["spec"]["rules"][0]["http"]["paths"]
+    backend = path["backend"]["service"]
+    service = release("ingress").one("Service", backend["name"])
+    assert backend["port"]["name"] in [port["name"] for port in service["spec"]["ports"]]
+    assert backend["name"].endswith("-coordinator")
+
+
 @pytest.mark.parametrize("case", ["keda", "hpa"])
 def test_scaling_asks_for_a_metric_that_coordinators_have(release: Releases, case: str) -> None:
     (gauge,) = [spec for spec in catalogue.CATALOGUE if spec.name == "outrider_num_requests_waiting"]

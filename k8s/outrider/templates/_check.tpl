@@ -1,6 +1,9 @@
 {{/* What values.schema.json cannot say: keys that do not fit together. Each message names what would be right. */}}
 {{- define "outrider.check" -}}
 {{- $root := . }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "outrider.fullname" .)) }}
+{{- fail (printf "\nfullnameOverride: %q cannot be the name of a Service; set one that begins with a letter and has only letters, digits and dashes" (include "outrider.fullname" .)) }}
+{{- end }}
 {{- $blocks := dict }}
 {{- range (include "outrider.services" . | fromJson).names }}
 {{- $_ := set $blocks . (include "outrider.block" (dict "root" $root "name" .) | fromJson) }}
