@@ -66,6 +66,18 @@ REFUSED: dict[str, tuple[Values, str]] = {
         {"placement": "samePod", "draft": {"metricsPort": 9465}},
         "9465 is draft.metricsPort too",
     ),
+    "one port twice in a container": (
+        {"coordinator": {"metricsPort": 50050}},
+        "coordinator: port 50050, metricsPort 50050 and healthPort 8080 are to be three",
+    ),
+    "a pod's key of another block": (
+        {"placement": "samePod", "coordinator": {"replicas": 2}},
+        "coordinator.replicas: belongs to the pod, which is the target's with placement=samePod; set target.replicas",
+    ),
+    "a GPU to look things up": (
+        {"draft": {"model": {"from": "none"}, "settings": {"method": "ngram"}}},
+        "draft.device: is cuda; looking guesses up (draft.settings.method=ngram) needs no GPU",
+    ),
     "a claim without a name": (
         {"target": {"model": {"claim": ""}}},
         "target.model.claim: is needed with model.from=pvc",

@@ -12,6 +12,9 @@
 {{- fail "\ntarget.model.from: the large model is not set. Choose image, pvc, hostPath or download, and target.model.path; k8s/outrider/examples has whole files." }}
 {{- end }}
 {{- with $blocks.draft }}
+{{- if and (eq .device "cuda") (eq .model.from "none") (eq (.settings.method | default "") "ngram") }}
+{{- fail "\ndraft.device: is cuda; looking guesses up (draft.settings.method=ngram) needs no GPU, set it to cpu" }}
+{{- end }}
 {{- if and (eq .model.from "none") (ne (.settings.method | default "") "ngram") }}
 {{- fail "\ndraft.model.from: the small model is not set. Choose image, pvc, hostPath or download; or draft.settings.method=ngram, which needs none; or draft.enabled=false for no speculation." }}
 {{- end }}
@@ -82,7 +85,20 @@
 
 {{/* Blocks beside one another: dict "root" "blocks". */}}
 {{- define "outrider.checkPlacement" -}}
+{{- $root := .root }}
+{{- range $name, $block := .blocks }}
+{{- if lt (list $block.port $block.metricsPort $block.healthPort | uniq | len) 3 }}
+{{- fail (printf "\n%s: port %v, metricsPort %v and healthPort %v are to be three" $name $block.port $block.metricsPort $block.healthPort) }}
+{{- end }}
+{{- end }}
 {{- if eq .root.Values.placement "samePod" }}
+{{- range $name := list "coordinator" "draft" }}
+{{- range $key := list "replicas" "autoscaling" "pdb" "hosts" "shmSize" "podSecurityContext" "nodeSelector" "tolerations" "affinity" "topologySpread" "priorityClassName" "runtimeClassName" "schedulerName" "serviceAccount" "annotations" "podLabels" "podAnnotations" }}
+{{- if hasKey (index $root.Values $name) $key }}
+{{- fail (printf "\n%s.%s: belongs to the pod, which is the target's with placement=samePod; set target.%s" $name $key $key) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $seen := dict }}
 {{- range $name, $block := .blocks }}
 {{- if gt (int $block.hosts) 1 }}
