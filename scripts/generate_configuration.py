@@ -1,7 +1,10 @@
-"""Makes docs/configuration.md from the settings' schema; with --check only says whether it is up to date."""
+"""Makes docs/configuration.md from the settings' schema, and the list by which the chart knows a setting that is
+misspelt; with --check only says whether they are up to date.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,7 +13,9 @@ from outrider.config.reference import setting_rows
 from outrider.config.schema import SECTIONS
 from outrider.config.speculative import KEYS
 
-PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "configuration.md"
+CHART = ROOT / "k8s" / "outrider" / "files" / "settings.json"
 
 HEAD = """\
 # Configuration
@@ -70,15 +75,15 @@ their arguments or flags (`--tls-ca-file`, `--token-file` and so on) leave them 
 
 
 def main() -> int:
-    """Write the page, or compare with it."""
-    text = render()
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    sys.stderr.write(f"{PAGE} is stale: run `make docs`\n")
-    return 1
+    """Write the files, or compare with them."""
+    stale = 0
+    for path, text in {PAGE: render(), CHART: chart_text()}.items():
+        if "--check" not in sys.argv[1:]:
+            path.write_text(text, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            sys.stderr.write(f"{path} is stale: run `make docs`\n")
+            stale = 1
+    return stale
 
 
 def render() -> str:
@@ -91,6 +96,12 @@ def render() -> str:
         + CLIENT
         + client_rows()
     )
+
+
+def chart_text() -> str:
+    """Every section's keys."""
+    keys = {name: sorted(row.key for row in setting_rows(section)) for name, section in SECTIONS.items()}
+    return json.dumps(keys, indent=1) + "\n"
 
 
 def section_text(name: str) -> str:

@@ -96,6 +96,14 @@ REFUSED: dict[str, tuple[Values, str]] = {
         {"target": {"settings": {"port": 1}}},
         "target.settings.port: is set by target.port",
     ),
+    "a setting misspelt": (
+        {"target": {"settings": {"page_sise": 16}}},
+        "target.settings.page_sise: the target has no such setting",
+    ),
+    "a setting for all that one does not have": (
+        {"common": {"settings": {"num_threads": 1}}},
+        "coordinator.settings.num_threads: the coordinator has no such setting",
+    ),
     "an address as a setting": (
         {"coordinator": {"settings": {"target_address": "x:1"}}},
         "coordinator.settings.target_address: is the chart's own",

@@ -56,8 +56,11 @@
 {{- fail (printf "\n%s.model.path: %q should be relative to the volume's root with model.from=%s" $name $model.path $model.from) }}
 {{- end }}
 {{- $owned := dict "host" "bindAddress" "port" "port" "device" "device" "model" "model" "tokenizer" "model" "tensor_parallel_size" "tensorParallelSize" "metrics_port" "metricsPort" "metrics_host" "bindAddress" "health_port" "healthPort" "health_host" "bindAddress" "drain_delay_s" "drain.delaySeconds" "drain_grace_s" "drain.graceSeconds" }}
+{{- $known := index (.root.Files.Get "files/settings.json" | fromJson) $name }}
 {{- range $key, $value := $block.settings }}
-{{- if hasKey $owned $key }}
+{{- if not (has $key $known) }}
+{{- fail (printf "\n%s.settings.%s: the %s has no such setting; docs/configuration.md has them all" $name $key $name) }}
+{{- else if hasKey $owned $key }}
 {{- fail (printf "\n%s.settings.%s: is set by %s.%s" $name $key $name (get $owned $key)) }}
 {{- else if or (hasSuffix "_address" $key) (hasSuffix "_file" $key) (hasPrefix "max_connection_age" $key) }}
 {{- fail (printf "\n%s.settings.%s: is the chart's own; see placement, tls, tokens and service in values.yaml" $name $key) }}
