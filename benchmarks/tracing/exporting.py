@@ -8,7 +8,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from outrider.telemetry.tracing.pipeline import Pipeline, batched, resource_of
+from outrider.telemetry.tracing.pipeline import Pipeline, resource_of
 
 
 class Nowhere(SpanExporter):
@@ -27,4 +27,4 @@ class Nowhere(SpanExporter):
 def make_pipeline(exporter: Nowhere) -> Pipeline:
     """A pipeline of the usual size."""
     provider = TracerProvider(resource=resource_of("benchmark", {}), shutdown_on_exit=False)
-    return Pipeline(provider, [batched(exporter, {})])
+    return Pipeline(provider, [exporter], {})

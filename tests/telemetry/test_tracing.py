@@ -7,19 +7,22 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from outrider.errors import ConfigError
 from outrider.telemetry.tracing import TraceContext, names, turn_on_tracing
 from outrider.telemetry.tracing.otlp_json import request_to_json, spans_from_json
-from outrider.telemetry.tracing.pipeline import MAX_WAITING, Pipeline
+from outrider.telemetry.tracing.pipeline import MAX_WAITING, Pipeline, resource_of, to_sdk
 from outrider.telemetry.tracing.span import Kind, Link, Span
 from outrider.telemetry.tracing.turning_on import exporter_names
+from outrider.telemetry.tracing.unhurried import REST_S, SPANS_IN_A_ROW, UnhurriedExporter
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}
@@ -155,3 +158,31 @@ def test_what_is_too_much_is_dropped_and_counted_and_spans_that_cannot_be_made_h
     assert "spans could not be made" in caplog.text
     found = [one for line in path.read_text().splitlines() for one in spans_from_json(json.loads(line))]
     assert len(found) == MAX_WAITING // 4096
+
+
+class _Walked(SpanExporter):
+    """Walks over what it is given, as exporters do."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.names += [one.name for one in spans]
+        assert (len(spans), spans[0].name) == (len(self.names), self.names[0])
+        return SpanExportResult.SUCCESS
+
+
+@pytest.mark.parametrize("is_ending", [False, True])
+def test_an_exporter_gets_all_spans_with_rests_between_them_until_the_end(
+    monkeypatch: pytest.MonkeyPatch, *, is_ending: bool
+) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr("outrider.telemetry.tracing.unhurried.time.sleep", rests.append)
+    ending, exporter = threading.Event(), _Walked()
+    if is_ending:
+        ending.set()
+    resource = resource_of("draft", {})
+    spans = [to_sdk(span(str(number), number), resource) for number in range(1, 2 * SPANS_IN_A_ROW + 2)]
+    assert UnhurriedExporter(exporter, ending).export(spans) is SpanExportResult.SUCCESS
+    assert exporter.names == [one.name for one in spans]
+    assert rests == ([] if is_ending else [REST_S, REST_S])

@@ -39,6 +39,7 @@ from outrider.telemetry.tracing.context import TraceContext, new_span_id, new_tr
 from outrider.telemetry.tracing.file_exporter import FileExporter
 from outrider.telemetry.tracing.span import Kind, Span
 from outrider.telemetry.tracing.turning_on import OTLP
+from outrider.telemetry.tracing.unhurried import REST_S, SPANS_IN_A_ROW, UnhurriedExporter
 
 if TYPE_CHECKING:
     from outrider.telemetry.tracing.turning_on import BuildSpans
@@ -50,11 +51,9 @@ MAX_WAITING = 16_384
 MAX_WAITING_SPANS = 65_536
 """The batch processor's queue where ``OTEL_BSP_*`` sets none: its own 2,048 lose most of a busy second."""
 MAX_BATCH_SPANS = 128
-"""In one export, likewise: encoding the usual 512 takes 25 ms in one go."""
+"""In one export, likewise: what a collector that is away makes us drop at a time."""
 _GATHER_S = 0.1
 """What ended is looked for so often. Waking a thread at each step would have it ask for the interpreter just then."""
-_SPANS_IN_A_ROW, _REST_S = 16, 2e-4
-"""So many are made, in some half a millisecond, before other threads are let in; not while much is waiting."""
 _CLOSE_S = 5.0
 _PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 _KINDS = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER, Kind.CLIENT: SpanKind.CLIENT}
@@ -64,11 +63,14 @@ _SCOPE = InstrumentationScope("outrider", __version__)
 class Pipeline:
     """Implements ``turning_on.Tracing``."""
 
-    def __init__(self, provider: TracerProvider, processors: Sequence[SpanProcessor]) -> None:
+    def __init__(
+        self, provider: TracerProvider, exporters: Sequence[SpanExporter], environ: Mapping[str, str] = os.environ
+    ) -> None:
         self.num_dropped = 0
-        self._provider, self._processors = provider, processors
+        self._provider = provider
         self._waiting: deque[BuildSpans] = deque()
         self._ending = threading.Event()
+        self._processors = [_batched(UnhurriedExporter(exporter, self._ending), environ) for exporter in exporters]
         self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)
         self._thread.start()
 
@@ -81,7 +83,7 @@ class Pipeline:
         if trace_file is not None:
             made.append(FileExporter(trace_file))
         provider = TracerProvider(resource=resource_of(service, environ), shutdown_on_exit=False)
-        return cls(provider, [batched(exporter, environ) for exporter in made])
+        return cls(provider, made, environ)
 
     def sample(self, name: str, parent: TraceContext | None) -> TraceContext | None:
         """As ``OTEL_TRACES_SAMPLER`` says."""
@@ -126,8 +128,8 @@ class Pipeline:
                 for span in build():
                     self._export(to_sdk(span, self._provider.resource))
                     num_made += 1
-                    if num_made % _SPANS_IN_A_ROW == 0 and self._has_time:
-                        time.sleep(_REST_S)
+                    if num_made % SPANS_IN_A_ROW == 0 and self._has_time:
+                        time.sleep(REST_S)
             except Exception:  # whatever is wrong with spans, requests go on
                 _log.exception("spans could not be made")
 
@@ -140,7 +142,7 @@ class Pipeline:
             processor.on_end(span)
 
 
-def batched(exporter: SpanExporter, environ: Mapping[str, str] = os.environ) -> SpanProcessor:
+def _batched(exporter: SpanExporter, environ: Mapping[str, str]) -> SpanProcessor:
     """The SDK's batch processor, of our sizes where the standard variables set none."""
     if environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or environ.get("OTEL_BSP_MAX_EXPORT_BATCH_SIZE"):
         return BatchSpanProcessor(exporter)  # the one has to fit the other
