@@ -101,6 +101,22 @@ def test_the_terminal_shows_every_step_and_counts_those_that_it_does_not(root: N
     assert "\x1b[" in drawn(9, force_terminal=True)
 
 
+def test_steps_past_the_cap_are_said_to_be_missing() -> None:
+    spans = [
+        replace(span, attributes={**span.attributes, names.NUM_STEPS: 56, names.NUM_STEPS_NOT_SHOWN: 54})
+        if span.span_id == DECODE
+        else span
+        for span in example_spans()
+    ]
+    assert what_is_missing(spans, TRACE) == []
+    root = build_tree(spans, TRACE)
+    console = Console(file=StringIO(), width=120)
+    show_waterfall(console, root, max_steps=9)
+    assert isinstance(console.file, StringIO)
+    assert "54 more steps were only counted" in console.file.getvalue()
+    assert page_data(root)["steps_not_traced"] == 54
+
+
 class Page(HTMLParser):
     """What a page refers to, and its scripts."""
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from outrider.cli.trace.stages import stage_figures, summary
-from outrider.cli.trace.tree import Node
+from outrider.cli.trace.tree import Node, num_steps_not_traced
 from outrider.telemetry.tracing import names
 
 _MARK = "/*TRACE*/null"
@@ -34,6 +34,7 @@ def page_data(root: Node) -> dict[str, Any]:
         "model": attributes.get(names.REQUEST_MODEL, ""),
         "summary": [list(pair) for pair in summary(root)],
         "began_ns": root.span.start_ns,
+        "steps_not_traced": num_steps_not_traced(root),
         "root": _node_to_json(root),
         "stages": [
             {

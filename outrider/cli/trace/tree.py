@@ -88,6 +88,11 @@ def _number(attributes: Mapping[str, object], name: str) -> int:
     return found if isinstance(found, int) else 0
 
 
+def num_steps_not_traced(root: Node) -> int:
+    """The steps past ``coordinator.max_traced_steps``, which have no spans."""
+    return sum(_number(decode.span.attributes, names.NUM_STEPS_NOT_SHOWN) for decode in root.named(names.DECODE))
+
+
 def build_tree(spans: Iterable[Span], trace_id: str) -> Node:
     """The request of a trace; forwards that it shared with others are brought in from their own traces."""
     every = list(spans)

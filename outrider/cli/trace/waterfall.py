@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.trace.stages import milliseconds, stage_figures
-from outrider.cli.trace.tree import Node
+from outrider.cli.trace.tree import Node, num_steps_not_traced
 from outrider.telemetry.tracing import names
 
 COLOURS = {
@@ -43,6 +43,11 @@ def show_waterfall(console: Console, root: Node, *, max_steps: int) -> None:
         console.print(_legend(len(steps), max_steps, glyphs))
         console.print(_steps(steps[:max_steps], width, glyphs))
     console.print(_figures(root))
+    left_out = num_steps_not_traced(root)
+    if left_out:
+        console.print(
+            f"{left_out} more steps were only counted: the figures of stages are without them", style="yellow"
+        )
 
 
 def _heading(root: Node) -> Text:
