@@ -16,6 +16,7 @@ from outrider.engine.loading import Progress
 from outrider.engine.local_port import LocalPort
 from outrider.engine.parallel.opening import open_runner
 from outrider.engine.runner import ModelRunner
+from outrider.engine.sampling.fused import warm_up_scoring
 from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE
 from outrider.engine.sequences import Sequence as KvSequence
 from outrider.engine.worker import OnFailure
@@ -66,6 +67,7 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
         runner = open_runner(settings, progress=progress, capture_progress=capture_progress, on_failure=on_failure)
         description = describe_model("target", settings.model, runner, load_format=settings.load_format)
         runner.warm_up(capture_progress)
+        warm_up_scoring(runner.config.vocab_size, runner.dtype, runner.device)
         return cls(
             runner,
             description,

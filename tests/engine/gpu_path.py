@@ -22,6 +22,7 @@ from outrider.engine.batch import ForwardRow
 from outrider.engine.drafting import DraftingRules
 from outrider.engine.kernels.launching import has_kernels
 from outrider.engine.runner import ModelRunner
+from outrider.engine.sampling.fused import warm_up_scoring
 from outrider.ports import Extend, Open, Proposal, Score, Scores
 from outrider.types import (
     AcceptanceMethod,
@@ -176,6 +177,7 @@ def poison_empty() -> None:
 
 def main(device: str, path: Path) -> None:
     torch.set_num_threads(1)
+    warm_up_scoring(VOCAB_SIZE, torch.float32, torch.device(device))
     target = load("llama", device, "float32", seed=1)
     draft = load("mistral", device, "float32", seed=2, sliding_window=12, num_hidden_layers=1)
     poison_empty()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.kernels.launching import has_kernels
-from outrider.engine.kernels.scoring import Findings, Found, Launch, launch
+from outrider.engine.kernels.scoring import Findings, Found, Launch, launch, warm_up
 from outrider.engine.sampling.checks import row_error
 from outrider.engine.sampling.forms import coupled_form, greedy_form, sparse_form, typical_form
 from outrider.engine.sampling.positions import Layout, lay_out
@@ -121,6 +121,13 @@ def begin_scoring(logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bo
     ``fused`` says whether kernels are used; None: on a GPU. Raises as ``scoring.score`` does.
     """
     return Scoring(logits, requests, fused=has_kernels(logits.device) if fused is None else fused)
+
+
+@torch.inference_mode()
+def warm_up_scoring(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """On a GPU, compile what any batch of sessions may need, so that none waits for another's first of its kind."""
+    if has_kernels(device):
+        warm_up(torch.zeros(1, vocab_size, dtype=dtype, device=device))
 
 
 def _is_fused(open_: Open) -> bool:

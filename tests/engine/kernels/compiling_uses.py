@@ -27,7 +27,7 @@ from outrider.engine.execution import make_cache
 from outrider.engine.kernels import launching
 from outrider.engine.kernels.paged_attention.device_plan import num_counters
 from outrider.engine.kernels.scoring.launching import launch_kernels
-from outrider.engine.kernels.scoring.rows import Rows, Wish
+from outrider.engine.kernels.scoring.rows import Rows, Wish, every_kind
 from outrider.engine.kernels.sum_norm import SharedRows
 from outrider.engine.kernels.sum_norm.kernel import sum_and_norm
 from outrider.engine.models import Decoder, ModelConfig
@@ -124,6 +124,10 @@ def score(logits: torch.Tensor, wish: Wish, num_ids: int) -> None:
         positions=zeros, bases=zeros, min_ps=ones, top_ks=zeros, top_ps=ones, support_counts=zeros + num_ids,
         support_ids=np.zeros(count * num_ids, dtype=np.int64),
     )  # fmt: skip
+    launch_scoring(logits, rows)
+
+
+def launch_scoring(logits: torch.Tensor, rows: Rows) -> None:
     launch_kernels(logits, torch.empty(rows.num_words, dtype=torch.int32, device=GPU), rows)
 
 
@@ -154,8 +158,12 @@ def main() -> None:
             target.forward(shape, 1)
         assert seen == warm
         logits = torch.empty(41, 128_256, dtype=torch.bfloat16, device=GPU)
+        for rows in every_kind():
+            launch_scoring(logits, rows)
+        warm = set(seen)
         for wish in (Wish(0), Wish.DRAWS, OUTSIDE, Wish.COUPLED, Wish.DRAWS | Wish.CUTS, ALL):
             score(logits, wish, 64 if wish & Wish.EXCLUDES else 0)
+        assert seen == warm
         score(logits[1:].float(), Wish.DRAWS | Wish.ENTROPY, 1)
         # Biases, normalised heads, a window, odd sizes, the two other types.
         odd = {"vocab_size": 32_003, "hidden_size": 896, "intermediate_size": 4864, "num_heads": 14, "num_kv_heads": 2}

@@ -27,9 +27,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from outrider.engine.kernels.scoring.rows import Findings, Found, Launch, Rows, Wish
+from outrider.engine.kernels.scoring.rows import Findings, Found, Launch, Rows, Wish, every_kind
 
-__all__ = ["Findings", "Found", "Launch", "Rows", "Wish", "launch"]
+__all__ = ["Findings", "Found", "Launch", "Rows", "Wish", "launch", "warm_up"]
 
 
 def launch(logits: Tensor, rows: Rows) -> Launch:  # [N, V]
@@ -37,3 +37,9 @@ def launch(logits: Tensor, rows: Rows) -> Launch:  # [N, V]
     from outrider.engine.kernels.scoring import launching  # Triton is slow to import
 
     return launching.launch(logits, rows)
+
+
+def warm_up(logits: Tensor) -> None:  # [N, V]
+    """Compile whatever rows of logits like these may need."""
+    for rows in every_kind():
+        launch(logits, rows).findings()

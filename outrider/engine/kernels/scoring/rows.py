@@ -9,7 +9,9 @@ Shape letters: ``R`` rows, ``M`` ids of all supports.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -127,6 +129,17 @@ class Rows:
     def any(self, wish: Wish) -> bool:
         """Whether any row has this wish."""
         return bool((self.wishes & wish).any())
+
+
+def every_kind() -> Iterator[Rows]:
+    """A row for each combination of wishes for which there are kernels of their own."""
+    for coupled, outside, cuts in itertools.product((0, Wish.COUPLED), (0, Wish.EXCLUDES), (0, Wish.CUTS)):
+        zero, one = np.zeros(1, dtype=np.int64), np.ones(1)
+        yield Rows(
+            indices=zero, wishes=zero + int(Wish.DRAWS | Wish.ENTROPY | coupled | outside | cuts), limits=zero + 1,
+            temperatures=one, seeds=zero.astype(np.uint64), positions=zero, bases=zero, min_ps=0 * one, top_ks=zero,
+            top_ps=one / 2, support_counts=zero, support_ids=zero[:0],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
