@@ -53,7 +53,7 @@ LATE = len(PROMPTS) - 1
 MAX_LENGTH = 60
 GROUPED: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 
-ROUNDS = [(0, 1, 2, 3), (0, 1, 2, LATE), (1, 2, LATE), (0, 3), (LATE,), (0, 1, 2)]
+ROUNDS = [(0, 1, 2, 3), (0, 1, 2, LATE), (1, LATE), (0, 2, 3)]
 """Which requests are served together."""
 
 Answer = dict[str, Any]
