@@ -39,7 +39,7 @@ start_services() { # succeeds once they are ready
 		--set draft.num_pages="$pages" --set coordinator.max_running_requests=64 >serve.log 2>&1 &
 	server=$!
 	trap stop_services EXIT
-	local deadline=$((SECONDS + ${LIMIT_S:-240}))
+	local deadline=$((SECONDS + ${START_LIMIT_S:-600}))
 	until grep -q "is ready at" serve.log; do
 		if ! kill -0 "$server" 2>/dev/null || ((SECONDS > deadline)); then
 			fail "outrider serve" serve.log

@@ -70,6 +70,16 @@ class Outcome:
         quotients = (ratio(ours.output_throughput, alone.output_throughput) for ours, alone in pairs)
         return tuple(quotient for quotient in quotients if quotient is not None)
 
+    def num_different(self) -> int | None:
+        """Greedy requests that said other tokens than without speculation, under the load that was on.
+
+        Near ties may fall either way below float32. None without a baseline.
+        """
+        if BASELINE not in self.runs:
+            return None
+        arms = ([record.result for run in self.runs[arm] for record in run.records] for arm in (SPECULATION, BASELINE))
+        return sum(a is not None and b is not None and a.token_ids != b.token_ids for a, b in zip(*arms, strict=True))
+
 
 async def run_plan(client: AsyncClient, plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> Outcome:
     """Run it all; `GateError` when speculation changes greedy output, `UnavailableError` when requests failed."""
@@ -123,7 +133,8 @@ def texts(outcome: Outcome, plan: Plan) -> list[str]:
     ]
     if outcome.speedups:
         each = ", ".join(f"{value:.2f}" for value in outcome.speedups)
-        blocks.append(f"Speculation is {median(outcome.speedups):.2f} times as fast (median of {each}).")
+        differ = f" Requests that differ: {outcome.num_different()}." if plan.decoding.temperature == 0 else ""
+        blocks.append(f"Speculation is {median(outcome.speedups):.2f} times as fast (median of {each}).{differ}")
     return blocks
 
 
@@ -143,7 +154,8 @@ def to_result(outcome: Outcome, plan: Plan, *, name: str, device: str, configura
         environment=describe_environment(device),
         configuration={**configuration, **_configuration(outcome, plan)},
         series=series,
-        figures={arm: vllm_keys(runs, outcome.draft_length) for arm, runs in outcome.runs.items()},
+        figures={arm: vllm_keys(runs, outcome.draft_length) for arm, runs in outcome.runs.items()}
+        | ({"requests_that_differ": outcome.num_different()} if plan.decoding.temperature == 0 else {}),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from benchmarks.environment import describe_environment, now
 from benchmarks.schema import Label, Result, Series
 from benchmarks.tracing.rig import Rig, StepCost, Tracings
 from outrider.errors import ConfigError, IntegrityError
-from outrider.telemetry.tracing import TraceContext
+from outrider.telemetry.tracing import TraceContext, names
 from outrider.telemetry.tracing.context import new_span_id, new_trace_id
 from outrider.telemetry.tracing.service_spans import ServiceRecorder
 
@@ -67,14 +67,20 @@ def _round(num_steps: int) -> dict[tuple[str, str], float]:
         began = time.process_time()
         let_go()
         making = time.process_time() - began
-        if num_spans() < len(PLACES) * num_steps:  # each place makes at least one a step
-            raise IntegrityError(f"{num_steps} sampled steps gave {num_spans()} spans: tracing is not what is measured")
+        _require_spans(num_spans(), num_steps)
     found = {
         (place, arm): 1e6 * statistics.median(getattr(cost, place) for cost in costs[arm])
         for place in PLACES
         for arm in ARMS
     }
     return {**found, (MAKING, SAMPLED): 1e6 * making / num_steps}
+
+
+def _require_spans(num_spans: Mapping[str, int], num_steps: int) -> None:
+    """``IntegrityError`` when a sampled step has left none in one of the places: tracing was not what was measured."""
+    for place, name in zip(PLACES, (names.ACCEPT, names.SCORE_ITEM, names.PROPOSE_ITEM), strict=True):
+        if num_spans.get(name, 0) < num_steps - 1:  # the prefill may have none
+            raise IntegrityError(f"{num_steps} sampled steps left {num_spans.get(name, 0)} spans of the {place}")
 
 
 def _time_steps(rigs: dict[str, Rig], num_steps: int) -> dict[str, list[StepCost]]:
@@ -88,7 +94,7 @@ def _time_steps(rigs: dict[str, Rig], num_steps: int) -> dict[str, list[StepCost
 
 
 @contextmanager
-def _held_pipeline() -> Iterator[tuple[Pipeline, Callable[[], None], Callable[[], int]]]:
+def _held_pipeline() -> Iterator[tuple[Pipeline, Callable[[], None], Callable[[], Mapping[str, int]]]]:
     """A process's own way out for spans, whose thread waits until it is let go; then all are exported and counted."""
     try:
         from benchmarks.tracing.exporting import Nowhere, make_pipeline

@@ -211,6 +211,13 @@ async def test_arms_are_interleaved_and_get_the_same_requests() -> None:
     assert outcome.speedups[0] == pytest.approx(first)
 
 
+async def test_what_was_measured_is_compared_too() -> None:
+    outcome = await run_plan(ScriptedClient(lie_at=3), plan_of(num_gate_prompts=0))
+    assert outcome.num_different() == 3 * len(PROMPTS)
+    assert (await run_plan(ScriptedClient(), plan_of())).num_different() == 0
+    assert (await run_plan(ScriptedClient(), plan_of(with_baseline=False))).num_different() is None
+
+
 async def test_a_red_gate_gives_no_figures() -> None:
     client = ScriptedClient(lie_at=0, gap=2.0)
     with pytest.raises(GateError):

@@ -18,6 +18,7 @@ from benchmarks.tracing.run import (
     to_result,
     to_rows,
 )
+from outrider.errors import IntegrityError
 from outrider.telemetry.tracing import TraceContext, names
 from outrider.telemetry.tracing.context import new_span_id
 from outrider.telemetry.tracing.service_spans import ServiceRecorder
@@ -90,3 +91,9 @@ def test_what_is_added_is_the_difference_within_a_round() -> None:
     assert result.figures["added_us_a_step"][NOT_SAMPLED]["draft"] == pytest.approx(
         added_us(series, "draft", NOT_SAMPLED)
     )
+
+
+def test_what_does_not_trace_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServiceRecorder, "wants", lambda self, trace_parent: False)
+    with pytest.raises(IntegrityError, match="left 0 spans of the target"):
+        run_plan(Plan(num_steps=8, num_rounds=1))
