@@ -77,8 +77,11 @@ class Outcome:
         """
         if BASELINE not in self.runs:
             return None
-        arms = ([record.result for run in self.runs[arm] for record in run.records] for arm in (SPECULATION, BASELINE))
-        return sum(a is not None and b is not None and a.token_ids != b.token_ids for a, b in zip(*arms, strict=True))
+        ours, alone = (
+            [record.result.token_ids if record.result else None for run in self.runs[arm] for record in run.records]
+            for arm in (SPECULATION, BASELINE)
+        )
+        return sum(None not in {a, b} and a != b for a, b in zip(ours, alone, strict=True))
 
 
 async def run_plan(client: AsyncClient, plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> Outcome:

@@ -10,6 +10,12 @@ from benchmarks.schema import Environment, Label, Result
 
 Row = Sequence[str]
 
+_MARKS = {
+    "\\*": "A synthetic pair: random weights of a real model's shape, the acceptance chosen by whoever made it. "
+    "The times are those of the system; the acceptance is not a property of any model.",
+    "†": "Noise for weights (`--load-format dummy`): a shape alone, whose text and acceptance mean nothing.",
+}
+
 
 def table(title: str, heads: Row, rows: Sequence[Row], notes: Sequence[str], *, of: str = " (medians)") -> str:
     """A table under its title, notes after it."""
@@ -20,32 +26,28 @@ def table(title: str, heads: Row, rows: Sequence[Row], notes: Sequence[str], *, 
 
 def notes(results: Sequence[Result]) -> list[str]:
     """What the marks mean that are used."""
-    notes = []
-    if any(r.configuration.get("synthetic") and not _is_noise(r.configuration) for r in results):
-        notes.append(
-            "\\* A synthetic pair: random weights of a real model's shape, the acceptance chosen by whoever made it. "
-            "The times are those of the system; the acceptance is not a property of any model."
-        )
-    if any(_is_noise(result.configuration) for result in results):
-        notes.append(
-            "† Noise for weights (`--load-format dummy`): a shape alone, whose text and acceptance mean nothing."
-        )
-    return notes
+    return [f"{sign} {words}" for sign, words in marks([result.configuration for result in results])]
 
 
-def pair(configuration: dict[str, Any]) -> str:
+def marks(configurations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(mark, what it means) of weights that are not a real model's."""
+    used = {mark(configuration).strip() for configuration in configurations}
+    return [(sign, words) for sign, words in _MARKS.items() if sign in used]
+
+
+def pair(configuration: Mapping[str, Any]) -> str:
     """A pair's name, marked."""
     return f"{configuration['pair']}{mark(configuration)}"
 
 
-def mark(configuration: dict[str, Any]) -> str:
+def mark(configuration: Mapping[str, Any]) -> str:
     """* of a synthetic pair, † of noise for weights."""
     if _is_noise(configuration):
         return " †"
     return " \\*" if configuration.get("synthetic") else ""
 
 
-def _is_noise(configuration: dict[str, Any]) -> bool:
+def _is_noise(configuration: Mapping[str, Any]) -> bool:
     return configuration.get("load_format") == "dummy"
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Samples, Save, Warmups
-from outrider.cli.bench.harness import bar, benchmark, is_synthetic, model_name, save, table
+from outrider.cli.bench.harness import bar, benchmark, is_synthetic, model_name, save, say_weights, table
 from outrider.cli.options import errors_as_lines, output
 from outrider.demo import TARGET
 
@@ -74,12 +74,13 @@ def engine(
         for item in series[:2]:
             output.print(f"{item.name.replace('_', ' ')}: {item.samples[0]:.1f} {item.unit}", markup=False)
         output.print(table(_HEADS, bench.to_rows(series)))
+        facts = {
+            "model": model_name(model),
+            "synthetic": is_synthetic(model),
+            "load_format": load_format,
+            "page_size": page_size,
+            **({"one_shot_all_reduce": one_shot_all_reduce} if tensor_parallel_size > 1 else {}),
+        }
+        say_weights(facts)
         if save_as is not None:
-            facts = {
-                "model": model_name(model),
-                "synthetic": is_synthetic(model),
-                "load_format": load_format,
-                "page_size": page_size,
-                **({"one_shot_all_reduce": one_shot_all_reduce} if tensor_parallel_size > 1 else {}),
-            }
             save(bench.to_result(series, runner, name=save_as, configuration=facts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from rich.progress import Progress
 from rich.table import Table
 
-from outrider.cli.options import progress
+from outrider.cli.options import output, progress
 from outrider.demo import DRAFT, TARGET
 from outrider.errors import ConfigError
 
@@ -51,6 +51,12 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     for row in rows:
         shown.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row))
     return shown
+
+
+def say_weights(facts: Mapping[str, Any]) -> None:
+    """Say of a result's configuration that its weights are not a real model's, where that is so."""
+    for _, words in benchmark("tables.cells").marks([facts]):
+        output.print(words, markup=False)
 
 
 def is_synthetic(folder: Path | None) -> bool:

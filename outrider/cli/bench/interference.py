@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save
-from outrider.cli.bench.harness import benchmark, save, table
+from outrider.cli.bench.harness import benchmark, save, say_weights, table
 from outrider.cli.bench.pairs import exact_within, find_pair, plan_pair
 from outrider.cli.options import Verbose, errors_as_lines, output
 from outrider.cli.settings_flags import SetOptions
@@ -73,8 +73,9 @@ def interference(
             stack = plan_pair(where, devices, num_speculative_tokens, set_options)
             plan, outcome, facts = asyncio.run(run_with_client(stack, measure, verbose=verbose))
         _show(outcome)
+        facts = {**devices, **facts}
+        say_weights(facts)
         if save_as is not None:
-            facts = {**devices, **facts}
             save(
                 benchmark("serving.interference").to_result(
                     outcome, plan, name=save_as, device=device, configuration=facts

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.bench.flags import Device, Dtype, Save
-from outrider.cli.bench.harness import bar, benchmark, is_synthetic, pair_name, save, table
+from outrider.cli.bench.harness import bar, benchmark, is_synthetic, pair_name, save, say_weights, table
 from outrider.cli.options import errors_as_lines, output
 from outrider.demo import DRAFT, TARGET
 from outrider.errors import ConfigError
@@ -57,8 +57,9 @@ def peers(
         with bar("engines", len(names)) as advance:
             outcomes = bench.run_plan(plan, on_done=advance)
         output.print(table(_HEADS, bench.to_rows(outcomes)))
+        facts = {"pair": pair_name(*folders), "synthetic": is_synthetic(folders[0])}
+        say_weights(facts)
         if save_as is not None:
-            facts = {"pair": pair_name(*folders), "synthetic": is_synthetic(folders[0])}
             save(bench.to_result(outcomes, plan, name=save_as, configuration=facts))
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Save
-from outrider.cli.bench.harness import bar, benchmark, save
+from outrider.cli.bench.harness import bar, benchmark, save, say_weights
 from outrider.cli.bench.pairs import exact_within, find_pair, plan_pair
 from outrider.cli.options import Verbose, errors_as_lines, output
 from outrider.cli.settings_flags import SetOptions
@@ -135,14 +135,15 @@ def serve(
             output.print(text, markup=False)
         if json_path is not None:
             json_path.write_text(json.dumps(bench.to_vllm_json(outcome, plan)) + "\n", encoding="utf-8")
+        facts = {
+            "pair": where.pair(outcome.info),
+            "dataset": prompts.dataset,
+            "settings": sorted(set_options or ()),
+            **devices,
+            **where.weights(outcome.info),
+        }
+        say_weights(facts)
         if save_as is not None:
-            facts = {
-                "pair": where.pair(outcome.info),
-                "dataset": prompts.dataset,
-                "settings": sorted(set_options or ()),
-                **devices,
-                **where.weights(outcome.info),
-            }
             save(bench.to_result(outcome, plan, name=save_as, device=device, configuration=facts))
 
 
