@@ -22,6 +22,7 @@ from outrider.engine.drafting.results import read_draws
 from outrider.engine.execution import Execution
 from outrider.engine.graphs import CaptureProgress
 from outrider.engine.loading import Progress
+from outrider.engine.memory import naming_what_lacks
 from outrider.engine.models import ModelConfig
 from outrider.engine.opening import LoadFormat, Ranks, load_execution
 from outrider.engine.pages import PagePool
@@ -173,7 +174,7 @@ class ModelRunner:
         """On a GPU, capture forwards and draft loops as CUDA graphs; ``progress(done, total)`` counts them."""
         self._execution.take_device()
         began = time.perf_counter()
-        with torch.inference_mode():
+        with torch.inference_mode(), naming_what_lacks(self.device):
             self._execution.capture(progress)
         self.capture_seconds = time.perf_counter() - began if self._execution.is_on_gpu else 0.0
 
