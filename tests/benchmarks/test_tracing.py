@@ -22,8 +22,7 @@ from outrider.errors import IntegrityError
 from outrider.telemetry.tracing import TraceContext, names
 from outrider.telemetry.tracing.context import new_span_id
 from outrider.telemetry.tracing.service_spans import ServiceRecorder
-from outrider.telemetry.tracing.span import Span
-from outrider.telemetry.tracing.turning_on import BuildSpans
+from outrider.telemetry.tracing.span import BuildSpans, Span
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0"
 

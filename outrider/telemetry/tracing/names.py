@@ -1,10 +1,13 @@
-"""Names of spans and attributes.
+"""Names of spans, attributes and exporters.
 
 Those of OpenTelemetry's conventions for generative AI are kept here as constants of ours: the published package moves
 and deprecates them. What the conventions have no name for begins with ``outrider.``; times there are nanoseconds.
 """
 
 from __future__ import annotations
+
+# Exporters, as OTEL_TRACES_EXPORTER names them.
+OTLP, NO_EXPORTER = "otlp", "none"
 
 # OpenTelemetry's.
 OPERATION_NAME = "gen_ai.operation.name"

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
@@ -37,12 +36,8 @@ from outrider.errors import ConfigError
 from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.context import TraceContext, new_span_id, new_trace_id
 from outrider.telemetry.tracing.file_exporter import FileExporter
-from outrider.telemetry.tracing.span import Kind, Span
-from outrider.telemetry.tracing.turning_on import OTLP
+from outrider.telemetry.tracing.span import BuildSpans, Kind, Span
 from outrider.telemetry.tracing.unhurried import REST_S, SPANS_IN_A_ROW, UnhurriedExporter
-
-if TYPE_CHECKING:
-    from outrider.telemetry.tracing.turning_on import BuildSpans
 
 _log = logging.getLogger(__name__)
 
@@ -200,7 +195,7 @@ def resource_of(service: str, environ: Mapping[str, str]) -> Resource:
 
 def _make_exporter(name: str, environ: Mapping[str, str]) -> SpanExporter:
     protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
-    entry = _PROTOCOLS.get(protocol, protocol) if name == OTLP else name
+    entry = _PROTOCOLS.get(protocol, protocol) if name == names.OTLP else name
     found = list(entry_points(group="opentelemetry_traces_exporter", name=entry))
     if not found:
         raise ConfigError("OTEL_TRACES_EXPORTER", f"asks for {entry!r}, which is not installed")

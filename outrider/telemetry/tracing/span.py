@@ -6,7 +6,7 @@ Needs no OpenTelemetry. Times are nanoseconds since 1970 by the clock of the hos
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 AttributeValue = str | bool | int | float | tuple[str, ...]
@@ -52,3 +52,7 @@ class Span:
     def duration_ns(self) -> int:
         """How long it took."""
         return self.end_ns - self.start_ns
+
+
+BuildSpans = Callable[[], Iterable[Span]]
+"""Makes spans of what was noted; called by a thread of its own."""

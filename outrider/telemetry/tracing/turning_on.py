@@ -11,23 +11,21 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 from outrider.errors import ConfigError
 from outrider.telemetry.tracing.context import TraceContext
-from outrider.telemetry.tracing.span import Span
+from outrider.telemetry.tracing.names import NO_EXPORTER, OTLP
+from outrider.telemetry.tracing.span import BuildSpans
 
 _log = logging.getLogger(__name__)
 
-OTLP, NO_EXPORTER = "otlp", "none"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _INSTALL = "opentelemetry is not installed: pip install 'outrider[telemetry]'"
 
 _SWITCH_INTERVAL_S = 5e-4
 """How long a thread that makes or encodes spans may keep the interpreter from those that serve; else it is 5 ms."""
-
-BuildSpans = Callable[[], Iterable[Span]]
 
 
 class Tracing(Protocol):
