@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from outrider.config import TargetSettings
 from outrider.engine.folders import require_model_folder
-from outrider.engine.parallel.place import find_place
+from outrider.engine.parallel.following import follow
 from outrider.transport.hosting import LoadProgress, OnFailure, host_service, run_process
 from outrider.transport.http_health import Probes
 from outrider.transport.security import service_security
@@ -41,17 +41,6 @@ def load_model(settings: TargetSettings, progress: LoadProgress, on_failure: OnF
     return TargetService.load(
         settings, progress=progress.weights, capture_progress=progress.captures, on_failure=on_failure
     )
-
-
-def follow(settings: TargetSettings) -> bool:
-    """Whether this process is one that shares rank 0's model and serves nobody; if so, it has done its work."""
-    place = find_place(settings.tensor_parallel_size)
-    if place.rank == 0:
-        return False
-    from outrider.engine.parallel.opening import follow_model
-
-    follow_model(settings, place)
-    return True
 
 
 if __name__ == "__main__":
