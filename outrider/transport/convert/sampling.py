@@ -96,11 +96,6 @@ def logprob_to_proto(logprob: TokenLogprob) -> pb.TokenLogprob:
     return pb.TokenLogprob(token_id=logprob.token_id, logprob=logprob.logprob, rank=logprob.rank)
 
 
-def logprob_from_proto(message: pb.TokenLogprob) -> TokenLogprob:
-    """One token's, without ``top``."""
-    return TokenLogprob(message.token_id, message.logprob, message.rank)
-
-
 def emitted_to_proto(logprobs: Iterable[TokenLogprob]) -> list[pb.PositionLogprobs]:
     """In a public answer: the emitted token of each position, and the likeliest with ranks by their order."""
     return [
