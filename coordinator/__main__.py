@@ -16,6 +16,7 @@ from outrider.config import CoordinatorSettings
 from outrider.telemetry.metrics.serving import metrics_served, read_on
 from outrider.telemetry.pulse import beat, coordinator_pulse
 from outrider.telemetry.tracing import Tracing, traced
+from outrider.transport.awake.keeping import processors_awake
 from outrider.transport.discovery import RemoteReplicas
 from outrider.transport.hosting import run_process
 from outrider.transport.http_health import Probes
@@ -56,9 +57,10 @@ async def _serve(
     try:
         if await _start_unless(stop, coordinator):
             settle_process()
-            await stop.wait()
-            _log.info("draining")
-            await server.drain(delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)
+            async with processors_awake(settings.num_awake_processors, lambda: coordinator.num_running > 0):
+                await stop.wait()
+                _log.info("draining")
+                await server.drain(delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)
     finally:
         following.cancel()
         pulse.cancel()

@@ -166,6 +166,11 @@ class Coordinator:
             num_drafts=len(draft.attached) if draft else 0,
         )
 
+    @property
+    def num_running(self) -> int:
+        """Requests that run."""
+        return self._roster.num_running
+
     def readings(self) -> list[Reading]:
         """Figures of this moment, under the names that metrics have; to be called on the coordinator's event loop."""
         return coordinator_readings(self._roster, self._services, self._meter, self._refusals)

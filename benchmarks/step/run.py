@@ -51,6 +51,8 @@ class Plan:
     target_ms: float = 5.0
     acceptance: float = 0.75
     num_speculative_tokens: int = 4
+    num_awake_processors: int | None = None
+    """Of each process, as the setting has it."""
     num_samples: int = 300
     """Steps of each session."""
     num_warmups: int = 50
@@ -170,11 +172,12 @@ async def _generate(client: AsyncClient, plan: Plan, temperature: float, seed: i
 @contextlib.asynccontextmanager
 async def _stack(plan: Plan, folder: Path) -> AsyncIterator[_Stack]:
     """All three, until they are not needed any more."""
+    awake = () if plan.num_awake_processors is None else ("--awake", str(plan.num_awake_processors))
 
     def service(role: str, *arguments: str) -> contextlib.AbstractAsyncContextManager[tuple[str, Any]]:
         address = "127.0.0.1:0" if plan.over == TCP else f"unix:{folder}/{role}"
         noted = ("--stamps", f"{folder}/{role}.json")
-        return _process(role, address, "--acceptance", str(plan.acceptance), *noted, *arguments)
+        return _process(role, address, *awake, "--acceptance", str(plan.acceptance), *noted, *arguments)
 
     async with (
         service("draft", "--busy-ms", str(plan.draft_ms)) as (draft, _),
@@ -253,6 +256,7 @@ def to_result(series: tuple[Series, ...], plan: Plan, *, name: str) -> Result:
         "target_ms": plan.target_ms,
         "acceptance": plan.acceptance,
         "num_speculative_tokens": plan.num_speculative_tokens,
+        "num_awake_processors": "unset" if plan.num_awake_processors is None else plan.num_awake_processors,
         "num_samples": plan.num_samples,
         "num_warmups": plan.num_warmups,
         "models": "stand-ins of known cost",

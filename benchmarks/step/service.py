@@ -18,6 +18,7 @@ from benchmarks.step.stamps import StampedPort, Stamps
 from benchmarks.step.stand_in import make_draft, make_target
 from coordinator.service import Coordinator
 from outrider.config import CoordinatorSettings
+from outrider.transport.awake.keeping import processors_awake
 from outrider.transport.hosting import run
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.transport.server import Server, serve_draft, serve_generation, serve_target
@@ -42,15 +43,18 @@ async def _serving(given: argparse.Namespace) -> AsyncIterator[Server]:
         draft = StampedPort(RemoteDraft(given.draft_address), stamps, "draft", is_remote=True)
         coordinator = Coordinator(target, draft, settings)
         await coordinator.start()
+        num_open = partial(getattr, coordinator, "num_running")
         server = await serve_generation(coordinator, host=host, port=port)
     else:
         make, listen = (make_draft, serve_draft) if given.role == "draft" else (make_target, serve_target)
         note = partial(stamps.note, given.role)
         port_itself = make(busy_s=given.busy_ms / 1e3, acceptance=given.acceptance, note=note)
+        num_open = partial(getattr, port_itself, "num_sessions")
         server = await listen(StampedPort(port_itself, stamps, given.role, is_remote=False), host=host, port=port)
     settle_process()
     try:
-        yield server
+        async with processors_awake(given.awake, num_open):
+            yield server
     finally:
         stamps.save(Path(given.stamps))
         if given.role == "coordinator":
@@ -68,6 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step.service", description=__doc__)
     parser.add_argument("role", choices=("draft", "target", "coordinator"))
     parser.add_argument("address")
+    parser.add_argument("--awake", type=int)
     parser.add_argument("--stamps", required=True)
     parser.add_argument("--busy-ms", type=float, default=0.0)
     parser.add_argument("--acceptance", type=float, default=0.75)

@@ -31,6 +31,7 @@ from outrider.telemetry.progress import ByteProgress, CountProgress
 from outrider.telemetry.pulse import beat, service_pulse
 from outrider.telemetry.tracing import traced
 from outrider.telemetry.tracing.service_spans import ServiceRecorder
+from outrider.transport.awake.keeping import processors_awake
 from outrider.transport.server import Server
 from outrider.transport.tuning import prepare_process, settle_process
 from outrider.types import ModelDescription
@@ -268,15 +269,22 @@ async def _run(
             await service.warm_up()
             settle_process()
             on_warm(await service.describe())
-            await server.set_serving(True)
-            _log.info("serving")
-            await ending.begun.wait()
-            await server.set_serving(False)
-            await _drain(service, ending, delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)
+            async with processors_awake(_awake_count(settings), lambda: service.num_sessions > 0):
+                await server.set_serving(True)
+                _log.info("serving")
+                await ending.begun.wait()
+                await server.set_serving(False)
+                await _drain(service, ending, delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)
         ending.raise_failure()
     finally:
         pulse.cancel()
         await service.close()
+
+
+def _awake_count(settings: TargetSettings | DraftSettings) -> int | None:
+    """Without a GPU the processors are what computes: they are left alone unless somebody asks for it."""
+    count = settings.num_awake_processors
+    return 0 if count is None and settings.device == "cpu" else count
 
 
 async def _drain(service: Service[CommandT, EventT], ending: _Ending, *, delay_s: float, grace_s: float) -> None:

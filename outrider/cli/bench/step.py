@@ -30,6 +30,9 @@ def step(
     over: Annotated[str, typer.Option(help="tcp or unix.")] = "tcp",
     draft_ms: Annotated[float, typer.Option(min=0, help="What a proposal takes, in milliseconds.")] = 3.0,
     target_ms: Annotated[float, typer.Option(min=0, help="What scoring takes, in milliseconds.")] = 5.0,
+    awake: Annotated[
+        int | None, typer.Option("--num-awake-processors", min=0, help="As the setting; unset: as it would be.")
+    ] = None,
     samples: Samples = 300,
     warmups: Warmups = 50,
     save_as: Save = None,
@@ -43,6 +46,7 @@ def step(
             over=over,
             draft_ms=draft_ms,
             target_ms=target_ms,
+            num_awake_processors=awake,
             num_samples=samples,
             num_warmups=warmups,
         )

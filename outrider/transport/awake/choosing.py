@@ -1,0 +1,98 @@
+"""Which processors a process may take for its own: of cores that no other process of ours on the host has taken.
+
+A core is taken by a socket of its name in Linux's abstract namespace, which goes with the process. Containers do not
+see each other's sockets: there nothing is taken unasked, unless the container was given processors of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+AUTOMATIC_COUNT = 2
+"""One for the thread that computes or answers, one for gRPC's."""
+_LEAST_FOR_AUTOMATIC = 8
+"""Three processes take six."""
+_SYSTEM = Path("/sys")
+_CONTAINER_FILES = (Path("/.dockerenv"), Path("/run/.containerenv"))
+_CONTAINER_VARIABLE = "KUBERNETES_SERVICE_HOST"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Processors, for as long as ``give_back`` was not called."""
+
+    processors: tuple[int, ...]
+    claims: tuple[socket.socket, ...]
+
+    def give_back(self) -> None:
+        """Others may take them."""
+        for claim in self.claims:
+            claim.close()
+
+
+def automatic_count(system: Path = _SYSTEM) -> int:
+    """How many to take where nobody said: none on a small host, where processor time is rationed, or where others may
+    take the same ones unseen.
+    """
+    is_large = sys.platform == "linux" and len(os.sched_getaffinity(0)) >= _LEAST_FOR_AUTOMATIC
+    return AUTOMATIC_COUNT if is_large and not has_quota(system) and not _shares_unseen() else 0
+
+
+def _shares_unseen() -> bool:
+    is_contained = _CONTAINER_VARIABLE in os.environ or any(file.exists() for file in _CONTAINER_FILES)
+    return is_contained and len(os.sched_getaffinity(0)) == os.cpu_count()
+
+
+def has_quota(system: Path = _SYSTEM) -> bool:
+    """Whether a control group rations this process's processor time, so that time burnt is time lost."""
+    for path in _quota_files(system / "fs/cgroup"):
+        if path.is_file() and path.read_text(encoding="ascii").split()[0] not in ("max", "-1"):
+            return True
+    return False
+
+
+def take(count: int, *, family: str = "outrider", system: Path = _SYSTEM) -> Taken:
+    """Up to ``count`` processors of cores that are free, the first core last: interrupts come there."""
+    processors: list[int] = []
+    claims: list[socket.socket] = []
+    for core in _cores(system):
+        if len(processors) < count and (claim := _claim(f"{family}-core-{core[0]}")):
+            processors.append(core[-1])
+            claims.append(claim)
+    return Taken(tuple(processors), tuple(claims))
+
+
+def _cores(system: Path) -> list[tuple[int, ...]]:
+    """The processors that this process may run on, by core."""
+    cores: dict[str, list[int]] = {}
+    for processor in sorted(os.sched_getaffinity(0)):
+        siblings = system / f"devices/system/cpu/cpu{processor}/topology/thread_siblings_list"
+        name = siblings.read_text(encoding="ascii").strip() if siblings.is_file() else str(processor)
+        cores.setdefault(name, []).append(processor)
+    first, *others = (tuple(core) for core in cores.values())
+    return [*others, first]
+
+
+def _claim(name: str) -> socket.socket | None:
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0{name}")
+    except OSError:
+        claim.close()
+        return None
+    return claim
+
+
+def _quota_files(root: Path) -> Iterator[Path]:
+    """Of this process's group and those above it, of either version of control groups."""
+    yield root / "cpu/cpu.cfs_quota_us"
+    own = Path("/proc/self/cgroup")
+    lines = own.read_text(encoding="utf-8").splitlines() if own.is_file() else []
+    for path in (line.partition("::")[2].lstrip("/") for line in lines if line.startswith("0::")):
+        group = root / path
+        yield from (folder / "cpu.max" for folder in (group, *group.parents) if folder.is_relative_to(root))

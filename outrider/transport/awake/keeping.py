@@ -1,0 +1,88 @@
+"""Keeps a process's processors awake while it has work. Linux only; elsewhere nothing is done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+from outrider.errors import ConfigError
+from outrider.transport.awake import burning
+from outrider.transport.awake.choosing import automatic_count, take
+
+_log = logging.getLogger(__name__)
+
+SETTING = "num_awake_processors"
+_LOOK_S = 0.05
+"""How often it is looked whether there is work; a quarter of how long a processor stays awake without being told."""
+
+
+@contextlib.asynccontextmanager
+async def processors_awake(count: int | None, is_busy: Callable[[], bool]) -> AsyncIterator[tuple[int, ...]]:
+    """Run this process's threads on ``count`` processors of their own, kept awake while ``is_busy``; yields them.
+
+    None: ``automatic_count``. ``ConfigError`` where the process may not run on as many.
+    """
+    wanted = automatic_count() if count is None else count
+    if not wanted or sys.platform != "linux":
+        yield ()
+        return
+    allowed = os.sched_getaffinity(0)
+    if wanted > len(allowed):
+        raise ConfigError(SETTING, f"is {wanted}, and this process may run on {len(allowed)}")
+    taken = take(wanted)
+    if len(taken.processors) < wanted:
+        _log.warning("processors may idle: of %d wanted, %d are not taken by others", wanted, len(taken.processors))
+        taken.give_back()
+        yield ()
+        return
+    burners = [_start(processor) for processor in taken.processors]
+    _stay_on(taken.processors)
+    _log.info("keeping processors %s awake while there is work", ", ".join(map(str, taken.processors)))
+    telling = asyncio.create_task(_tell(burners, is_busy))
+    try:
+        yield taken.processors
+    finally:
+        telling.cancel()
+        _stay_on(tuple(allowed))
+        for burner in burners:
+            burner.communicate()  # closes its input, with which it ends
+        taken.give_back()
+
+
+def _start(processor: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(burning.__file__)), str(processor)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        bufsize=0,
+    )
+
+
+def _stay_on(processors: Sequence[int]) -> None:
+    """All threads there are; later ones inherit it."""
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread.name), processors)
+
+
+async def _tell(burners: Sequence[subprocess.Popen[bytes]], is_busy: Callable[[], bool]) -> None:
+    running = list(burners)
+    while running:
+        await asyncio.sleep(_LOOK_S)
+        if is_busy():
+            running = [burner for burner in running if _tell_one(burner)]
+    _log.warning("processors may idle: the programs that kept them awake have ended")
+
+
+def _tell_one(burner: subprocess.Popen[bytes]) -> bool:
+    """Whether it still listens."""
+    try:
+        return burner.stdin is not None and bool(burner.stdin.write(b"."))
+    except OSError:
+        return False

@@ -1,0 +1,111 @@
+"""A processor is kept busy while there is work, by a program that yields to all others and ends with its process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from outrider.errors import ConfigError
+from outrider.transport.awake import keeping
+from outrider.transport.awake.choosing import Taken
+from outrider.transport.awake.keeping import processors_awake
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processors are kept awake on Linux alone")
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def processor(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The one that is taken, whoever else runs tests on this host."""
+    chosen = max(os.sched_getaffinity(0))
+    monkeypatch.setattr(keeping, "take", lambda count: Taken((chosen,)[:count], ()))
+    return chosen
+
+
+def _children() -> list[int]:
+    """Processes of this one that keep a processor awake."""
+    listed = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    children = [int(child) for path in listed for child in path.read_text(encoding="ascii").split()]
+    return [child for child in children if b"burning.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def _burnt_ticks(child: int) -> int:
+    return int(Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11])
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_threads_stay_on_the_processor_and_are_let_go_afterwards(processor: int) -> None:
+    before = os.sched_getaffinity(0)
+    async with processors_awake(1, lambda: False) as processors:
+        assert processors == (processor,)
+        affinities = [os.sched_getaffinity(int(thread.name)) for thread in Path("/proc/self/task").iterdir()]
+        assert affinities == [{processor}] * len(affinities)
+    assert os.sched_getaffinity(0) == before
+
+
+async def test_it_burns_time_only_while_there_is_work_and_with_the_lowest_priority(processor: int) -> None:
+    is_busy = asyncio.Event()
+    async with processors_awake(1, is_busy.is_set):
+        (child,) = _children()
+        await _until(lambda: os.sched_getscheduler(child) == os.SCHED_IDLE)
+        await _until(lambda: os.sched_getaffinity(child) == {processor})
+        await _until(lambda: _is_asleep(child))
+        is_busy.set()
+        begun = _burnt_ticks(child)
+        await _until(lambda: _burnt_ticks(child) > begun + 5)
+        is_busy.clear()
+        await _until(lambda: _is_asleep(child))
+    assert _children() == []
+
+
+def _is_asleep(child: int) -> bool:
+    """Whether it waits to be told: in a read, that is."""
+    return Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "S"
+
+
+async def test_a_program_that_was_killed_is_told_of_and_missed_by_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async with processors_awake(1, lambda: True):
+        (child,) = _children()
+        os.kill(child, signal.SIGKILL)
+        await _until(lambda: "have ended" in caplog.text)
+
+
+async def test_more_than_the_process_may_run_on_is_refused() -> None:
+    count = len(os.sched_getaffinity(0)) + 1
+    with pytest.raises(ConfigError, match=f"num_awake_processors: is {count}, and this process may run on"):
+        async with processors_awake(count, lambda: True):
+            pass
+
+
+async def test_processors_that_others_have_taken_are_left_to_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keeping, "take", lambda _: Taken((), ()))
+    before = os.sched_getaffinity(0)
+    async with processors_awake(1, lambda: True) as processors:
+        assert processors == ()
+        assert os.sched_getaffinity(0) == before
+    assert "of 1 wanted, 0 are not taken by others" in caplog.text
+
+
+@pytest.mark.parametrize("count", [0, None])
+async def test_nothing_is_started_where_nothing_is_wanted(monkeypatch: pytest.MonkeyPatch, count: int | None) -> None:
+    monkeypatch.setattr(keeping, "automatic_count", lambda: 0)
+    async with contextlib.AsyncExitStack() as stack:
+        assert await stack.enter_async_context(processors_awake(count, lambda: True)) == ()
+        assert _children() == []
