@@ -1,4 +1,8 @@
-"""``link.proto``: what a draft and a target are told."""
+"""``link.proto``: what a draft and a target are told.
+
+Items, of which every running session has one a step, are written field by field into the batch that carries them:
+a message of their own would only be copied into it.
+"""
 
 from __future__ import annotations
 
@@ -78,104 +82,119 @@ def release_from_proto(message: pb.Release) -> ports.Release:
     return ports.Release(message.session, message.generation)
 
 
-def extend_to_proto(command: ports.Extend) -> pb.Extend:
-    """An extension."""
-    return pb.Extend(
-        session=command.session,
-        generation=command.generation,
-        base_length=command.base_length,
-        prefix_hash=command.prefix_hash,
-        token_ids=command.token_ids,
-        draft_length=command.draft_length,
-        ahead=command.ahead,
-        adopt=command.adopt,
-        trace_parent=command.trace_parent,
-    )
+def write_extend(message: pb.Extend, command: ports.Extend) -> None:
+    """An extension, into an empty message."""
+    message.session, message.generation = command.session, command.generation
+    message.base_length, message.prefix_hash = command.base_length, command.prefix_hash
+    message.token_ids.extend(command.token_ids)
+    message.draft_length, message.ahead = command.draft_length, command.ahead
+    if command.adopt is not None:
+        message.adopt = command.adopt
+    if command.trace_parent:
+        message.trace_parent = command.trace_parent
 
 
 def extend_from_proto(message: pb.Extend) -> ports.Extend:
     """An extension."""
     return ports.Extend(
-        session=message.session,
-        generation=message.generation,
-        base_length=message.base_length,
-        prefix_hash=message.prefix_hash,
-        token_ids=tuple(message.token_ids),
-        draft_length=message.draft_length,
-        ahead=message.ahead,
-        adopt=message.adopt if message.HasField("adopt") else None,
-        trace_parent=message.trace_parent,
+        message.session,
+        message.generation,
+        message.base_length,
+        message.prefix_hash,
+        tuple(message.token_ids),
+        message.draft_length,
+        message.ahead,
+        message.adopt if message.HasField("adopt") else None,
+        message.trace_parent,
     )
 
 
-def score_to_proto(command: ports.Score) -> pb.Score:
-    """A support that is there, but empty, travels as none: there is nothing to be said of it."""
-    message = pb.Score(
-        session=command.session,
-        generation=command.generation,
-        base_length=command.base_length,
-        prefix_hash=command.prefix_hash,
-        token_ids=command.token_ids,
-        draft_token_ids=command.draft_token_ids,
-        trace_parent=command.trace_parent,
-    )
+def write_score(message: pb.Score, command: ports.Score) -> None:
+    """A score, into an empty message. A support that is there, but empty, travels as none: it says nothing."""
+    message.session, message.generation = command.session, command.generation
+    message.base_length, message.prefix_hash = command.base_length, command.prefix_hash
+    message.token_ids.extend(command.token_ids)
+    if command.draft_token_ids:
+        message.draft_token_ids.extend(command.draft_token_ids)
     if command.support is not None:
         message.support_counts = ints_to_bytes(command.support.counts)
         message.support_token_ids = ints_to_bytes(command.support.token_ids)
-    return message
+    if command.trace_parent:
+        message.trace_parent = command.trace_parent
 
 
 def score_from_proto(message: pb.Score) -> ports.Score:
     """A score."""
-    counts = ints_from_bytes("support_counts", message.support_counts)
-    token_ids = ints_from_bytes("support_token_ids", message.support_token_ids)
     return ports.Score(
-        session=message.session,
-        generation=message.generation,
-        base_length=message.base_length,
-        prefix_hash=message.prefix_hash,
-        token_ids=tuple(message.token_ids),
-        draft_token_ids=tuple(message.draft_token_ids),
-        support=Support(counts, token_ids) if counts.size or token_ids.size else None,
-        trace_parent=message.trace_parent,
+        message.session,
+        message.generation,
+        message.base_length,
+        message.prefix_hash,
+        tuple(message.token_ids),
+        tuple(message.draft_token_ids),
+        _support_from_proto(message.support_counts, message.support_token_ids),
+        message.trace_parent,
     )
+
+
+def _support_from_proto(counts: bytes, token_ids: bytes) -> Support | None:
+    if not counts and not token_ids:
+        return None
+    return Support(ints_from_bytes("support_counts", counts), ints_from_bytes("support_token_ids", token_ids))
 
 
 def draft_commands_to_proto(commands: Iterable[ports.DraftCommand]) -> pb.DraftCommands:
     """One message to a draft; ``ProtocolError`` when a value does not fit its field."""
+    message = pb.DraftCommands()
+    add = message.commands.add
     with out_of_range_breaks_the_contract():
-        return pb.DraftCommands(commands=map(_draft_command_to_proto, commands))
-
-
-def _draft_command_to_proto(command: ports.DraftCommand) -> pb.DraftCommand:
-    if isinstance(command, ports.Extend):
-        return pb.DraftCommand(extend=extend_to_proto(command))
-    if isinstance(command, ports.Open):
-        return pb.DraftCommand(open=open_to_proto(command))
-    return pb.DraftCommand(release=release_to_proto(command))
+        for command in commands:
+            if isinstance(command, ports.Extend):
+                write_extend(add().extend, command)
+            elif isinstance(command, ports.Open):
+                add().open.CopyFrom(open_to_proto(command))
+            else:
+                add().release.CopyFrom(release_to_proto(command))
+    return message
 
 
 def draft_commands_from_proto(message: pb.DraftCommands) -> tuple[ports.DraftCommand, ...]:
     """One message to a draft; ``ProtocolError`` for a command nobody knows."""
-    readers: Readers = {"open": open_from_proto, "extend": extend_from_proto, "release": release_from_proto}
-    return tuple(read_one_of(command, "command", readers) for command in message.commands)
+    return tuple([_draft_command_from_proto(command) for command in message.commands])
+
+
+def _draft_command_from_proto(message: pb.DraftCommand) -> ports.DraftCommand:
+    if message.HasField("extend"):  # nearly always
+        return extend_from_proto(message.extend)
+    command: ports.DraftCommand = read_one_of(message, "command", _COMMON_READERS)
+    return command
 
 
 def target_commands_to_proto(commands: Iterable[ports.TargetCommand]) -> pb.TargetCommands:
     """One message to a target; ``ProtocolError`` when a value does not fit its field."""
+    message = pb.TargetCommands()
+    add = message.commands.add
     with out_of_range_breaks_the_contract():
-        return pb.TargetCommands(commands=map(_target_command_to_proto, commands))
-
-
-def _target_command_to_proto(command: ports.TargetCommand) -> pb.TargetCommand:
-    if isinstance(command, ports.Score):
-        return pb.TargetCommand(score=score_to_proto(command))
-    if isinstance(command, ports.Open):
-        return pb.TargetCommand(open=open_to_proto(command))
-    return pb.TargetCommand(release=release_to_proto(command))
+        for command in commands:
+            if isinstance(command, ports.Score):
+                write_score(add().score, command)
+            elif isinstance(command, ports.Open):
+                add().open.CopyFrom(open_to_proto(command))
+            else:
+                add().release.CopyFrom(release_to_proto(command))
+    return message
 
 
 def target_commands_from_proto(message: pb.TargetCommands) -> tuple[ports.TargetCommand, ...]:
     """One message to a target; ``ProtocolError`` for a command nobody knows."""
-    readers: Readers = {"open": open_from_proto, "score": score_from_proto, "release": release_from_proto}
-    return tuple(read_one_of(command, "command", readers) for command in message.commands)
+    return tuple([_target_command_from_proto(command) for command in message.commands])
+
+
+def _target_command_from_proto(message: pb.TargetCommand) -> ports.TargetCommand:
+    if message.HasField("score"):  # nearly always
+        return score_from_proto(message.score)
+    command: ports.TargetCommand = read_one_of(message, "command", _COMMON_READERS)
+    return command
+
+
+_COMMON_READERS: Readers = {"open": open_from_proto, "release": release_from_proto}

@@ -1,8 +1,13 @@
-"""``link.proto``: what a draft and a target answer."""
+"""``link.proto``: what a draft and a target answer.
+
+Answers to items, of which every running session has one a step, are written field by field into the batch that carries
+them: a message of their own would only be copied into it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outrider import ports
@@ -16,32 +21,30 @@ from outrider.transport.convert.scores import (
     evidence_from_proto,
     evidence_to_proto,
     form_from_proto,
-    form_to_proto,
+    write_evidence,
+    write_form,
 )
 from outrider.v1 import link_pb2 as pb
 
 NUMBERS_IN_A_TIMING = len(ports.ItemTiming.__slots__)
 
 
-def proposal_to_proto(event: ports.Proposal, place: Place = place_nothing) -> pb.Proposal:
-    """A proposal."""
-    return pb.Proposal(
-        session=event.session,
-        generation=event.generation,
-        base_length=event.base_length,
-        token_ids=event.token_ids,
-        evidence=evidence_to_proto(event.evidence, place),
-    )
+def write_proposal(message: pb.Proposal, event: ports.Proposal, place: Place) -> None:
+    """A proposal, into an empty message."""
+    message.session, message.generation, message.base_length = event.session, event.generation, event.base_length
+    message.token_ids.extend(event.token_ids)
+    if event.evidence is not None:
+        write_evidence(message.evidence, event.evidence, place)
 
 
 def proposal_from_proto(message: pb.Proposal, fetch: Fetch = fetch_nothing) -> ports.Proposal:
     """A proposal."""
     return ports.Proposal(
-        session=message.session,
-        generation=message.generation,
-        base_length=message.base_length,
-        token_ids=tuple(message.token_ids),
-        evidence=evidence_from_proto(message.evidence, fetch),
+        message.session,
+        message.generation,
+        message.base_length,
+        tuple(message.token_ids),
+        evidence_from_proto(message.evidence, fetch) if message.HasField("evidence") else None,
     )
 
 
@@ -83,27 +86,25 @@ def branches_from_proto(message: pb.Branches, fetch: Fetch = fetch_nothing) -> p
     )
 
 
-def scores_to_proto(event: ports.Scores, place: Place = place_nothing) -> pb.Scores:
-    """Scores."""
-    return pb.Scores(
-        session=event.session,
-        generation=event.generation,
-        base_length=event.base_length,
-        logprobs=candidates_to_proto(event.logprobs),
-        prompt_logprobs=candidates_to_proto(event.prompt_logprobs),
-        **form_to_proto(event.form, place),
-    )
+def write_scores(message: pb.Scores, event: ports.Scores, place: Place) -> None:
+    """Scores, into an empty message."""
+    message.session, message.generation, message.base_length = event.session, event.generation, event.base_length
+    write_form(message, event.form, place)
+    if event.logprobs:
+        message.logprobs.extend(candidates_to_proto(event.logprobs))
+    if event.prompt_logprobs:
+        message.prompt_logprobs.extend(candidates_to_proto(event.prompt_logprobs))
 
 
 def scores_from_proto(message: pb.Scores, fetch: Fetch = fetch_nothing) -> ports.Scores:
     """Scores; ``ProtocolError`` when they are of no known form."""
     return ports.Scores(
-        session=message.session,
-        generation=message.generation,
-        base_length=message.base_length,
-        form=form_from_proto(message, fetch),
-        logprobs=candidates_from_proto(message.logprobs),
-        prompt_logprobs=candidates_from_proto(message.prompt_logprobs),
+        message.session,
+        message.generation,
+        message.base_length,
+        form_from_proto(message, fetch),
+        candidates_from_proto(message.logprobs),
+        candidates_from_proto(message.prompt_logprobs),
     )
 
 
@@ -126,30 +127,36 @@ _COMMON_READERS: Readers = {
 }
 
 
-def _common_event_to_proto(event: ports.SessionLost | ports.SessionFailed | ports.Refused) -> dict[str, Any]:
+def _write_common(
+    message: pb.DraftEvent | pb.TargetEvent, event: ports.SessionLost | ports.SessionFailed | ports.Refused
+) -> None:
+    answer: pb.SessionLost | pb.SessionFailed | pb.Refused
     if isinstance(event, ports.SessionLost):
-        return {"session_lost": pb.SessionLost(session=event.session, generation=event.generation, reason=event.reason)}
-    if isinstance(event, ports.SessionFailed):
-        failed = pb.SessionFailed(session=event.session, generation=event.generation, code=event.code)
-        failed.message, failed.field = event.message, event.field
-        return {"session_failed": failed}
-    refused = pb.Refused(session=event.session, generation=event.generation, reason=event.reason)
-    refused.retry_after_ms = event.retry_after_ms
-    return {"refused": refused}
+        answer = message.session_lost
+        answer.reason = event.reason
+    elif isinstance(event, ports.SessionFailed):
+        answer = message.session_failed
+        answer.code, answer.message, answer.field = event.code, event.message, event.field
+    else:
+        answer = message.refused
+        answer.retry_after_ms, answer.reason = event.retry_after_ms, event.reason
+    answer.session, answer.generation = event.session, event.generation
 
 
-def _draft_event_to_proto(event: ports.DraftEvent, place: Place) -> pb.DraftEvent:
+def _write_draft_event(message: pb.DraftEvent, event: ports.DraftEvent, place: Place) -> None:
     if isinstance(event, ports.Proposal):
-        return pb.DraftEvent(proposal=proposal_to_proto(event, place))
-    if isinstance(event, ports.Branches):
-        return pb.DraftEvent(branches=branches_to_proto(event, place))
-    return pb.DraftEvent(**_common_event_to_proto(event))
+        write_proposal(message.proposal, event, place)
+    elif isinstance(event, ports.Branches):
+        message.branches.CopyFrom(branches_to_proto(event, place))
+    else:
+        _write_common(message, event)
 
 
-def _target_event_to_proto(event: ports.TargetEvent, place: Place) -> pb.TargetEvent:
+def _write_target_event(message: pb.TargetEvent, event: ports.TargetEvent, place: Place) -> None:
     if isinstance(event, ports.Scores):
-        return pb.TargetEvent(scores=scores_to_proto(event, place))
-    return pb.TargetEvent(**_common_event_to_proto(event))
+        write_scores(message.scores, event, place)
+    else:
+        _write_common(message, event)
 
 
 def report_to_proto(report: ports.ForwardReport | None) -> pb.ForwardReport | None:
@@ -179,61 +186,59 @@ def timings_from_proto(numbers: Sequence[int], *, num_events: int) -> tuple[port
         return ()
     if len(numbers) != NUMBERS_IN_A_TIMING * num_events:
         raise ProtocolError(f"item_timings_ns: {len(numbers)} numbers are not five for each of {num_events} events")
-    return tuple(
-        ports.ItemTiming(*numbers[start : start + NUMBERS_IN_A_TIMING])
-        for start in range(0, len(numbers), NUMBERS_IN_A_TIMING)
-    )
+    one_by_one = iter(numbers)
+    return tuple(itertools.starmap(ports.ItemTiming, zip(*[one_by_one] * NUMBERS_IN_A_TIMING, strict=True)))
 
 
 def draft_events_to_proto(batch: ports.EventBatch[ports.DraftEvent], place: Place = place_nothing) -> pb.DraftEvents:
     """One message from a draft; ``ProtocolError`` when a value does not fit its field."""
     with out_of_range_breaks_the_contract():
-        events = [_draft_event_to_proto(event, place) for event in batch.events]
-        timings = timings_to_proto(batch.timings)
-        return pb.DraftEvents(events=events, report=report_to_proto(batch.report), item_timings_ns=timings)
+        message = pb.DraftEvents(report=report_to_proto(batch.report), item_timings_ns=timings_to_proto(batch.timings))
+        for event in batch.events:
+            _write_draft_event(message.events.add(), event, place)
+        return message
 
 
 def draft_events_from_proto(
     message: pb.DraftEvents, fetch: Fetch = fetch_nothing
 ) -> ports.EventBatch[ports.DraftEvent]:
     """One message from a draft; ``ProtocolError`` for an event nobody knows."""
-    return _batch_from_proto(message, lambda event: _draft_event_from_proto(event, fetch))
+    return _batch_from_proto(message, [_draft_event_from_proto(event, fetch) for event in message.events])
 
 
 def target_events_to_proto(batch: ports.EventBatch[ports.TargetEvent], place: Place = place_nothing) -> pb.TargetEvents:
     """One message from a target; ``ProtocolError`` when a value does not fit its field."""
     with out_of_range_breaks_the_contract():
-        events = [_target_event_to_proto(event, place) for event in batch.events]
-        timings = timings_to_proto(batch.timings)
-        return pb.TargetEvents(events=events, report=report_to_proto(batch.report), item_timings_ns=timings)
+        message = pb.TargetEvents(report=report_to_proto(batch.report), item_timings_ns=timings_to_proto(batch.timings))
+        for event in batch.events:
+            _write_target_event(message.events.add(), event, place)
+        return message
 
 
 def target_events_from_proto(
     message: pb.TargetEvents, fetch: Fetch = fetch_nothing
 ) -> ports.EventBatch[ports.TargetEvent]:
     """One message from a target; ``ProtocolError`` for an event nobody knows."""
-    return _batch_from_proto(message, lambda event: _target_event_from_proto(event, fetch))
+    return _batch_from_proto(message, [_target_event_from_proto(event, fetch) for event in message.events])
 
 
 def _draft_event_from_proto(message: pb.DraftEvent, fetch: Fetch) -> ports.DraftEvent:
-    chosen = message.WhichOneof("event")
-    if chosen == "proposal":
+    if message.HasField("proposal"):  # nearly always
         return proposal_from_proto(message.proposal, fetch)
-    if chosen == "branches":
+    if message.HasField("branches"):
         return branches_from_proto(message.branches, fetch)
     event: ports.DraftEvent = read_one_of(message, "event", _COMMON_READERS)
     return event
 
 
 def _target_event_from_proto(message: pb.TargetEvent, fetch: Fetch) -> ports.TargetEvent:
-    if message.WhichOneof("event") == "scores":
+    if message.HasField("scores"):  # nearly always
         return scores_from_proto(message.scores, fetch)
     event: ports.TargetEvent = read_one_of(message, "event", _COMMON_READERS)
     return event
 
 
-def _batch_from_proto(message: pb.DraftEvents | pb.TargetEvents, read: Callable[[Any], Any]) -> ports.EventBatch[Any]:
-    events: Sequence[Any] = [read(event) for event in message.events]
+def _batch_from_proto(message: pb.DraftEvents | pb.TargetEvents, events: Sequence[Any]) -> ports.EventBatch[Any]:
     report = report_from_proto(message.report) if message.HasField("report") else None
-    timings = timings_from_proto(message.item_timings_ns, num_events=len(events))
+    timings = timings_from_proto(list(message.item_timings_ns), num_events=len(events))
     return ports.EventBatch(tuple(events), report, timings)

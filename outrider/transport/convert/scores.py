@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from outrider.errors import ProtocolError
 from outrider.transport.convert.arrays import (
@@ -33,19 +32,22 @@ from outrider.types import (
 from outrider.v1 import link_pb2 as pb
 
 
+def write_evidence(message: pb.Evidence, evidence: Evidence, place: Place = place_nothing) -> None:
+    """Evidence, into an empty message; none leaves it empty."""
+    if isinstance(evidence, SparseEvidence):
+        sparse = message.sparse
+        sparse.counts = ints_to_bytes(evidence.counts)
+        sparse.token_ids = ints_to_bytes(evidence.token_ids)
+        sparse.probs = floats_to_bytes(evidence.probs)
+    elif isinstance(evidence, DenseEvidence):
+        message.dense.CopyFrom(tensor_to_proto(evidence.probs, place))
+
+
 def evidence_to_proto(evidence: Evidence, place: Place = place_nothing) -> pb.Evidence:
     """Evidence; none is an empty message."""
-    if isinstance(evidence, SparseEvidence):
-        return pb.Evidence(
-            sparse=pb.SparseEvidence(
-                counts=ints_to_bytes(evidence.counts),
-                token_ids=ints_to_bytes(evidence.token_ids),
-                probs=floats_to_bytes(evidence.probs),
-            )
-        )
-    if isinstance(evidence, DenseEvidence):
-        return pb.Evidence(dense=tensor_to_proto(evidence.probs, place))
-    return pb.Evidence()
+    message = pb.Evidence()
+    write_evidence(message, evidence, place)
+    return message
 
 
 def evidence_from_proto(message: pb.Evidence, fetch: Fetch = fetch_nothing) -> Evidence:
@@ -63,33 +65,26 @@ def evidence_from_proto(message: pb.Evidence, fetch: Fetch = fetch_nothing) -> E
     return None
 
 
-def form_to_proto(form: ScoreForm, place: Place = place_nothing) -> dict[str, Any]:
-    """The field of ``Scores.form`` to be set."""
+def write_form(message: pb.Scores, form: ScoreForm, place: Place = place_nothing) -> None:
+    """Set the field of ``Scores.form`` that these scores are."""
     if isinstance(form, TokenScores):
-        return {"tokens": pb.TokenScores(token_ids=form.token_ids)}
-    if isinstance(form, SparseScores):
-        return {
-            "sparse": pb.SparseScores(
-                support_probs=floats_to_bytes(form.support_probs),
-                outside_mass=floats_to_bytes(form.outside_mass),
-                outside_token_ids=ints_to_bytes(form.outside_token_ids),
-            )
-        }
-    if isinstance(form, TypicalScores):
-        return {
-            "typical": pb.TypicalScores(
-                draft_token_probs=floats_to_bytes(form.draft_token_probs),
-                entropies=floats_to_bytes(form.entropies),
-                argmax_token_ids=ints_to_bytes(form.argmax_token_ids),
-                bonus_token_id=form.bonus_token_id,
-            )
-        }
-    logprobs = None if form.logprobs is None else tensor_to_proto(form.logprobs, place)
-    return {"dense": pb.DenseScores(target_probs=tensor_to_proto(form.target_probs, place), logprobs=logprobs)}
-
-
-def _tokens_from_proto(message: pb.TokenScores) -> TokenScores:
-    return TokenScores(tuple(message.token_ids))
+        message.tokens.token_ids.extend(form.token_ids)
+        message.tokens.SetInParent()
+    elif isinstance(form, SparseScores):
+        sparse = message.sparse
+        sparse.support_probs = floats_to_bytes(form.support_probs)
+        sparse.outside_mass = floats_to_bytes(form.outside_mass)
+        sparse.outside_token_ids = ints_to_bytes(form.outside_token_ids)
+    elif isinstance(form, TypicalScores):
+        typical = message.typical
+        typical.draft_token_probs = floats_to_bytes(form.draft_token_probs)
+        typical.entropies = floats_to_bytes(form.entropies)
+        typical.argmax_token_ids = ints_to_bytes(form.argmax_token_ids)
+        typical.bonus_token_id = form.bonus_token_id
+    else:
+        message.dense.target_probs.CopyFrom(tensor_to_proto(form.target_probs, place))
+        if form.logprobs is not None:
+            message.dense.logprobs.CopyFrom(tensor_to_proto(form.logprobs, place))
 
 
 def _sparse_from_proto(message: pb.SparseScores) -> SparseScores:
@@ -116,14 +111,15 @@ def _dense_from_proto(message: pb.DenseScores, fetch: Fetch) -> DenseScores:
 
 def form_from_proto(message: pb.Scores, fetch: Fetch = fetch_nothing) -> ScoreForm:
     """The scores of a message; ``ProtocolError`` when they are of no known form."""
-    if message.WhichOneof("form") == "dense":
+    if message.HasField("tokens"):
+        return TokenScores(tuple(message.tokens.token_ids))
+    if message.HasField("dense"):
         return _dense_from_proto(message.dense, fetch)
     form: ScoreForm = read_one_of(message, "form", _FORM_READERS)
     return form
 
 
 _FORM_READERS: Readers = {
-    "tokens": _tokens_from_proto,
     "sparse": _sparse_from_proto,
     "typical": _typical_from_proto,
 }
@@ -145,7 +141,7 @@ def candidates_to_proto(positions: Iterable[CandidateLogprobs]) -> list[pb.Candi
 
 def candidates_from_proto(messages: Iterable[pb.CandidateLogprobs]) -> tuple[CandidateLogprobs, ...]:
     """All that may be emitted, position by position; ``ProtocolError`` for arrays of lengths that do not agree."""
-    return tuple(map(_position_from_proto, messages))
+    return tuple([_position_from_proto(message) for message in messages])
 
 
 def _position_from_proto(message: pb.CandidateLogprobs) -> CandidateLogprobs:
