@@ -25,10 +25,9 @@ class ToTarget:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Give new output to the user."""
+    """Give new output to the user: these tokens, and what has become final of the text (``Output.take_text``)."""
 
     token_ids: tuple[int, ...]
-    text: str
     logprobs: tuple[TokenLogprob, ...] | None
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from outrider.types import extend_prefix_hash
+from outrider.types import running_hashes
 
 
 class CommittedTokens:
@@ -29,11 +29,10 @@ class CommittedTokens:
         """The tokens after the prompt."""
         return tuple(self._token_ids[self.prompt_length :])
 
-    def extend(self, token_ids: Iterable[int]) -> None:
+    def extend(self, token_ids: Sequence[int]) -> None:
         """Add tokens at the end."""
-        for token_id in token_ids:
-            self._token_ids.append(token_id)
-            self._hashes.append(extend_prefix_hash(self._hashes[-1], (token_id,)))
+        self._token_ids += token_ids
+        self._hashes += running_hashes(self._hashes[-1], token_ids)
 
     def after(self, length: int) -> tuple[int, ...]:
         """The tokens after the first ``length``."""

@@ -330,14 +330,14 @@ class SessionLoop:
             if self._will_draft() and self._draft.asked is None:
                 self._ask_draft(0)
             self._send_score()
-        elif self._draft_length() == 0:
+        elif (length := self._draft_length()) == 0:
             self.why_not = self._why_nothing_is_asked()
             self._send_score()
         else:
             self.waiting = Waiting.DRAFT
             self._actions.append(SetDraftTimer(self.step))
             if self._draft.asked is None:  # otherwise its prefill is not done yet
-                self._ask_draft_or_go_on()
+                self._ask_draft(length)
 
     def _ask_draft_or_go_on(self) -> None:
         length = self._draft_length()

@@ -19,11 +19,6 @@ class Meter:
         self.accept = Histogram(STAGE_SECONDS)
         self.wire = Histogram(STAGE_SECONDS)
 
-    def note_wait(self, busy: float, wire: float, *, is_draft: bool) -> None:
-        """A wait for a service has ended: how much of it was the service's own time, and what was left of it."""
-        (self.draft if is_draft else self.score).observe(busy)
-        self.wire.observe(wire)
-
     def stages(self) -> dict[str, Histogram]:
         """The stages of a step by name."""
         return {"draft": self.draft, "score": self.score, "accept": self.accept, "wire": self.wire}

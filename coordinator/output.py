@@ -25,14 +25,22 @@ class Growth:
 
 
 class Output:
-    """Tokens, text and logprobs after the prompt. Without a tokenizer there is no text."""
+    """Tokens, text and logprobs after the prompt. Without a tokenizer there is no text.
+
+    Text is made when it is taken, so that services need not wait for it; only where a stop text may end the generation
+    is it made at once.
+    """
 
     def __init__(self, plan: Plan, tokenizer: TextTokenizer | None) -> None:
         self._plan = plan
         self._ending = plan.ending_token_ids
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, plan.prompt_token_ids)
         self._stops = StopMatcher(plan.stop, include_stop=plan.include_stop)
+        self._unread: list[int] = []
+        """Tokens whose text has not been made."""
         self._texts: list[str] = []
+        self._num_taken = 0
+        """Of the texts."""
         self._logprobs: list[TokenLogprob] = []
         self._num_tokens = 0
 
@@ -43,7 +51,8 @@ class Output:
 
     @property
     def text(self) -> str:
-        """All text given out."""
+        """All text that is final."""
+        self._read()
         return "".join(self._texts)
 
     @property
@@ -51,61 +60,73 @@ class Output:
         """One for each token; None when not asked for."""
         return None if self._plan.num_logprobs is None else tuple(self._logprobs)
 
+    def take_text(self) -> str:
+        """The text that has become final since this was last asked."""
+        self._read()
+        taken = "".join(self._texts[self._num_taken :])
+        self._num_taken = len(self._texts)
+        return taken
+
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> Growth:
         """Add the tokens of one step, up to the one that ends the generation."""
-        texts: list[str] = []
+        if self._cannot_end_in(token_ids):
+            self._num_tokens += len(token_ids)
+            self._unread += token_ids
+            return self._grow(token_ids, logprobs, None)
         for count, token_id in enumerate(token_ids, start=1):
-            finish = self._push_one(token_id, texts)
+            finish = self._push_one(token_id)
             if finish is not None:
-                return self._grow(token_ids[:count], logprobs, texts, finish)
-        return self._grow(token_ids, logprobs, texts, None)
+                return self._grow(token_ids[:count], logprobs, finish)
+        return self._grow(token_ids, logprobs, None)
 
     def close(self) -> Emit:
-        """Give out the text that was held back, when a generation is cut short."""
-        texts: list[str] = []
-        self._flush(texts)
-        return self._grow((), None, texts, None).emit
+        """Let go of the text that was held back, when a generation is cut short."""
+        self._flush()
+        return self._grow((), None, None).emit
 
-    def _push_one(self, token_id: int, texts: list[str]) -> Finish | None:
+    def _cannot_end_in(self, token_ids: Sequence[int]) -> bool:
+        return not self._plan.stop and len(token_ids) < self.num_remaining and self._ending.isdisjoint(token_ids)
+
+    def _push_one(self, token_id: int) -> Finish | None:
         self._num_tokens += 1
         if token_id in self._ending:
             # Its own text is left out, as that of a stop text is, unless it was asked for.
-            self._flush(texts, self._detokenize(token_id) if self._plan.include_stop else "")
+            self._flush(token_id if self._plan.include_stop else None)
             return Finish(FinishReason.STOP, token_id)
-        if stop := self._push_text(self._detokenize(token_id), texts):
+        self._unread.append(token_id)
+        if self._plan.stop and (stop := self._read()):
             return Finish(FinishReason.STOP, stop)
         if self.num_remaining == 0:
-            self._flush(texts)
+            self._flush()
             return Finish(FinishReason.LENGTH)
         return None
 
-    def _push_text(self, text: str, texts: list[str]) -> str | None:
-        """Pass text through the stop texts; the one that was found."""
-        found = self._stops.push(text, armed=self._num_tokens > self._plan.sampling.min_tokens)
-        if isinstance(found, StopMatch):
-            texts.append(found.text)
-            return found.stop
-        texts.append(found)
+    def _read(self) -> str | None:
+        """Make the text of the tokens that have none, passing it through the stop texts; the one that was found."""
+        token_ids, self._unread = self._unread, []
+        for token_id in token_ids:
+            found = self._stops.push(
+                self._detokenize(token_id), armed=self._num_tokens > self._plan.sampling.min_tokens
+            )
+            if isinstance(found, StopMatch):
+                self._texts.append(found.text)
+                return found.stop
+            self._texts.append(found)
         return None
 
-    def _flush(self, texts: list[str], last: str = "") -> None:
-        """Give out everything held back, with ``last`` at its place."""
-        texts += [self._stops.flush(), last]
+    def _flush(self, last: int | None = None) -> None:
+        """Let go of everything held back, with the text of the token ``last`` at its place."""
+        self._read()
+        own = "" if last is None else self._detokenize(last)
+        self._texts += [self._stops.flush(), own]
         if self._detokenizer is not None:
-            texts.append(self._detokenizer.flush())
+            self._texts.append(self._detokenizer.flush())
 
     def _detokenize(self, token_id: int) -> str:
         return "" if self._detokenizer is None else self._detokenizer.push(token_id)
 
-    def _grow(
-        self,
-        token_ids: Sequence[int],
-        logprobs: Sequence[TokenLogprob] | None,
-        texts: list[str],
-        finish: Finish | None,
-    ) -> Growth:
+    def _grow(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, finish: Finish | None) -> Growth:
         kept = None if logprobs is None else tuple(logprobs[: len(token_ids)])
-        text = "".join(texts)
-        self._texts.append(text)
-        self._logprobs.extend(kept or ())
-        return Growth(Emit(tuple(token_ids), text, kept), finish)
+        if kept:
+            self._logprobs.extend(kept)
+        return Growth(Emit(tuple(token_ids), kept), finish)

@@ -1,4 +1,4 @@
-"""One request on its way through the coordinator: its state machine, its stream of deltas, its timers.
+"""One request on its way through the coordinator: its state machine, what it tells, its timers.
 
 Owns what turns the state machine's output into what a user holds. Sends nothing itself.
 """
@@ -10,10 +10,12 @@ import logging
 from collections.abc import AsyncIterator, Callable
 
 from coordinator.actions import Emit, Fail, Finish
+from coordinator.alarm import Alarm
 from coordinator.loop import SessionLoop, Waiting
 from coordinator.meter import Meter
 from coordinator.reporting import log_ending, log_trouble
 from coordinator.services import DraftReplica, TargetReplica
+from coordinator.telling import Telling
 from coordinator.timekeeping import Stopwatch
 from coordinator.tracing import RequestTrace
 from coordinator.tracing.requests import NOT_TRACED
@@ -46,9 +48,8 @@ class Ticket:
         self.stopwatch = Stopwatch(meter)
         self.log_fields: dict[str, str] = {"request_id": loop.plan.request_id, **trace.log_fields}
         """Said in every line of the log about it."""
-        self._deltas: asyncio.Queue[Delta | OutriderError] = asyncio.Queue()
-        self._unsent: Emit | None = None
-        self._draft_timer: asyncio.TimerHandle | None = None
+        self._telling = Telling(loop.output.take_text)
+        self._draft_timer = Alarm()
         self._timers: set[asyncio.TimerHandle] = set()
         """Those that have not rung."""
 
@@ -57,15 +58,9 @@ class Ticket:
         """Whether the request has ended."""
         return self.loop.waiting is Waiting.NOTHING
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    def deltas(self) -> AsyncIterator[Delta]:
         """New output as it comes; the last delta carries the result. Raises the error the request ends with."""
-        while True:
-            delta = await self._deltas.get()
-            if isinstance(delta, OutriderError):
-                raise delta
-            yield delta
-            if delta.result is not None:
-                return
+        return self._telling.deltas()
 
     def admit(self) -> None:
         """Note that it runs."""
@@ -114,7 +109,7 @@ class Ticket:
         except Exception as error:
             _log.exception("a session failed")
             loop.fail(IntegrityError(f"the coordinator failed: {type(error).__name__}"))
-        if (loop.waiting, loop.step) != (waited_for, step):
+        if loop.step != step or loop.waiting is not waited_for:
             self._note_wait(waited_for, arrived, timing)
 
     def _note_wait(self, waited_for: Waiting, arrived: float, timing: ItemTiming | None) -> None:
@@ -133,8 +128,7 @@ class Ticket:
         """Note new output; it goes out with the next ``flush``, or with the end."""
         if emit.token_ids:
             self.stopwatch.note_output()
-        self.flush()
-        self._unsent = emit
+        self._telling.put(emit)
 
     def end(self, ending: Finish | Fail) -> None:
         """The last output, with the result or the error."""
@@ -142,29 +136,20 @@ class Ticket:
         self.stopwatch.note_end(self.loop.tokens.num_output)
         self.trace.ended(self.loop, ending)
         log_ending(self.loop, ending, self.stopwatch.summary())
-        if isinstance(ending, Fail):
-            self.flush()
-            self._deltas.put_nowait(ending.error)
-            return
-        emit, self._unsent = self._unsent or Emit((), "", None), None
-        self._deltas.put_nowait(Delta(emit.text, emit.token_ids, emit.logprobs, self._result(ending)))
+        self._telling.end(ending.error if isinstance(ending, Fail) else self._result(ending))
 
     def flush(self) -> None:
-        """Hand output that is not the last to the user."""
-        emit, self._unsent = self._unsent, None
-        if emit is not None:
-            self._hand_over(emit)
+        """Let the user have new output, and book its times: what can wait until the services are told to go on."""
+        self._telling.release()
+        self.stopwatch.book()
 
     def set_draft_timer(self, delay_s: float, ring: Callable[[], None]) -> None:
         """Replace the draft's timer."""
-        self.clear_draft_timer()
-        self._draft_timer = asyncio.get_running_loop().call_later(delay_s, ring)
+        self._draft_timer.set(delay_s, ring)
 
     def clear_draft_timer(self) -> None:
         """Stop the draft's timer, if it runs."""
-        if self._draft_timer is not None:
-            self._draft_timer.cancel()
-            self._draft_timer = None
+        self._draft_timer.clear()
 
     def call_later(self, delay_s: float, ring: Callable[[], None]) -> None:
         """Call after a while, unless the request is over by then."""
@@ -176,11 +161,8 @@ class Ticket:
         timer = asyncio.get_running_loop().call_later(delay_s, ring_once)
         self._timers.add(timer)
 
-    def _hand_over(self, emit: Emit) -> None:
-        self._deltas.put_nowait(Delta(emit.text, emit.token_ids, emit.logprobs))
-
     def _cancel_timers(self) -> None:
-        self.clear_draft_timer()
+        self._draft_timer.cancel()
         for timer in self._timers:
             timer.cancel()
 

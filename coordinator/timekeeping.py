@@ -11,6 +11,7 @@ import time
 from coordinator.meter import Meter
 from outrider.generation import Timing
 from outrider.ports import ItemTiming
+from outrider.readings import Histogram
 
 NANOSECONDS = 1e-9
 
@@ -27,6 +28,7 @@ class Stopwatch:
         self._last_token = self._arrived
         self._wait_began = self._arrived
         self._draft = self._target = self._accept = self._wire = 0.0
+        self._unbooked: list[tuple[Histogram, float]] = []
 
     @staticmethod
     def now() -> float:
@@ -48,11 +50,12 @@ class Stopwatch:
             self._first_token = now
             self._meter.first_token.observe(now - self._arrived)
         else:
-            self._meter.between_tokens.observe(now - self._last_token)
+            self._unbooked.append((self._meter.between_tokens, now - self._last_token))
         self._last_token = now
 
     def note_end(self, num_tokens: int) -> None:
         """The request is over, with so many tokens out."""
+        self.book()
         self._meter.whole.observe(self.now() - self._arrived)
         if self._first_token is not None and num_tokens > 1:
             self._meter.per_token.observe((self._last_token - self._first_token) / (num_tokens - 1))
@@ -60,7 +63,7 @@ class Stopwatch:
     def note_judged(self, seconds: float) -> None:
         """The coordinator's own time for one verdict."""
         self._accept += seconds
-        self._meter.accept.observe(seconds)
+        self._unbooked.append((self._meter.accept, seconds))
 
     def end_wait(self, began_next: float, ended: float, timing: ItemTiming | None, *, is_draft: bool) -> None:
         """A wait for a service ended, and the next one began. Without its times all of it was the service's."""
@@ -72,8 +75,17 @@ class Stopwatch:
         else:
             self._target += busy
         self._wire += waited - busy
-        self._meter.note_wait(busy, waited - busy, is_draft=is_draft)
+        self._unbooked += (
+            (self._meter.draft if is_draft else self._meter.score, busy),
+            (self._meter.wire, waited - busy),
+        )
         self._wait_began = began_next
+
+    def book(self) -> None:
+        """Count the times of steps noted since the last time beside those of other requests; they do not grow old."""
+        unbooked, self._unbooked = self._unbooked, []
+        for histogram, seconds in unbooked:
+            histogram.observe(seconds)
 
     def summary(self) -> Timing:
         """What a user is told, at the end of the request."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from outrider.types import extend_prefix_hash
+from outrider.types import running_hashes
 
 
 class PlainText:
@@ -37,8 +37,8 @@ class PlainText:
     def prefix_hash(self, length: int) -> int:
         """``extend_prefix_hash(0, first length tokens)``; each token is hashed once."""
         hashes = self._hashes
-        for token_id in self.token_ids[len(hashes) - 1 : length]:
-            hashes.append(extend_prefix_hash(hashes[-1], (token_id,)))
+        if len(hashes) <= length:
+            hashes += running_hashes(hashes[-1], self.token_ids[len(hashes) - 1 : length])
         return hashes[length]
 
 

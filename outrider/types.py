@@ -29,6 +29,15 @@ def extend_prefix_hash(prefix_hash: int, token_ids: Iterable[int]) -> int:
     return prefix_hash
 
 
+def running_hashes(prefix_hash: int, token_ids: Iterable[int]) -> list[int]:
+    """What ``extend_prefix_hash`` comes to after each of the tokens."""
+    hashes: list[int] = []
+    for token_id in token_ids:
+        prefix_hash = (prefix_hash * _HASH_MULTIPLIER + token_id + 1) % _HASH_MODULUS
+        hashes.append(prefix_hash)
+    return hashes
+
+
 class AcceptanceMethod(enum.StrEnum):
     """The rule by which draft tokens are kept; temperature 0 is greedy under every rule."""
 

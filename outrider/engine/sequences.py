@@ -14,7 +14,7 @@ from collections.abc import Sequence as TokenIds
 
 from outrider.engine.pages import PagePool
 from outrider.errors import IntegrityError, InvalidRequestError
-from outrider.types import extend_prefix_hash
+from outrider.types import extend_prefix_hash, running_hashes
 
 PageCopy = tuple[int, int]
 """(source page, destination page)."""
@@ -50,8 +50,8 @@ class Sequence:
         if not 0 <= length <= self.length:
             raise ValueError(f"a prefix of {length} tokens of a sequence of {self.length}")
         hashes = self._prefix_hashes
-        for token_id in self.token_ids[len(hashes) - 1 : length]:
-            hashes.append(extend_prefix_hash(hashes[-1], (token_id,)))
+        if len(hashes) <= length:
+            hashes += running_hashes(hashes[-1], self.token_ids[len(hashes) - 1 : length])
         return hashes[length]
 
     def forget_after(self, length: int) -> None:

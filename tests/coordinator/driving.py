@@ -81,7 +81,7 @@ class Driven:
             to_target.append(action.command)
         elif isinstance(action, Emit):
             self.token_ids.extend(action.token_ids)
-            self.text += action.text
+            self.text += self.loop.output.take_text()
         elif isinstance(action, Finish | Fail):
             assert self.ending is None, "a session ends once"
             self.ending = action

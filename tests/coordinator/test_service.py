@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.actions import Emit
+from coordinator.output import Output
 from coordinator.service import Coordinator
-from coordinator.ticket import Ticket
 from outrider.config import CoordinatorSettings
 from outrider.errors import (
     CapacityError,
@@ -520,16 +519,18 @@ async def test_any_mix_of_endings_leaves_every_page_free() -> None:
 async def test_the_services_hear_of_a_step_before_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stack() as made:
         sent_before: list[int] = []
-        hand_over = Ticket._hand_over
+        take_text = Output.take_text
 
-        def watched(ticket: Ticket, emit: Emit) -> None:
+        def watched(output: Output) -> str:
             sent_before.append(len(made.target.link.sent) + len(made.draft.link.sent))
-            hand_over(ticket, emit)
+            return take_text(output)
 
-        monkeypatch.setattr(Ticket, "_hand_over", watched)
+        monkeypatch.setattr(Output, "take_text", watched)
         await made.run(ask())
     # With both sides prefilled, the tokens of each step come when the next one's question is out.
-    first, *later = sent_before
+    first, *later, last = sent_before
     assert first >= 2
     assert later == [5 + 2 * index for index in range(len(later))]
     assert later
+    # The last is read when the sessions are released already.
+    assert last > later[-1]
