@@ -51,6 +51,7 @@ class Plan:
     target_ms: float = 5.0
     acceptance: float = 0.75
     num_speculative_tokens: int = 4
+    """0: the target alone."""
     num_awake_processors: int | None = None
     """Of each process, as the setting has it."""
     num_samples: int = 300
@@ -61,6 +62,11 @@ class Plan:
     def num_cases(self) -> int:
         """Combinations."""
         return len(self.num_sessions) * len(self.temperatures)
+
+    @property
+    def forwards_ms(self) -> float:
+        """Both forwards of a step."""
+        return self.target_ms + (self.draft_ms if self.num_speculative_tokens else 0)
 
     def __post_init__(self) -> None:
         if self.over not in (TCP, UNIX):
@@ -135,7 +141,7 @@ async def _measure(
     labels: dict[str, Label] = {"num_sessions": num_sessions, "temperature": temperature, "over": plan.over}
     steps = [one.result.speculation.num_steps for one in heard]
     samples = {
-        "between_forwards": [1e3 * gap - plan.draft_ms - plan.target_ms for one in heard for gap in one.gaps],
+        "between_forwards": [1e3 * gap - plan.forwards_ms for one in heard for gap in one.gaps],
         "coordinator_processor": [1e3 * spent / sum(steps)],
     }
     for stage in STAGES:
@@ -235,6 +241,8 @@ def to_part_rows(series: tuple[Series, ...]) -> list[tuple[Label, ...]]:
         if item.name == "between_forwards":
             known = {found.name: found for found in series if found.labels == item.labels}
             for side in SIDES:
+                if known[f"{side}_{PARTS[0]}"].statistics is None:
+                    continue  # nothing was asked of it
                 medians = [_median(known[f"{side}_{part}"]) for part in (*PARTS, TURN)]
                 rows.append((item.labels["num_sessions"], item.labels["temperature"], side, *medians))
     return rows

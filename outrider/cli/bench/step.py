@@ -30,6 +30,9 @@ def step(
     over: Annotated[str, typer.Option(help="tcp or unix.")] = "tcp",
     draft_ms: Annotated[float, typer.Option(min=0, help="What a proposal takes, in milliseconds.")] = 3.0,
     target_ms: Annotated[float, typer.Option(min=0, help="What scoring takes, in milliseconds.")] = 5.0,
+    num_speculative_tokens: Annotated[
+        int, typer.Option("-k", "--num-speculative-tokens", min=0, help="Draft length; 0 for the target alone.")
+    ] = 4,
     awake: Annotated[
         int | None, typer.Option("--num-awake-processors", min=0, help="As the setting; unset: as it would be.")
     ] = None,
@@ -46,6 +49,7 @@ def step(
             over=over,
             draft_ms=draft_ms,
             target_ms=target_ms,
+            num_speculative_tokens=num_speculative_tokens,
             num_awake_processors=awake,
             num_samples=samples,
             num_warmups=warmups,
