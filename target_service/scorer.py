@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +23,7 @@ from outrider.engine.sampling.logprobs import prompt_logprobs
 from outrider.engine.sampling.rows import ScoreRequest
 from outrider.engine.sampling.scoring import ScoreOutcome
 from outrider.engine.sequences import Sequence as KvSequence
+from outrider.engine.waiting import mark_reached
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.ports import Open, Score, Scores
 from outrider.types import AcceptanceMethod, CandidateLogprobs, Support
@@ -111,7 +112,8 @@ class Scorer:
         """One forward over so many tokens of each job; jobs whose last tokens were among them are answered."""
         rows = _lay_out(shares)
         logits = self._runner.forward([_forward_row(row) for row in rows], as_computed=True)
-        wait_for_forward = self._mark_device()
+        # Without it the forward's time would be booked on whoever first looks at its result.
+        wait_for_forward = mark_reached(self._runner.device)
         finished = [row for row in rows if row.is_last]
         # Started before the forward has ended: preparing it costs the device no time.
         scoring = self._begin(logits, finished) if finished else None
@@ -129,16 +131,6 @@ class Scorer:
 
     def _begin(self, logits: torch.Tensor, finished: Sequence[_Rows]) -> Scoring:
         return begin_scoring(_score_logits(logits, finished), [_request(row.job) for row in finished])
-
-    def _mark_device(self) -> Callable[[], object]:
-        """What waits for all that the device was given so far; without it the forward's time would be booked on
-        whoever first looks at its result.
-        """
-        if self._runner.device.type != "cuda":
-            return lambda: None
-        reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        reached.record(torch.cuda.current_stream(self._runner.device))
-        return reached.synchronize
 
 
 def check_score(opened: Open, item: Score, *, vocab_size: int) -> None:

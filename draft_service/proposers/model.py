@@ -29,6 +29,7 @@ from outrider.engine.sampling.proposing import Drawn, propose
 from outrider.engine.sampling.rows import LogitRow
 from outrider.engine.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
 from outrider.engine.sequences import Sequence as KvSequence
+from outrider.engine.waiting import mark_reached
 from outrider.errors import OutriderError
 from outrider.ports import Extend, Open, Proposal
 from outrider.types import DenseEvidence, Evidence, SparseEvidence
@@ -121,7 +122,8 @@ class ModelProposer:
         drawing = [job for job, share in forwarded if share == job.num_left and job.draft_length]
         logits = self.runner.forward([_forward_row(job, share) for job, share in forwarded])
         drafts = self.runner.draft([_draft_row(job) for job in looping]) if looping else []
-        self._wait_for_device()
+        # Without it the forward's time would be booked on whoever first looks at its result.
+        mark_reached(self.runner.device)()
         computed = time.perf_counter_ns()
         for job, share in forwarded:
             job.feed(share)
@@ -138,11 +140,6 @@ class ModelProposer:
         rows = [LogitRow(job.open, job.sequence.token_ids, job.sequence.length, job.base) for job in jobs]
         drawn = propose(logits, rows, support_mass=self._support_mass, support_limit=self._support_limit)
         return {id(job): _take(job, token) for job, token in zip(jobs, drawn, strict=True)}
-
-    def _wait_for_device(self) -> None:
-        """Otherwise the forward's time would be booked on whoever first looks at its result."""
-        if self.runner.device.type == "cuda":
-            torch.cuda.synchronize(self.runner.device)
 
 
 def _is_ready(job: ProposalJob) -> bool:

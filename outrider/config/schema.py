@@ -71,7 +71,7 @@ _ONE_SHOT_ALL_REDUCE: bool = Field(
 _NUM_AWAKE_PROCESSORS: NonNegative | None = Field(
     None,
     description="Processors that this process keeps to, and keeps from idling while it has sessions: answers come"
-    " sooner, processor time is burnt. Unset: 2 beside a GPU, where there are 8 or more and no quota; 0 in containers.",
+    " sooner, processor time is burnt. Unset: 1 beside a GPU, where there are 8 or more and no quota; 0 in pods.",
 )
 _NUM_THREADS: Positive | None = Field(None, description="Threads for computing on a CPU; unset: one for each core.")
 _TLS_CERT_FILE: Text | None = Field(
@@ -272,7 +272,7 @@ class CoordinatorSettings(Section):
     num_awake_processors: NonNegative | None = Field(
         None,
         description="Processors that this process keeps to, and keeps from idling while requests run: answers come"
-        " sooner, processor time is burnt. Unset: 2 where there are 8 or more and no quota; 0 in containers.",
+        " sooner, processor time is burnt. Unset: 1 where there are 8 or more and no quota; 0 in pods.",
     )
     tokenizer: Text | None = Field(None, description="Folder of a tokenizer to use in place of the target's.")
     logprobs_mode: LogprobsMode = Field(

@@ -22,6 +22,7 @@ from outrider.engine.kernels.draft_sampling import DraftSink, make_sampler
 from outrider.engine.kernels.draft_sampling.layout import NUM_FIELDS
 from outrider.engine.models.decoder import DeviceBatch
 from outrider.engine.steps import Step
+from outrider.engine.waiting import mark_reached
 
 _NUM_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MAX_ROWS = _NUM_ROWS[-1]
@@ -103,8 +104,7 @@ class DraftLoop:
         sink = self._sink(shape)
         records = self._fetch(sink.records, 1)
         supports = self._fetch(sink.supports, 2) if with_supports else None
-        if self._model.device.type == "cuda":
-            torch.cuda.current_stream(self._model.device).synchronize()
+        mark_reached(self._model.device)()
         return records.numpy(), None if supports is None else supports.numpy()
 
     def capture(self, capturing: Capturing, progress: LoopProgress) -> None:

@@ -1,25 +1,26 @@
 """Which processors a process may take for its own: of cores that no other process of ours on the host has taken.
 
 A core is taken by a socket of its name in Linux's abstract namespace, which goes with the process. Containers do not
-see each other's sockets: there nothing is taken unasked, unless the container was given processors of its own.
+see each other's sockets: so the search begins anywhere, and in a pod nothing is taken unasked, unless the pod was given
+processors of its own.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-AUTOMATIC_COUNT = 2
-"""One for the thread that computes or answers, one for gRPC's."""
+AUTOMATIC_COUNT = 1
+"""The threads of a process follow one another: on one processor they find its caches warm and wake no other."""
 _LEAST_FOR_AUTOMATIC = 8
-"""Three processes take six."""
+"""Three processes take three."""
 _SYSTEM = Path("/sys")
-_CONTAINER_FILES = (Path("/.dockerenv"), Path("/run/.containerenv"))
-_CONTAINER_VARIABLE = "KUBERNETES_SERVICE_HOST"
+_POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,7 @@ def automatic_count(system: Path = _SYSTEM) -> int:
 
 
 def _shares_unseen() -> bool:
-    is_contained = _CONTAINER_VARIABLE in os.environ or any(file.exists() for file in _CONTAINER_FILES)
-    return is_contained and len(os.sched_getaffinity(0)) == os.cpu_count()
+    return _POD_VARIABLE in os.environ and len(os.sched_getaffinity(0)) == os.cpu_count()
 
 
 def has_quota(system: Path = _SYSTEM) -> bool:
@@ -56,18 +56,21 @@ def has_quota(system: Path = _SYSTEM) -> bool:
     return False
 
 
-def take(count: int, *, family: str = "outrider", system: Path = _SYSTEM) -> Taken:
-    """Up to ``count`` processors of cores that are free, the first core last: interrupts come there."""
+def take(count: int, *, first: int | None = None, family: str = "outrider", system: Path = _SYSTEM) -> Taken:
+    """Up to ``count`` processors of cores that are free, from the core number ``first`` on, unset: from any.
+
+    The host's first core comes last: interrupts come there.
+    """
     processors: list[int] = []
     claims: list[socket.socket] = []
-    for core in _cores(system):
+    for core in _cores(system, first):
         if len(processors) < count and (claim := _claim(f"{family}-core-{core[0]}")):
             processors.append(core[-1])
             claims.append(claim)
     return Taken(tuple(processors), tuple(claims))
 
 
-def _cores(system: Path) -> list[tuple[int, ...]]:
+def _cores(system: Path, begin: int | None) -> list[tuple[int, ...]]:
     """The processors that this process may run on, by core."""
     cores: dict[str, list[int]] = {}
     for processor in sorted(os.sched_getaffinity(0)):
@@ -75,7 +78,8 @@ def _cores(system: Path) -> list[tuple[int, ...]]:
         name = siblings.read_text(encoding="ascii").strip() if siblings.is_file() else str(processor)
         cores.setdefault(name, []).append(processor)
     first, *others = (tuple(core) for core in cores.values())
-    return [*others, first]
+    start = secrets.randbelow(len(cores)) if begin is None else begin
+    return [*others[start:], *others[:start], first]
 
 
 def _claim(name: str) -> socket.socket | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from outrider.transport.awake import choosing
 from outrider.transport.awake.choosing import automatic_count, has_quota, take
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processors are taken on Linux alone")
@@ -33,12 +32,12 @@ def test_two_processes_take_different_processors_and_the_first_comes_last(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str
 ) -> None:
     _allow(monkeypatch, 0, 1, 2, 3)
-    one = take(2, family=family, system=tmp_path)
-    other = take(2, family=family, system=tmp_path)
+    one = take(2, first=0, family=family, system=tmp_path)
+    other = take(2, first=0, family=family, system=tmp_path)
     assert (one.processors, other.processors) == ((1, 2), (3, 0))
-    assert take(1, family=family, system=tmp_path).processors == ()
+    assert take(1, first=0, family=family, system=tmp_path).processors == ()
     one.give_back()
-    assert take(1, family=family, system=tmp_path).processors == (1,)
+    assert take(1, first=0, family=family, system=tmp_path).processors == (1,)
     other.give_back()
 
 
@@ -46,7 +45,7 @@ def test_a_core_is_taken_with_all_its_threads(monkeypatch: pytest.MonkeyPatch, t
     _allow(monkeypatch, 0, 1, 2, 3)
     for processor, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
         _write(tmp_path / f"devices/system/cpu/cpu{processor}/topology/thread_siblings_list", f"{siblings}\n")
-    taken = take(4, family=family, system=tmp_path)
+    taken = take(4, first=0, family=family, system=tmp_path)
     assert taken.processors == (3, 2)
     taken.give_back()
 
@@ -68,30 +67,29 @@ def test_a_quota_of_version_one_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def no_container(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever these tests run in."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    monkeypatch.setattr(choosing, "_CONTAINER_FILES", ())
 
 
-@pytest.mark.usefixtures("no_container")
+@pytest.mark.usefixtures("no_pod")
 def test_none_are_taken_unasked_on_a_small_host_nor_under_a_quota(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _allow(monkeypatch, *range(7))
     assert automatic_count(tmp_path) == 0
     _allow(monkeypatch, *range(8))
-    assert automatic_count(tmp_path) == 2
+    assert automatic_count(tmp_path) == 1
     _write(tmp_path / "fs/cgroup/cpu.max", "400000 100000\n")
     assert automatic_count(tmp_path) == 0
 
 
-@pytest.mark.usefixtures("no_container")
-def test_in_a_container_some_are_taken_unasked_only_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_pod")
+def test_in_a_pod_some_are_taken_unasked_only_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _allow(monkeypatch, *range(8))
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert automatic_count(tmp_path) == 2
+    assert automatic_count(tmp_path) == 1
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert automatic_count(tmp_path) == 0
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert automatic_count(tmp_path) == 2
+    assert automatic_count(tmp_path) == 1

@@ -38,6 +38,12 @@ def _children() -> list[int]:
     return [child for child in children if b"burning.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
+async def _the_child() -> int:
+    """It may still be about to become what it is."""
+    await _until(lambda: len(_children()) == 1)
+    return _children()[0]
+
+
 def _burnt_ticks(child: int) -> int:
     return int(Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11])
 
@@ -61,7 +67,7 @@ async def test_threads_stay_on_the_processor_and_are_let_go_afterwards(processor
 async def test_it_burns_time_only_while_there_is_work_and_with_the_lowest_priority(processor: int) -> None:
     is_busy = asyncio.Event()
     async with processors_awake(1, is_busy.is_set):
-        (child,) = _children()
+        child = await _the_child()
         await _until(lambda: os.sched_getscheduler(child) == os.SCHED_IDLE)
         await _until(lambda: os.sched_getaffinity(child) == {processor})
         await _until(lambda: _is_asleep(child))
@@ -80,7 +86,7 @@ def _is_asleep(child: int) -> bool:
 
 async def test_a_program_that_was_killed_is_told_of_and_missed_by_nobody(caplog: pytest.LogCaptureFixture) -> None:
     async with processors_awake(1, lambda: True):
-        (child,) = _children()
+        child = await _the_child()
         os.kill(child, signal.SIGKILL)
         await _until(lambda: "have ended" in caplog.text)
 
