@@ -1,6 +1,6 @@
 """One service kept attached: its link, its reader, its outbox, and the way back when it is lost.
 
-Owns reconnecting and that all commands of one turn of the event loop go out as one message. Knows no sessions: what
+Owns reconnecting and that all commands of one turn go out as one message. Knows no sessions: what
 comes in, and that the service went or came, is handed to a listener.
 """
 
@@ -12,14 +12,15 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
+from coordinator.turns import OfSession, Turns
 from outrider.errors import ConfigError, LoadingError, OutriderError, PairMismatchError, UnavailableError
 from outrider.ports import EventBatch, Link
 from outrider.types import ModelDescription
 
 _log = logging.getLogger(__name__)
 
-CommandT = TypeVar("CommandT")
-EventT = TypeVar("EventT")
+CommandT = TypeVar("CommandT", bound=OfSession)
+EventT = TypeVar("EventT", bound=OfSession)
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)
 
@@ -50,6 +51,7 @@ class Attachment(Generic[CommandT, EventT]):
         port: Port[CommandT, EventT],
         name: str,
         *,
+        turns: Turns,
         accept: Callable[[ModelDescription], Awaitable[None]],
         on_attached: Callable[[], None],
         on_batch: Callable[[EventBatch[EventT]], None],
@@ -65,6 +67,7 @@ class Attachment(Generic[CommandT, EventT]):
         self._accept, self._on_attached, self._on_batch, self._on_lost = accept, on_attached, on_batch, on_lost
         self._link: Link[CommandT, EventT] | None = None
         self._outbox: list[CommandT] = []
+        self._lane, self._turns = turns.lane(self._flush), turns
         self._trouble = ""
         self._task: asyncio.Task[None] | None = None
         self._farewell: asyncio.Future[None] | None = None
@@ -86,12 +89,10 @@ class Attachment(Generic[CommandT, EventT]):
         await asyncio.shield(self._tried)
 
     def send(self, command: CommandT) -> None:
-        """Send with all else that is to be sent in this turn; dropped when the service is lost, as its sessions are."""
-        if self._link is None:
-            return
-        if not self._outbox:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outbox.append(command)
+        """Send with all else when it is this link's turn; dropped when the service is lost, as its sessions are."""
+        if self._link is not None:
+            self._outbox.append(command)
+            self._lane.put(command)
 
     async def close(self) -> None:
         """Close the link, which releases its sessions, and stop."""
@@ -106,9 +107,11 @@ class Attachment(Generic[CommandT, EventT]):
             await _close(link)
         if self._farewell is not None:
             await self._farewell
+        self._turns.leave(self._lane)
 
     def _flush(self) -> None:
         commands, self._outbox = self._outbox, []
+        self._lane.sent(commands)
         if self._link is None or not commands:
             return
         self.num_messages_sent += 1
@@ -146,6 +149,7 @@ class Attachment(Generic[CommandT, EventT]):
         self.description = description
         self.num_pages_free = description.num_pages
         self._link = link
+        self._lane.device_id = description.device_id
         self._outbox = []
         _log.info("the %s is attached: %s", self._name, description.model_name)
         self._trouble = ""
@@ -157,11 +161,13 @@ class Attachment(Generic[CommandT, EventT]):
         async for batch in link.events():
             if batch.report is not None:
                 self.num_pages_free = batch.report.num_pages_free
+            self._lane.heard(batch.events)
             self._on_batch(batch)
         raise UnavailableError("the link ended")
 
     async def _lose_link(self) -> None:
         link, self._link, self._outbox = self._link, None, []
+        self._lane.lost()
         if link is not None:
             # Goes on to its end even when this task is cancelled by what follows from the loss.
             self._farewell = asyncio.ensure_future(_close(link))

@@ -14,14 +14,15 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from coordinator.attachment import Attachment, CommandT_contra, EventT_co, Port
+from coordinator.turns import OfSession, Turns
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch
 from outrider.types import ModelDescription
 
 _log = logging.getLogger(__name__)
 
-CommandT = TypeVar("CommandT")
-EventT = TypeVar("EventT")
+CommandT = TypeVar("CommandT", bound=OfSession)
+EventT = TypeVar("EventT", bound=OfSession)
 
 SOON_S = 1.0
 """How often a name is looked up while nobody was ever found under it."""
@@ -83,6 +84,7 @@ class Replica(Generic[CommandT, EventT]):
         port: Port[CommandT, EventT],
         label: str,
         *,
+        turns: Turns,
         accept: Callable[[ModelDescription], Awaitable[None]],
         attached: Callable[[Replica[CommandT, EventT]], None],
         lost: Callable[[Replica[CommandT, EventT]], None],
@@ -96,6 +98,7 @@ class Replica(Generic[CommandT, EventT]):
         self.attachment: Attachment[CommandT, EventT] = Attachment(
             port,
             label,
+            turns=turns,
             accept=accept,
             on_attached=lambda: attached(self),
             on_batch=lambda batch: said(self, batch),
@@ -113,15 +116,17 @@ class Replica(Generic[CommandT, EventT]):
         return self.attachment.description
 
     def send(self, command: CommandT) -> None:
-        """Send with all else that is to be sent in this turn."""
+        """Send with all else when it is this link's turn."""
         self.attachment.send(command)
 
 
 class Replicas(Generic[CommandT, EventT]):
     """All replicas of one side, from ``start`` to ``close``."""
 
-    def __init__(self, source: Source[CommandT, EventT], side: str, listener: Listener[CommandT, EventT]) -> None:
-        self._source, self._side, self._listener = source, side, listener
+    def __init__(
+        self, source: Source[CommandT, EventT], side: str, listener: Listener[CommandT, EventT], turns: Turns
+    ) -> None:
+        self._source, self._side, self._listener, self._turns = source, side, listener, turns
         self._replicas: dict[str, Replica[CommandT, EventT]] = {}
         self._num_messages_of_gone = 0
         self._looked = asyncio.Event()
@@ -243,6 +248,7 @@ class Replicas(Generic[CommandT, EventT]):
             name,
             port,
             f"{self._side} at {name}" if name else self._side,
+            turns=self._turns,
             accept=listener.accept,
             attached=listener.attached,
             lost=self._lost,

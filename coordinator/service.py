@@ -25,6 +25,7 @@ from coordinator.stats import CoordinatorStats
 from coordinator.text import TextTokenizer
 from coordinator.ticket import Ticket
 from coordinator.tracing import RequestTrace, RequestTraces
+from coordinator.turns import OfSession
 from outrider import __version__
 from outrider.config import CoordinatorSettings
 from outrider.errors import CapacityError, InvalidRequestError, OutriderError, UnavailableError
@@ -34,8 +35,8 @@ from outrider.readings import Reading
 from outrider.telemetry.tracing import Tracing
 from outrider.types import ModelDescription
 
-CommandT = TypeVar("CommandT")
-EventT = TypeVar("EventT")
+CommandT = TypeVar("CommandT", bound=OfSession)
+EventT = TypeVar("EventT", bound=OfSession)
 
 TargetSource = Source[TargetCommand, TargetEvent]
 DraftSource = Source[DraftCommand, DraftEvent]

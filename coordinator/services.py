@@ -14,6 +14,7 @@ from typing import Protocol
 from coordinator.pair import check_pair, check_same_model
 from coordinator.replicas import Replica, Replicas, Source
 from coordinator.sides import DraftFacts
+from coordinator.turns import Turns
 from outrider.errors import OutriderError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch, TargetCommand, TargetEvent
 from outrider.types import ModelDescription
@@ -70,10 +71,11 @@ class Services:
         self._give_up_timer: asyncio.TimerHandle | None = None
         self.has_given_up = False
         """Whether no target is waited for any more."""
-        self.target: Replicas[TargetCommand, TargetEvent] = Replicas(targets, "target", _TargetSide(self))
+        turns = Turns()
+        self.target: Replicas[TargetCommand, TargetEvent] = Replicas(targets, "target", _TargetSide(self), turns)
         self.draft: Replicas[DraftCommand, DraftEvent] | None = None
         if drafts is not None:
-            self.draft = Replicas(drafts, "draft", _DraftSide(self))
+            self.draft = Replicas(drafts, "draft", _DraftSide(self), turns)
 
     async def start(self) -> None:
         """Attach to a target, however long that takes, and try the drafts once; raises what waiting will not mend."""

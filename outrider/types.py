@@ -204,6 +204,8 @@ class ModelDescription:
     """The id put before every prompt, if the tokenizer asks for one."""
     dtype: str = ""
     device: str = ""
+    device_id: str = ""
+    """What tells its device from all others, also of other hosts; empty where it is none that services could share."""
     page_size: int = 0
     num_pages: int = 0
     tokenizer_files: dict[str, bytes] = field(default_factory=dict, repr=False)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from outrider import __version__
 from outrider.engine.synthetic.recipe import FILE
 from outrider.engine.tokenizer_files import read_tokenizer
@@ -35,6 +37,7 @@ def describe_model(
         bos_token_id=tokenizer.bos_token_id,
         dtype=str(runner.dtype).removeprefix("torch."),
         device=str(runner.device),
+        device_id=_device_id(runner.device),
         page_size=runner.page_size,
         num_pages=runner.sequences.pool.num_pages,
         tokenizer_files=tokenizer.files,
@@ -42,6 +45,10 @@ def describe_model(
         version=__version__,
         tensor_parallel_size=runner.tensor_parallel_size,
     )
+
+
+def _device_id(device: torch.device) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def _mark(folder: Path, load_format: LoadFormat) -> str:

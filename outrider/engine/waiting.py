@@ -28,7 +28,7 @@ def mark_reached(device: torch.device) -> Callable[[], None]:
 
 
 def _wait(reached: torch.cuda.Event) -> None:
-    while not reached.query():
+    while not reached.query():  # type: ignore[no-untyped-call]
         _give_way()
 
 

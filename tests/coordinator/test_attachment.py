@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from coordinator.attachment import Attachment
+from coordinator.turns import Turns
 from outrider import __version__
 from outrider.errors import LoadingError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch
@@ -56,7 +57,13 @@ async def _accept(description: ModelDescription) -> None:
 async def test_a_link_being_lost_is_closed_before_the_attachment_is() -> None:
     port, lost = _OneLink(), asyncio.Event()
     attachment: Attachment[DraftCommand, DraftEvent] = Attachment(
-        port, "draft", accept=_accept, on_attached=lambda: None, on_batch=lambda batch: None, on_lost=lost.set
+        port,
+        "draft",
+        turns=Turns(),
+        accept=_accept,
+        on_attached=lambda: None,
+        on_batch=lambda batch: None,
+        on_lost=lost.set,
     )
     attachment.start()
     async with asyncio.timeout(30):
@@ -90,7 +97,13 @@ class _NotYet(_OneLink):
 async def test_only_what_is_not_as_it_should_be_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     port, attached = _NotYet(), asyncio.Event()
     attachment: Attachment[DraftCommand, DraftEvent] = Attachment(
-        port, "draft", accept=_accept, on_attached=attached.set, on_batch=lambda batch: None, on_lost=lambda: None
+        port,
+        "draft",
+        turns=Turns(),
+        accept=_accept,
+        on_attached=attached.set,
+        on_batch=lambda batch: None,
+        on_lost=lambda: None,
     )
     with caplog.at_level(logging.INFO):
         attachment.start()

@@ -29,6 +29,7 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
         bos_token_id=description.bos_token_id,
         dtype=description.dtype,
         device=description.device,
+        device_id=description.device_id,
         page_size=description.page_size,
         num_pages=description.num_pages,
         tokenizer_files=[
@@ -57,6 +58,7 @@ def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
         bos_token_id=message.bos_token_id if message.HasField("bos_token_id") else None,
         dtype=message.dtype,
         device=message.device,
+        device_id=message.device_id,
         page_size=message.page_size,
         num_pages=message.num_pages,
         tokenizer_files={file.name: file.content for file in message.tokenizer_files},

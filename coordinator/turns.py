@@ -1,0 +1,160 @@
+"""Whose turn it is: when the commands that wait for a link are sent, so that sessions share forwards.
+
+A forward of many sessions takes hardly longer than that of one. Sessions that fell out of step stay so by themselves:
+while some are served the others wait, and the other way round. Two rules bring them together, each at the price of one
+wait:
+
+* What a draft and a target compute on the same device takes the time of both. So on one device there is one turn at a
+  time: all that drafts, then all that is scored.
+* Tokens that the target decodes by itself, without a draft, follow each other at once. So they wait for those that are
+  under way.
+
+Apart from that, whatever waits at the end of an event loop's turn is sent. Owns what is under way on each link. Prompts
+are outside of all this: they are cut into chunks, and a chunk is served beside whatever else there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.ports import Extend, Release, Score
+
+LONGEST_WAIT_S = 0.1
+"""What is under way for longer is waited for no more: it is no forward of running sessions, or nobody answers."""
+
+
+class OfSession(Protocol):
+    """Any command and any event."""
+
+    @property
+    def session(self) -> int:
+        """The session's number on its link."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a running session has asked for."""
+
+    is_plain: bool
+    """Whether the target decodes it without a draft."""
+    sent_at: float = 0.0
+
+
+class Lane:
+    """One link's part in taking turns."""
+
+    def __init__(self, turns: Turns, send_all: Callable[[], None]) -> None:
+        self.device_id = ""
+        """The same for all links to services on one device; empty: of no device that is shared."""
+        self.is_waiting = False
+        self.waiting_since = 0.0
+        self.waiting: dict[int, _Step] = {}
+        """Steps that wait to be sent, by session."""
+        self.under_way: dict[int, _Step] = {}
+        self.send_all = send_all
+        self._turns = turns
+
+    def put(self, command: OfSession) -> None:
+        """One more waits; ``send_all`` is called when it is this link's turn."""
+        if not self.is_waiting:
+            self.is_waiting = True
+            self.waiting_since = self._turns.now()
+            self._turns.look_soon()
+        if (step := _step_of(command)) is not None:
+            self.waiting[command.session] = step
+
+    def sent(self, commands: Iterable[OfSession]) -> None:
+        """All that waited was sent."""
+        now = self._turns.now()
+        self.is_waiting = False
+        self.waiting.clear()
+        for command in commands:
+            if (step := _step_of(command)) is not None:
+                self.under_way[command.session] = _Step(step.is_plain, now)
+            elif isinstance(command, Release) and self.under_way.pop(command.session, None):
+                self._turns.look_soon()
+
+    def heard(self, events: Iterable[OfSession]) -> None:
+        """Their sessions were answered, whatever the answer."""
+        for event in events:
+            self.under_way.pop(event.session, None)
+        self._turns.look_soon()
+
+    def lost(self) -> None:
+        """The link is gone."""
+        self.is_waiting = False
+        self.waiting.clear()
+        self.under_way.clear()
+        self._turns.look_soon()
+
+
+class Turns:
+    """All links of one coordinator."""
+
+    def __init__(self) -> None:
+        self._lanes: list[Lane] = []
+        self._is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.monotonic()
+
+    def lane(self, send_all: Callable[[], None]) -> Lane:
+        """A new link."""
+        self._lanes.append(lane := Lane(self, send_all))
+        return lane
+
+    def leave(self, lane: Lane) -> None:
+        """A link that is used no more; idempotent."""
+        lane.lost()
+        if lane in self._lanes:
+            self._lanes.remove(lane)
+
+    def look_soon(self) -> None:
+        """At the end of this turn of the event loop."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        """Whoever has waited longest goes first; what it sends may keep the others waiting."""
+        self._is_due = False
+        waiting = sorted((lane for lane in self._lanes if lane.is_waiting), key=lambda lane: lane.waiting_since)
+        for lane in waiting:
+            if not lane.waiting or not self._is_kept_waiting(lane):
+                lane.send_all()
+        if any(lane.is_waiting for lane in waiting):
+            self._look_later()
+
+    def _is_kept_waiting(self, lane: Lane) -> bool:
+        oldest = self.now() - LONGEST_WAIT_S
+        sharing = [other for other in self._lanes if other.device_id and other.device_id == lane.device_id]
+        if len(sharing) > 1:
+            return any(step.sent_at > oldest for other in sharing for step in other.under_way.values())
+        return all(step.is_plain for step in lane.waiting.values()) and any(
+            step.is_plain and step.sent_at > oldest for step in lane.under_way.values()
+        )
+
+    def _look_later(self) -> None:
+        """In case that no answer comes, which would make us look."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LONGEST_WAIT_S, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.look_soon()
+
+
+def _step_of(command: OfSession) -> _Step | None:
+    """None for what is no step of a running session: prompts, openings and ends."""
+    if isinstance(command, Extend):
+        return _Step(is_plain=False) if command.draft_length else None
+    if isinstance(command, Score) and command.base_length:
+        return _Step(is_plain=not command.draft_token_ids)
+    return None

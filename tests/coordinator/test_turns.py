@@ -1,0 +1,175 @@
+"""Commands wait for their turn: one at a time on a shared device, and plain steps for those that are under way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coordinator import turns as turns_module
+from coordinator.turns import Lane, OfSession, Turns
+from outrider.ports import Extend, Proposal, Release, Score
+
+LONG = 30.0
+
+
+def extend(session: int, draft_length: int = 4) -> Extend:
+    return Extend(session, 1, 7, 0, (5,), draft_length)
+
+
+def score(session: int, *draft_token_ids: int, base_length: int = 7) -> Score:
+    return Score(session, 1, base_length, 0, (5,), draft_token_ids)
+
+
+def answer(session: int) -> Proposal:
+    """Which event it is makes no difference."""
+    return Proposal(session, 1, 8, ())
+
+
+class Link:
+    """What was sent on one, message by message."""
+
+    def __init__(self, turns: Turns, device_id: str = "") -> None:
+        self.messages: list[list[int]] = []
+        self._outbox: list[OfSession] = []
+        self.lane: Lane = turns.lane(self._send_all)
+        self.lane.device_id = device_id
+
+    def put(self, *commands: OfSession) -> None:
+        for command in commands:
+            self._outbox.append(command)
+            self.lane.put(command)
+
+    def hear(self, *sessions: int) -> None:
+        self.lane.heard([answer(session) for session in sessions])
+
+    def _send_all(self) -> None:
+        commands, self._outbox = self._outbox, []
+        self.lane.sent(commands)
+        self.messages.append([command.session for command in commands])
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sent because it took too long, unless a test says so."""
+    monkeypatch.setattr(turns_module, "LONGEST_WAIT_S", LONG)
+
+
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_what_waits_at_the_end_of_a_turn_is_one_message() -> None:
+    link = Link(Turns())
+    link.put(extend(1), extend(2))
+    assert link.messages == []
+    link.put(extend(3))
+    await settle()
+    assert link.messages == [[1, 2, 3]]
+
+
+async def test_drafts_and_scores_of_one_device_take_turns_and_sessions_come_into_step() -> None:
+    turns = Turns()
+    target, draft = Link(turns, "gpu"), Link(turns, "gpu")
+    target.put(score(1, 4, 4))
+    draft.put(extend(2))
+    await settle()
+    assert (target.messages, draft.messages) == ([[1]], [])
+    target.hear(1)
+    draft.put(extend(1))
+    await settle()
+    assert draft.messages == [[2, 1]]
+    draft.hear(2)
+    target.put(score(2, 4))
+    await settle()
+    assert target.messages == [[1]]
+    draft.hear(1)
+    target.put(score(1, 4))
+    await settle()
+    assert target.messages == [[1], [2, 1]]
+
+
+async def test_who_has_waited_longest_goes_first() -> None:
+    turns = Turns()
+    target, draft = Link(turns, "gpu"), Link(turns, "gpu")
+    target.put(score(1))
+    await settle()
+    draft.put(extend(2))
+    await settle()
+    target.hear(1)
+    target.put(score(1))
+    await settle()
+    assert (target.messages, draft.messages) == ([[1]], [[2]])
+    draft.hear(2)
+    target.put(score(2, 4))
+    await settle()
+    assert target.messages == [[1], [1, 2]]
+
+
+async def test_services_on_devices_of_their_own_do_not_wait_for_each_other() -> None:
+    turns = Turns()
+    target, draft = Link(turns, "gpu 0"), Link(turns, "gpu 1")
+    target.put(score(1, 4))
+    await settle()
+    draft.put(extend(2))
+    target.put(score(3, 4))
+    await settle()
+    assert (target.messages, draft.messages) == ([[1], [3]], [[2]])
+
+
+async def test_plain_steps_wait_for_plain_steps_wherever_they_are() -> None:
+    link = Link(Turns())
+    link.put(score(1))
+    await settle()
+    link.put(score(2))
+    await settle()
+    assert link.messages == [[1]]
+    link.hear(1)
+    link.put(score(1))
+    await settle()
+    assert link.messages == [[1], [2, 1]]
+
+
+async def test_prompts_and_ends_wait_for_nobody_and_are_waited_for_by_nobody() -> None:
+    turns = Turns()
+    target, draft = Link(turns, "gpu"), Link(turns, "gpu")
+    target.put(score(1, base_length=0))
+    await settle()
+    draft.put(extend(2))
+    await settle()
+    target.put(score(3, base_length=0))
+    await settle()
+    target.put(Release(1, 2))
+    await settle()
+    assert (target.messages, draft.messages) == ([[1], [3], [1]], [[2]])
+
+
+async def test_a_session_that_was_released_and_a_link_that_was_lost_keep_nobody_waiting() -> None:
+    turns = Turns()
+    target, draft = Link(turns, "gpu"), Link(turns, "gpu")
+    target.put(score(1))
+    await settle()
+    draft.put(extend(2))
+    target.put(Release(1, 2))
+    await settle()
+    assert draft.messages == [[2]]
+    target.put(score(3))
+    await settle()
+    assert target.messages == [[1], [1]]
+    draft.lane.lost()
+    await settle()
+    assert target.messages == [[1], [1], [3]]
+
+
+async def test_who_does_not_answer_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "LONGEST_WAIT_S", 0.01)
+    turns = Turns()
+    target, draft = Link(turns, "gpu"), Link(turns, "gpu")
+    draft.put(extend(1))
+    await settle()
+    target.put(score(1))
+    async with asyncio.timeout(LONG):
+        while not target.messages:
+            await asyncio.sleep(0.001)
+    assert target.messages == [[1]]
