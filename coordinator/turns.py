@@ -76,7 +76,8 @@ class Lane:
         for command in commands:
             if (step := _step_of(command)) is not None:
                 self.under_way[command.session] = _Step(step.is_plain, now)
-            elif isinstance(command, Release) and self.under_way.pop(command.session, None):
+            elif isinstance(command, Release) and command.session in self.under_way:
+                del self.under_way[command.session]
                 self._turns.look_soon()
 
     def heard(self, events: Iterable[OfSession]) -> None:
