@@ -1,0 +1,72 @@
+"""What a user is told, and when its text is made."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coordinator.actions import Emit
+from coordinator.telling import Telling
+from outrider.errors import DeadlineError
+from outrider.generation import Delta
+from outrider.types import TokenLogprob
+
+
+class Texts:
+    """Text that becomes final."""
+
+    def __init__(self) -> None:
+        self.final = ""
+        self.num_taken = 0
+
+    def take(self) -> str:
+        taken, self.final = self.final, ""
+        self.num_taken += 1
+        return taken
+
+
+async def read(telling: Telling) -> list[Delta]:
+    return [delta async for delta in telling.deltas()]
+
+
+def emit(*token_ids: int) -> Emit:
+    return Emit(token_ids, tuple(TokenLogprob(token_id, -1.0, 1) for token_id in token_ids))
+
+
+async def test_nothing_is_read_and_no_text_made_before_it_is_released() -> None:
+    texts = Texts()
+    telling = Telling(texts.take)
+    reader = asyncio.ensure_future(anext(telling.deltas()))
+    await asyncio.sleep(0)
+    telling.put(emit(1, 2))
+    texts.final = "ab"
+    await asyncio.sleep(0)
+    assert not reader.done()
+    assert texts.num_taken == 0
+    telling.release()
+    assert await reader == Delta("ab", (1, 2), emit(1, 2).logprobs)
+
+
+async def test_a_slow_reader_gets_several_steps_at_once() -> None:
+    texts = Texts()
+    telling = Telling(texts.take)
+    for number in range(3):
+        telling.put(emit(number))
+        texts.final += "abc"[number]
+        telling.release()
+    telling.end(DeadlineError("the time is up"))
+    deltas: list[Delta] = []
+    with pytest.raises(DeadlineError):
+        async for delta in telling.deltas():
+            deltas.append(delta)
+    assert deltas == [Delta("abc", (0, 1, 2), emit(0, 1, 2).logprobs)]
+
+
+async def test_an_error_without_output_is_raised_at_once() -> None:
+    telling = Telling(Texts().take)
+    reader = asyncio.ensure_future(read(telling))
+    await asyncio.sleep(0)
+    telling.end(DeadlineError("the time is up"))
+    with pytest.raises(DeadlineError):
+        await reader
