@@ -12,6 +12,8 @@ from functools import partial
 
 from coordinator import actions
 from coordinator.convoy import Convoy
+from coordinator.judging import sound_proposals, verdicts_of
+from coordinator.loop import SessionLoop
 from coordinator.placement import Placement
 from coordinator.planning import check_room
 from coordinator.replicas import Source
@@ -75,6 +77,7 @@ class Driver:
         """Events of a target."""
         told: list[Ticket] = []
         convoy = self._convoys[replica]
+        verdicts = verdicts_of(batch.events, self._find_loop)
         for event, timing in batch.timed():
             convoy.answered(event.session)
             ticket = self._roster.find(event.session)
@@ -82,7 +85,7 @@ class Driver:
                 told.append(ticket)
                 if ticket.trace.notes is not None:
                     ticket.trace.notes.answered(event, timing, is_draft=False)
-                self._advance(ticket, partial(ticket.hear_target, event), timing)
+                self._advance(ticket, partial(ticket.hear_target, event, verdicts.get(event.session)), timing)
                 if isinstance(event, Scores):
                     self._note_room(ticket)
         convoy.depart()
@@ -91,13 +94,15 @@ class Driver:
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         """Events of a draft."""
         told: list[Ticket] = []
+        sound = sound_proposals(batch.events, self._find_loop)
         for event, timing in batch.timed():
             ticket = self._roster.find(event.session)
             if ticket is not None and ticket.draft is replica:
                 told.append(ticket)
                 if ticket.trace.notes is not None:
                     ticket.trace.notes.answered(event, timing, is_draft=True)
-                self._advance(ticket, partial(ticket.hear_draft, event), timing)
+                is_sound = event.session in sound
+                self._advance(ticket, partial(ticket.hear_draft, event, is_sound=is_sound), timing)
         for convoy in self._convoys.values():
             convoy.depart()
         self._hand_out(told)
@@ -192,6 +197,10 @@ class Driver:
                 self._act(ticket, action)
         finally:
             about_request.reset(before)
+
+    def _find_loop(self, session: int) -> SessionLoop | None:
+        ticket = self._roster.find(session)
+        return None if ticket is None else ticket.loop
 
     def _hand_out(self, tickets: Sequence[Ticket]) -> None:
         """After the commands of this turn: the services begin their next forwards while users are told of the last.

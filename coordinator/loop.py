@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import enum
 
-from coordinator.acceptance import EvidenceError, Verdict, check_proposal, judge
+from coordinator.acceptance import EvidenceError, Rule, Verdict, check_proposal, judge
+from coordinator.acceptance.together import ProposalCase, ScoredCase
 from coordinator.actions import (
     Action,
     ClearDraftTimer,
@@ -50,7 +51,7 @@ from coordinator.tally import Tally
 from coordinator.text import TextTokenizer
 from outrider.errors import DeadlineError, OutriderError, ProtocolError, UnavailableError
 from outrider.ports import DraftEvent, Proposal, Refused, Scores, SessionFailed, SessionLost, TargetEvent
-from outrider.types import FinishReason, TokenLogprob
+from outrider.types import FinishReason, SparseEvidence, SparseScores, TokenLogprob
 
 LOST_DRAFT_RETRY_MS = 1000
 
@@ -174,12 +175,21 @@ class SessionLoop:
 
     # Events: of the draft.
 
-    def on_draft_event(self, event: DraftEvent) -> None:
-        """An event of this session on the draft's link."""
+    def to_check(self, event: Proposal, evidence: SparseEvidence) -> ProposalCase | None:
+        """What is to be checked of a proposal that this step waits for, for whoever checks many at once."""
+        asked, rules = self._draft.asked, self.plan.rules
+        if asked is None or event.generation != asked.generation or rules.rule is not Rule.SPARSE_REJECTION:
+            return None
+        if not 0 < len(event.token_ids) <= asked.draft_length:
+            return None
+        return ProposalCase(event.token_ids, evidence, rules.num_token_ids)
+
+    def on_draft_event(self, event: DraftEvent, *, is_sound: bool = False) -> None:
+        """An event of this session on the draft's link; ``is_sound``: ``to_check`` was checked and found in order."""
         if self.waiting in (Waiting.NOTHING, Waiting.ADMISSION):
             return
         if isinstance(event, Proposal):
-            self._on_proposal(event)
+            self._on_proposal(event, is_sound=is_sound)
         elif event.generation < self._draft.opened or self._draft.readiness is not Readiness.OPEN:
             self.tally.num_stale_draft_replies += 1
         elif isinstance(event, SessionLost):
@@ -190,7 +200,7 @@ class SessionLoop:
             self._actions.append(RetryDraftAfter(event.retry_after_ms))
             self._go_without_draft(Readiness.AWAY, WithoutDraft.REFUSED)
 
-    def _on_proposal(self, event: Proposal) -> None:
+    def _on_proposal(self, event: Proposal, *, is_sound: bool) -> None:
         asked = self._draft.asked
         if asked is None or event.generation != asked.generation:
             self.tally.num_stale_draft_replies += 1
@@ -201,23 +211,24 @@ class SessionLoop:
         if asked.draft_length == 0:
             self._ask_draft_or_go_on()
             return
-        self._drafted = self._check(event, asked)
+        self._drafted = self._check(event, asked, is_sound=is_sound)
         self._actions.append(ClearDraftTimer())
         self._send_score()
 
-    def _check(self, event: Proposal, asked: Asked) -> Drafted:
+    def _check(self, event: Proposal, asked: Asked, *, is_sound: bool) -> Drafted:
         """The proposal if it can be judged, else nothing: bad evidence costs speed and never a wrong token."""
         rules = self.plan.rules
         try:
             if event.base_length != asked.length:
                 raise EvidenceError(f"the proposal builds on {event.base_length} tokens, not on {asked.length}")
-            check_proposal(
-                event.token_ids,
-                event.evidence,
-                expects=rules.evidence_form,
-                asked=asked.draft_length,
-                num_token_ids=rules.num_token_ids,
-            )
+            if not is_sound:
+                check_proposal(
+                    event.token_ids,
+                    event.evidence,
+                    expects=rules.evidence_form,
+                    asked=asked.draft_length,
+                    num_token_ids=rules.num_token_ids,
+                )
         except EvidenceError:
             self.tally.num_bad_evidence += 1
             self.why_not = WithoutDraft.BAD_EVIDENCE
@@ -245,12 +256,22 @@ class SessionLoop:
 
     # Events: of the target.
 
-    def on_target_event(self, event: TargetEvent) -> None:
-        """An event of this session on the target's link."""
+    def to_judge(self, event: Scores, scores: SparseScores) -> ScoredCase | None:
+        """What is to be judged by scores that this step waits for, for whoever judges many at once."""
+        drafted, base, rules = self._drafted, len(self.tokens), self.plan.rules
+        if event.generation != self._target.asked or event.base_length != base:
+            return None
+        if rules.rule is not Rule.SPARSE_REJECTION or not isinstance(drafted.evidence, SparseEvidence):
+            return None
+        proposal = ProposalCase(drafted.token_ids, drafted.evidence, rules.num_token_ids)
+        return ScoredCase(proposal, scores, self.plan.seed, base)
+
+    def on_target_event(self, event: TargetEvent, verdict: Verdict | None = None) -> None:
+        """An event of this session on the target's link; ``verdict``: what judging ``to_judge`` came to, if it was."""
         if self.waiting in (Waiting.NOTHING, Waiting.ADMISSION):
             return
         if isinstance(event, Scores):
-            self._on_scores(event)
+            self._on_scores(event, verdict)
         elif event.generation < self._target.opened or self._target.readiness is not Readiness.OPEN:
             self.tally.num_stale_target_replies += 1
         elif isinstance(event, SessionLost):
@@ -260,7 +281,7 @@ class SessionLoop:
         elif isinstance(event, Refused):
             self._park(event)
 
-    def _on_scores(self, event: Scores) -> None:
+    def _on_scores(self, event: Scores, verdict: Verdict | None) -> None:
         if event.generation != self._target.asked:
             self.tally.num_stale_target_replies += 1
             return
@@ -268,7 +289,7 @@ class SessionLoop:
         try:
             if event.base_length != base:
                 raise ProtocolError(f"scores build on {event.base_length} tokens, not on {base}")
-            verdict = judge(
+            verdict = verdict or judge(
                 self.plan.rules, drafted.token_ids, drafted.evidence, event.form, seed=self.plan.seed, base=base
             )
             new = (*drafted.token_ids[: verdict.num_accepted], verdict.next_token_id)

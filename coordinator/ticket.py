@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 
+from coordinator.acceptance import Verdict
 from coordinator.actions import Emit, Fail, Finish
 from coordinator.alarm import Alarm
 from coordinator.loop import SessionLoop, Waiting
@@ -68,17 +69,17 @@ class Ticket:
         if self.trace.notes is not None:
             self.trace.notes.admitted()
 
-    def hear_target(self, event: TargetEvent) -> None:
-        """Hand the state machine what the target says."""
+    def hear_target(self, event: TargetEvent, verdict: Verdict | None = None) -> None:
+        """Hand the state machine what the target says, and the verdict if it has been reached already."""
         if not isinstance(event, Scores):
             log_trouble("target", event)
-        self.loop.on_target_event(event)
+        self.loop.on_target_event(event, verdict)
 
-    def hear_draft(self, event: DraftEvent) -> None:
-        """Hand the state machine what the draft says."""
+    def hear_draft(self, event: DraftEvent, *, is_sound: bool = False) -> None:
+        """Hand the state machine what the draft says, and whether a proposal has been checked already."""
         if not isinstance(event, Proposal):
             log_trouble("draft", event)
-        self.loop.on_draft_event(event)
+        self.loop.on_draft_event(event, is_sound=is_sound)
 
     def lose_target(self) -> None:
         """The target's link is gone."""

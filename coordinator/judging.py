@@ -1,0 +1,40 @@
+"""A whole message of proposals or scores, checked or judged as one, before each session hears its own.
+
+Owns which sessions' answers are taken together. Decides nothing: what is not settled here each session settles alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from coordinator.acceptance import Verdict
+from coordinator.acceptance.together import are_sound, judge_together
+from coordinator.loop import SessionLoop
+from outrider.ports import DraftEvent, Proposal, Scores, TargetEvent
+from outrider.types import SparseEvidence, SparseScores
+
+Find = Callable[[int], SessionLoop | None]
+"""The session of that number, if it runs."""
+
+
+def sound_proposals(events: Iterable[DraftEvent], find: Find) -> frozenset[int]:
+    """Sessions whose proposal need not be checked any more."""
+    cases = {
+        event.session: case
+        for event in events
+        if isinstance(event, Proposal) and isinstance(event.evidence, SparseEvidence)
+        if (loop := find(event.session)) is not None and (case := loop.to_check(event, event.evidence)) is not None
+    }
+    return frozenset(cases) if are_sound(list(cases.values())) else frozenset()
+
+
+def verdicts_of(events: Iterable[TargetEvent], find: Find) -> dict[int, Verdict]:
+    """Verdicts by session, of those whose scores need not be judged any more."""
+    cases = {
+        event.session: case
+        for event in events
+        if isinstance(event, Scores) and isinstance(event.form, SparseScores)
+        if (loop := find(event.session)) is not None and (case := loop.to_judge(event, event.form)) is not None
+    }
+    verdicts = judge_together(list(cases.values()))
+    return {} if verdicts is None else dict(zip(cases, verdicts, strict=True))

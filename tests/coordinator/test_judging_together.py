@@ -1,0 +1,223 @@
+"""Many sessions judged at once: what each alone would come to, bit by bit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coordinator import judging
+from coordinator.acceptance import EvidenceError, JudgeRules, NextToken, Rule, Verdict, check_proposal, judge
+from coordinator.acceptance.together import FEWEST, ProposalCase, ScoredCase, are_sound, judge_together
+from outrider.errors import ProtocolError
+from outrider.types import SparseEvidence, SparseScores
+from tests.coordinator.test_service import ask, stack
+
+VOCAB_SIZE = 50
+RULES = JudgeRules(Rule.SPARSE_REJECTION, VOCAB_SIZE)
+Generator = np.random.Generator
+
+
+def made_case(random: Generator, *, closeness: float = 0.5) -> ScoredCase:
+    """A proposal of 1 to 5 tokens over supports of 1 to 12 ids, and what a target of some law says of it."""
+    length = int(random.integers(1, 6))
+    counts = random.integers(1, 13, length)
+    rows = [random.choice(VOCAB_SIZE, count, replace=False) for count in counts]
+    drafts = [random.dirichlet(np.ones(count)) + 1e-3 for count in counts]
+    drafts = [row / row.sum() for row in drafts]
+    proposal = ProposalCase(
+        tuple(int(random.choice(ids, p=row)) for ids, row in zip(rows, drafts, strict=True)),
+        SparseEvidence(
+            counts.astype(np.int32), np.concatenate(rows).astype(np.int32), np.concatenate(drafts).astype(np.float32)
+        ),
+        VOCAB_SIZE,
+    )
+    outside = random.uniform(0, 0.6, length) * random.integers(0, 2, length)
+    inside = [
+        (1 - mass) * (closeness * row + (1 - closeness) * random.dirichlet(np.ones(len(row))))
+        for mass, row in zip(outside, drafts, strict=True)
+    ]
+    drawn = random.integers(0, VOCAB_SIZE, length + 1)
+    drawn[:-1][outside == 0] = -1
+    scores = SparseScores(
+        np.concatenate(inside).astype(np.float32),
+        np.append(outside, 1.0).astype(np.float32),
+        drawn.astype(np.int32),
+    )
+    return ScoredCase(proposal, scores, int(random.integers(0, 2**64, dtype=np.uint64)), int(random.integers(1, 9999)))
+
+
+def made_cases(seed: int, count: int = 40, *, closeness: float = 0.5) -> list[ScoredCase]:
+    random = np.random.default_rng(seed)
+    return [made_case(random, closeness=closeness) for _ in range(count)]
+
+
+def alone(case: ScoredCase) -> Verdict:
+    proposal = case.proposal
+    return judge(RULES, proposal.draft_token_ids, proposal.evidence, case.scores, seed=case.seed, base=case.base)
+
+
+def is_sound_alone(case: ProposalCase) -> bool:
+    try:
+        check_proposal(
+            case.draft_token_ids,
+            case.evidence,
+            expects=SparseEvidence,
+            asked=len(case.draft_token_ids),
+            num_token_ids=case.num_token_ids,
+        )
+    except EvidenceError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("closeness", [0.0, 0.5, 0.95])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_same_verdicts(seed: int, closeness: float) -> None:
+    cases = made_cases(seed, closeness=closeness)
+    assert are_sound([case.proposal for case in cases])
+    together = judge_together(cases)
+    assert together == [alone(case) for case in cases]
+    assert {verdict.source for verdict in together or ()} == set(NextToken)
+
+
+def test_the_order_and_the_company_do_not_matter() -> None:
+    cases = made_cases(3)
+    together = judge_together(cases)
+    assert together is not None
+    assert judge_together(cases[::-1]) == together[::-1]
+    assert judge_together(cases[:FEWEST]) == together[:FEWEST]
+
+
+def test_a_target_that_agrees_exactly_keeps_all() -> None:
+    cases = made_cases(4)
+    agreeing = [
+        replace(
+            case,
+            scores=SparseScores(
+                case.proposal.evidence.probs,
+                np.append(np.zeros(len(case.proposal.draft_token_ids)), 1.0).astype(np.float32),
+                case.scores.outside_token_ids,
+            ),
+        )
+        for case in cases
+    ]
+    together = judge_together(agreeing)
+    assert together == [alone(case) for case in agreeing]
+    assert all(verdict.source is NextToken.BONUS for verdict in together or ())
+
+
+def test_few_are_judged_alone() -> None:
+    cases = made_cases(5, FEWEST - 1)
+    assert judge_together(cases) is None
+    assert not are_sound([case.proposal for case in cases])
+
+
+def spoilt_evidence(evidence: SparseEvidence, how: str) -> SparseEvidence:
+    counts, ids, probs = evidence.counts.copy(), evidence.token_ids.copy(), evidence.probs.copy()
+    if how == "range":
+        ids[0] = VOCAB_SIZE
+    elif how == "negative id":
+        ids[0] = -1
+    elif how == "twice":
+        ids[: counts[0]] = ids[0]
+    elif how == "sum":
+        probs[0] += 0.5
+    elif how == "nan":
+        probs[0] = np.nan
+    elif how == "zero":
+        probs[0] = 0.0
+    elif how == "counts":
+        counts[0] += 1
+    else:
+        counts[0] = 0
+    return SparseEvidence(counts, ids, probs)
+
+
+@pytest.mark.parametrize("how", ["range", "negative id", "twice", "sum", "nan", "zero", "counts", "empty"])
+def test_one_bad_proposal_sends_all_to_be_checked_alone(how: str) -> None:
+    cases = [case.proposal for case in made_cases(6)]
+    index = next(index for index, case in enumerate(cases) if case.evidence.counts[0] > 2)
+    cases[index] = replace(cases[index], evidence=spoilt_evidence(cases[index].evidence, how))
+    assert not is_sound_alone(cases[index])
+    assert not are_sound(cases)
+
+
+def test_a_draft_token_outside_its_support_is_seen() -> None:
+    cases = [case.proposal for case in made_cases(7)]
+    first = cases[0]
+    free = next(
+        token for token in range(VOCAB_SIZE) if token not in first.evidence.token_ids[: first.evidence.counts[0]]
+    )
+    cases[0] = replace(first, draft_token_ids=(free, *first.draft_token_ids[1:]))
+    assert not is_sound_alone(cases[0])
+    assert not are_sound(cases)
+
+
+def spoilt_scores(scores: SparseScores, how: str) -> SparseScores:
+    inside, outside, drawn = scores.support_probs.copy(), scores.outside_mass.copy(), scores.outside_token_ids.copy()
+    if how == "short":
+        outside = outside[:-1]
+    elif how == "no bonus":
+        drawn[-1] = -1
+    elif how == "range":
+        drawn[-1] = VOCAB_SIZE
+    elif how == "negative":
+        inside[0] = -0.1
+    elif how == "nan":
+        inside[0] = np.nan
+    else:
+        outside[0] += 0.5
+    return SparseScores(inside, outside, drawn)
+
+
+@pytest.mark.parametrize("how", ["short", "no bonus", "range", "negative", "nan", "sum"])
+def test_scores_that_do_not_fit_send_all_to_be_judged_alone(how: str) -> None:
+    cases = made_cases(8)
+    cases[3] = replace(cases[3], scores=spoilt_scores(cases[3].scores, how))
+    with pytest.raises(ProtocolError):
+        alone(cases[3])
+    assert judge_together(cases) is None
+
+
+def test_an_empty_residual_is_left_to_who_judges_alone() -> None:
+    cases = made_cases(9)
+    # The target has less than the draft everywhere, within what is forgiven, and nothing outside: whatever is rejected
+    # leaves nothing to draw from.
+    short = [
+        replace(
+            case,
+            scores=SparseScores(
+                case.proposal.evidence.probs * np.float32(0.991),
+                np.append(np.zeros(len(case.proposal.draft_token_ids)), 1.0).astype(np.float32),
+                case.scores.outside_token_ids,
+            ),
+        )
+        for case in (*cases, *made_cases(10, 400))
+    ]
+    assert all(alone(case).source is NextToken.BONUS for case in short)
+    assert judge_together(short) is None, "some coin falls above 0.991"
+
+
+async def test_requests_in_company_get_the_tokens_they_get_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [ask(seed=seed) for seed in range(3 * FEWEST)]
+    alone_tokens = []
+    for request in requests:
+        async with stack() as made:
+            alone_tokens.append((await made.run(request)).token_ids)
+    num_together = 0
+
+    def counted(cases: Sequence[ScoredCase]) -> list[Verdict] | None:
+        nonlocal num_together
+        verdicts = judge_together(cases)
+        num_together += len(verdicts or ())
+        return verdicts
+
+    monkeypatch.setattr(judging, "judge_together", counted)
+    async with stack() as made:
+        results = await asyncio.gather(*(made.run(request) for request in requests))
+    assert [result.token_ids for result in results] == alone_tokens
+    assert num_together > len(requests), "most steps were judged together"
