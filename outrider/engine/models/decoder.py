@@ -19,7 +19,6 @@ import torch
 from outrider.engine.kernels.few_tokens import MAX_TOKENS, Matrix, NormedInput
 from outrider.engine.kernels.paged_attention import AttentionPlan, DevicePlan, paged_attention
 from outrider.engine.kernels.rotary_store import Angles, HeadLayout, turn_and_store
-from outrider.engine.kernels.swiglu import swiglu
 from outrider.engine.models.config import ModelConfig
 from outrider.engine.models.linear import Linear
 from outrider.engine.models.norm import RmsNorm
@@ -46,6 +45,7 @@ class Attention:
 
     def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
         self._heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
+        self._is_alone = shard.size == 1
         self.window = config.sliding_windows[layer]
         query_size, num_turned = config.num_heads * config.head_dim, config.num_heads + config.num_kv_heads
         fused_size = query_size + 2 * config.num_kv_heads * config.head_dim
@@ -56,7 +56,9 @@ class Attention:
         self.qk_norm = torch.empty(num_turned, config.head_dim, dtype=dtype, device=device) if config.qk_norm else None
 
     def __call__(self, x: torch.Tensor, kv: torch.Tensor, angles: Angles, batch: DeviceBatch) -> torch.Tensor:
-        """``x`` [T, hidden] over one layer's ``kv`` [S, 2, H_kv, D]; stores the tokens' own keys and values first."""
+        """``x`` [T, hidden] over one layer's ``kv`` [S, 2, H_kv, D]; stores the tokens' own keys and values first. To
+        the same shape, the rank's part of a sum, or, alone, addends of it.
+        """
         queries = turn_and_store(self.qkv(x), kv, batch.slots, angles, self._heads, norm_weight=self.qk_norm)
         return self._attend(queries, kv, batch)
 
@@ -76,7 +78,8 @@ class Attention:
 
     def _attend(self, queries: torch.Tensor, kv: torch.Tensor, batch: DeviceBatch) -> torch.Tensor:
         attended = paged_attention(queries, kv, batch.plans[self.window])
-        return self.output(attended.reshape(queries.shape[0], -1))
+        rows = attended.reshape(queries.shape[0], -1)
+        return self.output.addends(rows) if self._is_alone else self.output(rows)
 
 
 class Mlp:
@@ -84,13 +87,14 @@ class Mlp:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
+        self._is_alone = shard.size == 1
         self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias, dtype=dtype, device=device)
         has_bias = config.mlp_bias and shard.rank == 0
         self.down = Linear(inner, hidden, bias=has_bias, dtype=dtype, device=device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [T, hidden] to the same shape: the rank's part of a sum."""
-        return self.down(swiglu(self.gate_up(x)))
+        """``x`` [T, hidden] to the same shape, the rank's part of a sum, or, alone, to addends of it."""
+        return self._to_hidden(self.gate_up.gated(x))
 
     @property
     def few_matrix(self) -> Matrix | None:
@@ -102,7 +106,10 @@ class Mlp:
         from outrider.engine.kernels.few_tokens.kernel import gated  # Triton is slow to import
 
         total, inner = gated(source, matrix)
-        return total, self.down(inner)
+        return total, self._to_hidden(inner)
+
+    def _to_hidden(self, inner: torch.Tensor) -> torch.Tensor:
+        return self.down.addends(inner) if self._is_alone else self.down(inner)
 
 
 class DecoderLayer:

@@ -51,6 +51,14 @@ class Linear:
         """``x`` [T, K] to [T, N]."""
         return (self._prepared or self.prepare())(x, self.bias)
 
+    def addends(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is, for ``RmsNorm.after_adding``."""
+        return (self._prepared or self.prepare()).addends(x, self.bias)
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, K] to silu(gate) * up [T, N / 2], the product's first half being the gate."""
+        return (self._prepared or self.prepare()).gated(x, self.bias)
+
 
 def _is_small(weight: torch.Tensor) -> bool:
     """A tied weight is still needed as it is, to look up rows: packing it costs a second copy, worth it for small

@@ -22,6 +22,7 @@ from outrider.engine.kernels.draft_sampling.kernel import (
 from outrider.engine.kernels.embedding.kernel import _look_up_kernel
 from outrider.engine.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _turned_kernel
 from outrider.engine.kernels.linear.skinny import _skinny_kernel
+from outrider.engine.kernels.linear.streamed import _add_up_kernel, _streamed_gate_kernel, _streamed_kernel
 from outrider.engine.kernels.paged_attention.kernel import _attend_kernel
 from outrider.engine.kernels.rms_norm.kernel import _norm_kernel
 from outrider.engine.kernels.rotary_store.kernel import _turn_and_store_kernel
@@ -34,16 +35,20 @@ HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
 ATTENTION = {"PAGE_SIZE": 16, "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HAS_WINDOW": True}
 TILE = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_D": 128, "PRECISION": "tf32", "UNROLLED": 4}
 PRODUCT = {"K": 4096, "HAS_BIAS": True, "SPLITS": 2, "FETCHED": 256}
+STREAMED = {"K": 4096, "FETCHED": 128, "WIDTH": 128, "REST": 32, "HAS_REST": True, "BLOCK_N": 64, "BLOCK_K": 64}
 FEW = {"NUM_TOKENS": 2, "HAS_BIAS": True}
 PARTS = {"PARTS": 126, "BLOCK_PARTS": 128}
 SUPPORT = {"LIMIT": 1024, "CAPACITY": 2048}
 CONSTANTS: dict[Any, dict[str, Any]] = {
-    _norm_kernel: {"HAS_DELTA": True, "BLOCK": 4096},
+    _norm_kernel: {"ADDENDS": 2, "BLOCK": 4096},
     _sum_norm_kernel: {"RANK": 1, "SIZE": 2, "ROWS": 32, "FLAG_BYTES": 256, "BLOCK": 4096},
     _swiglu_kernel: {"BLOCK": 1024},
     _turn_and_store_kernel: {**HEADS, "HAS_ROWS": True, "HAS_NORM": True, "BLOCK_H": 4, "BLOCK_HALF": 64},
     _attend_kernel: {**ATTENTION, **TILE},
     _skinny_kernel: {**PRODUCT, "BLOCK_T": 16, "BLOCK_N": 64, "BLOCK_K": 256, "PRECISION": "tf32"},
+    _streamed_kernel: {**STREAMED, "SPLITS": 2},
+    _streamed_gate_kernel: {**STREAMED, "HAS_BIAS": True},
+    _add_up_kernel: {"HAS_BIAS": True, "SPLITS": 2, "BLOCK": 2048},
     _look_up_kernel: {"BLOCK": 2048},
     _product_kernel: {**FEW, "BLOCK_N": 4, "BLOCK_K": 8192},
     _gated_kernel: {**FEW, "HAS_DELTA": True, "BLOCK_N": 8, "BLOCK_K": 2048},
@@ -70,8 +75,13 @@ INTEGERS = {
     "ids", "histogram", "candidates", "places", "next_ids", "records", "supports",
     "rounds", "marks", "found", "counts", "cuts",
 }  # fmt: skip
-REALS = {"sums", "stats", "surveys", "groups", "unfit", "tops", "totals", "levels", "values"}
+REALS = {"sums", "addends", "stats", "surveys", "groups", "unfit", "tops", "totals", "levels", "values"}
 FLOATS = ("eps", "scale", "floor")
+TILES = {
+    "x_desc": "tensordesc<bf16[128, 64]>",
+    "rest_desc": "tensordesc<bf16[32, 64]>",
+    "weight_desc": "tensordesc<bf16[64, 64]>",
+}
 WIDE = {"masses": "*fp64", "addresses": "*i64"}
 
 
@@ -81,6 +91,8 @@ def type_of(name: str) -> str:
         if stem in WIDE:
             return WIDE[stem]
         return "*i32" if stem in INTEGERS else "*fp32" if stem in REALS else "*bf16"
+    if name in TILES:
+        return TILES[name]
     return "fp32" if name in FLOATS else "i32"
 
 

@@ -151,7 +151,7 @@ def main() -> None:
                 draft.draft(LoopShape(num_rows, num_steps, 1))
             assert seen == prepared
         target = Model(torch.bfloat16, hidden_size=4096, intermediate_size=14336, head_dim=128, vocab_size=64_000)
-        for shape in (BatchShape(1, 1, 1), BatchShape(1, 5, 8), BatchShape(2, 133, 128), BatchShape(1, 512, 512)):
+        for shape in map(BatchShape, (1, 1, 1, 2, 1), (1, 5, 8, 133, 512), (1, 8, 8, 128, 512)):
             target.forward(shape, min(5, shape.num_tokens))
         warm = set(seen)
         for shape in (BatchShape(7, 16, 8), BatchShape(65, 448, 128), BatchShape(90, 300, 300), BatchShape(3, 3, 1)):
@@ -169,6 +169,7 @@ def main() -> None:
         odd = {"vocab_size": 32_003, "hidden_size": 896, "intermediate_size": 4864, "num_heads": 14, "num_kv_heads": 2}
         Model(torch.float16, qkv_bias=True, **odd).draft(LoopShape(1, 2, 1))
         Model(torch.float32, qk_norm=True, sliding_windows=(512,), **odd).forward(BatchShape(4, 20, 8), 20)
+        Model(torch.bfloat16, output_bias=True).forward(BatchShape(8, 40, 8), 1)
         sum_of_ranks()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -16,9 +17,17 @@ import torch.nn.functional as F
 
 from outrider.engine.batch import ForwardBatch, ForwardRow, plan_forward
 from outrider.engine.device_inputs import BatchFrame, BatchShape, pack, unpack
-from outrider.engine.kernels.launching import launches_early
-from outrider.engine.kernels.linear import prepare_weight
-from outrider.engine.kernels.linear.few_rows import FewRowsWeight, choose_tiling
+from outrider.engine.graphs import captured_shapes
+from outrider.engine.kernels.launching import launches_early, num_processors
+from outrider.engine.kernels.linear import prepare_weight, streamed
+from outrider.engine.kernels.linear.few_rows import (
+    FewRowsWeight,
+    can_stream,
+    choose_tiling,
+    gate_tiling,
+    split_tiling,
+    streamed_splits,
+)
 from outrider.engine.kernels.linear.skinny import Tiling as ProductTiling
 from outrider.engine.kernels.linear.skinny import skinny_product
 from outrider.engine.kernels.paged_attention import DevicePlan, kernel, plan_attention, reference
@@ -38,6 +47,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 # The interpreter's matrix product of bfloat16 is wrong.
 DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+NARROW = [dtype for dtype in DTYPES if dtype != torch.float32]
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 NAN = float("nan")
 
@@ -83,6 +93,15 @@ def test_norm(rows: int, size: int, dtype: torch.dtype) -> None:
     found, total = norm.after_adding(x, delta), before.double() + delta.double()
     check(x, total, dtype)
     check(found, F.rms_norm(total, (size,), weight.double(), 1e-5), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_adds_up_what_a_product_left(dtype: torch.dtype) -> None:
+    x, addends, weight = random(5, 96, dtype=dtype), random(3, 5, 96), random(96, dtype=dtype)
+    total = x.double() + addends.double().sum(0)
+    found = TritonNorm(weight, 1e-5).after_adding(x, addends)
+    check(x, total, dtype)
+    check(found, F.rms_norm(total, (96,), weight.double(), 1e-5), dtype)
 
 
 def test_norm_of_a_batch_without_rows() -> None:
@@ -228,6 +247,72 @@ def test_skinny_product(tokens: int, size: int, outputs: int, splits: int, bias:
         assert not counters.any()
 
 
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("tokens", [6, 16, 33, 70, 129, 160])
+def test_streamed_product(tokens: int, splits: int, bias: bool, dtype: torch.dtype) -> None:
+    x, weight = random(tokens, 328, dtype=dtype), random(80, 328, dtype=dtype)
+    offset = random(80, dtype=dtype) if bias else None
+    expected = x.double() @ weight.double().T
+    tiling = split_tiling(tokens, splits)
+    assert tiling is not None
+    addends = streamed.addends_of(x, weight, tiling)
+    assert addends.shape == (splits, tokens, 80)
+    check(addends.sum(0), expected, dtype)
+    found = streamed.add_up(addends, offset, dtype)
+    check(found, expected + (0 if offset is None else offset.double()), dtype)
+    for _ in range(1 if INTERPRETED else 20):  # a sum whose order changes would show as bits that change
+        assert torch.equal(streamed.addends_of(x, weight, tiling), addends)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tokens", [6, 16, 17, 70, 128])
+def test_streamed_gate(tokens: int, bias: bool, dtype: torch.dtype) -> None:
+    x, weight = random(tokens, 200, dtype=dtype), random(2 * 70, 200, dtype=dtype) / 10
+    offset = random(2 * 70, dtype=dtype) if bias else None
+    expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+    tiling = gate_tiling(tokens)
+    assert tiling is not None
+    check(streamed.gated_product(x, weight, offset, tiling), reference_swiglu(expected), dtype)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 5, 6, 16, 17, 32, 100, 160, 161])
+def test_what_a_weight_takes_over_and_leaves(rows: int, bias: bool, dtype: torch.dtype) -> None:
+    tiles = num_processors(DEVICE) // 2
+    x, weight = random(rows, 64, dtype=dtype), random(64 * tiles, 64, dtype=dtype) / 8
+    offset = random(64 * tiles, dtype=dtype) if bias else None
+    product = FewRowsWeight(weight)
+    expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+    check(product(x, offset), expected, dtype)
+    addends = product.addends(x, offset)
+    is_left = not bias and (6 <= rows <= 16 or 32 < rows <= 160)
+    assert addends.dim() == (3 if is_left else 2)
+    check(addends.sum(0) if is_left else addends, expected, dtype)
+    check(product.gated(x, offset), reference_swiglu(expected), dtype)
+
+
+@pytest.mark.parametrize(("outputs", "splits"), [(2048, 4), (3072, None), (4096, 2), (6144, None), (28672, None)])
+def test_sums_over_some_rows_are_split_where_that_fills_the_device(outputs: int, splits: int | None) -> None:
+    assert streamed_splits(outputs, 132) == splits
+
+
+def test_rows_that_the_copy_engine_refuses_are_left_to_others() -> None:
+    assert can_stream(random(64, 64, dtype=torch.float16))
+    assert not can_stream(random(64, 60, dtype=torch.float16))
+    assert not can_stream(random(65 * 64, dtype=torch.float16)[4:-60].view(64, 64))
+
+
+def test_every_number_of_rows_is_taken_as_one_that_is_captured() -> None:
+    """So that no kernel is compiled for a batch."""
+    captured = {shape.num_tokens for shape in captured_shapes()}
+    for tiling in (gate_tiling, partial(split_tiling, splits=2)):
+        assert {tiling(rows) for rows in range(200)} <= {tiling(rows) for rows in captured} | {None}
+
+
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("outputs", [2048, 4096, 6144])
@@ -235,7 +320,7 @@ def test_prepared_weights_whatever_the_number_of_rows(outputs: int, dtype: torch
     weight, bias = random(outputs, 512, dtype=dtype), random(outputs, dtype=dtype)
     product = prepare_weight(weight)
     assert isinstance(product, FewRowsWeight) == (dtype != torch.float32 and launches_early(weight.device))
-    for rows in (0, 1, 5, 16, 17, 300):
+    for rows in (0, 1, 5, 16, 17, 160, 300):
         x = random(rows, 512, dtype=dtype)
         expected = x.double() @ weight.double().T + bias.double()
         assert torch.isfinite(product(x, bias)).all()

@@ -2,16 +2,16 @@
 
 Contract: ``prepare_weight`` takes a weight ``[N, K]`` and gives a callable ``(x [T, K], bias [N] | None) -> [T, N]``
 that owns it, in whatever layout is fastest on its device; the caller drops its own reference, so that there is one
-copy. Quantised and sharded weights find their place behind the same callable.
+copy. It can take over what comes after a product (``gated``), and leave a part of it to that (``addends``). Quantised
+and sharded weights find their place behind the same callable.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from outrider.engine.kernels.launching import has_kernels
+from outrider.engine.kernels.linear.contract import PreparedWeight
 from outrider.engine.kernels.linear.packed import PackedWeight, can_pack
 from outrider.engine.kernels.linear.reference import PlainWeight, UpcastWeight
 
@@ -21,22 +21,8 @@ __all__ = ["PreparedWeight", "prepare_weight"]
 _MIN_PACKED_SIZE = 1 << 18
 """Elements; below, what packing saves is less than what calling oneDNN costs (some 20 us)."""
 
-
 _MOST_FEW_ROWS_SIZE = 1 << 28
 """Elements; above, as in the heads of large vocabularies, cuBLAS reads a weight as fast as memory gives it."""
-
-
-class PreparedWeight(Protocol):
-    """A weight ready to be multiplied with."""
-
-    @property
-    def matrix(self) -> torch.Tensor | None:
-        """[N, K] as it was, where the kernels of ``few_tokens`` can read it."""
-        ...
-
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """``x`` [T, K] to [T, N]."""
-        ...
 
 
 def prepare_weight(weight: torch.Tensor, *, keep_layout: bool = False) -> PreparedWeight:

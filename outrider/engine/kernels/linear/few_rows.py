@@ -1,5 +1,5 @@
 """A weight on a GPU that is often multiplied with a few rows: ``few_tokens`` for one, ``skinny`` for up to sixteen,
-cuBLAS for many.
+``streamed`` for six to 160 where that was measured to be faster in whole forwards, cuBLAS for the rest.
 """
 
 from __future__ import annotations
@@ -11,19 +11,29 @@ import triton
 from outrider.engine.kernels.few_tokens import MAX_TOKENS, Matrix, suits
 from outrider.engine.kernels.few_tokens.kernel import product
 from outrider.engine.kernels.launching import launches_early, num_processors
+from outrider.engine.kernels.linear import streamed
+from outrider.engine.kernels.linear.contract import PreparedWeight
 from outrider.engine.kernels.linear.skinny import Tiling, skinny_product
 
 _MOST_ROWS = 16
 _BLOCK_N = 64
+_ALIGNED_BYTES = 16
+"""What the copy engine asks of a matrix and of its rows."""
+_WIDTHS = ((16, 0), (32, 0), (64, 0), (64, 16), (128, 0), (128, 32))
+"""The parts in which ``streamed`` takes some rows; each is that of a forward which is captured."""
+_FEWEST_STREAMED = 6
 
 
-class FewRowsWeight:
+class FewRowsWeight(PreparedWeight):
     """The weight as it is, and the counters that products of it share."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight  # [N, K]
         self._suits = suits(weight)
-        self._tiling = choose_tiling(weight.shape[0], num_processors(weight.device))
+        processors = num_processors(weight.device)
+        self._tiling = choose_tiling(weight.shape[0], processors)
+        self._can_stream = can_stream(weight)
+        self._splits = streamed_splits(weight.shape[0], processors) if self._can_stream else None
         tiles = triton.cdiv(weight.shape[0], self._tiling.block_n)
         self._counters = torch.zeros(tiles, dtype=torch.int32, device=weight.device)
 
@@ -34,17 +44,42 @@ class FewRowsWeight:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""
-        if self._suits and 0 < x.shape[0] <= MAX_TOKENS:
+        num_tokens = x.shape[0]
+        if self._suits and 0 < num_tokens <= MAX_TOKENS:
             return product(x, Matrix(self._weight, bias))
-        if 0 < x.shape[0] <= _MOST_ROWS:
+        if 0 < num_tokens <= _MOST_ROWS:
             return skinny_product(x, self._weight, bias, self._counters, self._tiling)
+        if tiling := self._split(num_tokens):
+            return streamed.add_up(streamed.addends_of(x, self._weight, tiling), bias, x.dtype)
         return F.linear(x, self._weight, bias)
+
+    def addends(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is."""
+        if bias is None and (tiling := self._split(x.shape[0])):
+            return streamed.addends_of(x, self._weight, tiling)
+        return self(x, bias)
+
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x`` [T, K] to silu(gate) * up [T, N / 2] of the product's two halves."""
+        tiling = gate_tiling(x.shape[0])
+        if tiling is None or not self._can_stream:
+            return super().gated(x, bias)
+        return streamed.gated_product(x, self._weight, bias, tiling)
+
+    def _split(self, num_tokens: int) -> streamed.Tiling | None:
+        return None if self._splits is None else split_tiling(num_tokens, self._splits)
 
 
 def pays(weight: torch.Tensor) -> bool:
     """Whether products of a few rows with ``weight`` [N, K] are faster so than through cuBLAS."""
     may_fetch_ahead = launches_early(weight.device) or weight.device.type == "cpu"  # where it is but tested
     return may_fetch_ahead and weight.dtype.itemsize == 2 and weight.is_contiguous()
+
+
+def can_stream(weight: torch.Tensor) -> bool:
+    """Whether the copy engine takes tiles of ``weight`` [N, K] and of what it is multiplied with."""
+    row_bytes = weight.shape[1] * weight.dtype.itemsize
+    return weight.data_ptr() % _ALIGNED_BYTES == 0 and row_bytes % _ALIGNED_BYTES == 0
 
 
 def choose_tiling(out_features: int, num_processors: int) -> Tiling:
@@ -57,6 +92,49 @@ def choose_tiling(out_features: int, num_processors: int) -> Tiling:
     if _nearly_all(2 * tiles, num_processors):
         return Tiling(_BLOCK_N, 256, 2, 4, 3, 0)
     return Tiling(_BLOCK_N, 128, 1, 4, 5, 256)
+
+
+def streamed_splits(out_features: int, num_processors: int) -> int | None:
+    """Into how many parts the sum over K is cut for some rows; None: cuBLAS is faster, as it was measured to be where
+    no number gives nearly every multiprocessor one part.
+    """
+    tiles = triton.cdiv(out_features, _BLOCK_N)
+    return next((splits for splits in (2, 4) if _nearly_all(splits * tiles, num_processors)), None)
+
+
+def split_tiling(num_tokens: int, splits: int) -> streamed.Tiling | None:
+    """Of a product whose sum is split; None: others are faster.
+
+    Shared memory is filled so far that no two programs share a multiprocessor: launched early, they would gather where
+    the kernel ahead ended first.
+    """
+    match _widths(num_tokens):
+        case (16, rest):
+            return streamed.Tiling(16, rest, _BLOCK_N, 128, splits, 4, 6, 512)
+        case (64 | 128 as width, rest) if width + rest <= 128:
+            return streamed.Tiling(width, rest, _BLOCK_N, 128, splits, 4, 4, 128)
+        case (128, rest):
+            return streamed.Tiling(128, rest, _BLOCK_N, 64, splits, 4, 6, 128)
+    return None
+
+
+def gate_tiling(num_tokens: int) -> streamed.Tiling | None:
+    """Of a gate and what it gates, which nothing splits; None: others are faster."""
+    match _widths(num_tokens):
+        case (16, rest):
+            return streamed.Tiling(16, rest, _BLOCK_N, 128, 1, 4, 5, 256)
+        case (32 | 64 as width, rest):
+            return streamed.Tiling(width, rest, _BLOCK_N, 128, 1, 4, 4, 0)
+        case (128, 0):
+            return streamed.Tiling(128, 0, _BLOCK_N, 64, 1, 4, 3, 0)
+    return None
+
+
+def _widths(num_tokens: int) -> tuple[int, int] | None:
+    """The narrowest that hold so many rows; None: too few or too many."""
+    if num_tokens < _FEWEST_STREAMED:
+        return None
+    return next(((width, rest) for width, rest in _WIDTHS if num_tokens <= width + rest), None)
 
 
 def _nearly_all(num_programs: int, num_processors: int) -> bool:

@@ -11,6 +11,8 @@ import functools
 
 import torch
 
+from outrider.engine.kernels.linear.contract import PreparedWeight
+
 
 @functools.cache
 def can_pack(dtype: torch.dtype) -> bool:
@@ -22,16 +24,11 @@ def can_pack(dtype: torch.dtype) -> bool:
     return True
 
 
-class PackedWeight:
+class PackedWeight(PreparedWeight):
     """The weight in oneDNN's blocked layout."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
-
-    @property
-    def matrix(self) -> None:
-        """Gone."""
-        return
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""

@@ -5,24 +5,21 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from outrider.engine.kernels.linear.contract import PreparedWeight
 
-class PlainWeight:
+
+class PlainWeight(PreparedWeight):
     """The weight as it is."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight  # [N, K]
-
-    @property
-    def matrix(self) -> None:
-        """Not for other kernels."""
-        return
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""
         return F.linear(x, self._weight, bias)
 
 
-class UpcastWeight:
+class UpcastWeight(PreparedWeight):
     """A bfloat16 weight on a processor without bfloat16 arithmetic.
 
     There a product of many rows costs four times what it costs in float32 with the weight converted first; of few rows
@@ -33,11 +30,6 @@ class UpcastWeight:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight  # [N, K] bf16
-
-    @property
-    def matrix(self) -> None:
-        """Not for other kernels."""
-        return
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N]."""

@@ -1,7 +1,8 @@
 """Root-mean-square normalisation with a weight that never changes: y = x / sqrt(mean(x^2) + eps) * w.
 
 Contract: ``prepare_norm`` takes a weight ``[N]`` and gives a callable ``x [..., N] -> [..., N]`` that does not change
-``x``. Its ``after_adding(x, delta)`` adds ``delta`` to ``x`` in place, both ``[T, N]``, and normalises the sum.
+``x``. Its ``after_adding(x, delta)`` adds ``delta`` to ``x`` in place, both ``[T, N]``, and normalises the sum. Where
+there are kernels, ``delta`` may be what a product left to be added up: ``[A, T, N]`` float32.
 """
 
 from __future__ import annotations

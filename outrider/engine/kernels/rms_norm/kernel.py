@@ -19,13 +19,14 @@ _WIDE = 2048
 @triton.jit
 def _norm_kernel(
     x_ptr,  # [T, N]; becomes x + delta
-    delta_ptr,  # [T, N]
+    delta_ptr,  # [ADDENDS, T, N]
     weight_ptr,  # [N]
     out_ptr,  # [T, N]
     row_stride,
+    addend_stride,
     size,
     eps,
-    HAS_DELTA: tl.constexpr,
+    ADDENDS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -38,10 +39,12 @@ def _norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     place = row * row_stride + column
     x = tl.load(x_ptr + place, mask=inside, other=0.0)
-    if HAS_DELTA:
-        x = (x.to(tl.float32) + tl.load(delta_ptr + row * size + column, mask=inside, other=0.0).to(tl.float32)).to(
-            x.dtype
-        )
+    if ADDENDS > 0:
+        total = x.to(tl.float32)
+        for addend in tl.static_range(ADDENDS):
+            delta = tl.load(delta_ptr + addend * addend_stride + row * size + column, mask=inside, other=0.0)
+            total += delta.to(tl.float32)
+        x = total.to(x.dtype)
         tl.store(x_ptr + place, x, mask=inside)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
@@ -60,7 +63,7 @@ class TritonNorm:
         return self._launch(x, None)
 
     def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        """Add ``delta`` [T, N] to ``x`` [T, N] in place and normalise the sum."""
+        """Add ``delta`` [T, N], or all of float32 [A, T, N], to ``x`` [T, N] in place and normalise the sum."""
         return self._launch(x, delta)
 
     def _launch(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
@@ -69,9 +72,10 @@ class TritonNorm:
         if not x.numel():
             return out
         rows = x.view(-1, size)
+        num_addends = 0 if delta is None else delta.numel() // x.numel()
         _norm_kernel[(rows.shape[0],)](
-            rows, x if delta is None else delta, self._weight, out, rows.stride(0), size, self._eps,
-            HAS_DELTA=delta is not None, BLOCK=triton.next_power_of_2(size),
+            rows, x if delta is None else delta, self._weight, out, rows.stride(0), x.numel(), size, self._eps,
+            ADDENDS=num_addends, BLOCK=triton.next_power_of_2(size),
             num_warps=8 if size >= _WIDE else 4, **launch_options(x),
         )  # fmt: skip
         return out
