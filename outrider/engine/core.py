@@ -14,13 +14,15 @@ from typing import Generic, Protocol, TypeVar
 
 from outrider.engine.activity import Activity
 from outrider.engine.ledger import Ledger, Session, SessionKey, Text
-from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, Job, share_tokens
+from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, Job, is_running, share_tokens
 from outrider.engine.trouble import log_trouble
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, ForwardReport, ItemTiming, Open, Refused, Release, SessionFailed, SessionLost
 from outrider.recording import ItemRecord, PassRecord, Recorder
 
 DEFAULT_MAX_BATCHED_TOKENS = 512
+_AWAY_NS = 100_000_000
+"""Running sessions that were served less long ago will soon be back: their answers are being made into commands."""
 
 
 class Item(Protocol):
@@ -153,6 +155,8 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self._max_prefill_beside = max_prefill_beside
         self._clock = clock
         self._ready: dict[int, list[EventT | CommonEvent]] = {}
+        self._ran_ns = -_AWAY_NS
+        """When a running session was served last."""
         # In the order in which they were last served, longest ago first.
         self._pending: dict[SessionKey, _Pending[TextT, JobT]] = {}
 
@@ -200,13 +204,16 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         if self._ready:
             ready, self._ready = self._ready, {}
             return [(link_id, EventBatch(tuple(events))) for link_id, events in ready.items()]
-        served = self._choose()
+        started = self._clock()
+        served = self._choose(started)
         if not served:
             return []
-        started = self._clock()
+        has_running = any(is_running(pending.job) for pending, _ in served)
         waits_ns = [started - pending.arrived_ns for pending, _ in served if pending.queue_ns is None]
         outcome = self._stage.advance([(pending.job, share) for pending, share in served])
         computed, ended = outcome.computed_ns, self._clock()
+        if has_running:
+            self._ran_ns = ended
         num_tokens = sum(share for _, share in served)
         self.activity.note_forward(waits_ns, len(served), num_tokens, computed - started, ended - computed)
         for pending, _ in served:
@@ -280,10 +287,15 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         log_trouble(event, opening, trace_parent)
         self._ready.setdefault(link_id, []).append(event)
 
-    def _choose(self) -> list[tuple[_Pending[TextT, JobT], int]]:
+    def _choose(self, now_ns: int) -> list[tuple[_Pending[TextT, JobT], int]]:
         waiting = list(self._pending.values())
         jobs = [pending.job for pending in waiting]
-        shares = share_tokens(jobs, self._max_batched_tokens, max_beside=self._max_prefill_beside)
+        shares = share_tokens(
+            jobs,
+            self._max_batched_tokens,
+            max_beside=self._max_prefill_beside,
+            is_beside=now_ns - self._ran_ns < _AWAY_NS,
+        )
         return [(pending, share) for pending, share in zip(waiting, shares, strict=True) if share]
 
     def _settle(

@@ -4,7 +4,7 @@ Owns the token budget: running rows first, then chunks of prefills, all prefills
 sessions, sequences and devices.
 
 A forward's time grows with its tokens, so a budget bounds how long a running session waits for a neighbour's prefill:
-beside running rows a smaller one than alone. An eighth of the whole is kept for prefills whenever there are any, so
+beside running rows a smaller one than alone, also while these are away for a moment. An eighth of the whole is kept for prefills whenever there are any, so
 that running rows cannot starve them either.
 """
 
@@ -36,16 +36,19 @@ class Job(Protocol):
         ...
 
 
-def share_tokens(jobs: Sequence[Job], max_tokens: int, *, max_beside: int = DEFAULT_PREFILL_BESIDE) -> list[int]:
+def share_tokens(
+    jobs: Sequence[Job], max_tokens: int, *, max_beside: int = DEFAULT_PREFILL_BESIDE, is_beside: bool = False
+) -> list[int]:
     """How many tokens of each job go into the next forward; at least one job is served.
 
     ``jobs`` stand in the order in which they were last served, longest ago first; whoever gets nothing now stands
     nearer to the front next time. A single job may pass the budget with its last tokens, which cannot be cut.
-    ``max_beside`` is the most that prefills get of a forward in which running rows are served too.
+    ``max_beside`` is the most that prefills get of a forward in which running rows are served too, or for which such
+    rows will have to wait: ``is_beside``.
     """
     shares = [0] * len(jobs)
-    running = [index for index, job in enumerate(jobs) if _is_running(job)]
-    prefills = [index for index, job in enumerate(jobs) if not _is_running(job)]
+    running = [index for index, job in enumerate(jobs) if is_running(job)]
+    prefills = [index for index, job in enumerate(jobs) if not is_running(job)]
     kept = max(1, max_tokens // _PREFILL_SHARE) if prefills else 0
     left = max_tokens - kept
     for index in running:
@@ -54,11 +57,12 @@ def share_tokens(jobs: Sequence[Job], max_tokens: int, *, max_beside: int = DEFA
             shares[index] = wanted
             left -= wanted
     room = max(left + kept, int(bool(prefills)))  # one token even beside a row that passed the budget alone
-    _share_among_prefills(jobs, prefills, min(room, max_beside) if any(shares) else room, shares)
+    _share_among_prefills(jobs, prefills, min(room, max_beside) if is_beside or any(shares) else room, shares)
     return shares
 
 
-def _is_running(job: Job) -> bool:
+def is_running(job: Job) -> bool:
+    """Whether it belongs to a session that runs, rather than to one whose prompt is being taken in."""
     return job.num_left - job.num_last < _FEW_TOKENS
 
 

@@ -27,6 +27,7 @@ def test_beside_running_rows_prefills_get_less_than_alone() -> None:
     prefills = [FakeJob(4000), FakeJob(3000)]
     assert share_tokens([*prefills, FakeJob(5, 5)], 512, max_beside=128) == [64, 64, 5]
     assert share_tokens(prefills, 512, max_beside=128) == [256, 256]
+    assert share_tokens(prefills, 512, max_beside=128, is_beside=True) == [64, 64]
     assert share_tokens([FakeJob(20, 1), FakeJob(5, 5)], 512, max_beside=4) == [4, 5]
 
 

@@ -1,0 +1,43 @@
+"""How an engine waits for its device: spinning, or sleeping and looking where it has one processor."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import cast
+
+import pytest
+import torch
+
+from outrider.engine.waiting import mark_reached, wait_for
+
+
+class _Event:
+    """Reached when it was looked at often enough."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks_left = looks
+        self.was_synchronized = False
+
+    def query(self) -> bool:
+        self.looks_left -= 1
+        return self.looks_left < 0
+
+    def synchronize(self) -> None:
+        self.was_synchronized = True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processors are counted on Linux alone")
+@pytest.mark.parametrize(("processors", "spins"), [({3}, False), ({3, 4}, True)])
+def test_it_spins_only_where_there_are_several_processors(
+    monkeypatch: pytest.MonkeyPatch, processors: set[int], *, spins: bool
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: processors)
+    event = _Event(looks=3)
+    wait_for(cast(torch.cuda.Event, event))
+    assert event.was_synchronized is spins
+    assert (event.looks_left < 0) is not spins
+
+
+def test_a_cpu_has_done_what_it_was_given() -> None:
+    mark_reached(torch.device("cpu"))()
