@@ -4,8 +4,8 @@ Owns the token budget: running rows first, then chunks of prefills, all prefills
 sessions, sequences and devices.
 
 A forward's time grows with its tokens, so a budget bounds how long a running session waits for a neighbour's prefill:
-beside running rows a smaller one than alone, also while these are away for a moment. An eighth of the whole is kept for prefills whenever there are any, so
-that running rows cannot starve them either.
+beside running rows a smaller one than alone, also while these are away for a moment. An eighth of the whole is kept for
+prefills whenever there are any, so that running rows cannot starve them either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How an engine's thread waits for its device.
 
-With several processors it spins, which is what CUDA does: nothing is noticed sooner. On a single one, where a process
-keeps to it (``num_awake_processors``), the threads that bring the next commands need it meanwhile, so it sleeps and looks.
+With several processors it spins, which is what CUDA does: nothing is noticed sooner. Where a process keeps to a single
+one (``num_awake_processors``), the threads that bring the next commands need it meanwhile, so it sleeps and looks.
 """
 
 from __future__ import annotations
