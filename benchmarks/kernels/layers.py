@@ -60,6 +60,7 @@ def layer_cases(place: Place, *, num_rows: int, tokens_per_row: int) -> Iterator
     }
     for name, (inputs, outputs) in shapes.items():
         yield _linear(place, name, num_tokens, inputs, outputs)
+    yield _gated(place, num_tokens, sizes)
     yield _norm(place, num_tokens, sizes.hidden)
     yield _swiglu(place, num_tokens, sizes.inner)
     yield _rotary(place, num_tokens, sizes)
@@ -80,6 +81,25 @@ def _linear(place: Place, name: str, num_tokens: int, inputs: int, outputs: int)
         lambda: relative_error(products[0](x, None), x.double() @ weights[0].double().T),
         _TOLERANCES[place.dtype],
     )
+
+
+def _gated(place: Place, num_tokens: int, sizes: LayerSizes) -> KernelCase:
+    """Gate and up with what follows them, which some kernels do in one."""
+    num_sets = 2 if place.is_large else 1
+    shape = (2 * sizes.inner, sizes.hidden)
+    weights = [place.random(*shape) / sizes.hidden**0.5 for _ in range(num_sets)]
+    x = place.random(num_tokens, sizes.hidden)
+    products = [prepare_weight(weight) for weight in weights]
+
+    def difference() -> float:
+        gate, up = (x.double() @ weights[0].double().T).chunk(2, -1)
+        return relative_error(products[0].gated(x, None), F.silu(gate) * up)
+
+    return KernelCase(
+        "linear gate_up, gated", f"{num_tokens} x {sizes.hidden} to {sizes.inner}",
+        weights[0].nbytes + x.nbytes + num_tokens * sizes.inner * x.element_size(),
+        lambda i: products[i % num_sets].gated(x, None), difference, _TOLERANCES[place.dtype],
+    )  # fmt: skip
 
 
 def _norm(place: Place, num_tokens: int, size: int) -> KernelCase:
