@@ -54,7 +54,7 @@ _MAX_BATCHED_TOKENS: Positive = Field(
     512, description="Most tokens in one forward; long prompts are cut into chunks of it."
 )
 _MAX_PREFILL_BESIDE: Positive = Field(
-    128, description="Most prompt tokens in a forward that also serves running sessions: they wait for it."
+    256, description="Most prompt tokens in a forward that also serves running sessions: they wait for it."
 )
 _LOAD_FORMAT: LoadFormat = Field(
     "safetensors",

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from outrider.engine.activity import Activity
 from outrider.engine.ledger import Ledger, Session, SessionKey, Text
+from outrider.engine.patience import Patience
 from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, Job, is_running, share_tokens
 from outrider.engine.trouble import log_trouble
 from outrider.errors import OutriderError
@@ -157,6 +158,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self._ready: dict[int, list[EventT | CommonEvent]] = {}
         self._ran_ns = -_AWAY_NS
         """When a running session was served last."""
+        self._patience = Patience()
         # In the order in which they were last served, longest ago first.
         self._pending: dict[SessionKey, _Pending[TextT, JobT]] = {}
 
@@ -164,6 +166,13 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
     def has_work(self) -> bool:
         """Whether ``step`` would do anything."""
         return bool(self._ready or self._pending)
+
+    @property
+    def pause_s(self) -> float:
+        """For how long prompts had better wait for running sessions, in seconds; 0 when these are among what waits."""
+        if self._ready or any(is_running(pending.job) for pending in self._pending.values()):
+            return 0.0
+        return 1e-9 * self._patience.wait_ns(self._clock())
 
     def handle(
         self, link_id: int, commands: Sequence[Open | Release | ItemT], *, arrived_ns: int | None = None
@@ -197,6 +206,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         for key in [key for key in self._pending if key[0] == link_id]:
             self._give_up(key, "link closed")
         self._ready.pop(link_id, None)
+        self._patience.drop_link(link_id)
         self.ledger.drop_link(link_id)
 
     def step(self) -> list[tuple[int, EventBatch[EventT | CommonEvent]]]:
@@ -208,12 +218,14 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         served = self._choose(started)
         if not served:
             return []
-        has_running = any(is_running(pending.job) for pending, _ in served)
+        running = [pending for pending, _ in served if is_running(pending.job)]
         waits_ns = [started - pending.arrived_ns for pending, _ in served if pending.queue_ns is None]
         outcome = self._stage.advance([(pending.job, share) for pending, share in served])
         computed, ended = outcome.computed_ns, self._clock()
-        if has_running:
+        if running:
             self._ran_ns = ended
+        if len(running) < len(served):
+            self._patience.note_chunk(ended - started)
         num_tokens = sum(share for _, share in served)
         self.activity.note_forward(waits_ns, len(served), num_tokens, computed - started, ended - computed)
         for pending, _ in served:
@@ -224,6 +236,8 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             for record in records:
                 record.passes.append(found)
         answers = self._settle([pending for pending, _ in served], outcome.results)
+        for pending, _ in answers:
+            self._patience.note_answer(pending.session.key, ended)
         return [
             (link_id, self._batch(link_id, answers, batch_size=len(served), num_tokens=num_tokens))
             for link_id in dict.fromkeys(pending.session.link_id for pending, _ in answers)
@@ -239,6 +253,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
     def _release(self, link_id: int, command: Release) -> None:
         if self.ledger.release(link_id, command):
             self._give_up((link_id, command.session), "released")
+            self._patience.note_end((link_id, command.session))
 
     def _item(self, link_id: int, item: ItemT, arrived_ns: int) -> None:
         session = self.ledger.find(link_id, item.session, item.generation)
@@ -247,6 +262,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         if isinstance(session, SessionLost):
             self._answer(link_id, session, trace_parent=item.trace_parent)
             return
+        self._patience.note_return(session.key, arrived_ns)
         self._give_up(session.key, "superseded")
         try:
             answer: EventT | CommonEvent | None = self._stage.check(session, item)

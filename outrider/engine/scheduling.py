@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-DEFAULT_PREFILL_BESIDE = 128
+DEFAULT_PREFILL_BESIDE = 256
 """On a GPU so many tokens more cost little: their weights are being read anyway."""
 _FEW_TOKENS = 8
 """A job with fewer tokens than this besides its last ones is running rather than prefilling."""

@@ -5,7 +5,7 @@ asyncio loops, and what becomes of the links when it stops. Refuses to know what
 ``Core``'s, which is synchronous and needs no thread. Imports no torch.
 
 The thread takes everything that has arrived on all links, hands it to the core, lets it take one step, delivers the
-events, and waits on a condition when there is nothing to do. It waits for nobody to fill up a batch.
+events, and waits on a condition when there is nothing to do, or when the core says that what there is can wait.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ class Core(Protocol[CommandT_contra, EventT]):
     @property
     def has_work(self) -> bool:
         """Whether ``step`` would do anything."""
+        ...
+
+    @property
+    def pause_s(self) -> float:
+        """For how long what there is to do had better wait for more, in seconds; usually 0."""
         ...
 
     def handle(self, link_id: int, commands: Sequence[CommandT_contra], *, arrived_ns: int | None = None) -> None:
@@ -244,8 +249,8 @@ class EngineWorker(Generic[CommandT, EventT]):
     def _take(self) -> list[_Message[CommandT, EventT] | _Drop[CommandT, EventT]] | None:
         """Everything that has arrived, without waiting while there is work; None when it is time to stop."""
         with self._changed:
-            while not (self._inbox or self._stopping or self._core.has_work):
-                self._changed.wait()
+            while not (self._inbox or self._stopping or self._is_due()):
+                self._changed.wait(self._core.pause_s if self._core.has_work else None)
             if self._stopping:
                 return None
             inbox, self._inbox = self._inbox, []
@@ -261,9 +266,12 @@ class EngineWorker(Generic[CommandT, EventT]):
                 entry.done()
             elif entry.link.link_id in self._links:
                 self._core.handle(entry.link.link_id, entry.commands, arrived_ns=entry.arrived_ns)
-        if self._core.has_work:
+        if self._is_due():
             for link_id, batch in self._core.step():
                 self._deliver(link_id, batch)
+
+    def _is_due(self) -> bool:
+        return self._core.has_work and not self._core.pause_s
 
     def _deliver(self, link_id: int, batch: EventBatch[EventT]) -> None:
         link = self._links.get(link_id)

@@ -1,16 +1,19 @@
-"""How large a prompt's chunk is while running sessions are away for a moment, by a clock that the test moves."""
+"""A prompt's chunk while running sessions are away for a moment: small, and not before they are back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import pytest
 
 from draft_service.texts import PlainText, PlainTexts
 from outrider.engine.core import Pass, ServiceCore
 from outrider.engine.ledger import Ledger, Limits, Session
-from outrider.ports import Extend, Open, Proposal
+from outrider.ports import Extend, Open, Proposal, Release
 from outrider.types import AcceptanceMethod, SamplingParams
 
 ALONE, BESIDE, LENGTH = 500, 100, 2000
+RUNS, PROMPT = 1, 2
 MILLISECOND = 1_000_000
 
 
@@ -28,6 +31,7 @@ class _Stage:
 
     def __init__(self) -> None:
         self.shares: list[list[int]] = []
+        self.on_forward: Callable[[], None] = lambda: None
 
     def check(self, session: Session[PlainText], item: Extend) -> Proposal | None:
         return None
@@ -37,6 +41,7 @@ class _Stage:
 
     def advance(self, shares: Sequence[tuple[_Job, int]]) -> Pass[Proposal]:
         self.shares.append([share for _, share in shares])
+        self.on_forward()
         for job, share in shares:
             job.num_left -= share
         answers = [
@@ -45,19 +50,70 @@ class _Stage:
         return Pass(answers, 0)
 
 
+class _Rig:
+    """A core whose clock stands in milliseconds and goes on by forwards, or when a test says so."""
+
+    def __init__(self, *, forward_ms: int) -> None:
+        self.now_ms = 0
+        self.stage = _Stage()
+        self._forward_ms = forward_ms
+        limits = Limits(vocab_size=10, max_model_len=LENGTH + 1, trims=True)
+        self.core = ServiceCore(
+            Ledger(PlainTexts(), limits),
+            self.stage,
+            max_batched_tokens=ALONE,
+            max_prefill_beside=BESIDE,
+            clock=lambda: self.now_ms * MILLISECOND,
+        )
+
+    def open(self, session: int, length: int) -> None:
+        self.core.handle(1, [Open(session, 1, SamplingParams(), 0, AcceptanceMethod.REJECTION, length, LENGTH + 1, 10)])
+        self.ask(session, 2, length)
+
+    def ask(self, session: int, generation: int, length: int = 1) -> None:
+        self.core.handle(1, [Extend(session, generation, 0, 0, (3,) * length, 1)])
+
+    def step(self) -> list[int]:
+        """How many tokens each had of the forward, fewest first."""
+        self.stage.on_forward = self._take_time
+        self.core.step()
+        return sorted(self.stage.shares[-1])
+
+    def _take_time(self) -> None:
+        self.now_ms += self._forward_ms
+
+
 def test_a_chunk_is_small_while_running_sessions_will_soon_be_back_and_large_again_when_they_are_not() -> None:
-    now = [0]
-    stage = _Stage()
-    ledger = Ledger(PlainTexts(), Limits(vocab_size=10, max_model_len=LENGTH + 1, trims=True))
-    core = ServiceCore(
-        ledger, stage, max_batched_tokens=ALONE, max_prefill_beside=BESIDE, clock=lambda: now[0] * MILLISECOND
-    )
-    for session, length in ((1, 1), (2, LENGTH)):
-        opening = Open(session, 1, SamplingParams(), 0, AcceptanceMethod.REJECTION, length, LENGTH + 1, 10)
-        core.handle(1, [opening, Extend(session, 2, 0, 0, (3,) * length, 1)])
-    core.step()
-    now[0] = 10
-    core.step()
-    now[0] = 200
-    core.step()
-    assert stage.shares == [[1, BESIDE], [BESIDE], [ALONE]]
+    rig = _Rig(forward_ms=0)
+    rig.open(RUNS, 1)
+    rig.open(PROMPT, LENGTH)
+    assert rig.step() == [1, BESIDE]
+    rig.now_ms = 10
+    assert rig.step() == [BESIDE]
+    rig.now_ms = 200
+    assert rig.step() == [ALONE]
+
+
+def test_a_chunk_pauses_for_running_sessions_until_they_are_back_late_or_over() -> None:
+    rig = _Rig(forward_ms=8)
+    rig.open(RUNS, 1)
+    rig.open(PROMPT, LENGTH)
+    assert rig.step() == [1, BESIDE]
+    assert rig.core.pause_s == 0  # nothing is known yet
+    rig.now_ms += 2
+    rig.ask(RUNS, 3)
+    assert rig.step() == [1, BESIDE]
+    assert rig.core.pause_s == pytest.approx(0.003)
+    rig.now_ms += 2
+    rig.ask(RUNS, 4)
+    assert rig.core.pause_s == 0
+    assert rig.step() == [1, BESIDE]
+    assert rig.core.has_work
+    rig.now_ms += 3
+    assert rig.core.pause_s == 0
+    assert rig.step() == [BESIDE]
+    rig.ask(RUNS, 5)
+    rig.step()
+    assert rig.core.pause_s > 0
+    rig.core.handle(1, [Release(RUNS, 6)])
+    assert rig.core.pause_s == 0

@@ -25,12 +25,18 @@ class EchoCore:
     recorder: Recorder | None = None
 
     def __init__(self) -> None:
+        self.pauses: list[float] = []
+        """What is said when asked for how long to pause; then nothing."""
         self.waiting: list[tuple[int, str]] = []
         self.steps: list[list[tuple[int, str]]] = []
         self.dropped: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
+
+    @property
+    def pause_s(self) -> float:
+        return self.pauses.pop() if self.pauses else 0.0
 
     @property
     def has_work(self) -> bool:
@@ -101,6 +107,28 @@ async def test_what_arrives_during_a_step_goes_into_the_next_one_together(
     await next_events(events)
     await next_events(events)
     assert [[command for _, command in step] for step in core.steps] == [["a"], ["b", "c", "d"]]
+
+
+async def test_what_can_wait_is_joined_by_what_comes_meanwhile(core: EchoCore, worker: EngineWorker[str, str]) -> None:
+    link = worker.attach()
+    core.pauses = [DEADLINE_S] * 3
+    link.send(["a"])
+    async with asyncio.timeout(DEADLINE_S):
+        while not core.has_work:
+            await asyncio.sleep(0)
+    assert core.steps == []
+    core.pauses = []
+    link.send(["b"])
+    assert await next_events(link.events()) == ("a",)
+    assert [[command for _, command in step] for step in core.steps] == [["a", "b"]]
+
+
+async def test_what_can_wait_goes_when_its_time_is_up(core: EchoCore, worker: EngineWorker[str, str]) -> None:
+    link = worker.attach()
+    core.pauses = [0.001] * 4
+    link.send(["a"])
+    assert await next_events(link.events()) == ("a",)
+    assert core.pauses == []
 
 
 async def test_close_releases_and_ends_the_events(core: EchoCore, worker: EngineWorker[str, str]) -> None:
