@@ -1,11 +1,16 @@
-"""Whose turn it is on a device that a draft and a target share.
+"""Whose turn it is: when the commands that wait for a link are sent, so that sessions share forwards.
 
-Owns what is under way on each link, and when the commands that wait for one are sent: at the end of a turn of the event
-loop, and on a shared device only when nothing is under way there. What both compute at once takes the time of both, and
-sessions that fell out of step stay so by themselves; taking turns, all are drafted for and then all are scored. On
-devices of their own a draft and a target serve different sessions meanwhile.
+A forward of many sessions takes hardly longer than that of one. Sessions that fell out of step stay so by themselves:
+while some are served the others wait, and the other way round. Two rules bring them together, each at the price of one
+wait:
 
-Prompts are outside of this: they are cut into chunks, and a chunk is served beside whatever else there is.
+* What a draft and a target compute on the same device takes the time of both. So on one device there is one turn at a
+  time: all that drafts, then all that is scored.
+* Tokens that the target decodes by itself, without a draft, follow each other at once. So they wait for those that are
+  under way.
+
+Apart from that, whatever waits at the end of an event loop's turn is sent. Owns what is under way on each link. Prompts
+are outside of all this: they are cut into chunks, and a chunk is served beside whatever else there is.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.ports import Extend, Release, Score
@@ -30,6 +36,15 @@ class OfSession(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a running session has asked for."""
+
+    is_plain: bool
+    """Whether the target decodes it without a draft."""
+    sent_at: float = 0.0
+
+
 class Lane:
     """One link's part in taking turns."""
 
@@ -38,10 +53,9 @@ class Lane:
         """The same for all links to services on one device; empty: of no device that is shared."""
         self.is_waiting = False
         self.waiting_since = 0.0
-        self.has_step = False
-        """Whether a running session's step is among what waits."""
-        self.under_way: dict[int, float] = {}
-        """When each session's step was sent."""
+        self.waiting: dict[int, _Step] = {}
+        """Steps that wait to be sent, by session."""
+        self.under_way: dict[int, _Step] = {}
         self.send_all = send_all
         self._turns = turns
 
@@ -51,15 +65,17 @@ class Lane:
             self.is_waiting = True
             self.waiting_since = self._turns.now()
             self._turns.look_soon()
-        self.has_step = self.has_step or _is_step(command)
+        if (step := _step_of(command)) is not None:
+            self.waiting[command.session] = step
 
     def sent(self, commands: Iterable[OfSession]) -> None:
         """All that waited was sent."""
         now = self._turns.now()
-        self.is_waiting = self.has_step = False
+        self.is_waiting = False
+        self.waiting.clear()
         for command in commands:
-            if _is_step(command):
-                self.under_way[command.session] = now
+            if (step := _step_of(command)) is not None:
+                self.under_way[command.session] = _Step(step.is_plain, now)
             elif isinstance(command, Release) and command.session in self.under_way:
                 del self.under_way[command.session]
                 self._turns.look_soon()
@@ -72,7 +88,8 @@ class Lane:
 
     def lost(self) -> None:
         """The link is gone."""
-        self.is_waiting = self.has_step = False
+        self.is_waiting = False
+        self.waiting.clear()
         self.under_way.clear()
         self._turns.look_soon()
 
@@ -111,15 +128,19 @@ class Turns:
         self._is_due = False
         waiting = sorted((lane for lane in self._lanes if lane.is_waiting), key=lambda lane: lane.waiting_since)
         for lane in waiting:
-            if not lane.has_step or not self._is_kept_waiting(lane):
+            if not lane.waiting or not self._is_kept_waiting(lane):
                 lane.send_all()
         if any(lane.is_waiting for lane in waiting):
             self._look_later()
 
     def _is_kept_waiting(self, lane: Lane) -> bool:
-        sharing = [other for other in self._lanes if other.device_id and other.device_id == lane.device_id]
         oldest = self.now() - LONGEST_WAIT_S
-        return len(sharing) > 1 and any(at > oldest for other in sharing for at in other.under_way.values())
+        sharing = [other for other in self._lanes if other.device_id and other.device_id == lane.device_id]
+        if len(sharing) > 1:
+            return any(step.sent_at > oldest for other in sharing for step in other.under_way.values())
+        return all(step.is_plain for step in lane.waiting.values()) and any(
+            step.is_plain and step.sent_at > oldest for step in lane.under_way.values()
+        )
 
     def _look_later(self) -> None:
         """In case that no answer comes, which would make us look."""
@@ -131,8 +152,10 @@ class Turns:
         self.look_soon()
 
 
-def _is_step(command: OfSession) -> bool:
-    """Of a running session, unlike prompts, openings and ends."""
+def _step_of(command: OfSession) -> _Step | None:
+    """None for what is no step of a running session: prompts, openings and ends."""
     if isinstance(command, Extend):
-        return command.draft_length > 0
-    return isinstance(command, Score) and command.base_length > 0
+        return _Step(is_plain=False) if command.draft_length else None
+    if isinstance(command, Score) and command.base_length:
+        return _Step(is_plain=not command.draft_token_ids)
+    return None

@@ -1,4 +1,4 @@
-"""Commands wait for their turn on a shared device."""
+"""Commands wait for their turn: one at a time on a shared device, and plain steps for those that are under way."""
 
 from __future__ import annotations
 
@@ -116,6 +116,19 @@ async def test_services_on_devices_of_their_own_do_not_wait_for_each_other() -> 
     target.put(score(3, 4))
     await settle()
     assert (target.messages, draft.messages) == ([[1], [3]], [[2]])
+
+
+async def test_plain_steps_wait_for_plain_steps_wherever_they_are() -> None:
+    link = Link(Turns())
+    link.put(score(1))
+    await settle()
+    link.put(score(2))
+    await settle()
+    assert link.messages == [[1]]
+    link.hear(1)
+    link.put(score(1))
+    await settle()
+    assert link.messages == [[1], [2, 1]]
 
 
 async def test_prompts_and_ends_wait_for_nobody_and_are_waited_for_by_nobody() -> None:
