@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from coordinator import actions
-from coordinator.convoy import Convoy
 from coordinator.judging import sound_proposals, verdicts_of
 from coordinator.loop import SessionLoop
 from coordinator.placement import Placement
@@ -49,7 +48,6 @@ class Driver:
         self._draft_timeout_s, self._target_timeout_s = draft_timeout_s, target_timeout_s
         self.services = Services(targets, drafts, self, on_model=on_model, target_timeout_s=target_timeout_s)
         self._placement = Placement(self.services)
-        self._convoys: dict[TargetReplica, Convoy] = {}
 
     # For whoever takes requests in.
 
@@ -76,10 +74,8 @@ class Driver:
     def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
         """Events of a target."""
         told: list[Ticket] = []
-        convoy = self._convoys[replica]
         verdicts = verdicts_of(batch.events, self._find_loop)
         for event, timing in batch.timed():
-            convoy.answered(event.session)
             ticket = self._roster.find(event.session)
             if ticket is not None and ticket.target is replica:
                 told.append(ticket)
@@ -88,7 +84,6 @@ class Driver:
                 self._advance(ticket, partial(ticket.hear_target, event, verdicts.get(event.session)), timing)
                 if isinstance(event, Scores):
                     self._note_room(ticket)
-        convoy.depart()
         self._hand_out(told)
 
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
@@ -103,13 +98,10 @@ class Driver:
                     ticket.trace.notes.answered(event, timing, is_draft=True)
                 is_sound = event.session in sound
                 self._advance(ticket, partial(ticket.hear_draft, event, is_sound=is_sound), timing)
-        for convoy in self._convoys.values():
-            convoy.depart()
         self._hand_out(told)
 
     def target_attached(self, replica: TargetReplica) -> None:
         """A target is there: sessions without one go on, and waiting requests may start."""
-        self._convoys[replica] = Convoy(partial(self._send_to_target, replica))
         if len(self.services.target.attached) == 1:
             self._on_target(True)
         self._fail_what_outgrew(self.services.require_target())
@@ -118,7 +110,6 @@ class Driver:
 
     def target_lost(self, replica: TargetReplica) -> None:
         """A target's link is gone: its sessions go on elsewhere, or pause until there is one."""
-        self._convoys.pop(replica, None)
         if not self.services.target.is_up:
             self._on_target(False)
         orphans = [ticket for ticket in self._roster.running() if ticket.target is replica]
@@ -184,8 +175,6 @@ class Driver:
 
     def _deliver(self, ticket: Ticket, event: Callable[[], None]) -> None:
         self._advance(ticket, event)
-        if ticket.target is not None:
-            self._convoys[ticket.target].depart()
         ticket.flush()
 
     def _advance(self, ticket: Ticket, event: Callable[[], None], timing: ItemTiming | None = None) -> None:
@@ -217,8 +206,9 @@ class Driver:
                 if ticket.draft is not None:
                     ticket.draft.send(command)
             case actions.ToTarget(command):
+                ticket.note_sent(command)
                 if ticket.target is not None:
-                    self._convoys[ticket.target].send(command)
+                    ticket.target.send(command)
             case actions.Emit():
                 ticket.emit(action)
             case actions.SetDraftTimer(timer):
@@ -233,12 +223,6 @@ class Driver:
                 self._park(ticket, retry_after_ms)
             case actions.Finish() | actions.Fail():
                 self._end(ticket, action)
-
-    def _send_to_target(self, replica: TargetReplica, command: TargetCommand) -> None:
-        ticket = self._roster.find(command.session)
-        if ticket is not None:
-            ticket.note_sent(command)
-        replica.send(command)
 
     def _fail_what_outgrew(self, target: ModelDescription) -> None:
         """Targets that came back smaller will never have room for some: they would wait for it for ever."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.ports import Extend, Release, Score
@@ -36,15 +35,6 @@ class OfSession(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What a running session has asked for."""
-
-    is_plain: bool
-    """Whether the target decodes it without a draft."""
-    sent_at: float = 0.0
-
-
 class Lane:
     """One link's part in taking turns."""
 
@@ -53,9 +43,10 @@ class Lane:
         """The same for all links to services on one device; empty: of no device that is shared."""
         self.is_waiting = False
         self.waiting_since = 0.0
-        self.waiting: dict[int, _Step] = {}
-        """Steps that wait to be sent, by session."""
-        self.under_way: dict[int, _Step] = {}
+        self.waiting: dict[int, bool] = {}
+        """Sessions whose step waits to be sent, and whether it is plain: decoded by the target without a draft."""
+        self.under_way: dict[int, tuple[bool, float]] = {}
+        """Sessions whose step was sent and not answered: whether it is plain, and when it was sent."""
         self.send_all = send_all
         self._turns = turns
 
@@ -65,19 +56,18 @@ class Lane:
             self.is_waiting = True
             self.waiting_since = self._turns.now()
             self._turns.look_soon()
-        if (step := _step_of(command)) is not None:
-            self.waiting[command.session] = step
+        if (is_plain := _is_plain(command)) is not None:
+            self.waiting[command.session] = is_plain
 
     def sent(self, commands: Iterable[OfSession]) -> None:
         """All that waited was sent."""
         now = self._turns.now()
+        for session, is_plain in self.waiting.items():
+            self.under_way[session] = (is_plain, now)
         self.is_waiting = False
         self.waiting.clear()
         for command in commands:
-            if (step := _step_of(command)) is not None:
-                self.under_way[command.session] = _Step(step.is_plain, now)
-            elif isinstance(command, Release) and command.session in self.under_way:
-                del self.under_way[command.session]
+            if isinstance(command, Release) and self.under_way.pop(command.session, None) is not None:
                 self._turns.look_soon()
 
     def heard(self, events: Iterable[OfSession]) -> None:
@@ -137,9 +127,9 @@ class Turns:
         oldest = self.now() - LONGEST_WAIT_S
         sharing = [other for other in self._lanes if other.device_id and other.device_id == lane.device_id]
         if len(sharing) > 1:
-            return any(step.sent_at > oldest for other in sharing for step in other.under_way.values())
-        return all(step.is_plain for step in lane.waiting.values()) and any(
-            step.is_plain and step.sent_at > oldest for step in lane.under_way.values()
+            return any(sent_at > oldest for other in sharing for _, sent_at in other.under_way.values())
+        return all(lane.waiting.values()) and any(
+            is_plain and sent_at > oldest for is_plain, sent_at in lane.under_way.values()
         )
 
     def _look_later(self) -> None:
@@ -152,10 +142,8 @@ class Turns:
         self.look_soon()
 
 
-def _step_of(command: OfSession) -> _Step | None:
-    """None for what is no step of a running session: prompts, openings and ends."""
-    if isinstance(command, Extend):
-        return _Step(is_plain=False) if command.draft_length else None
-    if isinstance(command, Score) and command.base_length:
-        return _Step(is_plain=not command.draft_token_ids)
-    return None
+def _is_plain(command: OfSession) -> bool | None:
+    """Of a running session's step; None for what is none: prompts, openings and ends."""
+    if isinstance(command, Score):
+        return not command.draft_token_ids if command.base_length else None
+    return False if isinstance(command, Extend) and command.draft_length else None
