@@ -7,7 +7,8 @@ runs (``admission``), how a service is reached (``services``) or what a user is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from coordinator import actions
@@ -48,6 +49,8 @@ class Driver:
         self._draft_timeout_s, self._target_timeout_s = draft_timeout_s, target_timeout_s
         self.services = Services(targets, drafts, self, on_model=on_model, target_timeout_s=target_timeout_s)
         self._placement = Placement(self.services)
+        self._untold: dict[Ticket, None] = {}
+        """Whose users are to be told of new output, in this order."""
 
     # For whoever takes requests in.
 
@@ -191,13 +194,23 @@ class Driver:
         ticket = self._roster.find(session)
         return None if ticket is None else ticket.loop
 
-    def _hand_out(self, tickets: Sequence[Ticket]) -> None:
+    def _hand_out(self, tickets: Iterable[Ticket]) -> None:
         """After the commands of this turn: the services begin their next forwards while users are told of the last.
 
         Commands are put together in the next turn of the event loop and written in the one after it.
         """
-        loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, _flush, tickets)
+        if not self._untold:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._tell)
+        self._untold.update(dict.fromkeys(tickets))
+
+    def _tell(self) -> None:
+        """A few in each turn, so that what a service says meanwhile does not wait until all users are told."""
+        for ticket in tuple(itertools.islice(self._untold, TOLD_IN_A_TURN)):
+            del self._untold[ticket]
+            ticket.flush()
+        if self._untold:
+            asyncio.get_running_loop().call_soon(self._tell)
 
     def _act(self, ticket: Ticket, action: actions.Action) -> None:
         match action:
@@ -212,8 +225,7 @@ class Driver:
             case actions.Emit():
                 ticket.emit(action)
             case actions.SetDraftTimer(timer):
-                ring = partial(self._deliver, ticket, partial(ticket.loop.draft_timed_out, timer))
-                ticket.set_draft_timer(self._draft_timeout_s, ring)
+                ticket.set_draft_timer(self._draft_timeout_s, partial(self._time_out_draft, ticket, timer))
             case actions.ClearDraftTimer():
                 ticket.clear_draft_timer()
             case actions.RetryDraftAfter(retry_after_ms):
@@ -223,6 +235,9 @@ class Driver:
                 self._park(ticket, retry_after_ms)
             case actions.Finish() | actions.Fail():
                 self._end(ticket, action)
+
+    def _time_out_draft(self, ticket: Ticket, timer: int) -> None:
+        self._deliver(ticket, partial(ticket.loop.draft_timed_out, timer))
 
     def _fail_what_outgrew(self, target: ModelDescription) -> None:
         """Targets that came back smaller will never have room for some: they would wait for it for ever."""
@@ -276,11 +291,3 @@ class Driver:
         self._roster.end(ticket, ending)
         # In a later turn: this may be in the middle of telling every session something.
         asyncio.get_running_loop().call_soon(self._admit)
-
-
-def _flush(tickets: Sequence[Ticket]) -> None:
-    """A few in each turn, so that what a service says meanwhile does not wait until all users are told."""
-    for ticket in tickets[:TOLD_IN_A_TURN]:
-        ticket.flush()
-    if len(tickets) > TOLD_IN_A_TURN:
-        asyncio.get_running_loop().call_soon(_flush, tickets[TOLD_IN_A_TURN:])

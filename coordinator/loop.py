@@ -383,13 +383,18 @@ class SessionLoop:
 
     def _draft_length(self) -> int:
         """Tokens to ask for in this step: 0 when the draft is not to be called at all."""
-        wanted = min(self._policy.length(self.plan.num_speculative_tokens), self.output.num_remaining - 1)
-        return self._draft.room_after(len(self.tokens), wanted) if self._draft.is_usable else 0
+        return self._room_for(len(self.tokens), self.output.num_remaining - 1)
 
     def _will_draft(self) -> bool:
         """Whether the step after a prefill, which brings one token, will ask the draft."""
-        wanted = min(self._policy.length(self.plan.num_speculative_tokens), self.output.num_remaining - 2)
-        return self._draft.is_usable and self._draft.room_after(len(self.tokens) + 1, wanted) > 0
+        return self._room_for(len(self.tokens) + 1, self.output.num_remaining - 2) > 0
+
+    def _room_for(self, length: int, useful: int) -> int:
+        """Tokens to be drafted after ``length`` committed ones, when so many would be of use."""
+        wanted = self._policy.length(self.plan.num_speculative_tokens)
+        if not wanted or not self._draft.is_usable:
+            return 0
+        return self._draft.room_after(length, min(wanted, useful))
 
     def _ask_draft(self, length: int) -> None:
         side = self._draft

@@ -93,15 +93,9 @@ class Ticket:
 
     def deliver(self, event: Callable[[], None], timing: ItemTiming | None = None) -> None:
         """Hand an event to the state machine, and note where the time went."""
-        if self.trace.notes is None:
-            self._deliver(event, timing)
-            return
-        watched = WatchedStep(self.loop, self.trace.notes)
-        self._deliver(event, timing)
-        watched.note()
-
-    def _deliver(self, event: Callable[[], None], timing: ItemTiming | None) -> None:
-        loop, waited_for, step = self.loop, self.loop.waiting, self.loop.step
+        loop, notes = self.loop, self.trace.notes
+        watched = None if notes is None else WatchedStep(loop, notes)
+        waited_for, step = loop.waiting, loop.step
         arrived = self.stopwatch.now()
         try:
             event()
@@ -112,13 +106,16 @@ class Ticket:
             loop.fail(IntegrityError(f"the coordinator failed: {type(error).__name__}"))
         if loop.step != step or loop.waiting is not waited_for:
             self._note_wait(waited_for, arrived, timing)
+        if watched is not None:
+            watched.note()
 
     def _note_wait(self, waited_for: Waiting, arrived: float, timing: ItemTiming | None) -> None:
         now = self.stopwatch.now()
         if waited_for is Waiting.TARGET:
             self.stopwatch.note_judged(now - arrived)
-        if waited_for in (Waiting.DRAFT, Waiting.TARGET):
-            self.stopwatch.end_wait(now, arrived, timing, is_draft=waited_for is Waiting.DRAFT)
+            self.stopwatch.end_wait(now, arrived, timing, is_draft=False)
+        elif waited_for is Waiting.DRAFT:
+            self.stopwatch.end_wait(now, arrived, timing, is_draft=True)
 
     def note_sent(self, command: DraftCommand | TargetCommand) -> None:
         """A command of this request goes out."""

@@ -30,10 +30,8 @@ class Stopwatch:
         self._draft = self._target = self._accept = self._wire = 0.0
         self._unbooked: list[tuple[Histogram, float]] = []
 
-    @staticmethod
-    def now() -> float:
-        """A reading of the clock."""
-        return time.perf_counter()
+    now = staticmethod(time.perf_counter)
+    """A reading of the clock."""
 
     def note_admitted(self) -> None:
         """The request runs; the first time counts."""
