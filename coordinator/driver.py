@@ -90,18 +90,15 @@ class Driver:
         self._hand_out(told)
 
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
-        """Events of a draft."""
-        told: list[Ticket] = []
+        """Events of a draft, of which no user has to be told."""
         sound = sound_proposals(batch.events, self._find_loop)
         for event, timing in batch.timed():
             ticket = self._roster.find(event.session)
             if ticket is not None and ticket.draft is replica:
-                told.append(ticket)
                 if ticket.trace.notes is not None:
                     ticket.trace.notes.answered(event, timing, is_draft=True)
                 is_sound = event.session in sound
                 self._advance(ticket, partial(ticket.hear_draft, event, is_sound=is_sound), timing)
-        self._hand_out(told)
 
     def target_attached(self, replica: TargetReplica) -> None:
         """A target is there: sessions without one go on, and waiting requests may start."""
@@ -199,10 +196,14 @@ class Driver:
 
         Commands are put together in the next turn of the event loop and written in the one after it.
         """
-        if not self._untold:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(loop.call_soon, self._tell)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._may_tell, tickets)
+
+    def _may_tell(self, tickets: Iterable[Ticket]) -> None:
+        is_telling = bool(self._untold)
         self._untold.update(dict.fromkeys(tickets))
+        if not is_telling:
+            self._tell()
 
     def _tell(self) -> None:
         """A few in each turn, so that what a service says meanwhile does not wait until all users are told."""
