@@ -66,6 +66,7 @@ class Stream:
     def __init__(self, coordinator: Coordinator, request: GenerationRequest) -> None:
         self.token_ids: list[int] = []
         self._deltas = coordinator.generate_stream(request)
+        self._result: GenerationResult | None = None
 
     async def read(self, num_tokens: int) -> None:
         async with asyncio.timeout(SOON_S):
@@ -76,13 +77,15 @@ class Stream:
         async with asyncio.timeout(SOON_S):
             async for delta in self._deltas:
                 self._take(delta)
-                last = delta
-        assert last.result is not None
-        assert last.result.token_ids == tuple(self.token_ids)
-        return last.result
+        assert self._result is not None
+        assert self._result.token_ids == tuple(self.token_ids)
+        return self._result
 
     def _take(self, delta: Delta) -> None:
+        """Whoever reads late is given all there is, the result included."""
+        assert self._result is None
         self.token_ids += delta.token_ids
+        self._result = delta.result
 
 
 class Fleet:
