@@ -57,6 +57,7 @@ def test_kernels_compile_for_real_hardware(module: str, waits: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.timeout(600)
-def test_kernels_keep_their_contracts_on_a_gpu() -> None:
-    paths = [str(COMPILING.with_name(f"{cases}.py")) for cases in CASES]
-    assert " passed" in run("pytest", *paths, "-p", "no:cacheprovider")
+@pytest.mark.parametrize("cases", CASES)
+def test_kernels_keep_their_contracts_on_a_gpu(cases: str) -> None:
+    path = COMPILING.with_name(f"{cases}.py")
+    assert " passed" in run("pytest", str(path), "-p", "no:cacheprovider")
