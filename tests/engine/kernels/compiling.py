@@ -26,8 +26,8 @@ from outrider.engine.kernels.linear.streamed import _add_up_kernel, _streamed_ga
 from outrider.engine.kernels.paged_attention.kernel import _attend_kernel
 from outrider.engine.kernels.rms_norm.kernel import _norm_kernel
 from outrider.engine.kernels.rotary_store.kernel import _turn_and_store_kernel
-from outrider.engine.kernels.scoring.cutting import _collect_kernel, _level_kernel, _select_kernel, _tops_kernel
-from outrider.engine.kernels.scoring.kernel import _answer_kernel, _entropy_kernel, _group_kernel, _mark_kernel
+from outrider.engine.kernels.scoring.cutting import _cut_kernel
+from outrider.engine.kernels.scoring.kernel import _answer_kernel, _entropy_kernel, _group_kernel
 from outrider.engine.kernels.sum_norm.kernel import _sum_norm_kernel
 from outrider.engine.kernels.swiglu.kernel import _swiglu_kernel
 
@@ -58,24 +58,20 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _gather_kernel: {**PARTS, **SUPPORT, "CHUNK": 1024},
     _finish_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "PLACED": 16, "COMPARED": 128},
 }
-WITH = {"HAS_COUPLED": True, "HAS_MARKS": True, "HAS_CUTS": True, "FAST": True}
-SEARCH = {"GATHERED": 4096, "BITS": 16}
+WITH = {"HAS_COUPLED": True, "HAS_MARKS": True, "FAST": True}
+FEWEST = {"GROUPS": 128, "IDS": 128}
 CONSTANTS |= {
-    _mark_kernel: {"CLEARED": 2048, "IDS": 256},
-    _group_kernel: WITH,
-    _entropy_kernel: {"GROUPS": 128, "HAS_CUTS": True},
-    _tops_kernel: {},
-    _level_kernel: {"RUNS": 1024, **SEARCH},
-    _collect_kernel: {"GATHERED": 4096},
-    _select_kernel: {"GROUPS": 128, "ID_BITS": 17, **SEARCH},
-    _answer_kernel: {**WITH, "GROUPS": 128, "IDS": 256},
+    _group_kernel: {**WITH, "HAS_CUTS": True, "IDS": 128},
+    _entropy_kernel: {"GROUPS": 128},
+    _answer_kernel: {**WITH, **FEWEST},
+    _cut_kernel: {**FEWEST, "FAST": True, "TOPS": 16384, "RUNS": 2048, "GATHERED": 4096, "BITS": 16},
 }
 INTEGERS = {
     "slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "parameters", "best_ids",
     "ids", "histogram", "candidates", "places", "next_ids", "records", "supports",
-    "rounds", "marks", "found", "counts", "cuts",
+    "rounds", "marks", "found", "counts", "chosen",
 }  # fmt: skip
-REALS = {"sums", "addends", "stats", "surveys", "groups", "unfit", "tops", "totals", "levels", "values"}
+REALS = {"sums", "addends", "stats", "surveys", "groups", "unfit"}
 FLOATS = ("eps", "scale", "floor")
 TILES = {
     "x_desc": "tensordesc<bf16[128, 64]>",

@@ -1,12 +1,13 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""Where min-p, top-k and top-p cut a row: kernels that find the least logit that stays, without sorting the row.
+"""Rows that min-p, top-k and top-p cut: one kernel, one program a row, finds the least logit that stays and answers.
 
-The largest logit of each run of 128 neighbours says about where the best few thousand logits begin. Whatever lies from
-there on is gathered, and the exact place is searched for among those, by the bits of the logits. That the gathered are
-enough is checked, not assumed: where they are not (probabilities so flat that top-p wants more), the row is marked.
-Masses are integers, so that the order in which logits were gathered changes nothing.
+No row is sorted. The group kernel has left the largest logit of each run of 8 neighbours. The runs with the largest of
+these are chosen, as many as top-k wants ids, or about two thousand: whatever reaches the least of them is in a chosen
+run. Only those are read again; the exact place of the cut is searched for among them, by the bits of the logits, and
+all that can be drawn is at hand. That they are enough is checked, not assumed: where they are not (a law so flat that
+top-p wants more), the row is marked.
 """
 
 from __future__ import annotations
@@ -17,180 +18,98 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.engine.kernels.scoring.device_functions import (
     GROUP,
-    LAST,
-    LEAST,
     NOTHING,
-    SHORT,
+    RUN,
+    RUNS_PER_GROUP,
     UNWANTED,
+    bits_of,
     bounded,
-    group_ids,
-    group_logits,
     limit_of,
+    lowest_at,
+    noise,
     row_start,
+    run_ids,
     scale_of,
-    wanted,
+    support_ids,
+    support_start,
+    support_stop,
+    uncut,
     word,
 )
-from outrider.engine.kernels.scoring.rows import Column, Wish
+from outrider.engine.kernels.scoring.drawing import drawn, group_lots, store_probs, support_logits
+from outrider.engine.kernels.scoring.rows import Column, Found, Wish
+from outrider.randomness.streams import Stream
 
-RUN_SIZE = 128
-RUNS_PER_GROUP = tl.constexpr(GROUP.value // RUN_SIZE)
 _WISHES = tl.constexpr(int(Column.WISHES))
 _MIN_P = tl.constexpr(int(Column.MIN_P))
 _TOP_K = tl.constexpr(int(Column.TOP_K))
 _TOP_P_LOW = tl.constexpr(int(Column.TOP_P_LOW))
 _TOP_P_HIGH = tl.constexpr(int(Column.TOP_P_HIGH))
+_COUPLED = tl.constexpr(int(Wish.COUPLED))
+_DRAWS = tl.constexpr(int(Wish.DRAWS))
+_EXCLUDES = tl.constexpr(int(Wish.EXCLUDES))
+_ENTROPY = tl.constexpr(int(Wish.ENTROPY))
 _CUTS = tl.constexpr(int(Wish.CUTS))
-_RUN = tl.constexpr(RUN_SIZE)
-_WHOLE = tl.constexpr(2.0**40)
-"""The mass of the likeliest token."""
-_SHARE = tl.constexpr(0.8)
-"""Of runs that are gathered from: some 1.6 logits of each, if logits do not know of their neighbours."""
+_FOUND_UNFIT = tl.constexpr(int(Found.UNFIT))
+_FOUND_LARGEST = tl.constexpr(int(Found.LARGEST))
+_FOUND_ARGMAX = tl.constexpr(int(Found.ARGMAX))
+_FOUND_RACED = tl.constexpr(int(Found.RACED))
+_FOUND_MASS = tl.constexpr(int(Found.MASS))
+_FOUND_OUTSIDE = tl.constexpr(int(Found.OUTSIDE))
+_FOUND_ENTROPY = tl.constexpr(int(Found.ENTROPY))
+_STREAM_COUPLED = tl.constexpr(int(Stream.COUPLED))
+_ENTROPY_OFFSET = tl.constexpr(1e-5)
+_TINIEST = tl.constexpr(1.2e-38)
+_CLEARED = tl.constexpr(2048)
+_STEPS = tl.constexpr(32)
+"""Of halving the range of logits."""
 
 
 @triton.jit
-def _rank(values, BITS: tl.constexpr):
-    """Numbers in the order of the floats; ``BITS`` of them differ: 16 where the floats were bfloat16."""
-    bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
-    ranks = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000
-    return ranks >> (32 - BITS)
+def _rank(value, BITS: tl.constexpr):
+    """A number in the order of the floats; ``BITS`` of them differ: 16 where the floats were bfloat16."""
+    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
+    rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000
+    return (rank >> (32 - BITS)).to(tl.int64)
 
 
 @triton.jit
-def _highest_with(ranks, amounts, needed, BITS: tl.constexpr):
-    """The highest rank such that amounts of it and all above reach ``needed``; 0 where all do not."""
-    found = tl.full([], 0, tl.uint32)
-    bit = tl.full([], 2 ** (BITS - 1), tl.uint32)
-    for _ in range(BITS):
-        trial = found | bit
-        found = tl.where(tl.sum(tl.where(ranks >= trial, amounts, 0), 0) >= needed, trial, found)
-        bit = bit >> 1
-    return found
+def _value(rank, BITS: tl.constexpr):
+    """The float of a rank."""
+    wide = ((rank << (32 - BITS)) | tl.where(rank < 2 ** (BITS - 1), 2 ** (32 - BITS) - 1, 0)).to(tl.uint32)
+    bits = tl.where(wide >= 0x80000000, wide ^ 0x80000000, wide ^ 0xFFFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _id_at(ids, among, count, ID_BITS: tl.constexpr):
-    """The ``count``-th lowest of the ids."""
-    found = tl.full([], 0, tl.int32)
-    bit = tl.full([], 2 ** (ID_BITS - 1), tl.int32)
-    for _ in range(ID_BITS):
-        trial = found | bit
-        found = tl.where(tl.sum((among & (ids < trial)).to(tl.int32), 0) < count, trial, found)
-        bit = bit >> 1
-    return found
+def _highest_with(values, amounts, needed, low, high, BITS: tl.constexpr):
+    """The highest rank from ``low`` to ``high`` such that amounts of it and all above reach ``needed``; else ``low``."""
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        reaches = tl.sum(tl.where(values >= _value(middle, BITS), amounts, 0.0)) >= needed
+        low = tl.where(reaches, middle, low)
+        high = tl.where(reaches, high, middle - 1)
+    return low
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_parts", "groups_per_part"])
-def _tops_kernel(
-    logits_ptr,  # [N, V]
-    rows_ptr,  # [14 R + M] int32
-    tops_ptr,  # [R, 8 G] float32, the largest logit of each run
-    totals_ptr,  # [R, G] float32, weights beside the group's largest
-    stride,
-    num_rows,
-    num_tokens,
-    num_groups,
-    num_parts,
-    groups_per_part,
-    PDL: tl.constexpr,
-):
-    row = tl.program_id(0) // num_parts
-    first = tl.program_id(0) % num_parts * groups_per_part
-    last = tl.minimum(first + groups_per_part, num_groups)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    if (word(rows_ptr, _WISHES, row, num_rows) & _CUTS) != 0:
-        scale = scale_of(rows_ptr, row, num_rows)
-        start_ptr, limit = row_start(logits_ptr, stride, rows_ptr, row, num_rows), limit_of(rows_ptr, row, num_rows)
-        ahead = group_logits(start_ptr, num_tokens, first)
-        further = group_logits(start_ptr, num_tokens, first + 1)
-        for group in range(first, last):
-            raw = wanted(ahead, limit, group)
-            ahead = further
-            if group + 2 < last:
-                further = group_logits(start_ptr, num_tokens, group + 2)
-            tops = tl.max(tl.reshape(raw, [RUNS_PER_GROUP, _RUN]), 1)
-            place = row * num_groups + group
-            tl.store(tops_ptr + place * RUNS_PER_GROUP + tl.arange(0, RUNS_PER_GROUP), tops)
-            weights = tl.exp2((raw - bounded(tl.max(tops, 0))) * scale)
-            tl.store(totals_ptr + place, tl.sum(weights, 0))
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _level_kernel(
-    rows_ptr,  # [14 R + M] int32
-    tops_ptr,  # [R, 8 G] float32
-    levels_ptr,  # [R] float32
-    counts_ptr,  # [R] int32
-    num_rows,
-    num_groups,
-    RUNS: tl.constexpr,
-    GATHERED: tl.constexpr,
-    BITS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    row = tl.program_id(0)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    level = tl.full([], float("-inf"), tl.float32)
-    limit = limit_of(rows_ptr, row, num_rows)
-    if ((word(rows_ptr, _WISHES, row, num_rows) & _CUTS) != 0) & (limit > GATHERED):
-        num_runs = (limit + _RUN - 1) // _RUN
-        runs = tl.arange(0, RUNS)
-        place = row * num_groups * RUNS_PER_GROUP + runs
-        tops = tl.load(tops_ptr + place, mask=runs < num_runs, other=float("-inf"))
-        least = (num_runs.to(tl.float32) * _SHARE).to(tl.int32)
-        needed = tl.maximum(least, tl.minimum(word(rows_ptr, _TOP_K, row, num_rows), num_runs))
-        ranks = _rank(tops, BITS)
-        chosen = ranks >= _highest_with(ranks, (runs < num_runs).to(tl.int32), needed, BITS)
-        level = tl.min(tl.where(chosen & (runs < num_runs), tops, float("inf")), 0)
-    tl.store(levels_ptr + row, level)
-    tl.store(counts_ptr + row, 0)
-
-
-@triton.jit(do_not_specialize=["num_rows", "num_parts", "groups_per_part"])
-def _collect_kernel(
-    logits_ptr,  # [N, V]
-    rows_ptr,  # [14 R + M] int32
-    levels_ptr,  # [R] float32
-    counts_ptr,  # [R] int32
-    values_ptr,  # [R, GATHERED] float32
-    ids_ptr,  # [R, GATHERED] int32
-    stride,
-    num_rows,
-    num_tokens,
-    num_groups,
-    num_parts,
-    groups_per_part,
-    GATHERED: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    row = tl.program_id(0) // num_parts
-    first = tl.program_id(0) % num_parts * groups_per_part
-    last = tl.minimum(first + groups_per_part, num_groups)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    if (word(rows_ptr, _WISHES, row, num_rows) & _CUTS) != 0:
-        level = tl.load(levels_ptr + row)
-        start_ptr, limit = row_start(logits_ptr, stride, rows_ptr, row, num_rows), limit_of(rows_ptr, row, num_rows)
-        ahead = group_logits(start_ptr, num_tokens, first)
-        further = group_logits(start_ptr, num_tokens, first + 1)
-        for group in range(first, last):
-            raw = wanted(ahead, limit, group)
-            ahead = further
-            if group + 2 < last:
-                further = group_logits(start_ptr, num_tokens, group + 2)
-            is_chosen = (raw >= level) & (raw > UNWANTED)
-            chosen = is_chosen.to(tl.int32)
-            count = tl.sum(chosen, 0)
-            if count > 0:
-                slot = tl.atomic_add(counts_ptr + row, count, sem="relaxed") + tl.cumsum(chosen, 0) - 1
-                own = row.to(tl.int64) * GATHERED + slot
-                tl.store(values_ptr + own, raw, mask=is_chosen & (slot < GATHERED))
-                tl.store(ids_ptr + own, group_ids(group), mask=is_chosen & (slot < GATHERED))
+@triton.jit
+def _level(values, fewest, most, largest):
+    """From where on between ``fewest`` and ``most`` of the values are; -inf where no more than ``most`` are wanted at
+    all. Where equals do not allow it, fewer.
+    """
+    level = largest * 0.0 + float("-inf")
+    if tl.sum((values > UNWANTED).to(tl.int32)) > most:
+        low = tl.min(tl.where(values > UNWANTED, values, float("inf")))
+        high = largest
+        step = 0
+        while step < _STEPS:
+            level = low + (high - low) * 0.5
+            count = tl.sum((values >= level).to(tl.int32))
+            low = tl.where(count > most, level, low)
+            high = tl.where(count < fewest, level, high)
+            step = tl.where((count < fewest) | (count > most), step + 1, _STEPS + 1)
+        level = tl.where(step > _STEPS, level, high)
+    return level
 
 
 @triton.jit
@@ -202,84 +121,240 @@ def _top_p(rows_ptr, row, num_rows):
 
 
 @triton.jit
-def _all_mass(tops_ptr, totals_ptr, row, num_groups, scale, largest, GROUPS: tl.constexpr):
-    """The mass of all ids, float64 in the measure of ``_WHOLE``."""
+def _all_mass(groups_ptr, row, num_rows, num_groups, scale, largest, GROUPS: tl.constexpr):
+    """The sum of the weights of all ids."""
     groups = tl.arange(0, GROUPS)
-    runs = (row * num_groups + groups[:, None]) * RUNS_PER_GROUP + tl.arange(0, RUNS_PER_GROUP)[None, :]
-    tops = tl.max(tl.load(tops_ptr + runs, mask=groups[:, None] < num_groups, other=float("-inf")), 1)
-    totals = tl.load(totals_ptr + row * num_groups + groups, mask=groups < num_groups, other=0.0)
-    shrinks = tl.exp2((bounded(tops) - bounded(largest)) * scale)
-    return tl.sum((totals * shrinks).to(tl.float64), 0) * _WHOLE
+    place = groups_ptr + row * num_groups + groups
+    tops = tl.load(place, mask=groups < num_groups, other=float("-inf"))
+    totals = tl.load(place + num_rows * num_groups, mask=groups < num_groups, other=0.0)
+    return tl.sum(totals * tl.exp2(bounded(tops) * scale - bounded(largest) * scale), 0)
+
+
+@triton.jit
+def _cut(raw, weights, ids, level, largest, rows_ptr, groups_ptr, row, num_rows, num_groups, GROUPS: tl.constexpr,
+         BITS: tl.constexpr):  # fmt: skip
+    """The least logit that stays, the last id of its equals, and whether nothing that was not gathered can stay.
+
+    ``raw``: the gathered logits in the order of their ids, -inf for none.
+    """
+    scale = scale_of(rows_ptr, row, num_rows)
+    lowest, highest = _rank(level, BITS), _rank(largest, BITS)
+    last = tl.full([], NOTHING, tl.int32)
+
+    min_p = word(rows_ptr, _MIN_P, row, num_rows).to(tl.float32, bitcast=True)
+    raw = tl.where(weights >= min_p, raw, float("-inf"))
+    is_whole = (level == float("-inf")) | (tl.exp2(bounded(level) * scale - bounded(largest) * scale) < min_p)
+
+    top_k = word(rows_ptr, _TOP_K, row, num_rows)
+    if (top_k > 0) & (tl.sum((raw > float("-inf")).to(tl.int32), 0) >= top_k):
+        least = _value(_highest_with(raw, 1.0, top_k.to(tl.float32), lowest, highest, BITS), BITS)
+        raw = tl.where(raw >= least, raw, float("-inf"))
+        is_whole |= top_k > 0
+
+    top_p = _top_p(rows_ptr, row, num_rows)
+    if (top_p < 1.0) & (is_whole | ((min_p == 0.0) & (top_k == 0))):
+        kept = tl.where(raw > float("-inf"), weights, 0.0)
+        gathered = tl.sum(kept, 0)
+        mass = gathered
+        if not is_whole:
+            mass = _all_mass(groups_ptr, row, num_rows, num_groups, scale, largest, GROUPS)
+        needed = mass.to(tl.float64) * top_p
+        if gathered.to(tl.float64) >= needed:
+            least = _value(_highest_with(raw, kept, needed, lowest, highest, BITS), BITS)
+            equals = (raw == least).to(tl.int32)
+            each = tl.maximum(tl.max(tl.where(raw == least, kept, 0.0), 0), _TINIEST).to(tl.float64)
+            above = tl.sum(tl.where(raw > least, kept, 0.0), 0).to(tl.float64)
+            num_wanted = tl.maximum(tl.ceil((needed - above) / each), 1.0)
+            if num_wanted < tl.sum(equals, 0).to(tl.float64):
+                stays = (equals != 0) & (tl.cumsum(equals, 0) <= num_wanted.to(tl.int32))
+                last = tl.max(tl.where(stays, ids, -1), 0)
+            raw = tl.where(raw >= least, raw, float("-inf"))
+            is_whole |= top_p < 1.0
+    least = tl.min(tl.where(raw > float("-inf"), raw, float("inf")), 0)
+    return least, last, is_whole
+
+
+@triton.jit
+def _mark_support(own_marks_ptr, rows_ptr, row, num_rows, num_marks, IDS: tl.constexpr):
+    """A bit for each id of the row's support, in words of 32."""
+    for start in range(0, num_marks, _CLEARED):
+        places = start + tl.arange(0, _CLEARED)
+        tl.store(own_marks_ptr + places, tl.zeros([_CLEARED], tl.int32), mask=places < num_marks)
+    tl.debug_barrier()
+    for start in range(support_start(rows_ptr, row, num_rows), support_stop(rows_ptr, row, num_rows), IDS):
+        ids = support_ids(rows_ptr, row, num_rows, start, IDS)
+        bits = tl.full([IDS], 1, tl.int32) << (ids & 31)
+        tl.atomic_or(own_marks_ptr + (ids >> 5), bits, mask=ids != NOTHING, sem="relaxed")
+    tl.debug_barrier()
+
+
+@triton.jit
+def _scatter(pointers, words, mask, FAST: tl.constexpr):
+    """Store int32 words where they are: Triton's own store would first hand addresses from thread to thread."""
+    if FAST:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b32 [$1], $2; mov.u32 $0, 0; }", "=r,l,r,r",
+            [pointers.to(tl.int64), words, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        tl.store(pointers, words, mask=mask)
+
+
+@triton.jit
+def _gathered(start_ptr, num_tokens, limit, tops, num_runs, top_k, largest, chosen_ptr, TOPS: tl.constexpr,
+              RUNS: tl.constexpr, GATHERED: tl.constexpr, FAST: tl.constexpr):  # fmt: skip
+    """The level from which on logits are gathered, and how many: left at ``chosen_ptr``, in the order of their ids."""
+    fewest = tl.where((top_k > 0) & (top_k <= RUNS), top_k, RUNS // 4 * 3)
+    level = _level(tops, fewest, RUNS, largest)
+    is_chosen = ((tops >= level) & (tl.arange(0, TOPS) < num_runs)).to(tl.int32)
+    slots = tl.cumsum(is_chosen, 0) - 1
+    num_chosen = tl.sum(is_chosen, 0)
+    if num_chosen <= RUNS:
+        _scatter(chosen_ptr + slots, tl.arange(0, TOPS), is_chosen != 0, FAST)
+    tl.debug_barrier()
+
+    slots = tl.arange(0, RUNS)
+    ids = run_ids(tl.where(slots < num_chosen, tl.load(chosen_ptr + slots), NOTHING // RUN))
+    raw = tl.load(start_ptr + ids, mask=ids < num_tokens, other=float("-inf")).to(tl.float32)
+    raw = tl.where(ids < limit, raw, float("-inf"))
+    level = tl.maximum(level, _level(tl.where(raw >= level, raw, float("-inf")), fewest, GATHERED, largest))
+    is_chosen = ((raw >= level) & (raw > UNWANTED)).to(tl.int32)
+    of_run = tl.sum(is_chosen, 1)
+    slots = (tl.cumsum(of_run, 0) - of_run)[:, None] + tl.cumsum(is_chosen, 1) - 1
+    count = tl.sum(of_run, 0)
+    tl.debug_barrier()
+    if count <= GATHERED:
+        _scatter(chosen_ptr + slots, ids, is_chosen != 0, FAST)
+        _scatter(chosen_ptr + GATHERED + slots, raw.to(tl.int32, bitcast=True), is_chosen != 0, FAST)
+    tl.debug_barrier()
+    # Where there is no room for all, for none.
+    return level, tl.where((num_chosen > RUNS) | (count > GATHERED), 0, count)
+
+
+@triton.jit
+def _joined(left_group, left_sum, right_group, right_sum):
+    """Sums that begin anew with each group."""
+    return right_group, tl.where(left_group == right_group, left_sum + right_sum, right_sum)
+
+
+@triton.jit
+def _group_masses(own_ids_ptr, own_masses_ptr, ids, weights, count, GROUPS: tl.constexpr, GATHERED: tl.constexpr,
+                  FAST: tl.constexpr):  # fmt: skip
+    """The mass of each group, [GROUPS], from weights in the order of their ids."""
+    groups, slots = tl.arange(0, GROUPS), tl.arange(0, GATHERED)
+    tl.store(own_masses_ptr + groups, tl.zeros([GROUPS], tl.int32))
+    group = ids // GROUP
+    _, masses = tl.associative_scan((group, weights), 0, _joined)
+    following = tl.where(slots + 1 < count, tl.load(own_ids_ptr + slots + 1), NOTHING) // GROUP
+    tl.debug_barrier()
+    ends = (slots < count) & (following != group)
+    _scatter(own_masses_ptr + group, masses.to(tl.int32, bitcast=True), ends, FAST)
+    tl.debug_barrier()
+    return tl.load(own_masses_ptr + groups).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _token_noise(rows_ptr, row, num_rows, ids, FAST: tl.constexpr):
+    """The coupled noise of single tokens."""
+    bits = bits_of(rows_ptr, row, num_rows, ids // RUN, row * 0, row * 0 + _STREAM_COUPLED)  # [N, 8]
+    own = tl.arange(0, RUN)[None, :] == (ids % RUN)[:, None]
+    return noise(tl.sum(tl.where(own, bits, 0).to(tl.uint32), 1), FAST)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _select_kernel(
+def _cut_kernel(
+    logits_ptr,  # [N, V]
     rows_ptr,  # [14 R + M] int32
-    tops_ptr,  # [R, 8 G] float32
-    totals_ptr,  # [R, G] float32
-    levels_ptr,  # [R] float32
-    counts_ptr,  # [R] int32
-    values_ptr,  # [R, GATHERED] float32
-    ids_ptr,  # [R, GATHERED] int32
-    cuts_ptr,  # [3, R] int32
+    marks_ptr,  # [R, W] int32
+    groups_ptr,  # [5, R, G] float32
+    unfit_ptr,  # [R, G] float32
+    tops_ptr,  # [R, 128 G]
+    chosen_ptr,  # [R, 2 GATHERED] int32, first of runs, then of ids and logits
+    masses_ptr,  # [R, GROUPS] int32, the bits of float32
+    found_ptr,  # [7 R + M] int32
+    stride,
     num_rows,
+    num_tokens,
     num_groups,
-    GROUPS: tl.constexpr,
+    num_marks,
+    TOPS: tl.constexpr,
+    RUNS: tl.constexpr,
     GATHERED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    IDS: tl.constexpr,
     BITS: tl.constexpr,
-    ID_BITS: tl.constexpr,
+    FAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
     if PDL:
         gdc_launch_dependents()
+    wishes = word(rows_ptr, _WISHES, row, num_rows)
+    excludes = (wishes & (_EXCLUDES | _CUTS)) == (_EXCLUDES | _CUTS)
+    own_marks_ptr = marks_ptr + row.to(tl.int64) * num_marks
+    if excludes:
+        _mark_support(own_marks_ptr, rows_ptr, row, num_rows, num_marks, IDS)
+    if PDL:
         gdc_wait()
-    threshold = tl.full([], float("-inf"), tl.float32)
-    last = tl.full([], NOTHING, tl.int32)
-    short = tl.full([], 0, tl.int32)
-    if (word(rows_ptr, _WISHES, row, num_rows) & _CUTS) != 0:
-        scale, level, count = (
-            scale_of(rows_ptr, row, num_rows), tl.load(levels_ptr + row), tl.load(counts_ptr + row)
-        )  # fmt: skip
-        slots = tl.arange(0, GATHERED)
-        raw = tl.load(values_ptr + row.to(tl.int64) * GATHERED + slots, mask=slots < count, other=float("-inf"))
-        ids = tl.load(ids_ptr + row.to(tl.int64) * GATHERED + slots, mask=slots < count, other=NOTHING)
-        largest = tl.max(raw, 0)
-        weights = tl.exp2((raw - bounded(largest)) * scale)
-        masses = (weights * _WHOLE).to(tl.int64)
-        ranks = _rank(raw, BITS)
+    if (wishes & _CUTS) == 0:
+        return
+    scale = scale_of(rows_ptr, row, num_rows)
+    start_ptr, limit = row_start(logits_ptr, stride, rows_ptr, row, num_rows), limit_of(rows_ptr, row, num_rows)
+    own = found_ptr + row
+    own_ids_ptr = chosen_ptr + row.to(tl.int64) * 2 * GATHERED
 
-        min_p = word(rows_ptr, _MIN_P, row, num_rows).to(tl.float32, bitcast=True)
-        stays = (slots < count) & (weights >= min_p)
-        # Whether nothing that was not gathered stays.
-        is_whole = (level <= UNWANTED) | (tl.exp2((bounded(level) - bounded(largest)) * scale) < min_p)
+    every = tl.arange(0, TOPS)
+    own_tops_ptr = tops_ptr + row.to(tl.int64) * num_groups * RUNS_PER_GROUP
+    tops = tl.load(own_tops_ptr + every, mask=every < num_groups * RUNS_PER_GROUP, other=float("-inf"))
+    num_runs = (limit + RUN - 1) // RUN
+    tops = tl.where(every < num_runs, tops.to(tl.float32), float("-inf"))
+    largest = tl.max(tops, 0)
+    level, count = _gathered(start_ptr, num_tokens, limit, tops, num_runs, word(rows_ptr, _TOP_K, row, num_rows),
+                             largest, own_ids_ptr, TOPS, RUNS, GATHERED, FAST)  # fmt: skip
 
-        top_k = word(rows_ptr, _TOP_K, row, num_rows)
-        if (top_k > 0) & (tl.sum(stays.to(tl.int32), 0) >= top_k):
-            stays = stays & (ranks >= _highest_with(ranks, stays.to(tl.int32), top_k, BITS))
-            is_whole = is_whole | (top_k > 0)
+    slots = tl.arange(0, GATHERED)
+    ids = tl.where(slots < count, tl.load(own_ids_ptr + slots), NOTHING)
+    raw = tl.load(own_ids_ptr + GATHERED + slots).to(tl.float32, bitcast=True)
+    raw = tl.where(slots < count, raw, float("-inf"))
+    weights = tl.exp2(raw * scale - bounded(largest) * scale)
+    least, last, is_whole = _cut(raw, weights, ids, level, largest, rows_ptr, groups_ptr, row, num_rows, num_groups,
+                                 GROUPS, BITS)  # fmt: skip
+    raw = uncut(raw, least, last, ids)
+    weights = tl.where(raw > UNWANTED, weights, 0.0)
+    total = tl.sum(weights, 0)
 
-        top_p = _top_p(rows_ptr, row, num_rows)
-        if (top_p < 1.0) & (is_whole | ((min_p == 0.0) & (top_k == 0))):
-            kept = tl.where(stays, masses, 0)
-            gathered = tl.sum(kept, 0)
-            mass = gathered.to(tl.float64)
-            if is_whole == 0:
-                mass = _all_mass(tops_ptr, totals_ptr, row, num_groups, scale, largest, GROUPS)
-            needed = (mass * top_p).to(tl.int64)
-            needed = needed + (needed.to(tl.float64) < mass * top_p).to(tl.int64)
-            if gathered >= needed:
-                rank = _highest_with(ranks, kept, needed, BITS)
-                equals = stays & (ranks == rank)
-                each = tl.maximum(tl.max(tl.where(equals, masses, 0), 0), 1)
-                above = tl.sum(tl.where(ranks > rank, kept, 0), 0)
-                num_wanted = (needed - above + each - 1) // each
-                if num_wanted < tl.sum(equals.to(tl.int64), 0):
-                    last = _id_at(ids, equals, num_wanted.to(tl.int32), ID_BITS)
-                stays = stays & (ranks >= rank)
-                is_whole = is_whole | (top_p < 1.0)
-        threshold = tl.min(tl.where(stays, raw, float("inf")), 0)
-        short = ((is_whole == 0) | (count > GATHERED)).to(tl.int32)
-    tl.store(cuts_ptr + LEAST * num_rows + row, threshold.to(tl.int32, bitcast=True))
-    tl.store(cuts_ptr + LAST * num_rows + row, last)
-    tl.store(cuts_ptr + SHORT * num_rows + row, short)
+    groups = tl.arange(0, GROUPS)
+    unfit = tl.load(unfit_ptr + row * num_groups + groups, mask=groups < num_groups, other=0.0)
+    is_unfit = tl.max(tl.where(tl.abs(unfit) < float("inf"), 0, 1), 0)
+    is_short = ((is_whole == 0) | (count == 0)).to(tl.int32)
+    tl.store(own + _FOUND_UNFIT * num_rows, is_unfit + 2 * is_short)
+    tl.store(own + _FOUND_LARGEST * num_rows, largest.to(tl.int32, bitcast=True))
+    if (wishes & (_COUPLED | _DRAWS)) == 0:
+        tl.store(own + _FOUND_ARGMAX * num_rows, lowest_at(raw, largest, ids))
+    if (wishes & _ENTROPY) != 0:
+        probs = weights / total
+        entropy = -tl.sum(probs * tl.log(probs + _ENTROPY_OFFSET), 0)
+        tl.store(own + _FOUND_ENTROPY * num_rows, entropy.to(tl.int32, bitcast=True))
+    if (wishes & _COUPLED) != 0:
+        scores = raw * scale + _token_noise(rows_ptr, row, num_rows, ids, FAST)
+        scores = tl.where(raw > UNWANTED, scores, float("-inf"))
+        tl.store(own + _FOUND_RACED * num_rows, lowest_at(scores, tl.max(scores, 0), ids))
+    if (wishes & _DRAWS) != 0:
+        outside = weights
+        if excludes:
+            marks = tl.load(own_marks_ptr + (ids >> 5), mask=slots < count, other=0, cache_modifier=".cg")
+            outside = tl.where(((marks >> (ids & 31)) & 1) != 0, 0.0, weights)
+        mass = tl.sum(outside, 0)
+        tl.store(own + _FOUND_MASS * num_rows, (mass / total).to(tl.int32, bitcast=True))
+        token = row * 0 - 1
+        if mass > 0.0:
+            masses = _group_masses(own_ids_ptr, masses_ptr + row.to(tl.int64) * GROUPS, ids, outside, count, GROUPS,
+                                   GATHERED, FAST)  # fmt: skip
+            lots = group_lots(rows_ptr, row, num_rows, GROUPS, FAST)
+            token = drawn(logits_ptr, stride, num_tokens, rows_ptr, masses, lots, least, last, row, num_rows,
+                          excludes, True, True, GROUPS, IDS, FAST)  # fmt: skip
+        tl.store(own + _FOUND_OUTSIDE * num_rows, token)
+    for start in range(support_start(rows_ptr, row, num_rows), support_stop(rows_ptr, row, num_rows), IDS):
+        given, inside = support_logits(logits_ptr, stride, rows_ptr, row, num_rows, start, IDS)
+        inside = uncut(inside, least, last, given)
+        store_probs(found_ptr, rows_ptr, row, num_rows, start, given, inside, largest, total, IDS)

@@ -5,6 +5,8 @@
 
 Everything is in bits, not nats: a GPU has one instruction for a base-2 logarithm and one for a power of two, each right
 to two units in the last place. Logits stay as the model gave them; a row's ``SCALE`` is log2(e) / temperature.
+
+What is said of ids is a tile [runs, 8]: a thread has whole runs, so that what is done within one moves nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ import triton.language as tl
 from outrider.engine.kernels.scoring.rows import Column
 from outrider.randomness.streams import GROUP_SIZE, KEY_STEPS, LARGEST_UNIT, MULTIPLIERS, ROUNDS, UNIT
 
+RUN_SIZE = 8
+"""Neighbouring ids that one thread loads at once, of 16 bits each."""
 GROUP = tl.constexpr(GROUP_SIZE)
+RUN = tl.constexpr(RUN_SIZE)
+RUNS_PER_GROUP = tl.constexpr(GROUP_SIZE // RUN_SIZE)
 NUM_COLUMNS = tl.constexpr(len(Column))
 NOTHING = tl.constexpr(2**31 - 1)
 """Above every id."""
@@ -24,16 +30,10 @@ UNWANTED = tl.constexpr(-1e30)
 _FLOOR = tl.constexpr(-1e29)
 """Above ``UNWANTED``, so that it weighs nothing even beside itself: the rounding of so large a product is no weight."""
 
-# What is said of where a row is cut: [3, R] int32
-LEAST = tl.constexpr(0)
-"""Float32: the least logit that stays."""
-LAST = tl.constexpr(1)
-"""Of logits equal to it, ids up to this one stay."""
-SHORT = tl.constexpr(2)
-"""1 where too few were gathered to tell."""
-
 _INDEX = tl.constexpr(int(Column.INDEX))
 _LIMIT = tl.constexpr(int(Column.LIMIT))
+_START = tl.constexpr(int(Column.SUPPORT_START))
+_STOP = tl.constexpr(int(Column.SUPPORT_STOP))
 _KEY_LOW = tl.constexpr(int(Column.KEY_LOW))
 _KEY_HIGH = tl.constexpr(int(Column.KEY_HIGH))
 _POSITION = tl.constexpr(int(Column.POSITION))
@@ -78,9 +78,33 @@ def limit_of(rows_ptr, row, num_rows):
 
 
 @triton.jit
+def support_start(rows_ptr, row, num_rows):
+    """Where the row's support begins among all."""
+    return word(rows_ptr, _START, row, num_rows)
+
+
+@triton.jit
+def support_stop(rows_ptr, row, num_rows):
+    """Where the row's support ends among all."""
+    return word(rows_ptr, _STOP, row, num_rows)
+
+
+@triton.jit
+def group_runs(group):
+    """The runs of a group."""
+    return tl.arange(0, RUNS_PER_GROUP) + group * RUNS_PER_GROUP
+
+
+@triton.jit
+def run_ids(runs):  # [N]
+    """The ids of runs, [N, 8]."""
+    return runs[:, None] * RUN + tl.arange(0, RUN)[None, :]
+
+
+@triton.jit
 def group_logits(start_ptr, num_tokens, group):
-    """The logits of a group as the model gave them; anything past the vocabulary."""
-    ids = tl.arange(0, GROUP) + group * GROUP
+    """The logits of a group as the model gave them, [128, 8]; anything past the vocabulary."""
+    ids = run_ids(group_runs(group))
     return tl.load(start_ptr + ids, mask=ids < num_tokens, other=0.0)
 
 
@@ -91,24 +115,14 @@ def wanted(logits, limit, group):
     """
     raw = logits.to(tl.float32)
     if (group + 1) * GROUP > limit:
-        raw = tl.where(tl.arange(0, GROUP) + group * GROUP < limit, raw, UNWANTED)
+        raw = tl.where(run_ids(group_runs(group)) < limit, raw, UNWANTED)
     return raw
 
 
 @triton.jit
-def uncut(raw, cuts_ptr, row, num_rows, ids, HAS_CUTS: tl.constexpr):
-    """Logits of a row, ``UNWANTED`` where its cuts leave nothing of them."""
-    if HAS_CUTS:
-        least = tl.load(cuts_ptr + LEAST * num_rows + row).to(tl.float32, bitcast=True)
-        last = tl.load(cuts_ptr + LAST * num_rows + row)
-        raw = tl.where((raw > least) | ((raw == least) & (ids <= last)), raw, UNWANTED)
-    return raw
-
-
-@triton.jit
-def group_ids(group):
-    """The ids of a group."""
-    return tl.arange(0, GROUP) + group * GROUP
+def uncut(raw, least, last, ids):
+    """Logits, ``UNWANTED`` where they are under the least that stays or equal to it with an id after the last."""
+    return tl.where((raw > least) | ((raw == least) & (ids <= last)), raw, UNWANTED)
 
 
 @triton.jit
@@ -129,8 +143,10 @@ def log2_of(value, FAST: tl.constexpr):
 
 @triton.jit
 def noise_bound(bits, FAST: tl.constexpr):
-    """At least ``noise`` of the bits less 32, and close to it where winners sit: -log1p(-u) is at least u."""
-    return -log2_of(bits.to(tl.float32) + 0.5, FAST)
+    """At least ``noise`` of the bits less 32, and close to it where winners sit: -log1p(-u) is at least u, and u at
+    least a part of it; infinite once in 2**32.
+    """
+    return -log2_of(bits.to(tl.float32), FAST)
 
 
 @triton.jit
@@ -158,46 +174,63 @@ def _philox(key0, key1, c0, c1, c2, c3):
 
 
 @triton.jit
-def bits_of(rows_ptr, row, num_rows, blocks, base, stream):
-    """The bits of four neighbouring tokens for each block (token >> 2), in the tokens' order."""
+def bits_of(rows_ptr, row, num_rows, runs, base, stream):
+    """The bits of the tokens of runs [N], [N, 8]."""
     key_low = word(rows_ptr, _KEY_LOW, row, num_rows).to(tl.uint32, bitcast=True)
     key_high = word(rows_ptr, _KEY_HIGH, row, num_rows).to(tl.uint32, bitcast=True)
-    position = word(rows_ptr, _POSITION, row, num_rows)
-    zero = blocks.to(tl.uint32) * 0
-    lane0, lane1, lane2, lane3 = _philox(
-        key_low, key_high, blocks.to(tl.uint32), zero + position.to(tl.uint32), zero + base.to(tl.uint32),
-        zero + stream.to(tl.uint32),
-    )  # fmt: skip
-    return tl.interleave(tl.interleave(lane0, lane2), tl.interleave(lane1, lane3))
-
-
-@triton.jit
-def group_blocks(group):
-    """The blocks of the generator that serve a group."""
-    return tl.arange(0, GROUP // 4) + group * (GROUP // 4)
+    blocks = runs.to(tl.uint32) * 2
+    zero = blocks * 0
+    position = zero + word(rows_ptr, _POSITION, row, num_rows).to(tl.uint32)
+    base, stream = zero + base.to(tl.uint32), zero + stream.to(tl.uint32)
+    a0, a1, a2, a3 = _philox(key_low, key_high, blocks, position, base, stream)
+    b0, b1, b2, b3 = _philox(key_low, key_high, blocks + 1, position, base, stream)
+    # A token's place in its run, bit by bit from the highest: which block, then which lane of it.
+    even = tl.join(tl.join(a0, b0), tl.join(a2, b2))
+    odd = tl.join(tl.join(a1, b1), tl.join(a3, b3))
+    return tl.reshape(tl.join(even, odd), [runs.shape[0], RUN])
 
 
 @triton.jit
 def lowest_at(values, best, ids):
     """The lowest id whose value is the best."""
-    return tl.min(tl.where(values == best, ids, NOTHING), 0)
+    return tl.min(tl.where(values == best, ids, NOTHING))
 
 
 @triton.jit
-def group_marks(own_marks_ptr, group):
-    """A byte for each eight ids of a group."""
-    return tl.load(own_marks_ptr + group * (GROUP // 8) + tl.arange(0, GROUP // 8))
+def support_ids(rows_ptr, row, num_rows, start, IDS: tl.constexpr):
+    """Ids of the row's support from place ``start`` of all supports on; ``NOTHING`` past its end."""
+    places = start + tl.arange(0, IDS)
+    mask = places < word(rows_ptr, _STOP, row, num_rows)
+    return tl.load(rows_ptr + NUM_COLUMNS * num_rows + places, mask=mask, other=NOTHING)
 
 
 @triton.jit
-def outside_only(weights, marks):
-    """The weights of a group with those in the support at 0."""
-    bits = (marks.to(tl.int32)[:, None] >> tl.arange(0, 8)[None, :]) & 1
-    return tl.where(tl.reshape(bits, [GROUP]) != 0, 0.0, weights)
+def marked(marks, ids, group):
+    """A group's marks, a byte in 32 bits for each run and a bit for each id, with those of the given ids added.
+
+    One id after the other: a group has few of a support. Registers can be told apart, but not indexed.
+    """
+    runs = group_runs(group)
+    ids = tl.where(ids // GROUP == group, ids, NOTHING)
+    lowest = tl.min(ids, 0)
+    while lowest != NOTHING:
+        marks |= tl.where(runs == lowest // RUN, tl.full([], 1, tl.int32) << (lowest % RUN), 0)
+        ids = tl.where(ids == lowest, NOTHING, ids)
+        lowest = tl.min(ids, 0)
+    return marks
 
 
 @triton.jit
-def is_marked(marks_ptr, row, num_marks, ids):
-    """Whether ids are in the row's support."""
-    marks = tl.load(marks_ptr + row.to(tl.int64) * num_marks + (ids >> 5))
-    return ((marks >> (ids & 31)) & 1) != 0
+def group_marks(rows_ptr, row, num_rows, first_ids, group, IDS: tl.constexpr):
+    """A group's marks; ``first_ids`` [IDS] are the first of the row's support."""
+    marks = marked(tl.zeros([RUNS_PER_GROUP], tl.int32), first_ids, group)
+    for start in range(support_start(rows_ptr, row, num_rows) + IDS, support_stop(rows_ptr, row, num_rows), IDS):
+        marks = marked(marks, support_ids(rows_ptr, row, num_rows, start, IDS), group)
+    return marks
+
+
+@triton.jit
+def outside_only(values, marks, nothing):  # [128, 8], [128] int32
+    """The values of a group with those in the support at ``nothing``."""
+    bits = (marks[:, None] >> tl.arange(0, RUN)[None, :]) & 1
+    return tl.where(bits != 0, nothing, values)

@@ -130,6 +130,10 @@ class Rows:
         """Whether any row has this wish."""
         return bool((self.wishes & wish).any())
 
+    def all(self, wish: Wish) -> bool:
+        """Whether every row has this wish."""
+        return bool((self.wishes & wish).all())
+
 
 def every_kind() -> Iterator[Rows]:
     """A row for each combination of wishes for which there are kernels of their own."""
