@@ -71,14 +71,17 @@ class Scoring:
         for part in (self._first, second):
             if part is not None:
                 self._take(part)
+        short = sorted(set(self._fused) - set(self._adjusted) - set(self._outcomes))
+        if (wider := self._launch(short, wide=True)) is not None:
+            self._take(wider)
         self._score(sorted(set(range(len(self._requests))) - set(self._outcomes)))
         return [self._outcomes[i] for i in range(len(self._requests))]
 
-    def _launch(self, chosen: Sequence[int]) -> _Part | None:
+    def _launch(self, chosen: Sequence[int], *, wide: bool = False) -> _Part | None:
         if not chosen:
             return None
         layout = lay_out(self._requests, self._starts, chosen, self._logits.shape[-1])
-        return _Part(layout, launch(self._logits, layout.rows), None)
+        return _Part(layout, launch(self._logits, layout.rows, wide=wide), None)
 
     def _launch_adjusted(self) -> _Part | None:
         """Only rows with penalties, bias or bans pay for a float32 copy and the way through PyTorch."""
@@ -110,7 +113,7 @@ class Scoring:
             error = next((errors[row] for row in range(start, stop) if row in errors), None)
             if error is not None:
                 self._outcomes[i] = ScoreOutcome(None, error=error)
-            elif not is_short[start:stop].any():  # otherwise left to `_score`
+            elif not is_short[start:stop].any():  # otherwise searched for more widely, or left to `_score`
                 self._outcomes[i] = ScoreOutcome(_form(self._requests[i], findings, slice(start, stop), first_id))
 
 

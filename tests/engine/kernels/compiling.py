@@ -64,12 +64,13 @@ CONSTANTS |= {
     _group_kernel: {**WITH, "HAS_CUTS": True, "IDS": 128},
     _entropy_kernel: {"GROUPS": 128},
     _answer_kernel: {**WITH, **FEWEST},
-    _cut_kernel: {**FEWEST, "FAST": True, "TOPS": 16384, "RUNS": 2048, "GATHERED": 4096, "BITS": 16},
+    _cut_kernel: {**FEWEST, "FAST": True, "TOPS": 16384, "RUNS": 1024, "GATHERED": 2048, "BITS": 16},
 }
 INTEGERS = {
     "slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "parameters", "best_ids",
     "ids", "histogram", "candidates", "places", "next_ids", "records", "supports",
     "rounds", "marks", "found", "counts", "chosen",
+    "group_masses",
 }  # fmt: skip
 REALS = {"sums", "addends", "stats", "surveys", "groups", "unfit"}
 FLOATS = ("eps", "scale", "floor")

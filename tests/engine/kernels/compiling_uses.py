@@ -127,8 +127,8 @@ def score(logits: torch.Tensor, wish: Wish, num_ids: int) -> None:
     launch_scoring(logits, rows)
 
 
-def launch_scoring(logits: torch.Tensor, rows: Rows) -> None:
-    launch_kernels(logits, torch.empty(rows.num_words, dtype=torch.int32, device=GPU), rows)
+def launch_scoring(logits: torch.Tensor, rows: Rows, *, wide: bool = False) -> None:
+    launch_kernels(logits, torch.empty(rows.num_words, dtype=torch.int32, device=GPU), rows, wide=wide)
 
 
 def sum_of_ranks() -> None:
@@ -160,6 +160,7 @@ def main() -> None:
         logits = torch.empty(41, 128_256, dtype=torch.bfloat16, device=GPU)
         for rows in every_kind():
             launch_scoring(logits, rows)
+        launch_scoring(logits, rows, wide=True)
         warm = set(seen)
         for wish in (Wish(0), Wish.DRAWS, OUTSIDE, Wish.COUPLED, Wish.DRAWS | Wish.CUTS, ALL):
             score(logits, wish, 64 if wish & Wish.EXCLUDES else 0)

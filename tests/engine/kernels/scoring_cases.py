@@ -29,7 +29,9 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 DTYPES = [torch.float32, torch.bfloat16]
 VOCABS = [1, 17, 1000, 2500] if INTERPRETED else [1, 17, 1000, 2500, 128_256]
 LARGE = VOCABS[-1]
-RUNS, GATHERED = (128, 256) if INTERPRETED else (2048, 4096)
+NARROW = launching.Search(64, 128, 8) if INTERPRETED else launching.Search(1024, 2048, 8)
+WIDE = launching.Search(128, 256, 16) if INTERPRETED else launching.Search(2048, 4096, 16)
+TINY = launching.Search(16, 64, 4)
 BASE = 40
 TOKENS = tuple(range(BASE))
 
@@ -46,8 +48,8 @@ def _seed_and_poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return tensor
 
     monkeypatch.setattr(torch, "empty", poisoned)
-    monkeypatch.setattr(launching, "_CHOSEN_RUNS", RUNS)
-    monkeypatch.setattr(launching, "_GATHERED", GATHERED)
+    monkeypatch.setattr(launching, "_NARROW", NARROW)
+    monkeypatch.setattr(launching, "_WIDE", WIDE)
     with torch.inference_mode():
         yield
 
@@ -159,10 +161,13 @@ CUTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("runs", [32, RUNS])
-def test_cuts_are_those_of_the_reference(monkeypatch: pytest.MonkeyPatch, runs: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("searches", [(TINY, NARROW), (NARROW, WIDE)])
+def test_cuts_are_those_of_the_reference(
+    monkeypatch: pytest.MonkeyPatch, searches: tuple[launching.Search, launching.Search], dtype: torch.dtype
+) -> None:
     """Logits on a coarse grid tie often. Where too few runs are gathered, whoever sorts is asked."""
-    monkeypatch.setattr(launching, "_CHOSEN_RUNS", runs)
+    for name, search in zip(("_NARROW", "_WIDE"), searches, strict=True):
+        monkeypatch.setattr(launching, name, search)
     asked = _count_scores(monkeypatch)
     for vocab_size in (1500,) if INTERPRETED else VOCABS[2:]:
         requests = [
@@ -172,7 +177,7 @@ def test_cuts_are_those_of_the_reference(monkeypatch: pytest.MonkeyPatch, runs: 
         logits = (logits_of(2 * len(requests), vocab_size) * 4).round() / 4
         for found, expected in zip(*both(logits.to(dtype), requests), strict=True):
             agree(found, expected)
-    if runs == 2048:  # what most ask for is found without sorting
+    if searches == (NARROW, WIDE) and not INTERPRETED:  # what most ask for is found without sorting
         assert not asked & {0, 1, 3, 4, 7, 10, 11}
 
 

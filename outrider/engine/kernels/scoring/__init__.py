@@ -7,9 +7,9 @@ at. Where ``CUTS``, it is what min-p, top-k and top-p leave of that, in this ord
 token that probabilities put on the edge may fall to either side if rounding of 1e-6 decides. What is found of each row,
 ``Found``:
 
-* ``UNFIT``: whether a logit is NaN or infinite, and whether the row's cuts could not be found; all else means nothing
-  then. ``LARGEST``: the largest logit.
-* ``ARGMAX``, but where ``COUPLED``: the likeliest token, lowest id of equals.
+* ``UNFIT``: whether a logit is NaN or infinite, and whether the row's cuts could not be found, because more stays than
+  was looked at; all else means nothing then. Where ``wide``, more is looked at. ``LARGEST``: the largest logit.
+* ``ARGMAX``, where neither ``COUPLED`` nor ``DRAWS``: the likeliest token, lowest id of equals.
 * ``RACED``, where ``COUPLED``: the winner of the Gumbel race of stream ``COUPLED``, base 0.
 * ``MASS``, where ``DRAWS``: of all ids, less those of the support where ``EXCLUDES``; summed directly, never as one
   minus the rest. What is under float32's smallest normal number, relative to the likeliest token, is 0.
@@ -32,14 +32,16 @@ from outrider.engine.kernels.scoring.rows import Findings, Found, Launch, Rows, 
 __all__ = ["Findings", "Found", "Launch", "Rows", "Wish", "launch", "warm_up"]
 
 
-def launch(logits: Tensor, rows: Rows) -> Launch:  # [N, V]
+def launch(logits: Tensor, rows: Rows, *, wide: bool = False) -> Launch:  # [N, V]
     """Start the work on the logits' device and return at once."""
     from outrider.engine.kernels.scoring import launching  # Triton is slow to import
 
-    return launching.launch(logits, rows)
+    return launching.launch(logits, rows, wide=wide)
 
 
 def warm_up(logits: Tensor) -> None:  # [N, V]
     """Compile whatever rows of logits like these may need."""
     for rows in every_kind():
         launch(logits, rows).findings()
+        if rows.any(Wish.CUTS):
+            launch(logits, rows, wide=True).findings()

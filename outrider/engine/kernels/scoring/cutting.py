@@ -3,11 +3,11 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """Rows that min-p, top-k and top-p cut: one kernel, one program a row, finds the least logit that stays and answers.
 
-No row is sorted. The group kernel has left the largest logit of each run of 8 neighbours. The runs with the largest of
-these are chosen, as many as top-k wants ids, or about two thousand: whatever reaches the least of them is in a chosen
-run. Only those are read again; the exact place of the cut is searched for among them, by the bits of the logits, and
-all that can be drawn is at hand. That they are enough is checked, not assumed: where they are not (a law so flat that
-top-p wants more), the row is marked.
+No row is sorted. The group kernel has left the largest logit of each run of 8 neighbours. A level is sought that about a
+thousand of these reach: whatever reaches it is in one of their runs. Only those are read again, and the logits from
+the level up are gathered in the order of their ids; the exact place of the cut is searched for among them, by the bits
+of the logits, and all that can be drawn is at hand. That they are enough is checked, not assumed: where they are not (a
+law so flat that top-p wants more), the row is marked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from outrider.engine.kernels.scoring.device_functions import (
     RUN,
     RUNS_PER_GROUP,
     UNWANTED,
-    bits_of,
     bounded,
     limit_of,
     lowest_at,
@@ -33,6 +32,7 @@ from outrider.engine.kernels.scoring.device_functions import (
     support_ids,
     support_start,
     support_stop,
+    token_bits,
     uncut,
     word,
 )
@@ -83,7 +83,7 @@ def _value(rank, BITS: tl.constexpr):
 
 @triton.jit
 def _highest_with(values, amounts, needed, low, high, BITS: tl.constexpr):
-    """The highest rank from ``low`` to ``high`` such that amounts of it and all above reach ``needed``; else ``low``."""
+    """The highest rank from ``low`` to ``high`` such that amounts of it and all above reach ``needed``; or ``low``."""
     while low < high:
         middle = low + (high - low + 1) // 2
         reaches = tl.sum(tl.where(values >= _value(middle, BITS), amounts, 0.0)) >= needed
@@ -142,8 +142,9 @@ def _cut(raw, weights, ids, level, largest, rows_ptr, groups_ptr, row, num_rows,
     last = tl.full([], NOTHING, tl.int32)
 
     min_p = word(rows_ptr, _MIN_P, row, num_rows).to(tl.float32, bitcast=True)
-    raw = tl.where(weights >= min_p, raw, float("-inf"))
-    is_whole = (level == float("-inf")) | (tl.exp2(bounded(level) * scale - bounded(largest) * scale) < min_p)
+    # The difference first: of the likeliest it is 0, and its share 1.
+    raw = tl.where(tl.exp2((raw - bounded(largest)) * scale) >= min_p, raw, float("-inf"))
+    is_whole = (level == float("-inf")) | (tl.exp2((bounded(level) - bounded(largest)) * scale) < min_p)
 
     top_k = word(rows_ptr, _TOP_K, row, num_rows)
     if (top_k > 0) & (tl.sum((raw > float("-inf")).to(tl.int32), 0) >= top_k):
@@ -254,11 +255,20 @@ def _group_masses(own_ids_ptr, own_masses_ptr, ids, weights, count, GROUPS: tl.c
 
 
 @triton.jit
-def _token_noise(rows_ptr, row, num_rows, ids, FAST: tl.constexpr):
-    """The coupled noise of single tokens."""
-    bits = bits_of(rows_ptr, row, num_rows, ids // RUN, row * 0, row * 0 + _STREAM_COUPLED)  # [N, 8]
-    own = tl.arange(0, RUN)[None, :] == (ids % RUN)[:, None]
-    return noise(tl.sum(tl.where(own, bits, 0).to(tl.uint32), 1), FAST)
+def _find_tokens(raw, weights, total, largest, ids, rows_ptr, own, row, num_rows, FAST: tl.constexpr):
+    """What needs no draw: the likeliest token, the winner of the coupled race, the entropy."""
+    wishes = word(rows_ptr, _WISHES, row, num_rows)
+    if (wishes & (_COUPLED | _DRAWS)) == 0:
+        tl.store(own + _FOUND_ARGMAX * num_rows, lowest_at(raw, largest, ids))
+    if (wishes & _ENTROPY) != 0:
+        probs = weights / total
+        entropy = -tl.sum(probs * tl.log(probs + _ENTROPY_OFFSET), 0)
+        tl.store(own + _FOUND_ENTROPY * num_rows, entropy.to(tl.int32, bitcast=True))
+    if (wishes & _COUPLED) != 0:
+        bits = token_bits(rows_ptr, row, num_rows, ids, row * 0, row * 0 + _STREAM_COUPLED)
+        scores = raw * scale_of(rows_ptr, row, num_rows) + noise(bits, FAST)
+        scores = tl.where(raw > UNWANTED, scores, float("-inf"))
+        tl.store(own + _FOUND_RACED * num_rows, lowest_at(scores, tl.max(scores, 0), ids))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -270,7 +280,7 @@ def _cut_kernel(
     unfit_ptr,  # [R, G] float32
     tops_ptr,  # [R, 128 G]
     chosen_ptr,  # [R, 2 GATHERED] int32, first of runs, then of ids and logits
-    masses_ptr,  # [R, GROUPS] int32, the bits of float32
+    group_masses_ptr,  # [R, GROUPS] int32, the bits of float32
     found_ptr,  # [7 R + M] int32
     stride,
     num_rows,
@@ -329,16 +339,7 @@ def _cut_kernel(
     is_short = ((is_whole == 0) | (count == 0)).to(tl.int32)
     tl.store(own + _FOUND_UNFIT * num_rows, is_unfit + 2 * is_short)
     tl.store(own + _FOUND_LARGEST * num_rows, largest.to(tl.int32, bitcast=True))
-    if (wishes & (_COUPLED | _DRAWS)) == 0:
-        tl.store(own + _FOUND_ARGMAX * num_rows, lowest_at(raw, largest, ids))
-    if (wishes & _ENTROPY) != 0:
-        probs = weights / total
-        entropy = -tl.sum(probs * tl.log(probs + _ENTROPY_OFFSET), 0)
-        tl.store(own + _FOUND_ENTROPY * num_rows, entropy.to(tl.int32, bitcast=True))
-    if (wishes & _COUPLED) != 0:
-        scores = raw * scale + _token_noise(rows_ptr, row, num_rows, ids, FAST)
-        scores = tl.where(raw > UNWANTED, scores, float("-inf"))
-        tl.store(own + _FOUND_RACED * num_rows, lowest_at(scores, tl.max(scores, 0), ids))
+    _find_tokens(raw, weights, total, largest, ids, rows_ptr, own, row, num_rows, FAST)
     if (wishes & _DRAWS) != 0:
         outside = weights
         if excludes:
@@ -348,8 +349,8 @@ def _cut_kernel(
         tl.store(own + _FOUND_MASS * num_rows, (mass / total).to(tl.int32, bitcast=True))
         token = row * 0 - 1
         if mass > 0.0:
-            masses = _group_masses(own_ids_ptr, masses_ptr + row.to(tl.int64) * GROUPS, ids, outside, count, GROUPS,
-                                   GATHERED, FAST)  # fmt: skip
+            own_masses_ptr = group_masses_ptr + row.to(tl.int64) * GROUPS
+            masses = _group_masses(own_ids_ptr, own_masses_ptr, ids, outside, count, GROUPS, GATHERED, FAST)
             lots = group_lots(rows_ptr, row, num_rows, GROUPS, FAST)
             token = drawn(logits_ptr, stride, num_tokens, rows_ptr, masses, lots, least, last, row, num_rows,
                           excludes, True, True, GROUPS, IDS, FAST)  # fmt: skip

@@ -174,20 +174,32 @@ def _philox(key0, key1, c0, c1, c2, c3):
 
 
 @triton.jit
-def bits_of(rows_ptr, row, num_rows, runs, base, stream):
-    """The bits of the tokens of runs [N], [N, 8]."""
+def _lanes(rows_ptr, row, num_rows, blocks, base, stream):
+    """The bits of the four neighbouring tokens of each block (token >> 2)."""
     key_low = word(rows_ptr, _KEY_LOW, row, num_rows).to(tl.uint32, bitcast=True)
     key_high = word(rows_ptr, _KEY_HIGH, row, num_rows).to(tl.uint32, bitcast=True)
-    blocks = runs.to(tl.uint32) * 2
-    zero = blocks * 0
-    position = zero + word(rows_ptr, _POSITION, row, num_rows).to(tl.uint32)
-    base, stream = zero + base.to(tl.uint32), zero + stream.to(tl.uint32)
-    a0, a1, a2, a3 = _philox(key_low, key_high, blocks, position, base, stream)
-    b0, b1, b2, b3 = _philox(key_low, key_high, blocks + 1, position, base, stream)
+    blocks = blocks.to(tl.uint32)
+    position = blocks * 0 + word(rows_ptr, _POSITION, row, num_rows).to(tl.uint32)
+    base, stream = blocks * 0 + base.to(tl.uint32), blocks * 0 + stream.to(tl.uint32)
+    return _philox(key_low, key_high, blocks, position, base, stream)
+
+
+@triton.jit
+def bits_of(rows_ptr, row, num_rows, runs, base, stream):
+    """The bits of the tokens of runs [N], [N, 8]."""
+    a0, a1, a2, a3 = _lanes(rows_ptr, row, num_rows, runs * 2, base, stream)
+    b0, b1, b2, b3 = _lanes(rows_ptr, row, num_rows, runs * 2 + 1, base, stream)
     # A token's place in its run, bit by bit from the highest: which block, then which lane of it.
     even = tl.join(tl.join(a0, b0), tl.join(a2, b2))
     odd = tl.join(tl.join(a1, b1), tl.join(a3, b3))
     return tl.reshape(tl.join(even, odd), [runs.shape[0], RUN])
+
+
+@triton.jit
+def token_bits(rows_ptr, row, num_rows, ids, base, stream):
+    """The bits of single tokens."""
+    lane0, lane1, lane2, lane3 = _lanes(rows_ptr, row, num_rows, ids >> 2, base, stream)
+    return tl.where((ids & 2) == 0, tl.where((ids & 1) == 0, lane0, lane1), tl.where((ids & 1) == 0, lane2, lane3))
 
 
 @triton.jit

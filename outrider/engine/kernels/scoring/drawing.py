@@ -1,5 +1,5 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
-# ruff: noqa: ANN001, ANN201, PLR0917
+# ruff: noqa: ANN001, ANN201, PLR0917, SIM102
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """What the kernels that answer share: the draw by groups and the probabilities of a support."""
 
@@ -26,7 +26,6 @@ from outrider.engine.kernels.scoring.device_functions import (
     scale_of,
     support_ids,
     support_start,
-    support_stop,
     uncut,
     wanted,
 )

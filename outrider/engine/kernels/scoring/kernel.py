@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN202, PLR0917, SIM102
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""The scoring kernels: marks of supports, partial results by groups of neighbouring ids, and each row's answer.
+"""The scoring kernels: partial results by groups of neighbouring ids, and the answers of rows that nothing cuts.
 
 A group is what the two-stage draw of ``randomness/streams.py`` calls one, so that its partial mass serves both. One
 warp has a group: its reductions need no barrier. Only the group kernel reads the logits, once; the answer reads one
@@ -72,6 +72,16 @@ _PART_ENTROPY = tl.constexpr(4)
 NUM_REALS = 5
 
 
+@triton.jit
+def _mass_outside(weights, total, rows_ptr, row, num_rows, first_ids, group, IDS: tl.constexpr):
+    """The sum of a group's weights without those of the support; ``first_ids`` [IDS] are its first."""
+    mass = total
+    marks = group_marks(rows_ptr, row, num_rows, first_ids, group, IDS)
+    if tl.max(marks, 0) != 0:
+        mass = tl.sum(outside_only(weights, marks, 0.0))
+    return mass
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_parts", "groups_per_part"])
 def _group_kernel(
     logits_ptr,  # [N, V]
@@ -106,6 +116,8 @@ def _group_kernel(
     scale = scale_of(rows_ptr, row, num_rows)
     bits_base = wishes * 0
     excludes = (wishes & (_EXCLUDES | _CUTS)) == _EXCLUDES
+    is_cut = (wishes & _CUTS) != 0
+    own_tops_ptr = tops_ptr + row.to(tl.int64) * num_groups * RUNS_PER_GROUP
     if HAS_MARKS:
         first_ids = support_ids(rows_ptr, row, num_rows, support_start(rows_ptr, row, num_rows), IDS)
     for group in range(first, last):
@@ -118,19 +130,15 @@ def _group_kernel(
         largest = tl.max(tops, 0)
         tl.store(groups_ptr + _LARGEST * size + place, largest)
         if HAS_CUTS:
-            if (wishes & _CUTS) != 0:
-                own_tops_ptr = tops_ptr + row.to(tl.int64) * num_groups * RUNS_PER_GROUP
-                tl.store(own_tops_ptr + group_runs(group), tops.to(tops_ptr.dtype.element_ty))
+            tl.store(own_tops_ptr + group_runs(group), tops.to(tops_ptr.dtype.element_ty), mask=is_cut)
         if (wishes & (_DRAWS | _ENTROPY | _CUTS)) != 0:
             weights = tl.exp2(raw * scale - bounded(largest) * scale)
             total = tl.sum(weights)
+            tl.store(groups_ptr + _TOTAL * size + place, total)
             mass = total
             if HAS_MARKS:
                 if excludes:
-                    marks = group_marks(rows_ptr, row, num_rows, first_ids, group, IDS)
-                    if tl.max(marks, 0) != 0:
-                        mass = tl.sum(outside_only(weights, marks, 0.0))
-            tl.store(groups_ptr + _TOTAL * size + place, total)
+                    mass = _mass_outside(weights, total, rows_ptr, row, num_rows, first_ids, group, IDS)
             tl.store(groups_ptr + _MASS * size + place, mass)
         if HAS_COUPLED:
             if (wishes & (_COUPLED | _CUTS)) == _COUPLED:
@@ -203,6 +211,68 @@ def _coupled_winner(start_ptr, num_tokens, limit, rows_ptr, bounds, groups, row,
     return winner
 
 
+@triton.jit
+def _answer_support(logits_ptr, stride, rows_ptr, groups_ptr, found_ptr, row, num_rows, num_groups,
+                    GROUPS: tl.constexpr, IDS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Probabilities of the row's support."""
+    start = support_start(rows_ptr, row, num_rows)
+    ids, raw = support_logits(logits_ptr, stride, rows_ptr, row, num_rows, start, IDS)
+    if PDL:
+        gdc_wait()
+    scale = scale_of(rows_ptr, row, num_rows)
+    _, largest, _, total = _row_law(groups_ptr, row, num_rows, num_groups, tl.arange(0, GROUPS), scale)
+    store_probs(found_ptr, rows_ptr, row, num_rows, start, ids, raw, largest, total, IDS)
+    for further in range(start + IDS, support_stop(rows_ptr, row, num_rows), IDS):
+        ids, raw = support_logits(logits_ptr, stride, rows_ptr, row, num_rows, further, IDS)
+        store_probs(found_ptr, rows_ptr, row, num_rows, further, ids, raw, largest, total, IDS)
+
+
+@triton.jit
+def _answer_row(logits_ptr, stride, num_tokens, rows_ptr, groups_ptr, unfit_ptr, found_ptr, row, num_rows, num_groups,
+                GROUPS: tl.constexpr, IDS: tl.constexpr, HAS_COUPLED: tl.constexpr, HAS_MARKS: tl.constexpr,
+                FAST: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """All else that is found of a row."""
+    groups = tl.arange(0, GROUPS)
+    shares = groups < num_groups
+    size = num_rows * num_groups
+    place = row * num_groups + groups
+    own = found_ptr + row
+    wishes = word(rows_ptr, _WISHES, row, num_rows)
+    scale = scale_of(rows_ptr, row, num_rows)
+    start_ptr, limit = row_start(logits_ptr, stride, rows_ptr, row, num_rows), limit_of(rows_ptr, row, num_rows)
+    lots = tl.zeros([GROUPS], tl.float32)
+    if (wishes & _DRAWS) != 0:
+        lots = group_lots(rows_ptr, row, num_rows, GROUPS, FAST)
+    if PDL:
+        gdc_wait()
+    tops, largest, shrinks, total = _row_law(groups_ptr, row, num_rows, num_groups, groups, scale)
+    unfit = tl.load(unfit_ptr + place, mask=shares, other=0.0)
+    is_unfit = tl.max(tl.where(tl.abs(unfit) < float("inf"), 0, 1), 0)
+    tl.store(own + _FOUND_UNFIT * num_rows, is_unfit)
+    tl.store(own + _FOUND_LARGEST * num_rows, largest.to(tl.int32, bitcast=True))
+    if (wishes & (_COUPLED | _DRAWS)) == 0:
+        group = tl.minimum(lowest_at(tops, largest, groups), num_groups - 1)
+        raw = wanted(group_logits(start_ptr, num_tokens, group), limit, group)
+        tl.store(own + _FOUND_ARGMAX * num_rows, lowest_at(raw, largest, run_ids(group_runs(group))))
+    if HAS_COUPLED:
+        if (wishes & _COUPLED) != 0:
+            bounds = tl.load(groups_ptr + _BOUND * size + place, mask=shares, other=float("-inf"))
+            raced = _coupled_winner(start_ptr, num_tokens, limit, rows_ptr, bounds, groups, row, num_rows, FAST)
+            tl.store(own + _FOUND_RACED * num_rows, raced)
+    if (wishes & _ENTROPY) != 0:
+        parts = tl.load(groups_ptr + _PART_ENTROPY * size + place, mask=shares, other=0.0)
+        tl.store(own + _FOUND_ENTROPY * num_rows, tl.sum(parts, 0).to(tl.int32, bitcast=True))
+    if (wishes & _DRAWS) != 0:
+        masses = tl.load(groups_ptr + _MASS * size + place, mask=shares, other=0.0) * shrinks
+        mass = tl.sum(masses, 0)
+        tl.store(own + _FOUND_MASS * num_rows, (mass / total).to(tl.int32, bitcast=True))
+        token = row * 0 - 1
+        if mass > 0.0:
+            token = drawn(logits_ptr, stride, num_tokens, rows_ptr, masses, lots, 0.0, 0, row, num_rows,
+                          (wishes & _EXCLUDES) != 0, HAS_MARKS, False, GROUPS, IDS, FAST)  # fmt: skip
+        tl.store(own + _FOUND_OUTSIDE * num_rows, token)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _answer_kernel(
     logits_ptr,  # [N, V]
@@ -222,59 +292,15 @@ def _answer_kernel(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
-    groups = tl.arange(0, GROUPS)
     # All but the groups is there already: what needs no group is done while they are made.
     if PDL:
         gdc_launch_dependents()
-    wishes = word(rows_ptr, _WISHES, row, num_rows)
-    scale = scale_of(rows_ptr, row, num_rows)
-    if (wishes & _CUTS) != 0:
+    if (word(rows_ptr, _WISHES, row, num_rows) & _CUTS) != 0:
         if PDL:
             gdc_wait()
     elif tl.program_id(1) != 0:
-        start = support_start(rows_ptr, row, num_rows)
-        ids, raw = support_logits(logits_ptr, stride, rows_ptr, row, num_rows, start, IDS)
-        if PDL:
-            gdc_wait()
-        _, largest, _, total = _row_law(groups_ptr, row, num_rows, num_groups, groups, scale)
-        store_probs(found_ptr, rows_ptr, row, num_rows, start, ids, raw, largest, total, IDS)
-        for further in range(start + IDS, support_stop(rows_ptr, row, num_rows), IDS):
-            ids, raw = support_logits(logits_ptr, stride, rows_ptr, row, num_rows, further, IDS)
-            store_probs(found_ptr, rows_ptr, row, num_rows, further, ids, raw, largest, total, IDS)
+        _answer_support(logits_ptr, stride, rows_ptr, groups_ptr, found_ptr, row, num_rows, num_groups, GROUPS, IDS,
+                        PDL)  # fmt: skip
     else:
-        shares = groups < num_groups
-        size = num_rows * num_groups
-        place = row * num_groups + groups
-        own = found_ptr + row
-        start_ptr, limit = row_start(logits_ptr, stride, rows_ptr, row, num_rows), limit_of(rows_ptr, row, num_rows)
-        lots = tl.zeros([GROUPS], tl.float32)
-        if (wishes & _DRAWS) != 0:
-            lots = group_lots(rows_ptr, row, num_rows, GROUPS, FAST)
-        if PDL:
-            gdc_wait()
-        tops, largest, shrinks, total = _row_law(groups_ptr, row, num_rows, num_groups, groups, scale)
-        unfit = tl.load(unfit_ptr + place, mask=shares, other=0.0)
-        is_unfit = tl.max(tl.where(tl.abs(unfit) < float("inf"), 0, 1), 0)
-        tl.store(own + _FOUND_UNFIT * num_rows, is_unfit)
-        tl.store(own + _FOUND_LARGEST * num_rows, largest.to(tl.int32, bitcast=True))
-        if (wishes & (_COUPLED | _DRAWS)) == 0:
-            group = tl.minimum(lowest_at(tops, largest, groups), num_groups - 1)
-            raw = wanted(group_logits(start_ptr, num_tokens, group), limit, group)
-            tl.store(own + _FOUND_ARGMAX * num_rows, lowest_at(raw, largest, run_ids(group_runs(group))))
-        if HAS_COUPLED:
-            if (wishes & _COUPLED) != 0:
-                bounds = tl.load(groups_ptr + _BOUND * size + place, mask=shares, other=float("-inf"))
-                raced = _coupled_winner(start_ptr, num_tokens, limit, rows_ptr, bounds, groups, row, num_rows, FAST)
-                tl.store(own + _FOUND_RACED * num_rows, raced)
-        if (wishes & _ENTROPY) != 0:
-            parts = tl.load(groups_ptr + _PART_ENTROPY * size + place, mask=shares, other=0.0)
-            tl.store(own + _FOUND_ENTROPY * num_rows, tl.sum(parts, 0).to(tl.int32, bitcast=True))
-        if (wishes & _DRAWS) != 0:
-            masses = tl.load(groups_ptr + _MASS * size + place, mask=shares, other=0.0) * shrinks
-            mass = tl.sum(masses, 0)
-            tl.store(own + _FOUND_MASS * num_rows, (mass / total).to(tl.int32, bitcast=True))
-            token = row * 0 - 1
-            if mass > 0.0:
-                token = drawn(logits_ptr, stride, num_tokens, rows_ptr, masses, lots, 0.0, 0, row, num_rows,
-                              (wishes & _EXCLUDES) != 0, HAS_MARKS, False, GROUPS, IDS, FAST)  # fmt: skip
-            tl.store(own + _FOUND_OUTSIDE * num_rows, token)
+        _answer_row(logits_ptr, stride, num_tokens, rows_ptr, groups_ptr, unfit_ptr, found_ptr, row, num_rows,
+                    num_groups, GROUPS, IDS, HAS_COUPLED, HAS_MARKS, FAST, PDL)  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -25,12 +26,34 @@ _FEWEST_GROUPS = 16
 _FEWEST_PARTS = 8192
 """Programs that keep a large device busy; with more than one group each, one is loaded while another is looked at."""
 _MOST_GROUPS_PER_PART = 16
-_CHOSEN_RUNS = 2048
-_GATHERED = 4096
-"""Of the best logits of a row that is cut. Its cuts are searched for among these."""
-_CUT_WARPS = 16
 _REGISTERS = 96
 """A thread's, of the group kernel: twenty warps find room on a processor."""
+_CUT_REGISTERS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Among how many of a row's best its cuts are searched for."""
+
+    runs: int
+    """Of 8 neighbouring logits, chosen by the best of each."""
+    gathered: int
+    """Logits."""
+    num_warps: int
+
+
+_NARROW = Search(1024, 2048, 8)
+"""Enough for most; two rows find room on a processor."""
+_WIDE = Search(2048, 4096, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """What the group kernel has found."""
+
+    groups: torch.Tensor  # [5, R, G] float32
+    unfit: torch.Tensor  # [R, G] float32
+    tops: torch.Tensor  # [R, 128 G]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +73,10 @@ class TritonLaunch:
 
 
 @torch.inference_mode()
-def launch(logits: torch.Tensor, rows: Rows) -> TritonLaunch:  # [N, V]
+def launch(logits: torch.Tensor, rows: Rows, *, wide: bool = False) -> TritonLaunch:  # [N, V]
     """Copy the rows' description, start the kernels, start the copy of what they find."""
     described = to_device(rows, logits.device)
-    found = launch_kernels(logits, described, rows)
+    found = launch_kernels(logits, described, rows, wide=wide)
     if not logits.is_cuda:
         return TritonLaunch(found, len(rows), None, ())
     on_host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
@@ -70,7 +93,7 @@ def to_device(rows: Rows, device: torch.device) -> torch.Tensor:
     return words.to(device, non_blocking=True)
 
 
-def launch_kernels(logits: torch.Tensor, described: torch.Tensor, rows: Rows) -> torch.Tensor:
+def launch_kernels(logits: torch.Tensor, described: torch.Tensor, rows: Rows, *, wide: bool = False) -> torch.Tensor:
     """The kernels alone: ``logits`` [N, V] and ``described``, what ``rows.pack`` gave, to words [7 R + M] int32."""
     count, vocab_size = len(rows), logits.shape[-1]
     num_groups = triton.cdiv(vocab_size, GROUP_SIZE)
@@ -103,17 +126,27 @@ def launch_kernels(logits: torch.Tensor, described: torch.Tensor, rows: Rows) ->
             GROUPS=most_groups, IDS=_IDS_AT_ONCE, **has, **options,
         )  # fmt: skip
     if has_cuts:
-        num_marks = num_groups * _MARKS_PER_GROUP
-        marks = torch.empty(count, num_marks, dtype=torch.int32, device=device)
-        chosen = torch.empty(count, 2 * _GATHERED, dtype=torch.int32, device=device)
-        masses = torch.empty(count, most_groups, dtype=torch.int32, device=device)
-        _cut_kernel[(count,)](
-            logits, described, marks, groups, unfit, tops, chosen, masses, found, stride, count, vocab_size,
-            num_groups, num_marks, TOPS=triton.next_power_of_2(num_runs), RUNS=_CHOSEN_RUNS, GATHERED=_GATHERED,
-            GROUPS=most_groups, IDS=_IDS_AT_ONCE, BITS=16 if logits.dtype == torch.bfloat16 else 32,
-            num_warps=_CUT_WARPS, **options,
-        )  # fmt: skip
+        _answer_cut_rows(logits, described, _Partial(groups, unfit, tops), found, _WIDE if wide else _NARROW)
     return found
+
+
+def _answer_cut_rows(
+    logits: torch.Tensor, described: torch.Tensor, partial: _Partial, found: torch.Tensor, search: Search
+) -> None:
+    _, count, num_groups = partial.groups.shape
+    vocab_size, num_runs, num_marks = logits.shape[-1], partial.tops.shape[-1], num_groups * _MARKS_PER_GROUP
+    most_groups = max(_FEWEST_GROUPS, triton.next_power_of_2(num_groups))
+    words: dict[str, Any] = {"dtype": torch.int32, "device": logits.device}
+    marks, masses = torch.empty(count, num_marks, **words), torch.empty(count, most_groups, **words)
+    chosen = torch.empty(count, 2 * search.gathered, **words)
+    registers = {"maxnreg": _CUT_REGISTERS} if logits.is_cuda else {}
+    _cut_kernel[(count,)](
+        logits, described, marks, partial.groups, partial.unfit, partial.tops, chosen, masses, found,
+        logits.stride(0), count, vocab_size, num_groups, num_marks, TOPS=triton.next_power_of_2(num_runs),
+        RUNS=search.runs, GATHERED=search.gathered, GROUPS=most_groups, IDS=_IDS_AT_ONCE,
+        BITS=16 if logits.dtype == torch.bfloat16 else 32, FAST=logits.is_cuda,
+        num_warps=search.num_warps, **launch_options(logits), **registers,
+    )  # fmt: skip
 
 
 def _parts(count: int, num_groups: int) -> tuple[int, int]:
