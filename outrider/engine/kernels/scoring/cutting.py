@@ -3,11 +3,11 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """Rows that min-p, top-k and top-p cut: one kernel, one program a row, finds the least logit that stays and answers.
 
-No row is sorted. The group kernel has left the largest logit of each run of 8 neighbours. A level is sought that about a
-thousand of these reach: whatever reaches it is in one of their runs. Only those are read again, and the logits from
+No row is sorted. The group kernel has left the largest logit of each run of 8 neighbours. A level is sought that about
+a thousand of these reach: whatever reaches it is in one of their runs. Only those are read again, and the logits from
 the level up are gathered in the order of their ids; the exact place of the cut is searched for among them, by the bits
-of the logits, and all that can be drawn is at hand. That they are enough is checked, not assumed: where they are not (a
-law so flat that top-p wants more), the row is marked.
+of the logits, and all that can be drawn is at hand. That they are enough is checked, not assumed: where they are not
+(a law so flat that top-p wants more), the row is marked.
 """
 
 from __future__ import annotations
@@ -202,12 +202,21 @@ def _scatter(pointers, words, mask, FAST: tl.constexpr):
 
 
 @triton.jit
-def _gathered(start_ptr, num_tokens, limit, tops, num_runs, top_k, largest, chosen_ptr, TOPS: tl.constexpr,
+def _run_tops(tops_ptr, row, num_groups, limit, TOPS: tl.constexpr):
+    """The largest logit of each run, -inf past the row's limit."""
+    runs = tl.arange(0, TOPS)
+    own_tops_ptr = tops_ptr + row.to(tl.int64) * num_groups * RUNS_PER_GROUP
+    tops = tl.load(own_tops_ptr + runs, mask=runs < num_groups * RUNS_PER_GROUP, other=float("-inf"))
+    return tl.where(runs < (limit + RUN - 1) // RUN, tops.to(tl.float32), float("-inf"))
+
+
+@triton.jit
+def _gathered(start_ptr, num_tokens, limit, tops, top_k, largest, chosen_ptr, TOPS: tl.constexpr,
               RUNS: tl.constexpr, GATHERED: tl.constexpr, FAST: tl.constexpr):  # fmt: skip
     """The level from which on logits are gathered, and how many: left at ``chosen_ptr``, in the order of their ids."""
     fewest = tl.where((top_k > 0) & (top_k <= RUNS), top_k, RUNS // 4 * 3)
     level = _level(tops, fewest, RUNS, largest)
-    is_chosen = ((tops >= level) & (tl.arange(0, TOPS) < num_runs)).to(tl.int32)
+    is_chosen = ((tops >= level) & (tops > UNWANTED)).to(tl.int32)
     slots = tl.cumsum(is_chosen, 0) - 1
     num_chosen = tl.sum(is_chosen, 0)
     if num_chosen <= RUNS:
@@ -252,6 +261,14 @@ def _group_masses(own_ids_ptr, own_masses_ptr, ids, weights, count, GROUPS: tl.c
     _scatter(own_masses_ptr + group, masses.to(tl.int32, bitcast=True), ends, FAST)
     tl.debug_barrier()
     return tl.load(own_masses_ptr + groups).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _is_unfit(unfit_ptr, row, num_groups, GROUPS: tl.constexpr):
+    """1 where a logit of the row is not finite."""
+    groups = tl.arange(0, GROUPS)
+    unfit = tl.load(unfit_ptr + row * num_groups + groups, mask=groups < num_groups, other=0.0)
+    return tl.max(tl.where(tl.abs(unfit) < float("inf"), 0, 1), 0)
 
 
 @triton.jit
@@ -313,13 +330,9 @@ def _cut_kernel(
     own = found_ptr + row
     own_ids_ptr = chosen_ptr + row.to(tl.int64) * 2 * GATHERED
 
-    every = tl.arange(0, TOPS)
-    own_tops_ptr = tops_ptr + row.to(tl.int64) * num_groups * RUNS_PER_GROUP
-    tops = tl.load(own_tops_ptr + every, mask=every < num_groups * RUNS_PER_GROUP, other=float("-inf"))
-    num_runs = (limit + RUN - 1) // RUN
-    tops = tl.where(every < num_runs, tops.to(tl.float32), float("-inf"))
+    tops = _run_tops(tops_ptr, row, num_groups, limit, TOPS)
     largest = tl.max(tops, 0)
-    level, count = _gathered(start_ptr, num_tokens, limit, tops, num_runs, word(rows_ptr, _TOP_K, row, num_rows),
+    level, count = _gathered(start_ptr, num_tokens, limit, tops, word(rows_ptr, _TOP_K, row, num_rows),
                              largest, own_ids_ptr, TOPS, RUNS, GATHERED, FAST)  # fmt: skip
 
     slots = tl.arange(0, GATHERED)
@@ -333,10 +346,8 @@ def _cut_kernel(
     weights = tl.where(raw > UNWANTED, weights, 0.0)
     total = tl.sum(weights, 0)
 
-    groups = tl.arange(0, GROUPS)
-    unfit = tl.load(unfit_ptr + row * num_groups + groups, mask=groups < num_groups, other=0.0)
-    is_unfit = tl.max(tl.where(tl.abs(unfit) < float("inf"), 0, 1), 0)
     is_short = ((is_whole == 0) | (count == 0)).to(tl.int32)
+    is_unfit = _is_unfit(unfit_ptr, row, num_groups, GROUPS)
     tl.store(own + _FOUND_UNFIT * num_rows, is_unfit + 2 * is_short)
     tl.store(own + _FOUND_LARGEST * num_rows, largest.to(tl.int32, bitcast=True))
     _find_tokens(raw, weights, total, largest, ids, rows_ptr, own, row, num_rows, FAST)
@@ -345,15 +356,14 @@ def _cut_kernel(
         if excludes:
             marks = tl.load(own_marks_ptr + (ids >> 5), mask=slots < count, other=0, cache_modifier=".cg")
             outside = tl.where(((marks >> (ids & 31)) & 1) != 0, 0.0, weights)
-        mass = tl.sum(outside, 0)
-        tl.store(own + _FOUND_MASS * num_rows, (mass / total).to(tl.int32, bitcast=True))
         token = row * 0 - 1
-        if mass > 0.0:
+        if tl.sum(outside, 0) > 0.0:
             own_masses_ptr = group_masses_ptr + row.to(tl.int64) * GROUPS
             masses = _group_masses(own_ids_ptr, own_masses_ptr, ids, outside, count, GROUPS, GATHERED, FAST)
             lots = group_lots(rows_ptr, row, num_rows, GROUPS, FAST)
             token = drawn(logits_ptr, stride, num_tokens, rows_ptr, masses, lots, least, last, row, num_rows,
                           excludes, True, True, GROUPS, IDS, FAST)  # fmt: skip
+        tl.store(own + _FOUND_MASS * num_rows, (tl.sum(outside, 0) / total).to(tl.int32, bitcast=True))
         tl.store(own + _FOUND_OUTSIDE * num_rows, token)
     for start in range(support_start(rows_ptr, row, num_rows), support_stop(rows_ptr, row, num_rows), IDS):
         given, inside = support_logits(logits_ptr, stride, rows_ptr, row, num_rows, start, IDS)
