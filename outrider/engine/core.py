@@ -236,8 +236,9 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             for record in records:
                 record.passes.append(found)
         answers = self._settle([pending for pending, _ in served], outcome.results)
-        for pending, _ in answers:
-            self._patience.note_answer(pending.session.key, ended)
+        for pending, event in answers:
+            if not isinstance(event, SessionFailed):
+                self._patience.note_answer(pending.session.key, ended)
         return [
             (link_id, self._batch(link_id, answers, batch_size=len(served), num_tokens=num_tokens))
             for link_id in dict.fromkeys(pending.session.link_id for pending, _ in answers)
