@@ -121,6 +121,9 @@ def _is_sound_sparse(count: int, evidence: SparseEvidence | None, scores: Sparse
     outside, ids, inside = scores.outside_mass, scores.outside_token_ids, scores.support_probs
     if inside.shape != (width,) or outside.shape != (count + 1,) or ids.shape != (count + 1,):
         return False
+    if not count:  # a plain step: one number and one token, for which arrays would be slow
+        mass = float(outside[0])
+        return abs(mass - 1.0) <= TARGET_SUM_TOLERANCE and 0 <= int(ids[0]) < num_token_ids
     sums = outside.astype(np.float64)
     if evidence is not None and width:
         if not float(inside.min()) >= 0:
