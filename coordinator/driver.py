@@ -25,7 +25,7 @@ from outrider.ports import DraftCommand, DraftEvent, EventBatch, ItemTiming, Sco
 from outrider.telemetry.logs import about_request
 from outrider.types import ModelDescription
 
-TOLD_IN_A_TURN = 4
+TOLD_IN_A_TURN = 8
 """Users that are told of a step in one turn of the event loop; each takes a fraction of a tenth of a millisecond."""
 
 
@@ -51,6 +51,8 @@ class Driver:
         self._placement = Placement(self.services)
         self._untold: dict[Ticket, None] = {}
         """Whose users are to be told of new output, in this order."""
+        self._has_commands = False
+        """A message came since users were last told, and the commands that follow from it go first."""
 
     # For whoever takes requests in.
 
@@ -76,6 +78,7 @@ class Driver:
 
     def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
         """Events of a target."""
+        self._has_commands = True
         told: list[Ticket] = []
         verdicts = verdicts_of(batch.events, self._find_loop)
         for event, timing in batch.timed():
@@ -91,6 +94,7 @@ class Driver:
 
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         """Events of a draft, of which no user has to be told."""
+        self._has_commands = True
         sound = sound_proposals(batch.events, self._find_loop)
         for event, timing in batch.timed():
             ticket = self._roster.find(event.session)
@@ -192,21 +196,21 @@ class Driver:
         return None if ticket is None else ticket.loop
 
     def _hand_out(self, tickets: Iterable[Ticket]) -> None:
-        """After the commands of this turn: the services begin their next forwards while users are told of the last.
-
-        Commands are put together in the next turn of the event loop and written in the one after it.
-        """
-        loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, self._may_tell, tickets)
-
-    def _may_tell(self, tickets: Iterable[Ticket]) -> None:
-        is_telling = bool(self._untold)
+        """After the commands of this turn: the services begin their next forwards while users are told of the last."""
+        if not self._untold:
+            asyncio.get_running_loop().call_soon(self._tell)
         self._untold.update(dict.fromkeys(tickets))
-        if not is_telling:
-            self._tell()
 
     def _tell(self) -> None:
         """A few in each turn, so that what a service says meanwhile does not wait until all users are told."""
+        if self._has_commands:
+            # They are put together in this turn and written in the next.
+            self._has_commands = False
+            asyncio.get_running_loop().call_soon(self._tell_some)
+        else:
+            self._tell_some()
+
+    def _tell_some(self) -> None:
         for ticket in tuple(itertools.islice(self._untold, TOLD_IN_A_TURN)):
             del self._untold[ticket]
             ticket.flush()
