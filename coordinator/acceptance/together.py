@@ -22,8 +22,8 @@ from outrider.types import FloatArray, IntArray, SparseEvidence, SparseScores
 Indices = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 
-FEWEST = 4
-"""With fewer sessions than this it is no faster."""
+FEWEST = 8
+"""With fewer sessions than this it is hardly faster, or slower."""
 
 
 @dataclass(frozen=True, slots=True)
