@@ -36,14 +36,11 @@ async def processors_awake(count: int | None, is_busy: Callable[[], bool]) -> As
     if wanted > len(allowed):
         raise ConfigError(SETTING, f"is {wanted}, and this process may run on {len(allowed)}")
     taken = take(wanted)
-    if len(taken.processors) < wanted:
-        _log.warning("processors may idle: of %d wanted, %d are not taken by others", wanted, len(taken.processors))
+    burners = _begin(taken.processors, wanted)
+    if burners is None:
         taken.give_back()
         yield ()
         return
-    burners = [_start(processor) for processor in taken.processors]
-    _stay_on(taken.processors)
-    _log.info("keeping processors %s awake while there is work", ", ".join(map(str, taken.processors)))
     telling = asyncio.create_task(_tell(burners, is_busy))
     try:
         yield taken.processors
@@ -53,6 +50,24 @@ async def processors_awake(count: int | None, is_busy: Callable[[], bool]) -> As
         for burner in burners:
             burner.communicate()  # closes its input, with which it ends
         taken.give_back()
+
+
+def _begin(processors: Sequence[int], wanted: int) -> list[subprocess.Popen[bytes]] | None:
+    """Move there and start what keeps them awake; None, and nothing changed, where that cannot be."""
+    if len(processors) < wanted:
+        _log.warning("processors may idle: of %d wanted, %d are not taken by others", wanted, len(processors))
+        return None
+    try:
+        _stay_on(processors)
+    except OSError as error:
+        _log.warning("processors may idle: threads cannot be kept on processors %s: %s", _listed(processors), error)
+        return None
+    _log.info("keeping processors %s awake while there is work", _listed(processors))
+    return [_start(processor) for processor in processors]
+
+
+def _listed(processors: Sequence[int]) -> str:
+    return ", ".join(map(str, processors))
 
 
 def _start(processor: int) -> subprocess.Popen[bytes]:

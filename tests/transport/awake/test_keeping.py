@@ -109,6 +109,19 @@ async def test_processors_that_others_have_taken_are_left_to_them(
     assert "of 1 wanted, 0 are not taken by others" in caplog.text
 
 
+async def test_where_threads_may_not_be_moved_everything_else_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    async with processors_awake(1, lambda: True) as processors:
+        assert processors == ()
+        assert _children() == []
+    assert "threads cannot be kept on processors" in caplog.text
+
+
 @pytest.mark.parametrize("count", [0, None])
 async def test_nothing_is_started_where_nothing_is_wanted(monkeypatch: pytest.MonkeyPatch, count: int | None) -> None:
     monkeypatch.setattr(keeping, "automatic_count", lambda: 0)
