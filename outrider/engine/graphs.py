@@ -36,6 +36,7 @@ _NUM_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _TOKENS_PER_ROW = (1, 2, 5, 8)
 _MOST_QUERIES = 8
 _TOKENS_BESIDE_A_CHUNK = 5
+_CHUNKS = (DEFAULT_PREFILL_BESIDE // 2, DEFAULT_PREFILL_BESIDE)
 _PROMPT = 256
 """Tokens of a prompt alone; the forward of a longer one outlasts its launches, so that a graph gains nothing."""
 _PREPARING_RUNS = 2
@@ -50,8 +51,9 @@ def captured_shapes() -> tuple[BatchShape, ...]:
         for rows in _NUM_ROWS
         for tokens in _TOKENS_PER_ROW
     ]
-    chunk = DEFAULT_PREFILL_BESIDE
-    mixed = [BatchShape(rows + 1, rows * _TOKENS_BESIDE_A_CHUNK + chunk, chunk) for rows in _NUM_ROWS]
+    mixed = [
+        BatchShape(rows + 1, rows * _TOKENS_BESIDE_A_CHUNK + chunk, chunk) for rows in _NUM_ROWS for chunk in _CHUNKS
+    ]
     shapes = [*running, *mixed, BatchShape(1, _PROMPT, _PROMPT)]
     return tuple(sorted(shapes, key=lambda shape: (shape.num_tokens, shape.num_rows), reverse=True))
 

@@ -156,8 +156,10 @@ def check_nobody_waits(forwards: list[dict[int, int]], arrivals: Arrivals) -> No
     assert all(RUNNING in forwards[num_before] for num_before in of_running)
 
 
-async def test_a_running_streams_gap_during_a_long_prefill_is_one_forward() -> None:
-    """Where the coordinator has its turn while a chunk is computed, only that chunk lies between two tokens."""
+async def test_a_running_streams_gap_during_a_long_prefill_is_one_forward_at_most() -> None:
+    """Where the coordinator has its turn while a chunk is computed, only that chunk lies between two tokens; none does
+    where the chunk has waited for the running session.
+    """
     loop = asyncio.get_running_loop()
 
     async def several_turns() -> None:
@@ -176,4 +178,4 @@ async def test_a_running_streams_gap_during_a_long_prefill_is_one_forward() -> N
             await arriving
     served = [index for index, forward in enumerate(forwards) if RUNNING in forward]
     assert len(served) == 100
-    assert {after - before for before, after in itertools.pairwise(served)} == {1, 2}
+    assert {after - before for before, after in itertools.pairwise(served)} <= {1, 2}

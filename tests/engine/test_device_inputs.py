@@ -80,7 +80,8 @@ def test_the_smallest_captured_shape_that_fits_is_taken() -> None:
     assert choose_shape(BatchShape(1, 9, 9), shapes) == BatchShape(2, 133, 128)
     assert choose_shape(BatchShape(1, 140, 140), shapes) == BatchShape(1, 256, 256)
     assert choose_shape(BatchShape(9, 8 * 5 + 128, 128), shapes) == BatchShape(9, 168, 128)
-    assert choose_shape(BatchShape(2, 5 + 129, 129), shapes) is None
+    assert choose_shape(BatchShape(2, 5 + 129, 129), shapes) == BatchShape(2, 5 + 256, 256)
+    assert choose_shape(BatchShape(2, 5 + 257, 257), shapes) is None
     assert choose_shape(BatchShape(66, 66, 1), shapes) is None
     assert choose_shape(BatchShape(1, 1, 1), ()) is None
 
