@@ -116,8 +116,14 @@ class Attachment(Generic[CommandT, EventT]):
             return
         self.num_messages_sent += 1
         # A broken link is noticed by its reader, which tells the sessions.
-        with contextlib.suppress(UnavailableError):
+        try:
             self._link.send(commands)
+        except UnavailableError:
+            pass
+        except Exception:
+            # What was lost nobody would ever answer: as when the link is lost, all is sent anew.
+            _log.exception("commands to the %s could not be sent", self._name)
+            self._farewell = asyncio.ensure_future(_close(self._link))
 
     async def _keep_attached(self) -> None:
         wait_s = FIRST_RETRY_S

@@ -211,11 +211,13 @@ class Driver:
             self._tell_some()
 
     def _tell_some(self) -> None:
-        for ticket in tuple(itertools.islice(self._untold, TOLD_IN_A_TURN)):
-            del self._untold[ticket]
-            ticket.flush()
-        if self._untold:
-            asyncio.get_running_loop().call_soon(self._tell)
+        try:
+            for ticket in tuple(itertools.islice(self._untold, TOLD_IN_A_TURN)):
+                del self._untold[ticket]
+                ticket.flush()
+        finally:
+            if self._untold:
+                asyncio.get_running_loop().call_soon(self._tell)
 
     def _act(self, ticket: Ticket, action: actions.Action) -> None:
         match action:

@@ -117,11 +117,13 @@ class Turns:
         """Whoever has waited longest goes first; what it sends may keep the others waiting."""
         self._is_due = False
         waiting = sorted((lane for lane in self._lanes if lane.is_waiting), key=lambda lane: lane.waiting_since)
-        for lane in waiting:
-            if not lane.waiting or not self._is_kept_waiting(lane):
-                lane.send_all()
-        if any(lane.is_waiting for lane in waiting):
-            self._look_later()
+        try:
+            for lane in waiting:
+                if not lane.waiting or not self._is_kept_waiting(lane):
+                    lane.send_all()
+        finally:
+            if any(lane.is_waiting for lane in waiting):
+                self._look_later()
 
     def _is_kept_waiting(self, lane: Lane) -> bool:
         oldest = self.now() - LONGEST_WAIT_S
@@ -135,7 +137,10 @@ class Turns:
     def _look_later(self) -> None:
         """In case that no answer comes, which would make us look."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LONGEST_WAIT_S, self._ring)
+            oldest = self.now() - LONGEST_WAIT_S
+            sent = (sent_at for lane in self._lanes for _, sent_at in lane.under_way.values() if sent_at > oldest)
+            delay_s = min(sent, default=self.now()) - oldest
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
 
     def _ring(self) -> None:
         self._timer = None

@@ -54,7 +54,7 @@ class _Rows:
     counts: Indices  # [R] ids in each row
     starts: Indices  # [R]
     cases: Indices  # [R] which case a row is of
-    drafted: IntArray  # [R]
+    drafted: Indices  # [R]; what a service says may be any number
     ids: IntArray  # [N]
     probs: FloatArray  # [N]
 
@@ -67,7 +67,7 @@ class _Rows:
             counts=counts,
             starts=counts.cumsum() - counts,
             cases=np.arange(len(cases)).repeat(num_rows),
-            drafted=np.array([token_id for case in cases for token_id in case.draft_token_ids], dtype=np.int32),
+            drafted=np.array([token_id for case in cases for token_id in case.draft_token_ids], dtype=np.int64),
             ids=np.concatenate([case.evidence.token_ids for case in cases]),
             probs=np.concatenate([case.evidence.probs for case in cases]),
         )

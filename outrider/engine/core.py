@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from outrider.engine.activity import Activity
 from outrider.engine.ledger import Ledger, Session, SessionKey, Text
-from outrider.engine.patience import Patience
+from outrider.engine.patience import LONGEST_ABSENCE_NS, Patience
 from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, Job, is_running, share_tokens
 from outrider.engine.trouble import log_trouble
 from outrider.errors import OutriderError
@@ -22,8 +22,6 @@ from outrider.ports import EventBatch, ForwardReport, ItemTiming, Open, Refused,
 from outrider.recording import ItemRecord, PassRecord, Recorder
 
 DEFAULT_MAX_BATCHED_TOKENS = 512
-_AWAY_NS = 100_000_000
-"""Running sessions that were served less long ago will soon be back: their answers are being made into commands."""
 
 
 class Item(Protocol):
@@ -156,7 +154,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self._max_prefill_beside = max_prefill_beside
         self._clock = clock
         self._ready: dict[int, list[EventT | CommonEvent]] = {}
-        self._ran_ns = -_AWAY_NS
+        self._ran_ns = -LONGEST_ABSENCE_NS
         """When a running session was served last."""
         self._patience = Patience()
         # In the order in which they were last served, longest ago first.
@@ -311,7 +309,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             jobs,
             self._max_batched_tokens,
             max_beside=self._max_prefill_beside,
-            is_beside=now_ns - self._ran_ns < _AWAY_NS,
+            is_beside=now_ns - self._ran_ns < LONGEST_ABSENCE_NS,
         )
         return [(pending, share) for pending, share in zip(waiting, shares, strict=True) if share]
 

@@ -13,6 +13,8 @@ _NEW = 0.2
 """The weight of what was seen last."""
 _LATE = 1.5
 """Who is away for so many times longer than usual is not waited for."""
+LONGEST_ABSENCE_NS = 100_000_000
+"""Who is away for longer was held up by something else, and is neither waited for nor counted."""
 
 
 class Patience:
@@ -30,7 +32,7 @@ class Patience:
     def note_return(self, key: SessionKey, now_ns: int) -> None:
         """A session has sent its next item."""
         left = self._left.pop(key, None)
-        if left is not None:
+        if left is not None and now_ns - left <= LONGEST_ABSENCE_NS:
             self._away_ns = _mean(self._away_ns, now_ns - left)
 
     def note_end(self, key: SessionKey) -> None:
@@ -49,7 +51,7 @@ class Patience:
         """For how long a chunk had better wait, if nobody is back before; 0: it may go."""
         if self._away_ns is None or self._chunk_ns is None:
             return 0
-        away, patience = self._away_ns, _LATE * self._away_ns
+        away, patience = self._away_ns, min(_LATE * self._away_ns, LONGEST_ABSENCE_NS)
         lefts = [left for left in self._left.values() if now_ns - left < patience]
         if not lefts or now_ns + self._chunk_ns <= min(lefts) + away:
             return 0

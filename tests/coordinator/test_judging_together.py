@@ -13,6 +13,7 @@ from coordinator import judging
 from coordinator.acceptance import EvidenceError, JudgeRules, NextToken, Rule, Verdict, check_proposal, judge
 from coordinator.acceptance.together import FEWEST, ProposalCase, ScoredCase, are_sound, judge_together
 from outrider.errors import ProtocolError
+from outrider.ports import Proposal
 from outrider.types import SparseEvidence, SparseScores
 from tests.coordinator.test_service import ask, stack
 
@@ -221,3 +222,24 @@ async def test_requests_in_company_get_the_tokens_they_get_alone(monkeypatch: py
         results = await asyncio.gather(*(made.run(request) for request in requests))
     assert [result.token_ids for result in results] == alone_tokens
     assert num_together > len(requests), "most steps were judged together"
+
+
+def test_a_draft_token_that_no_32_bits_hold_is_out_of_order_like_any_other() -> None:
+    proposals = [case.proposal for case in made_cases(3)]
+    assert are_sound(proposals)
+    first = proposals[0]
+    wild = replace(first, draft_token_ids=(2**31 + 3, *first.draft_token_ids[1:]))
+    assert not is_sound_alone(wild)
+    assert not are_sound([wild, *proposals[1:]])
+
+
+def test_sessions_of_which_a_message_speaks_twice_are_left_to_be_judged_alone() -> None:
+    asked: list[int] = []
+
+    def find(session: int) -> None:
+        asked.append(session)
+
+    case = made_cases(4)[0].proposal
+    events = [Proposal(session, 1, 0, case.draft_token_ids, case.evidence) for session in (1, 2, 1, 3)]
+    assert judging.sound_proposals(events, find) == frozenset()
+    assert asked == [2, 3]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.engine.patience import Patience
+from outrider.engine.patience import LONGEST_ABSENCE_NS, Patience
 
 AWAY, CHUNK = 100, 60
 ONE, OTHER = (1, 1), (1, 2)
@@ -57,6 +57,20 @@ def test_the_last_to_return_is_waited_for() -> None:
     assert patience.wait_ns(1050) == 140
     patience.note_return(ONE, 1100)
     assert patience.wait_ns(1100) == 90
+
+
+def test_a_long_absence_is_neither_counted_nor_waited_out() -> None:
+    patience = _patience(chunk=10 * AWAY)
+    patience.note_answer(ONE, 1000)
+    patience.note_return(ONE, 1001 + LONGEST_ABSENCE_NS)
+    patience.note_answer(ONE, 2 * LONGEST_ABSENCE_NS)
+    assert patience.wait_ns(2 * LONGEST_ABSENCE_NS) == 1.5 * AWAY
+    slow = Patience()
+    slow.note_answer(ONE, 0)
+    slow.note_return(ONE, LONGEST_ABSENCE_NS)
+    slow.note_chunk(10 * LONGEST_ABSENCE_NS)
+    slow.note_answer(ONE, 0)
+    assert slow.wait_ns(1) == LONGEST_ABSENCE_NS - 1
 
 
 def test_what_was_seen_last_counts_a_fifth() -> None:

@@ -50,10 +50,15 @@ def _shares_unseen() -> bool:
 
 def has_quota(system: Path = _SYSTEM) -> bool:
     """Whether a control group rations this process's processor time, so that time burnt is time lost."""
-    for path in _quota_files(system / "fs/cgroup"):
-        if path.is_file() and path.read_text(encoding="ascii").split()[0] not in ("max", "-1"):
-            return True
-    return False
+    return any(_is_quota(path) for path in _quota_files(system / "fs/cgroup"))
+
+
+def _is_quota(path: Path) -> bool:
+    """Whether a file says so; one that cannot be read might."""
+    try:
+        return path.is_file() and not path.read_text(encoding="ascii").startswith(("max", "-1"))
+    except OSError:
+        return True
 
 
 def take(count: int, *, first: int | None = None, family: str = "outrider", system: Path = _SYSTEM) -> Taken:
@@ -83,7 +88,10 @@ def _cores(system: Path, begin: int | None) -> list[tuple[int, ...]]:
 
 
 def _claim(name: str) -> socket.socket | None:
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    except OSError:  # where processes may have none
+        return None
     try:
         claim.bind(f"\0{name}")
     except OSError:

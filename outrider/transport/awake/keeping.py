@@ -8,7 +8,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
 
 from outrider.errors import ConfigError
@@ -18,6 +18,7 @@ from outrider.transport.awake.choosing import automatic_count, take
 _log = logging.getLogger(__name__)
 
 SETTING = "num_awake_processors"
+_END_S = 1.0
 _LOOK_S = 0.05
 """How often it is looked whether there is work; a quarter of how long a processor stays awake without being told."""
 
@@ -36,7 +37,7 @@ async def processors_awake(count: int | None, is_busy: Callable[[], bool]) -> As
     if wanted > len(allowed):
         raise ConfigError(SETTING, f"is {wanted}, and this process may run on {len(allowed)}")
     taken = take(wanted)
-    burners = _begin(taken.processors, wanted)
+    burners = _begin(taken.processors, wanted, allowed)
     if burners is None:
         taken.give_back()
         yield ()
@@ -46,40 +47,54 @@ async def processors_awake(count: int | None, is_busy: Callable[[], bool]) -> As
         yield taken.processors
     finally:
         telling.cancel()
-        _stay_on(tuple(allowed))
-        for burner in burners:
-            burner.communicate()  # closes its input, with which it ends
+        _end(burners, allowed)
         taken.give_back()
 
 
-def _begin(processors: Sequence[int], wanted: int) -> list[subprocess.Popen[bytes]] | None:
+def _begin(processors: Sequence[int], wanted: int, allowed: Collection[int]) -> list[subprocess.Popen[bytes]] | None:
     """Move there and start what keeps them awake; None, and nothing changed, where that cannot be."""
     if len(processors) < wanted:
         _log.warning("processors may idle: of %d wanted, %d are not taken by others", wanted, len(processors))
         return None
+    burners: list[subprocess.Popen[bytes]] = []
+    listed = ", ".join(map(str, processors))
     try:
         _stay_on(processors)
+        burners += map(_start, processors)
     except OSError as error:
-        _log.warning("processors may idle: threads cannot be kept on processors %s: %s", _listed(processors), error)
+        _log.warning("processors may idle: this process cannot keep to processors %s: %s", listed, error)
+        _end(burners, allowed)
         return None
-    _log.info("keeping processors %s awake while there is work", _listed(processors))
-    return [_start(processor) for processor in processors]
+    _log.info("keeping processors %s awake while there is work", listed)
+    return burners
 
 
-def _listed(processors: Sequence[int]) -> str:
-    return ", ".join(map(str, processors))
+def _end(burners: Sequence[subprocess.Popen[bytes]], allowed: Collection[int]) -> None:
+    with contextlib.suppress(OSError):  # what was allowed may not be any more
+        _stay_on(allowed)
+    for burner in burners:
+        if burner.stdin is not None:
+            burner.stdin.close()  # with which it ends
+        try:
+            burner.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            burner.kill()
+            burner.wait()
 
 
 def _start(processor: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    burner = subprocess.Popen(
         [sys.executable, "-I", "-S", str(Path(burning.__file__)), str(processor)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         bufsize=0,
     )
+    if burner.stdin is not None:
+        os.set_blocking(burner.stdin.fileno(), False)  # one that was stopped keeps nobody waiting
+    return burner
 
 
-def _stay_on(processors: Sequence[int]) -> None:
+def _stay_on(processors: Collection[int]) -> None:
     """All threads there are; later ones inherit it."""
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
@@ -98,6 +113,8 @@ async def _tell(burners: Sequence[subprocess.Popen[bytes]], is_busy: Callable[[]
 def _tell_one(burner: subprocess.Popen[bytes]) -> bool:
     """Whether it still listens."""
     try:
-        return burner.stdin is not None and bool(burner.stdin.write(b"."))
+        if burner.stdin is not None:
+            burner.stdin.write(b".")
     except OSError:
         return False
+    return True

@@ -119,7 +119,18 @@ async def test_where_threads_may_not_be_moved_everything_else_goes_on(
     async with processors_awake(1, lambda: True) as processors:
         assert processors == ()
         assert _children() == []
-    assert "threads cannot be kept on processors" in caplog.text
+    assert "cannot keep to processors" in caplog.text
+
+
+async def test_where_no_program_can_be_started_everything_else_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    before = os.sched_getaffinity(0)
+    async with processors_awake(1, lambda: True) as processors:
+        assert processors == ()
+        assert os.sched_getaffinity(0) == before
+    assert "cannot keep to processors" in caplog.text
 
 
 @pytest.mark.parametrize("count", [0, None])
