@@ -1,7 +1,7 @@
 """One service kept attached: its link, its reader, its outbox, and the way back when it is lost.
 
-Owns reconnecting and that all commands of one turn go out as one message. Knows no sessions: what
-comes in, and that the service went or came, is handed to a listener.
+Owns reconnecting and that all commands of one turn go out as one message. Knows no sessions: what comes in, and that
+the service went or came, is handed to a listener.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Attachment(Generic[CommandT, EventT]):
         self._accept, self._on_attached, self._on_batch, self._on_lost = accept, on_attached, on_batch, on_lost
         self._link: Link[CommandT, EventT] | None = None
         self._outbox: list[CommandT] = []
-        self._lane, self._turns = turns.lane(self._flush), turns
+        self._lane = turns.lane(self._flush)
         self._trouble = ""
         self._task: asyncio.Task[None] | None = None
         self._farewell: asyncio.Future[None] | None = None
@@ -107,7 +107,7 @@ class Attachment(Generic[CommandT, EventT]):
             await _close(link)
         if self._farewell is not None:
             await self._farewell
-        self._turns.leave(self._lane)
+        self._lane.leave()
 
     def _flush(self) -> None:
         commands, self._outbox = self._outbox, []

@@ -83,6 +83,11 @@ class Lane:
         self.under_way.clear()
         self._turns.look_soon()
 
+    def leave(self) -> None:
+        """The link is used no more; idempotent."""
+        self.lost()
+        self._turns.forget(self)
+
 
 class Turns:
     """All links of one coordinator."""
@@ -101,9 +106,8 @@ class Turns:
         self._lanes.append(lane := Lane(self, send_all))
         return lane
 
-    def leave(self, lane: Lane) -> None:
-        """A link that is used no more; idempotent."""
-        lane.lost()
+    def forget(self, lane: Lane) -> None:
+        """A link that has left; for lanes."""
         if lane in self._lanes:
             self._lanes.remove(lane)
 
