@@ -16,7 +16,7 @@ import pytest
 import torch
 from scipy import stats
 
-from outrider.engine.kernels.scoring import launching
+from outrider.engine.kernels.scoring import Found, launching
 from outrider.engine.sampling import ScoreOutcome, ScoreRequest, fused, score
 from outrider.engine.sampling.fused import begin_scoring
 from outrider.errors import IntegrityError, InvalidRequestError, NonFiniteLogitsError, ProtocolError
@@ -236,6 +236,16 @@ def test_mass_outside_is_summed_and_exactly_zero_when_it_underflows() -> None:
     assert form.outside_mass[0] == pytest.approx(1499 * np.exp(-25.0), rel=1e-5)
     assert form.outside_mass[1] == 0
     assert form.outside_token_ids.tolist()[1] == -1
+
+
+def test_findings_are_read_after_the_wait() -> None:
+    found = torch.zeros(len(Found), dtype=torch.int32)
+
+    def await_done() -> None:
+        found[Found.ARGMAX] = 7
+
+    findings = launching.TritonLaunch(found, 1, await_done, ()).findings()
+    assert findings.of(Found.ARGMAX).tolist() == [7]
 
 
 def test_equals_go_to_the_lowest_id() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from outrider.engine.kernels.scoring.kernel import (
     _group_kernel,
 )
 from outrider.engine.kernels.scoring.rows import Findings, Rows, Wish
+from outrider.engine.waiting import mark_reached
 from outrider.randomness.streams import GROUP_SIZE
 
 _MARKS_PER_GROUP = GROUP_SIZE // 32
@@ -60,15 +62,14 @@ class _Partial:
 class TritonLaunch:
     """Kernels under way on the current stream; keeps what they read until they have ended."""
 
-    found: torch.Tensor  # [7 R + M] int32, on the host once `done`
+    found: torch.Tensor  # [7 R + M] int32, on the host once `await_done` has returned
     num_rows: int
-    done: torch.cuda.Event | None
+    await_done: Callable[[], None]
     kept: tuple[torch.Tensor, ...]
 
     def findings(self) -> Findings:
         """Wait for the kernels."""
-        if self.done is not None:
-            self.done.synchronize()
+        self.await_done()
         return Findings(self.found.numpy(), self.num_rows)
 
 
@@ -78,12 +79,10 @@ def launch(logits: torch.Tensor, rows: Rows, *, wide: bool = False) -> TritonLau
     described = to_device(rows, logits.device)
     found = launch_kernels(logits, described, rows, wide=wide)
     if not logits.is_cuda:
-        return TritonLaunch(found, len(rows), None, ())
+        return TritonLaunch(found, len(rows), mark_reached(logits.device), ())
     on_host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
     on_host.copy_(found, non_blocking=True)
-    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record(torch.cuda.current_stream(logits.device))
-    return TritonLaunch(on_host, len(rows), done, (logits, described, found))
+    return TritonLaunch(on_host, len(rows), mark_reached(logits.device), (logits, described, found))
 
 
 def to_device(rows: Rows, device: torch.device) -> torch.Tensor:
