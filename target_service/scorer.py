@@ -10,12 +10,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from outrider.engine.batch import ForwardRow
-from outrider.engine.core import Pass
 from outrider.engine.ledger import Session, check_ids
 from outrider.engine.runner import ModelRunner
 from outrider.engine.sampling.fused import Scoring, begin_scoring
@@ -23,10 +22,19 @@ from outrider.engine.sampling.logprobs import prompt_logprobs
 from outrider.engine.sampling.rows import ScoreRequest
 from outrider.engine.sampling.scoring import ScoreOutcome
 from outrider.engine.sequences import Sequence as KvSequence
-from outrider.engine.waiting import mark_reached
+from outrider.engine.stage import Pass
+from outrider.engine.waiting import Mark
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.ports import Open, Score, Scores
-from outrider.types import AcceptanceMethod, CandidateLogprobs, Support
+from outrider.types import (
+    AcceptanceMethod,
+    CandidateLogprobs,
+    ScoreForm,
+    SparseScores,
+    Support,
+    TokenScores,
+    TypicalScores,
+)
 
 TargetSession = Session[KvSequence]
 
@@ -83,7 +91,7 @@ class _Rows:
 
 
 class Scorer:
-    """The target's ``outrider.engine.core.Stage`` over one model."""
+    """The target's ``outrider.engine.stage.AheadStage`` over one model."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -107,30 +115,89 @@ class Scorer:
             self._runner.sequences.truncate(session.text, item.base_length - 1)
         return ScoreJob(session.open, item, session.text, token_ids, base)
 
-    @torch.inference_mode()
     def advance(self, shares: Sequence[tuple[ScoreJob, int]]) -> Pass[Scores]:
         """One forward over so many tokens of each job; jobs whose last tokens were among them are answered."""
-        rows = _lay_out(shares)
-        logits = self._runner.forward([_forward_row(row) for row in rows], as_computed=True)
-        # Without it the forward's time would be booked on whoever first looks at its result.
-        wait_for_forward = mark_reached(self._runner.device)
-        finished = [row for row in rows if row.is_last]
-        # Started before the forward has ended: preparing it costs the device no time.
-        scoring = self._begin(logits, finished) if finished else None
-        wait_for_forward()
-        computed = time.perf_counter_ns()
-        for row in rows:
-            _take_prompt_logprobs(row, logits)
-            row.job.num_fed += row.share
-        outcomes = scoring.outcomes() if scoring else []
-        answers = {id(row.job): _answer(row.job, outcome) for row, outcome in zip(finished, outcomes, strict=True)}
-        return Pass(
-            results=[answers.get(id(job)) for job, _ in shares],
-            computed_ns=computed,
+        return self.start(shares).finish()
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a forward goes on by itself once it was started; a CPU does all of it at once."""
+        return self._runner.device.type == "cuda"
+
+    def start(self, shares: Sequence[tuple[ScoreJob, int]]) -> ScoringFlight:
+        """``advance`` in two halves."""
+        return ScoringFlight(self._runner, shares)
+
+    def foresee(self, session: TargetSession, answer: Scores) -> Score | None:
+        """The next plain step, where the answer says by itself which token comes next and does not end the session."""
+        token_id, base = next_token(answer.form), answer.base_length
+        opened = session.open
+        if token_id is None or token_id in opened.eos_token_ids or session.text.length != base:
+            return None
+        if base + 1 >= opened.max_length:  # the token after it is the last, and nobody asks what follows that
+            return None
+        prefix_hash = self._runner.sequences.prefix_hash(session.text, base)
+        return Score(answer.session, answer.generation, base, prefix_hash, (token_id,))
+
+    def is_foreseen(self, item: Score, foreseen: Score) -> bool:
+        """Whether an item asks for just what was foreseen."""
+        return (
+            item.token_ids == foreseen.token_ids
+            and item.base_length == foreseen.base_length
+            and item.prefix_hash == foreseen.prefix_hash
+            and not item.draft_token_ids
+            and item.support is None
         )
 
-    def _begin(self, logits: torch.Tensor, finished: Sequence[_Rows]) -> Scoring:
-        return begin_scoring(_score_logits(logits, finished), [_request(row.job) for row in finished])
+    def answer_to(self, item: Score, answer: Scores) -> Scores:
+        """What was answered to the foreseen item, as the answer to the one that came."""
+        return replace(answer, generation=item.generation)
+
+
+class ScoringFlight:
+    """One forward, and the scoring of those whose last tokens are among its, both started."""
+
+    @torch.inference_mode()
+    def __init__(self, runner: ModelRunner, shares: Sequence[tuple[ScoreJob, int]]) -> None:
+        self._jobs = [job for job, _ in shares]
+        self._rows = _lay_out(shares)
+        self._logits = runner.forward([_forward_row(row) for row in self._rows], as_computed=True)
+        # Without it the forward's time would be booked on whoever first looks at its result.
+        self._forward = Mark(runner.device)
+        self._finished = [row for row in self._rows if row.is_last]
+        # Started before the forward has ended: preparing it costs the device no time.
+        self._scoring = _begin(self._logits, self._finished) if self._finished else None
+
+    def is_done(self) -> bool:
+        """Whether the forward has ended."""
+        return self._forward.is_reached()
+
+    @torch.inference_mode()
+    def finish(self) -> Pass[Scores]:
+        """Wait for it; called once."""
+        self._forward.wait()
+        computed = time.perf_counter_ns()
+        for row in self._rows:
+            _take_prompt_logprobs(row, self._logits)
+            row.job.num_fed += row.share
+        outcomes = self._scoring.outcomes() if self._scoring else []
+        finished = zip(self._finished, outcomes, strict=True)
+        answers = {id(row.job): _answer(row.job, outcome) for row, outcome in finished}
+        return Pass(results=[answers.get(id(job)) for job in self._jobs], computed_ns=computed)
+
+
+def next_token(form: ScoreForm) -> int | None:
+    """The token that follows a step without drafts under every rule that draws it in the target; None: it is drawn in
+    the coordinator, or there are drafts to judge.
+    """
+    match form:
+        case TokenScores(token_ids=(token_id,)):
+            return token_id
+        case SparseScores(outside_token_ids=ids) if len(ids) == 1 and ids[0] >= 0:
+            return int(ids[0])
+        case TypicalScores(bonus_token_id=token_id, entropies=entropies) if not len(entropies):
+            return token_id
+    return None
 
 
 def check_score(opened: Open, item: Score, *, vocab_size: int) -> None:
@@ -167,6 +234,10 @@ def _check_support(opened: Open, support: Support | None, num_drafts: int) -> No
         fits, "support", f"{len(counts)} counts over {len(support.token_ids)} ids do not fit {num_drafts} draft tokens"
     )
     check_ids("support", (support.token_ids.min(initial=0), support.token_ids.max(initial=0)), opened.num_token_ids)
+
+
+def _begin(logits: torch.Tensor, finished: Sequence[_Rows]) -> Scoring:
+    return begin_scoring(_score_logits(logits, finished), [_request(row.job) for row in finished])
 
 
 def _lay_out(shares: Sequence[tuple[ScoreJob, int]]) -> list[_Rows]:

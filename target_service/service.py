@@ -38,10 +38,16 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
         *,
         max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
         max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+        computes_ahead: bool = True,
         on_failure: OnFailure | None = None,
     ) -> None:
         self.runner = runner
-        core = build_core(runner, max_batched_tokens=max_batched_tokens, max_prefill_beside=max_prefill_beside)
+        core = build_core(
+            runner,
+            max_batched_tokens=max_batched_tokens,
+            max_prefill_beside=max_prefill_beside,
+            computes_ahead=computes_ahead,
+        )
         super().__init__(
             core,
             description,
@@ -73,6 +79,7 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
             description,
             max_batched_tokens=settings.max_batched_tokens,
             max_prefill_beside=settings.max_prefill_beside,
+            computes_ahead=settings.compute_ahead,
             on_failure=on_failure,
         )
 
@@ -82,12 +89,14 @@ def build_core(
     *,
     max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
     max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+    computes_ahead: bool = True,
 ) -> TargetCore:
     """The synchronous part, for a worker's thread or for a test."""
-    limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
+    limits, scorer = Limits(runner.config.vocab_size, runner.max_model_len, trims=False), Scorer(runner)
     return ServiceCore(
         Ledger(runner.sequences, limits),
-        Scorer(runner),
+        scorer,
+        ahead=scorer if computes_ahead else None,
         max_batched_tokens=max_batched_tokens,
         max_prefill_beside=max_prefill_beside,
     )

@@ -17,9 +17,10 @@ import numpy as np
 from benchmarks.step.stamps import BEGAN, ENDED
 from draft_service.texts import PlainText, PlainTexts
 from outrider import __version__
-from outrider.engine.core import Pass, ServiceCore
+from outrider.engine.core import ServiceCore
 from outrider.engine.ledger import Ledger, Limits, Session
 from outrider.engine.local_port import LocalPort
+from outrider.engine.stage import Pass
 from outrider.ports import (
     Branches,
     DraftCommand,

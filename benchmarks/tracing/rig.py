@@ -24,8 +24,9 @@ from coordinator.speculation import DraftLengthPolicy
 from coordinator.ticket import Ticket
 from coordinator.tracing import RequestTraces
 from draft_service.texts import PlainText, PlainTexts
-from outrider.engine.core import Pass, ServiceCore
+from outrider.engine.core import ServiceCore
 from outrider.engine.ledger import Ledger, Limits
+from outrider.engine.stage import Pass
 from outrider.errors import IntegrityError
 from outrider.generation import GenerationRequest
 from outrider.ports import (

@@ -21,7 +21,6 @@ import torch
 
 from draft_service.items import check_extend, proposal_length
 from outrider.engine.batch import ForwardRow
-from outrider.engine.core import Pass
 from outrider.engine.drafting import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow, fits_loop
 from outrider.engine.ledger import Session
 from outrider.engine.runner import ModelRunner
@@ -29,6 +28,7 @@ from outrider.engine.sampling.proposing import Drawn, propose
 from outrider.engine.sampling.rows import LogitRow
 from outrider.engine.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
 from outrider.engine.sequences import Sequence as KvSequence
+from outrider.engine.stage import Pass
 from outrider.engine.waiting import mark_reached
 from outrider.errors import OutriderError
 from outrider.ports import Extend, Open, Proposal

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from draft_service.items import check_extend, proposal_length
 from draft_service.texts import PlainText
-from outrider.engine.core import Pass
 from outrider.engine.ledger import Session
+from outrider.engine.stage import Pass
 from outrider.errors import ConfigError
 from outrider.ports import Extend, Open, Proposal
 from outrider.types import AcceptanceMethod, DenseEvidence, Evidence, SparseEvidence

@@ -140,6 +140,10 @@ class TargetSettings(Section):
     )
     max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
     max_prefill_beside: Positive = _MAX_PREFILL_BESIDE
+    compute_ahead: bool = Field(
+        True,
+        description="While no session speculates, compute each one's next token before it is asked for.",
+    )
     num_threads: Positive | None = _NUM_THREADS
     num_awake_processors: NonNegative | None = _NUM_AWAKE_PROCESSORS
     tls_cert_file: Text | None = _TLS_CERT_FILE

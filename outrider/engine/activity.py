@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError
 from outrider.ports import Refused, SessionFailed, SessionLost
 from outrider.readings import AMOUNTS, STAGE_SECONDS, Histogram, Reading, each
+from outrider.recording import PassRecord
 
 _NANOSECOND = 1e-9
 NO_ROOM, ENDING = "no_room", "ending"
@@ -35,21 +36,21 @@ class Activity:
         self.num_tokens = Histogram(AMOUNTS)
         self.num_opened = 0
         self.num_lost = 0
+        self.num_foreseen_used = self.num_foreseen_unused = 0
+        """Items computed before they came, by whether they came."""
         self.refused: Counter[str] = Counter({NO_ROOM: 0, ENDING: 0})
         self.failed: Counter[str] = Counter(dict.fromkeys(USUAL_FAILURES, 0))
         """Sessions that failed, by the error's name; the usual ones from the start: nobody sees a series rise that
         begins with its first failure."""
 
-    def note_forward(
-        self, waits_ns: Sequence[int], batch_size: int, num_tokens: int, forward_ns: int, sample_ns: int
-    ) -> None:
+    def note_forward(self, found: PassRecord, waits_ns: Sequence[int]) -> None:
         """A forward has ended; ``waits_ns`` are how long the items waited that it served for the first time."""
         for wait_ns in waits_ns:
             self.queue.observe(wait_ns * _NANOSECOND)
-        self.forward.observe(forward_ns * _NANOSECOND)
-        self.sample.observe(sample_ns * _NANOSECOND)
-        self.batch_size.observe(batch_size)
-        self.num_tokens.observe(num_tokens)
+        self.forward.observe((found.computed_ns - found.started_ns) * _NANOSECOND)
+        self.sample.observe((found.ended_ns - found.computed_ns) * _NANOSECOND)
+        self.batch_size.observe(found.batch_size)
+        self.num_tokens.observe(found.num_tokens)
 
     def note_opened(self, event: object, *, is_ending: bool) -> None:
         """A session was opened, or the event says why not."""
@@ -77,6 +78,8 @@ class Activity:
             Reading("outrider_forward_tokens", self.num_tokens.read()),
             Reading("outrider_sessions_opened_total", self.num_opened),
             Reading("outrider_sessions_lost_total", self.num_lost),
+            Reading("outrider_foreseen_items_total", self.num_foreseen_used, (("outcome", "used"),)),
+            Reading("outrider_foreseen_items_total", self.num_foreseen_unused, (("outcome", "unused"),)),
             *each("outrider_sessions_refused_total", "reason", list(self.refused.items())),
             *each("outrider_sessions_failed_total", "error", list(self.failed.items())),
         ]

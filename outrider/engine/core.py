@@ -3,6 +3,10 @@
 Owns the order of things: which items are taken, which jobs wait, who is served by the next forward, what is reported.
 What an item means and how its tokens are computed is the ``Stage``'s. Deterministic and without threads;
 ``outrider.engine.worker`` gives it one. Refuses to know models, devices and transports.
+
+Where the stage can tell what it will be asked next, that is computed before it is asked for: the forward is started
+while the answers of the last one are on their way, and who then asks for just that finds it under way or done. Who asks
+for anything else is served as if nothing had been foreseen.
 """
 
 from __future__ import annotations
@@ -10,127 +14,35 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic
 
 from outrider.engine.activity import Activity
-from outrider.engine.ledger import Ledger, Session, SessionKey, Text
+from outrider.engine.foresight import Foresight
+from outrider.engine.ledger import Ledger, Session, SessionKey
 from outrider.engine.patience import LONGEST_ABSENCE_NS, Patience
-from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, Job, is_running, share_tokens
+from outrider.engine.pending import Pending
+from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, is_running, share_tokens
+from outrider.engine.stage import AheadStage, EventT, Flight, ItemT, JobT, Pass, Stage, TextT
 from outrider.engine.trouble import log_trouble
 from outrider.errors import OutriderError
-from outrider.ports import EventBatch, ForwardReport, ItemTiming, Open, Refused, Release, SessionFailed, SessionLost
+from outrider.ports import EventBatch, ForwardReport, Open, Refused, Release, SessionFailed, SessionLost
 from outrider.recording import ItemRecord, PassRecord, Recorder
 
 DEFAULT_MAX_BATCHED_TOKENS = 512
-
-
-class Item(Protocol):
-    """What ``Extend`` and ``Score`` have in common."""
-
-    @property
-    def session(self) -> int:
-        """The session's number on its link."""
-        ...
-
-    @property
-    def generation(self) -> int:
-        """The item's."""
-        ...
-
-    @property
-    def base_length(self) -> int:
-        """Tokens to keep."""
-        ...
-
-    @property
-    def prefix_hash(self) -> int:
-        """Of those."""
-        ...
-
-    @property
-    def trace_parent(self) -> str:
-        """Empty when it is not traced."""
-        ...
-
-
-TextT = TypeVar("TextT", bound=Text)
-ItemT = TypeVar("ItemT", bound=Item)
-JobT = TypeVar("JobT", bound=Job)
-EventT = TypeVar("EventT")
-ItemT_contra = TypeVar("ItemT_contra", bound=Item, contravariant=True)
-EventT_co = TypeVar("EventT_co", covariant=True)
+_LOOK_S = 20e-6
+"""How often one looks whether a forward that was started is done, at least."""
 
 CommonEvent = SessionLost | SessionFailed | Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Pass(Generic[EventT_co]):
-    """What came of one forward."""
+class _Started(Generic[TextT, ItemT, JobT, EventT]):
+    """A forward under way."""
 
-    results: Sequence[EventT_co | OutriderError | None]
-    """For each job served: its answer, why its session fails, or None when it goes on."""
-    computed_ns: int
-    """When the model was done with it and sampling began, by the core's clock, which is ``time.perf_counter_ns``."""
-    used_graph: bool = False
-    """Whether a captured forward was replayed."""
-
-
-class Stage(Protocol[TextT, ItemT_contra, JobT, EventT_co]):
-    """What a service does with an item."""
-
-    @property
-    def num_pages_free(self) -> int:
-        """KV pages that are free."""
-        ...
-
-    def check(self, session: Session[TextT], item: ItemT_contra) -> EventT_co | None:
-        """An answer that needs no forward, or None; ``InvalidRequestError`` for a bad item. Changes nothing."""
-        ...
-
-    def begin(self, session: Session[TextT], item: ItemT_contra) -> JobT:
-        """What is to be computed, now that the session's text was cut to the item's base."""
-        ...
-
-    def advance(self, shares: Sequence[tuple[JobT, int]]) -> Pass[EventT_co]:
-        """One forward over so many tokens of each of these jobs."""
-        ...
-
-
-@dataclass(slots=True)
-class _Pending(Generic[TextT, JobT]):
-    session: Session[TextT]
-    generation: int
-    job: JobT
-    arrived_ns: int
-    left_ns: int
-    """When it was last touched: its arrival, or the end of the last forward that served it."""
-    record: ItemRecord | None
-    """None when it is not traced."""
-    queue_ns: int | None = None
-    forward_ns: int = 0
-    sample_ns: int = 0
-    wait_ns: int = 0
-
-    def note_pass(self, started_ns: int, computed_ns: int, ended_ns: int) -> None:
-        """A forward served it. Each stage lies between two readings of the clock; none is what the others leave."""
-        idle = started_ns - self.left_ns
-        if self.queue_ns is None:
-            self.queue_ns = idle
-        else:
-            self.wait_ns += idle
-        self.forward_ns += computed_ns - started_ns
-        self.sample_ns += ended_ns - computed_ns
-        self.left_ns = ended_ns
-
-    def timing(self, now_ns: int) -> ItemTiming:
-        """Where its time went, if it is answered now."""
-        return ItemTiming(
-            queue_ns=self.queue_ns or 0,
-            forward_ns=self.forward_ns,
-            sample_ns=self.sample_ns,
-            wait_ns=self.wait_ns + now_ns - self.left_ns,
-            total_ns=now_ns - self.arrived_ns,
-        )
+    flight: Flight[EventT]
+    served: list[tuple[Pending[TextT, ItemT, JobT], int]]
+    keys: frozenset[SessionKey]
+    started_ns: int
 
 
 class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
@@ -141,15 +53,17 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         ledger: Ledger[TextT],
         stage: Stage[TextT, ItemT, JobT, EventT],
         *,
+        ahead: AheadStage[TextT, ItemT, JobT, EventT] | None = None,
         max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
         max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
+        """``ahead`` is the stage once more, if it is to compute what was not asked for yet."""
         self.ledger = ledger
         self.activity = Activity()
         self.recorder: Recorder | None = None
         """Told of traced items; set before the first message, if at all."""
-        self._stage = stage
+        self._stage, self._ahead = stage, ahead
         self._max_batched_tokens = max_batched_tokens
         self._max_prefill_beside = max_prefill_beside
         self._clock = clock
@@ -157,18 +71,32 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self._ran_ns = -LONGEST_ABSENCE_NS
         """When a running session was served last."""
         self._patience = Patience()
+        self._foresight = Foresight()
         # In the order in which they were last served, longest ago first.
-        self._pending: dict[SessionKey, _Pending[TextT, JobT]] = {}
+        self._pending: dict[SessionKey, Pending[TextT, ItemT, JobT]] = {}
+        self._early: dict[SessionKey, tuple[Pending[TextT, ItemT, JobT], EventT]] = {}
+        """Computed, and not asked for yet."""
+        self._found: list[tuple[Pending[TextT, ItemT, JobT], EventT]] = []
+        """Asked for after they were computed, and to be told."""
+        self._started: _Started[TextT, ItemT, JobT, EventT] | None = None
+        self._deferred: list[tuple[int, ItemT, int]] = []
+        """Of sessions that a forward under way serves with something else: link, item, arrival."""
 
     @property
     def has_work(self) -> bool:
         """Whether ``step`` would do anything."""
-        return bool(self._ready or self._pending)
+        return bool(self._ready or self._found or self._pending or self._started)
 
     @property
     def pause_s(self) -> float:
-        """For how long prompts had better wait for running sessions, in seconds; 0 when these are among what waits."""
-        if self._ready or any(is_running(pending.job) for pending in self._pending.values()):
+        """For how long there had better be no step, in seconds: while a forward is under way, and while prompts had
+        better wait for running sessions.
+        """
+        if self._ready or self._found:
+            return 0.0
+        if self._started is not None:
+            return 0.0 if self._started.flight.is_done() else _LOOK_S
+        if any(is_running(pending.job) for pending in self._pending.values()):
             return 0.0
         return 1e-9 * self._patience.wait_ns(self._clock())
 
@@ -201,46 +129,31 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
 
     def drop_link(self, link_id: int) -> None:
         """Release everything that the link holds."""
-        for key in [key for key in self._pending if key[0] == link_id]:
+        for key in [key for key in (*self._pending, *self._early) if key[0] == link_id]:
             self._give_up(key, "link closed")
         self._ready.pop(link_id, None)
+        self._found = [entry for entry in self._found if entry[0].session.link_id != link_id]
+        self._deferred = [entry for entry in self._deferred if entry[0] != link_id]
         self._patience.drop_link(link_id)
+        self._foresight.drop_link(link_id)
         self.ledger.drop_link(link_id)
 
     def step(self) -> list[tuple[int, EventBatch[EventT | CommonEvent]]]:
         """Answers that needed no forward, if there are any; otherwise one forward and what it answers."""
-        if self._ready:
-            ready, self._ready = self._ready, {}
-            return [(link_id, EventBatch(tuple(events))) for link_id, events in ready.items()]
-        started = self._clock()
-        served = self._choose(started)
-        if not served:
+        if self._ready or self._found:
+            return self._tell()
+        started = self._started or self._start()
+        if started is None:
             return []
-        running = [pending for pending, _ in served if is_running(pending.job)]
-        waits_ns = [started - pending.arrived_ns for pending, _ in served if pending.queue_ns is None]
-        outcome = self._stage.advance([(pending.job, share) for pending, share in served])
-        computed, ended = outcome.computed_ns, self._clock()
-        if running:
-            self._ran_ns = ended
-        if len(running) < len(served):
-            self._patience.note_chunk(ended - started)
-        num_tokens = sum(share for _, share in served)
-        self.activity.note_forward(waits_ns, len(served), num_tokens, computed - started, ended - computed)
-        for pending, _ in served:
-            pending.note_pass(started, computed, ended)
-        records = [pending.record for pending, _ in served if pending.record]
-        if records:
-            found = PassRecord(started, computed, ended, len(served), num_tokens, outcome.used_graph, records)
-            for record in records:
-                record.passes.append(found)
-        answers = self._settle([pending for pending, _ in served], outcome.results)
-        for pending, event in answers:
-            if not isinstance(event, SessionFailed):
-                self._patience.note_answer(pending.session.key, ended)
-        return [
-            (link_id, self._batch(link_id, answers, batch_size=len(served), num_tokens=num_tokens))
-            for link_id in dict.fromkeys(pending.session.link_id for pending, _ in answers)
-        ]
+        self._started = None
+        answers = self._finish(started)
+        self._take_deferred()
+        foreseen = [self._foresee(pending, event) for pending, event in answers]
+        if any(foreseen) and self._ahead is not None and self._ahead.is_asynchronous:
+            self._started = self._start()  # before the answers are put into words: the device need not wait for that
+        return self._batches(answers)
+
+    # What arrives.
 
     def _open(self, link_id: int, command: Open) -> None:
         event = self.ledger.open(link_id, command)
@@ -252,16 +165,22 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
     def _release(self, link_id: int, command: Release) -> None:
         if self.ledger.release(link_id, command):
             self._give_up((link_id, command.session), "released")
-            self._patience.note_end((link_id, command.session))
+            self._note_end((link_id, command.session))
 
     def _item(self, link_id: int, item: ItemT, arrived_ns: int) -> None:
         session = self.ledger.find(link_id, item.session, item.generation)
         if session is None:
             return
         if isinstance(session, SessionLost):
+            self._note_end((link_id, item.session))
             self._answer(link_id, session, trace_parent=item.trace_parent)
             return
         self._patience.note_return(session.key, arrived_ns)
+        if self._take_foreseen(session.key, item, arrived_ns):
+            return
+        if self._is_under_way(session):
+            self._deferred.append((link_id, item, arrived_ns))
+            return
         self._give_up(session.key, "superseded")
         try:
             answer: EventT | CommonEvent | None = self._stage.check(session, item)
@@ -270,30 +189,175 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         else:
             answer = answer or self.ledger.rewind(session, item.base_length, item.prefix_hash)
         if answer is not None:
+            self._note_end(session.key)
             self._answer(link_id, answer, session.open)
             return
         job = self._stage.begin(session, item)
-        record = None
+        self._foresight.note_item(session.key, job)
+        record = self._record_of(item, arrived_ns)
+        self._pending[session.key] = Pending(session, item.generation, job, arrived_ns, arrived_ns, record)
+
+    def _take_foreseen(self, key: SessionKey, item: ItemT, arrived_ns: int) -> bool:
+        """Whether this is the item that was foreseen; its answer is under way then, or found."""
+        pending = self._pending.get(key) or self._early.get(key, (None,))[0]
+        if self._ahead is None or pending is None or pending.foreseen is None:
+            return False
+        if not self._ahead.is_foreseen(item, pending.foreseen):
+            return False
+        pending.ask(item, arrived_ns, self._record_of(item, arrived_ns))
+        self.activity.num_foreseen_used += 1
+        if key in self._early:
+            event = self._as_asked(*self._early.pop(key))
+            self._found.append((pending, event))
+            self._foresee(pending, event)
+        return True
+
+    def _is_under_way(self, session: Session[TextT]) -> bool:
+        """Whether a forward reads the session's text just now."""
+        pending = self._pending.get(session.key)
+        return self._started is not None and session.key in self._started.keys and pending is not None
+
+    def _take_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for link_id, item, arrived_ns in deferred:
+            self._item(link_id, item, arrived_ns)
+
+    def _record_of(self, item: ItemT, arrived_ns: int) -> ItemRecord | None:
         if item.trace_parent and self.recorder is not None and self.recorder.wants(item.trace_parent):
-            record = ItemRecord(item.trace_parent, item.session, item.generation, arrived_ns)
-        self._pending[session.key] = _Pending(session, item.generation, job, arrived_ns, arrived_ns, record)
+            return ItemRecord(item.trace_parent, item.session, item.generation, arrived_ns)
+        return None
+
+    # What ends without an answer.
 
     def _cancel_stale(self, key: SessionKey) -> None:
         """Drop a job whose session was opened anew, failed or went."""
-        pending = self._pending.get(key)
+        pending = self._pending.get(key) or self._early.get(key, (None,))[0]
         if pending is not None and not self.ledger.holds(pending.session):
             self._give_up(key, "session closed")
 
     def _give_up(self, key: SessionKey, why: str) -> None:
         """Drop a job, if there is one, without an answer."""
-        pending = self._pending.pop(key, None)
+        early, _ = self._early.pop(key, (None, None))
+        pending = self._pending.pop(key, None) or early
+        if pending is not None and pending.foreseen is not None:
+            self.activity.num_foreseen_unused += 1
         if pending is not None and pending.record is not None:
-            self._record_end(pending.record, self._clock(), None, why)
+            self._record_end(pending, pending.record, self._clock(), why, is_answered=False)
 
-    def _record_end(self, record: ItemRecord, now_ns: int, timing: ItemTiming | None, outcome: str) -> None:
-        record.ended_ns, record.timing, record.outcome = now_ns, timing, outcome
+    def _note_end(self, key: SessionKey) -> None:
+        self._patience.note_end(key)
+        self._foresight.note_end(key)
+
+    def _record_end(
+        self, pending: Pending[TextT, ItemT, JobT], record: ItemRecord, now_ns: int, outcome: str, *, is_answered: bool
+    ) -> None:
+        record.ended_ns, record.outcome = now_ns, outcome
+        record.timing = pending.timing(now_ns) if is_answered else None
         if self.recorder is not None:
             self.recorder.ended(record)
+
+    # One forward.
+
+    def _start(self) -> _Started[TextT, ItemT, JobT, EventT] | None:
+        started_ns = self._clock()
+        served = self._choose(started_ns)
+        if not served:
+            return None
+        shares = [(pending.job, share) for pending, share in served]
+        flight = self._ahead.start(shares) if self._ahead is not None else _AtOnce(self._stage, shares)
+        keys = frozenset(pending.session.key for pending, _ in served)
+        return _Started(flight, served, keys, started_ns)
+
+    def _choose(self, now_ns: int) -> list[tuple[Pending[TextT, ItemT, JobT], int]]:
+        waiting = list(self._pending.values())
+        shares = share_tokens(
+            [pending.job for pending in waiting],
+            self._max_batched_tokens,
+            max_beside=self._max_prefill_beside,
+            is_beside=now_ns - self._ran_ns < LONGEST_ABSENCE_NS,
+        )
+        return [(pending, share) for pending, share in zip(waiting, shares, strict=True) if share]
+
+    def _finish(
+        self, started: _Started[TextT, ItemT, JobT, EventT]
+    ) -> list[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]]:
+        num_running = sum(is_running(pending.job) for pending, _ in started.served)
+        outcome = started.flight.finish()
+        ended = self._clock()
+        if num_running:
+            self._ran_ns = ended
+        if num_running < len(started.served):
+            self._patience.note_chunk(ended - started.started_ns)
+        num_tokens = sum(share for _, share in started.served)
+        found = PassRecord(
+            started.started_ns, outcome.computed_ns, ended, len(started.served), num_tokens, outcome.used_graph
+        )
+        waits_ns = []
+        for pending, _ in started.served:
+            is_first = pending.queue_ns is None and pending.foreseen is None
+            pending.note_pass(found)
+            if is_first:
+                waits_ns.append(pending.queue_ns or 0)
+        self.activity.note_forward(found, waits_ns)
+        answers = self._settle([pending for pending, _ in started.served], outcome.results)
+        for pending, event in answers:
+            if not isinstance(event, SessionFailed):
+                self._patience.note_answer(pending.session.key, ended)
+        return answers
+
+    def _settle(
+        self,
+        served: Sequence[Pending[TextT, ItemT, JobT]],
+        results: Sequence[EventT | OutriderError | None],
+    ) -> list[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]]:
+        answers: list[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]] = []
+        for pending, result in zip(served, results, strict=True):
+            key = pending.session.key
+            if self._pending.get(key) is not pending:
+                continue  # given up while the forward was under way
+            del self._pending[key]
+            if result is None:
+                self._pending[key] = pending  # to the back
+            elif pending.foreseen is not None:
+                self._keep(pending, result)
+            elif isinstance(result, OutriderError):
+                failure = self.ledger.fail(*key, pending.generation, result)
+                self._note_end(key)
+                self.activity.note_answer(failure)
+                log_trouble(failure, pending.session.open)
+                answers.append((pending, failure))
+            else:
+                answers.append((pending, self._as_asked(pending, result)))
+        return answers
+
+    # What was not asked for yet.
+
+    def _foresee(self, pending: Pending[TextT, ItemT, JobT], event: EventT | CommonEvent) -> bool:
+        """Whether the session's next item can be told from its answer; it waits to be computed then."""
+        session = pending.session
+        if self._ahead is None or session.key in self._pending or not self._foresight.allows(session.key):
+            return False
+        if isinstance(event, SessionLost | SessionFailed | Refused):
+            return False
+        item = self._ahead.foresee(session, event)
+        if item is None:
+            return False
+        job, now = self._ahead.begin(session, item), self._clock()
+        self._pending[session.key] = Pending(session, pending.generation, job, now, now, None, foreseen=item)
+        return True
+
+    def _as_asked(self, pending: Pending[TextT, ItemT, JobT], event: EventT) -> EventT:
+        """The answer to a foreseen item is one to the item that came."""
+        return event if self._ahead is None or pending.asked is None else self._ahead.answer_to(pending.asked, event)
+
+    def _keep(self, pending: Pending[TextT, ItemT, JobT], result: EventT | OutriderError) -> None:
+        """Of an error nothing is said until somebody asks, who then has it anew."""
+        if isinstance(result, OutriderError):
+            self.activity.num_foreseen_unused += 1
+        else:
+            self._early[pending.session.key] = pending, result
+
+    # What is told.
 
     def _answer(
         self, link_id: int, event: EventT | CommonEvent, opening: Open | None = None, *, trace_parent: str = ""
@@ -302,57 +366,52 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         log_trouble(event, opening, trace_parent)
         self._ready.setdefault(link_id, []).append(event)
 
-    def _choose(self, now_ns: int) -> list[tuple[_Pending[TextT, JobT], int]]:
-        waiting = list(self._pending.values())
-        jobs = [pending.job for pending in waiting]
-        shares = share_tokens(
-            jobs,
-            self._max_batched_tokens,
-            max_beside=self._max_prefill_beside,
-            is_beside=now_ns - self._ran_ns < LONGEST_ABSENCE_NS,
-        )
-        return [(pending, share) for pending, share in zip(waiting, shares, strict=True) if share]
+    def _tell(self) -> list[tuple[int, EventBatch[EventT | CommonEvent]]]:
+        ready, self._ready = self._ready, {}
+        found, self._found = self._found, []
+        told: list[tuple[int, EventBatch[EventT | CommonEvent]]] = [
+            (link_id, EventBatch(tuple(events))) for link_id, events in ready.items()
+        ]
+        return told + self._batches(found)
 
-    def _settle(
-        self, served: Sequence[_Pending[TextT, JobT]], results: Sequence[EventT | OutriderError | None]
-    ) -> list[tuple[_Pending[TextT, JobT], EventT | CommonEvent]]:
-        answers: list[tuple[_Pending[TextT, JobT], EventT | CommonEvent]] = []
-        for pending, result in zip(served, results, strict=True):
-            key = pending.session.key
-            del self._pending[key]
-            if result is None:
-                self._pending[key] = pending  # to the back
-            elif isinstance(result, OutriderError):
-                failure = self.ledger.fail(*key, pending.generation, result)
-                self.activity.note_answer(failure)
-                log_trouble(failure, pending.session.open)
-                answers.append((pending, failure))
-            else:
-                answers.append((pending, result))
-        return answers
+    def _batches(
+        self, answers: Sequence[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]]
+    ) -> list[tuple[int, EventBatch[EventT | CommonEvent]]]:
+        links = dict.fromkeys(pending.session.link_id for pending, _ in answers)
+        return [
+            (link_id, self._batch([one for one in answers if one[0].session.link_id == link_id])) for link_id in links
+        ]
 
     def _batch(
-        self,
-        link_id: int,
-        answers: Sequence[tuple[_Pending[TextT, JobT], EventT | CommonEvent]],
-        *,
-        batch_size: int,
-        num_tokens: int,
+        self, answers: Sequence[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]]
     ) -> EventBatch[EventT | CommonEvent]:
-        mine = [(pending, event) for pending, event in answers if pending.session.link_id == link_id]
         now = self._clock()
-        timings = tuple(pending.timing(now) for pending, _ in mine)
-        for (pending, event), timing in zip(mine, timings, strict=True):
+        timings = tuple(pending.timing(now) for pending, _ in answers)
+        for pending, event in answers:
             if pending.record is not None:
                 pending.record.error = event.message if isinstance(event, SessionFailed) else ""
-                self._record_end(pending.record, now, timing, type(event).__name__)
+                self._record_end(pending, pending.record, now, type(event).__name__, is_answered=True)
         report = ForwardReport(
             queue_ns=max(timing.queue_ns for timing in timings),
             forward_ns=max(timing.forward_ns for timing in timings),
             sample_ns=max(timing.sample_ns for timing in timings),
             total_ns=max(timing.total_ns for timing in timings),
-            batch_size=batch_size,
-            num_tokens=num_tokens,
+            batch_size=max(pending.batch_size for pending, _ in answers),
+            num_tokens=max(pending.num_tokens for pending, _ in answers),
             num_pages_free=self._stage.num_pages_free,
         )
-        return EventBatch(tuple(event for _, event in mine), report, timings)
+        return EventBatch(tuple(event for _, event in answers), report, timings)
+
+
+@dataclass(frozen=True, slots=True)
+class _AtOnce(Generic[JobT, EventT]):
+    """A forward of a stage that does not start one and finish it later."""
+
+    stage: Stage[Any, Any, JobT, EventT]
+    shares: list[tuple[JobT, int]]
+
+    def is_done(self) -> bool:
+        return True
+
+    def finish(self) -> Pass[EventT]:
+        return self.stage.advance(self.shares)

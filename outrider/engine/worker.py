@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from outrider.engine.punctual import be_punctual
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
 from outrider.recording import Recorder
@@ -52,7 +53,7 @@ class Core(Protocol[CommandT_contra, EventT]):
 
     @property
     def pause_s(self) -> float:
-        """For how long what there is to do had better wait for more, in seconds; usually 0."""
+        """For how long there had better be no step unless something arrives, in seconds; usually 0."""
         ...
 
     def handle(self, link_id: int, commands: Sequence[CommandT_contra], *, arrived_ns: int | None = None) -> None:
@@ -233,6 +234,7 @@ class EngineWorker(Generic[CommandT, EventT]):
             raise UnavailableError(self._gone)
 
     def _run(self) -> None:
+        be_punctual()
         try:
             while (inbox := self._take()) is not None:
                 self._turn(inbox)

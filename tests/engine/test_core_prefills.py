@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from draft_service.texts import PlainText, PlainTexts
-from outrider.engine.core import Pass, ServiceCore
+from outrider.engine.core import ServiceCore
 from outrider.engine.ledger import Ledger, Limits, Session
+from outrider.engine.stage import Pass
 from outrider.ports import Extend, Open, Proposal, Release
 from outrider.types import AcceptanceMethod, SamplingParams
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draft_service.texts import PlainText, PlainTexts
-from outrider.engine.core import Pass, ServiceCore
+from outrider.engine.core import ServiceCore
 from outrider.engine.ledger import Ledger, Limits, Session
+from outrider.engine.stage import Pass
 from outrider.ports import Extend, ItemTiming, Open, Proposal
 from outrider.recording import ItemRecord
 from outrider.telemetry.tracing import names

@@ -13,10 +13,12 @@ from typing import Any
 from draft_service.proposers.model import ModelProposer
 from draft_service.service import build_model_core
 from outrider.engine.batch import ForwardRow
+from outrider.engine.core import ServiceCore
+from outrider.engine.ledger import Ledger, Limits
 from outrider.engine.runner import ModelRunner
 from outrider.ports import Proposal, Refused, Release, Scores, SessionLost
-from outrider.types import AcceptanceMethod, SamplingParams, SparseEvidence, Support, TokenScores
-from target_service.service import build_core
+from outrider.types import AcceptanceMethod, SamplingParams, ScoreForm, SparseEvidence, Support, TokenScores
+from target_service.scorer import Scorer, next_token
 from tests.support.core_driver import Driver, extend_item, open_session, score_item
 
 MOST_SESSIONS = 8
@@ -55,6 +57,11 @@ class _Side:
         self._num_token_ids = num_token_ids
         self._sessions: dict[int, _Session] = {}
         self._generation = self._next_number = 0
+
+    @property
+    def num_foreseen(self) -> tuple[int, int] | None:
+        """Items that were computed before they came: used, unused; None where none is."""
+        return None
 
     def run(self, num_steps: int) -> None:
         """So many steps; in the end the link is dropped and every page is free."""
@@ -140,17 +147,37 @@ class _Side:
         return self._generation
 
 
+class _Flying(Scorer):
+    """Also on a CPU: commands come between the start of a forward and its end."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return True
+
+
 class TargetSoak(_Side):
-    """Scores of random drafts."""
+    """Scores of random drafts, and for a while of none: then the core computes ahead what is mostly asked for next."""
 
     def __init__(self, runner: ModelRunner, seed: int, *, num_token_ids: int) -> None:
-        super().__init__(runner, build_core(runner, max_batched_tokens=48, max_prefill_beside=24), seed, num_token_ids)
+        scorer, limits = _Flying(runner), Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
+        core = ServiceCore(
+            Ledger(runner.sequences, limits), scorer, ahead=scorer, max_batched_tokens=48, max_prefill_beside=24
+        )
+        super().__init__(runner, core, seed, num_token_ids)
+        self._num_plain = 0
+        """Items to come without drafts."""
+
+    @property
+    def num_foreseen(self) -> tuple[int, int] | None:
+        """Items that were computed before they came: used, unused."""
+        activity = self.driver.core.activity
+        return activity.num_foreseen_used, activity.num_foreseen_unused
 
     def _ask(self, session: _Session) -> None:
         if session.asked and self._random.random() < 0.7:
             return  # the rest asks again before the answer: the first item is cancelled
         self._cut(session)
-        drafts = self._new_tokens(min(self._random.randint(0, 6), MAX_LENGTH - len(session.tokens)))
+        drafts = self._new_tokens(min(self._num_drafts(), MAX_LENGTH - len(session.tokens)))
         session.extra["drafts"] = drafts
         session.asked = self._new_generation()
         support = None
@@ -162,6 +189,17 @@ class TargetSoak(_Side):
             score_item(session.number, session.asked, session.tokens, drafts, base_length=base, support=support)
         )
         session.held = base
+
+    def _num_drafts(self) -> int:
+        self._num_plain -= 1
+        if self._num_plain < -40:
+            self._num_plain = 120
+        return 0 if self._num_plain > 0 else self._random.randint(0, 6)
+
+    def _next_token(self, form: ScoreForm) -> int:
+        """What a coordinator would go on with, mostly."""
+        token_id = next_token(form) if self._random.random() < 0.9 else None
+        return self._new_tokens(1)[0] if token_id is None else token_id
 
     def _support(self, drafts: list[int]) -> Support:
         import numpy as np
@@ -180,7 +218,7 @@ class TargetSoak(_Side):
             if session.sampling.temperature == 0 and self._random.random() < 0.5:
                 self._check_greedy([*session.tokens, *drafts], base, event.form.token_ids)
         session.held = base + accepted
-        session.tokens += [*drafts[:accepted], *self._new_tokens(1)]
+        session.tokens += [*drafts[:accepted], self._next_token(event.form)]
 
     def _check_greedy(self, text: list[int], base: int, said: tuple[int, ...]) -> None:
         pool = self.runner.sequences.pool

@@ -42,4 +42,5 @@ def soak_all(
         soak.run(num_steps)
         assert soak.num_answers
         assert soak.num_checks
+        assert soak.num_foreseen is None or min(soak.num_foreseen) > 0
         say(f"{make.__name__}: {num_steps} steps, {soak.num_answers} answers, {soak.num_checks} checked")

@@ -250,6 +250,13 @@ SERVICE = (
     ),
     _of_services(
         Kind.COUNTER,
+        "outrider_foreseen_items_total",
+        "Items computed before they came (`compute_ahead`), by whether they came.",
+        f"sum by (outcome) (rate(outrider_foreseen_items_total{_WINDOW}))",
+        Label("outcome", "used or unused"),
+    ),
+    _of_services(
+        Kind.COUNTER,
         "outrider_sessions_lost_total",
         "Items for a session that the service does not hold as far as the item says.",
         f"sum by (role) (rate(outrider_sessions_lost_total{_WINDOW}))",

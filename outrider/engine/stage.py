@@ -1,0 +1,122 @@
+"""What a service does with an item, as its core sees it.
+
+Owns the seam between the order of things, which is the core's, and what is computed, which is a stage's. Computes
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from outrider.engine.ledger import Session, Text
+from outrider.engine.scheduling import Job
+from outrider.errors import OutriderError
+
+
+class Item(Protocol):
+    """What ``Extend`` and ``Score`` have in common."""
+
+    @property
+    def session(self) -> int:
+        """The session's number on its link."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """The item's."""
+        ...
+
+    @property
+    def base_length(self) -> int:
+        """Tokens to keep."""
+        ...
+
+    @property
+    def prefix_hash(self) -> int:
+        """Of those."""
+        ...
+
+    @property
+    def trace_parent(self) -> str:
+        """Empty when it is not traced."""
+        ...
+
+
+TextT = TypeVar("TextT", bound=Text)
+ItemT = TypeVar("ItemT", bound=Item)
+JobT = TypeVar("JobT", bound=Job)
+EventT = TypeVar("EventT")
+ItemT_contra = TypeVar("ItemT_contra", bound=Item, contravariant=True)
+EventT_co = TypeVar("EventT_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(Generic[EventT_co]):
+    """What came of one forward."""
+
+    results: Sequence[EventT_co | OutriderError | None]
+    """For each job served: its answer, why its session fails, or None when it goes on."""
+    computed_ns: int
+    """When the model was done with it and sampling began, by the core's clock, which is ``time.perf_counter_ns``."""
+    used_graph: bool = False
+    """Whether a captured forward was replayed."""
+
+
+class Stage(Protocol[TextT, ItemT_contra, JobT, EventT_co]):
+    """What a service does with an item."""
+
+    @property
+    def num_pages_free(self) -> int:
+        """KV pages that are free."""
+        ...
+
+    def check(self, session: Session[TextT], item: ItemT_contra) -> EventT_co | None:
+        """An answer that needs no forward, or None; ``InvalidRequestError`` for a bad item. Changes nothing."""
+        ...
+
+    def begin(self, session: Session[TextT], item: ItemT_contra) -> JobT:
+        """What is to be computed, now that the session's text was cut to the item's base."""
+        ...
+
+    def advance(self, shares: Sequence[tuple[JobT, int]]) -> Pass[EventT_co]:
+        """One forward over so many tokens of each of these jobs."""
+        ...
+
+
+class Flight(Protocol[EventT_co]):
+    """A forward that was started."""
+
+    def is_done(self) -> bool:
+        """Whether ``finish`` would find the model done."""
+        ...
+
+    def finish(self) -> Pass[EventT_co]:
+        """Wait for it; called once."""
+        ...
+
+
+class AheadStage(Stage[TextT, ItemT, JobT, EventT], Protocol[TextT, ItemT, JobT, EventT]):
+    """A stage that can tell what it will be asked next."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a forward goes on by itself while the thread that started it does something else."""
+        ...
+
+    def start(self, shares: Sequence[tuple[JobT, int]]) -> Flight[EventT]:
+        """``advance`` in two halves. Texts grow now; until it is finished none that it serves may be cut."""
+        ...
+
+    def foresee(self, session: Session[TextT], answer: EventT) -> ItemT | None:
+        """The item that most likely follows this answer, which was made over the text as it is; None: hard to say."""
+        ...
+
+    def is_foreseen(self, item: ItemT, foreseen: ItemT) -> bool:
+        """Whether an item asks for just what was foreseen."""
+        ...
+
+    def answer_to(self, item: ItemT, answer: EventT) -> EventT:
+        """What was answered to the foreseen item, as the answer to the one that came."""
+        ...

@@ -1,0 +1,297 @@
+"""What is computed before it is asked for: found by who asks for just that, unnoticed by everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from draft_service.texts import PlainText, PlainTexts
+from outrider.engine.core import ServiceCore
+from outrider.engine.ledger import Ledger, Limits, Session
+from outrider.engine.stage import Pass
+from outrider.errors import NonFiniteLogitsError, OutriderError
+from outrider.ports import EventBatch, Open, Release, Score, Scores, SessionFailed
+from outrider.types import AcceptanceMethod, SamplingParams, TokenScores, extend_prefix_hash
+
+ONE, OTHER = 1, 2
+LENGTH = 100
+MILLISECOND = 1_000_000
+
+
+class _Job:
+    def __init__(self, text: PlainText, item: Score) -> None:
+        self.text, self.item = text, item
+        self.num_left = len(item.token_ids) + len(item.draft_token_ids)
+        self.num_last = len(item.draft_token_ids) + 1
+
+
+@dataclass
+class _Flight:
+    stage: _Stage
+    jobs: list[_Job]
+    texts: list[list[int]]
+
+    def is_done(self) -> bool:
+        return self.stage.is_done
+
+    def finish(self) -> Pass[Scores]:
+        assert [list(job.text.token_ids) for job in self.jobs] == self.texts, "a text was cut under way"
+        self.stage.now_ms += self.stage.forward_ms
+        return Pass([self.stage.answer(job) for job in self.jobs], self.stage.now_ms * MILLISECOND)
+
+
+class _Stage:
+    """Says that after each token comes the next number; on a device that goes on by itself."""
+
+    num_pages_free = 0
+    is_asynchronous = True
+    is_done = True
+    forward_ms = 5
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.forwards: list[list[int]] = []
+        """The sessions of each, as they were started."""
+        self.fails = False
+
+    def check(self, session: Session[PlainText], item: Score) -> Scores | None:
+        return None
+
+    def begin(self, session: Session[PlainText], item: Score) -> _Job:
+        return _Job(session.text, item)
+
+    def advance(self, shares: Sequence[tuple[_Job, int]]) -> Pass[Scores]:
+        return self.start(shares).finish()
+
+    def start(self, shares: Sequence[tuple[_Job, int]]) -> _Flight:
+        jobs = [job for job, _ in shares]
+        self.forwards.append([job.item.session for job in jobs])
+        for job in jobs:
+            job.text.extend((*job.item.token_ids, *job.item.draft_token_ids))
+        return _Flight(self, jobs, [list(job.text.token_ids) for job in jobs])
+
+    def answer(self, job: _Job) -> Scores | OutriderError:
+        if self.fails:
+            return NonFiniteLogitsError("not finite")
+        item, base = job.item, job.item.base_length + len(job.item.token_ids)
+        ids = tuple(token + 1 for token in (item.token_ids[-1], *item.draft_token_ids))
+        return Scores(item.session, item.generation, base, TokenScores(ids))
+
+    def foresee(self, session: Session[PlainText], answer: Scores) -> Score | None:
+        base, form = answer.base_length, answer.form
+        if not isinstance(form, TokenScores) or len(form.token_ids) > 1:
+            return None
+        kept = extend_prefix_hash(0, session.text.token_ids)
+        return Score(answer.session, answer.generation, base, kept, form.token_ids)
+
+    def is_foreseen(self, item: Score, foreseen: Score) -> bool:
+        return replace(foreseen, generation=item.generation, trace_parent=item.trace_parent) == item
+
+    def answer_to(self, item: Score, answer: Scores) -> Scores:
+        return replace(answer, generation=item.generation)
+
+
+class _Rig:
+    def __init__(self, *, computes_ahead: bool = True) -> None:
+        self.stage, self.texts = _Stage(), PlainTexts()
+        self.core = ServiceCore(
+            Ledger(self.texts, Limits(vocab_size=1000, max_model_len=LENGTH, trims=False)),
+            self.stage,
+            ahead=self.stage if computes_ahead else None,
+            clock=lambda: self.stage.now_ms * MILLISECOND,
+        )
+        self._generation = 0
+        self.told: dict[int, list[int]] = {ONE: [], OTHER: []}
+        """Each session's tokens."""
+
+    def open(self, *sessions: int) -> None:
+        for session in sessions:
+            self._generation += 1
+            opening = Open(
+                session,
+                self._generation,
+                SamplingParams(temperature=0.0),
+                0,
+                AcceptanceMethod.REJECTION,
+                1,
+                LENGTH,
+                1000,
+            )
+            self.core.handle(1, [opening])
+            self.told[session] = [100 * session]
+
+    def ask(self, session: int, drafts: Sequence[int] = (), *, other_token: int | None = None) -> int:
+        """About all it was told; returns the item's generation."""
+        self._generation += 1
+        tokens = self.told[session]
+        if other_token is not None:
+            tokens[-1] = other_token
+        kept = extend_prefix_hash(0, tokens[:-1])
+        item = Score(session, self._generation, len(tokens) - 1, kept, (tokens[-1],), tuple(drafts))
+        self.core.handle(1, [item])
+        return self._generation
+
+    def step(self) -> list[Scores | SessionFailed]:
+        """One; what is told is kept."""
+        events: list[Scores | SessionFailed] = []
+        batches: list[tuple[int, EventBatch[object]]] = self.core.step()  # type: ignore[assignment]
+        for _, batch in batches:
+            for event, timing in batch.timed():
+                assert isinstance(event, Scores | SessionFailed)
+                assert timing is not None
+                stages = (timing.queue_ns, timing.forward_ns, timing.sample_ns, timing.wait_ns)
+                assert min(stages) >= 0
+                assert sum(stages) == timing.total_ns
+                if isinstance(event, Scores) and isinstance(event.form, TokenScores):
+                    self.told[event.session].append(event.form.token_ids[0])
+                events.append(event)
+        return events
+
+    def run_plain(self, *sessions: int, num_steps: int = 3) -> None:
+        """Until it is known that they do not speculate, and what they will ask next is under way."""
+        for _ in range(num_steps):
+            for session in sessions:
+                self.ask(session)
+            while not self.step():
+                pass
+
+    @property
+    def used(self) -> tuple[int, int]:
+        return self.core.activity.num_foreseen_used, self.core.activity.num_foreseen_unused
+
+
+def test_who_asks_for_what_is_under_way_is_answered_by_it() -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    rig.run_plain(ONE, num_steps=2)
+    assert len(rig.stage.forwards) == 3
+    generation = rig.ask(ONE)
+    (event,) = rig.step()
+    assert (event.generation, rig.told[ONE]) == (generation, [100, 101, 102, 103])
+    assert rig.used == (1, 0)
+    assert len(rig.stage.forwards) == 4
+
+
+def test_who_asks_later_finds_it_computed_and_no_second_forward_runs_ahead_of_that() -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    rig.run_plain(ONE, num_steps=2)
+    assert rig.step() == []
+    assert not rig.core.has_work
+    rig.stage.now_ms += 50
+    generation = rig.ask(ONE)
+    ((_, batch),) = rig.core.step()
+    assert batch.events[0].generation == generation
+    assert batch.timings[0].total_ns == 0
+    assert isinstance(batch.events[0], Scores)
+    assert batch.events[0].form == TokenScores((103,))
+    assert rig.core.has_work
+    assert len(rig.stage.forwards) == 3
+    rig.core.step()
+    assert len(rig.stage.forwards) == 4
+
+
+def test_a_forward_under_way_is_looked_at_again_and_again_until_it_is_done() -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    rig.run_plain(ONE, num_steps=2)
+    rig.stage.is_done = False
+    assert 0 < rig.core.pause_s < 1e-3
+    rig.stage.is_done = True
+    assert rig.core.pause_s == 0
+
+
+def test_who_asks_for_something_else_is_served_once_the_forward_has_ended() -> None:
+    rig = _Rig()
+    rig.open(ONE, OTHER)
+    rig.run_plain(ONE, OTHER)
+    rig.ask(OTHER)
+    generation = rig.ask(ONE, other_token=500)
+    (event,) = rig.step()
+    assert event.session == OTHER
+    events = {event.session: event for event in rig.step()}
+    assert events[ONE].generation == generation
+    assert rig.told[ONE][-2:] == [500, 501]
+    assert rig.used[1] == 1
+
+
+def test_nothing_is_computed_ahead_while_anybody_speculates() -> None:
+    rig = _Rig()
+    rig.open(ONE, OTHER)
+    rig.run_plain(ONE)
+    rig.ask(ONE)
+    rig.ask(OTHER, drafts=(7, 8))
+    while rig.core.has_work:
+        rig.step()
+    num_forwards = len(rig.stage.forwards)
+    rig.ask(ONE)
+    rig.step()
+    assert not rig.core.has_work
+    assert len(rig.stage.forwards) == num_forwards + 1
+    rig.core.handle(1, [Release(OTHER, 1000)])
+    rig.ask(ONE)
+    rig.step()
+    assert rig.core.has_work
+
+
+def test_a_single_plain_step_between_drafts_is_not_taken_for_the_first_of_many() -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    rig.ask(ONE)
+    rig.step()
+    assert not rig.core.has_work
+    rig.told[ONE] = rig.told[ONE][:2]
+    rig.ask(ONE, drafts=(102,))
+    rig.step()
+    rig.told[ONE] = rig.told[ONE][:2]
+    rig.ask(ONE)
+    rig.step()
+    assert not rig.core.has_work
+
+
+def test_sessions_that_end_under_way_leave_nothing() -> None:
+    rig = _Rig()
+    rig.open(ONE, OTHER)
+    rig.run_plain(ONE, OTHER)
+    rig.core.handle(1, [Release(ONE, 1000)])
+    rig.ask(OTHER)
+    assert [event.session for event in rig.step()] == [OTHER]
+    rig.core.drop_link(1)
+    while rig.core.has_work:
+        assert rig.step() == []
+    assert rig.core.num_sessions == 0
+    assert rig.used == (sum(rig.used) - 2, 2)
+
+
+def test_a_session_opened_anew_under_way_is_another() -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    rig.run_plain(ONE)
+    rig.open(ONE)
+    generation = rig.ask(ONE)
+    events = [*rig.step(), *rig.step()]
+    assert [event.generation for event in events] == [generation]
+    assert rig.told[ONE] == [100, 101]
+
+
+def test_of_an_error_nothing_is_said_until_somebody_asks() -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    rig.run_plain(ONE)
+    rig.stage.fails = True
+    assert rig.step() == []
+    rig.stage.fails = False
+    rig.ask(ONE)
+    assert [type(event) for event in rig.step()] == [Scores]
+    rig.step()
+    rig.stage.fails = True
+    rig.ask(ONE, other_token=300)
+    assert [type(event) for event in rig.step()] == [SessionFailed]
+
+
+def test_it_can_be_switched_off() -> None:
+    rig = _Rig(computes_ahead=False)
+    rig.open(ONE)
+    rig.run_plain(ONE)
+    assert not rig.core.has_work
+    assert rig.used == (0, 0)
