@@ -85,7 +85,9 @@ def check_draft_loop(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> f
 
 
 def time_forward(runner: ModelRunner, case: Case, *, num_samples: int, num_warmups: int) -> list[float]:
-    """Seconds of a forward that ends at `case.context`, logits after every token."""
+    """Seconds of a forward that ends at `case.context`, logits after every token, of the type in which a target takes
+    them.
+    """
     if case.num_tokens > case.context:
         raise ConfigError("context", f"must be at least the {case.num_tokens} tokens of a forward, not {case.context}")
     before = case.context - case.num_tokens
@@ -94,7 +96,7 @@ def time_forward(runner: ModelRunner, case: Case, *, num_samples: int, num_warmu
         tokens = _token_ids(runner, case.num_tokens, row=1)
         rows = [ForwardRow(sequence, tokens, case.num_tokens) for sequence in sequences]
         return timed_samples(
-            lambda: runner.forward(rows),
+            lambda: runner.forward(rows, as_computed=True),
             runner.device,
             num_samples=num_samples,
             num_warmups=num_warmups,
@@ -111,7 +113,7 @@ def time_forward_on_device(runner: ModelRunner, case: Case, *, num_samples: int)
         rows = [ForwardRow(sequence, tokens, case.num_tokens) for sequence in sequences]
 
         def forward() -> None:
-            runner.forward(rows)
+            runner.forward(rows, as_computed=True)
             _truncate(runner, sequences, before)
 
         return [_device_seconds(forward) for _ in range(num_samples)]

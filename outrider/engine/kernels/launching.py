@@ -16,6 +16,8 @@ import torch
 _FIRST_CAPABILITY = (9, 0)
 _CPU_PROCESSORS = 8
 """A few, so that work is cut into parts in the interpreter too."""
+_CPU_SHARED_BYTES = 1 << 30
+_SYSTEM_BYTES = 1 << 10
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -42,6 +44,14 @@ def num_processors(device: torch.device) -> int:
     if device.type != "cuda":
         return _CPU_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that one program may have: on a GPU all of a multiprocessor's but what the system keeps."""
+    if device.type != "cuda":
+        return _CPU_SHARED_BYTES
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor) - _SYSTEM_BYTES
 
 
 @functools.cache

@@ -59,7 +59,7 @@ class Attention:
         """``x`` [T, hidden] over one layer's ``kv`` [S, 2, H_kv, D]; stores the tokens' own keys and values first. To
         the same shape, the rank's part of a sum, or, alone, addends of it.
         """
-        queries = turn_and_store(self.qkv(x), kv, batch.slots, angles, self._heads, norm_weight=self.qk_norm)
+        queries = turn_and_store(self.qkv.addends(x), kv, batch.slots, angles, self._heads, norm_weight=self.qk_norm)
         return self._attend(queries, kv, batch)
 
     @property

@@ -21,6 +21,7 @@ from outrider.engine.kernels.draft_sampling.kernel import (
 )
 from outrider.engine.kernels.embedding.kernel import _look_up_kernel
 from outrider.engine.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _turned_kernel
+from outrider.engine.kernels.linear.quarters import _quarters_kernel
 from outrider.engine.kernels.linear.skinny import _skinny_kernel
 from outrider.engine.kernels.linear.streamed import _add_up_kernel, _streamed_gate_kernel, _streamed_kernel
 from outrider.engine.kernels.paged_attention.kernel import _attend_kernel
@@ -43,10 +44,11 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _norm_kernel: {"ADDENDS": 2, "BLOCK": 4096},
     _sum_norm_kernel: {"RANK": 1, "SIZE": 2, "ROWS": 32, "FLAG_BYTES": 256, "BLOCK": 4096},
     _swiglu_kernel: {"BLOCK": 1024},
-    _turn_and_store_kernel: {**HEADS, "HAS_ROWS": True, "HAS_NORM": True, "BLOCK_H": 4, "BLOCK_HALF": 64},
+    _turn_and_store_kernel: {**HEADS, "ADDENDS": 1, "HAS_ROWS": True, "HAS_NORM": True, "BLOCK_H": 4, "BLOCK_HALF": 64},
     _attend_kernel: {**ATTENTION, **TILE},
     _skinny_kernel: {**PRODUCT, "BLOCK_T": 16, "BLOCK_N": 64, "BLOCK_K": 256, "PRECISION": "tf32"},
     _streamed_kernel: {**STREAMED, "SPLITS": 2},
+    _quarters_kernel: STREAMED,
     _streamed_gate_kernel: {**STREAMED, "HAS_BIAS": True},
     _add_up_kernel: {"HAS_BIAS": True, "SPLITS": 2, "BLOCK": 2048},
     _look_up_kernel: {"BLOCK": 2048},

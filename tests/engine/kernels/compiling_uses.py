@@ -151,10 +151,10 @@ def main() -> None:
                 draft.draft(LoopShape(num_rows, num_steps, 1))
             assert seen == prepared
         target = Model(torch.bfloat16, hidden_size=4096, intermediate_size=14336, head_dim=128, vocab_size=64_000)
-        for shape in map(BatchShape, (1, 1, 1, 2, 1), (1, 5, 8, 133, 512), (1, 8, 8, 128, 512)):
+        for shape in map(BatchShape, (1, 1, 1, 32, 2, 1), (1, 5, 8, 32, 133, 512), (1, 8, 8, 1, 128, 512)):
             target.forward(shape, min(5, shape.num_tokens))
         warm = set(seen)
-        for shape in (BatchShape(7, 16, 8), BatchShape(65, 448, 128), BatchShape(90, 300, 300), BatchShape(3, 3, 1)):
+        for shape in map(BatchShape, (7, 65, 90, 3, 40), (16, 448, 300, 3, 30), (8, 128, 300, 1, 1)):
             target.forward(shape, 1)
         assert seen == warm
         logits = torch.empty(41, 128_256, dtype=torch.bfloat16, device=GPU)

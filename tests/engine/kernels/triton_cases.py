@@ -19,12 +19,14 @@ from outrider.engine.batch import ForwardBatch, ForwardRow, plan_forward
 from outrider.engine.device_inputs import BatchFrame, BatchShape, pack, unpack
 from outrider.engine.graphs import captured_shapes
 from outrider.engine.kernels.launching import launches_early, num_processors
-from outrider.engine.kernels.linear import prepare_weight, streamed
+from outrider.engine.kernels.linear import prepare_weight, quarters, streamed
 from outrider.engine.kernels.linear.few_rows import (
     FewRowsWeight,
     can_stream,
     choose_tiling,
+    fills_in_quarters,
     gate_tiling,
+    quarters_tiling,
     split_tiling,
     streamed_splits,
 )
@@ -143,6 +145,22 @@ def test_turn_and_store(
     written = ~expected_kv.isnan()
     assert torch.equal(~kv.isnan(), written)
     check(kv[written], expected_kv[written], dtype)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_turn_and_store_adds_up_what_a_product_left(dtype: torch.dtype) -> None:
+    layout = HeadLayout(4, 2, 16, 1e-5)
+    addends = random(2, 3, 8 * 16)
+    slots, theta = torch.tensor([2, -1, 0], device=DEVICE, dtype=torch.int32), torch.rand(3, 1, 8, device=DEVICE)
+    angles = Angles(theta.cos().repeat(1, 1, 2).to(dtype), torch.cat((-theta.sin(), theta.sin()), -1).to(dtype))
+    expected_kv, kv = (torch.zeros(4, 2, 2, 16, device=DEVICE, dtype=dtype) for _ in range(2))
+    expected = turn_and_store(addends.sum(0).to(dtype), expected_kv, slots, angles, layout)
+    queries = turn_and_store(addends, kv, slots, angles, layout)
+    assert queries.shape == (3, 4, 16)
+    assert queries.dtype == dtype
+    assert torch.equal(queries, expected)
+    assert torch.equal(kv, expected_kv)
+    assert kv.any()
 
 
 def ragged_batch(
@@ -289,10 +307,47 @@ def test_what_a_weight_takes_over_and_leaves(rows: int, bias: bool, dtype: torch
     expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
     check(product(x, offset), expected, dtype)
     addends = product.addends(x, offset)
-    is_left = not bias and (6 <= rows <= 16 or 32 < rows <= 160)
+    is_left = not bias and 6 <= rows <= 160
     assert addends.dim() == (3 if is_left else 2)
     check(addends.sum(0) if is_left else addends, expected, dtype)
     check(product.gated(x, offset), reference_swiglu(expected), dtype)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("tokens", [17, 32, 33, 64])
+def test_three_tiles_are_shared_by_four_programs(tokens: int, dtype: torch.dtype) -> None:
+    tiling = quarters_tiling(tokens)
+    assert tiling is not None
+    x, weight = random(tokens, 1024, dtype=dtype), random(6 * tiling.block_n, 1024, dtype=dtype) / 32
+    assert quarters.can_quarter(weight, tiling)
+    assert not quarters.can_quarter(weight[tiling.block_n :], tiling)
+    assert not quarters.can_quarter(weight[:, : 3 * tiling.block_k], tiling)
+    addends = quarters.quarters_of(x, weight, tiling)
+    assert addends.shape == (2, tokens, 6 * tiling.block_n)
+    check(addends.sum(0), x.double() @ weight.double().T, dtype)
+    for _ in range(1 if INTERPRETED else 20):
+        assert torch.equal(quarters.quarters_of(x, weight, tiling), addends)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "fills"), [(6144, True), (6208, False), (6272, False), (3072, False), (4096, False), (28672, False)]
+)
+def test_tiles_are_shared_where_that_fills_the_device(outputs: int, fills: bool) -> None:
+    assert fills_in_quarters(outputs, 132) == fills
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("rows", [16, 17, 64, 65])
+def test_what_a_weight_leaves_in_quarters(rows: int, dtype: torch.dtype) -> None:
+    outputs = num_processors(DEVICE) // 4 * 3 * 64
+    x, weight = random(rows, 1024, dtype=dtype), random(outputs, 1024, dtype=dtype) / 32
+    product = FewRowsWeight(weight)
+    addends, expected = product.addends(x, None), x.double() @ weight.double().T
+    assert addends.dim() == (3 if 16 < rows <= 64 else 2)
+    check(addends.sum(0) if addends.dim() == 3 else addends, expected, dtype)
+    check(product(x, None), expected, dtype)
+    offset = random(outputs, dtype=dtype)
+    check(product.addends(x, offset), expected + offset.double(), dtype)
 
 
 @pytest.mark.parametrize(("outputs", "splits"), [(2048, 4), (3072, None), (4096, 2), (6144, None), (28672, None)])
@@ -309,7 +364,7 @@ def test_rows_that_the_copy_engine_refuses_are_left_to_others() -> None:
 def test_every_number_of_rows_is_taken_as_one_that_is_captured() -> None:
     """So that no kernel is compiled for a batch."""
     captured = {shape.num_tokens for shape in captured_shapes()}
-    for tiling in (gate_tiling, partial(split_tiling, splits=2)):
+    for tiling in (gate_tiling, quarters_tiling, partial(split_tiling, splits=2)):
         assert {tiling(rows) for rows in range(200)} <= {tiling(rows) for rows in captured} | {None}
 
 

@@ -1,5 +1,6 @@
 """A weight on a GPU that is often multiplied with a few rows: ``few_tokens`` for one, ``skinny`` for up to sixteen,
-``streamed`` for six to 160 where that was measured to be faster in whole forwards, cuBLAS for the rest.
+``streamed`` and ``quarters`` for six to 160 where that was measured to be faster in whole forwards, cuBLAS for the
+rest.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import triton
 
 from outrider.engine.kernels.few_tokens import MAX_TOKENS, Matrix, suits
 from outrider.engine.kernels.few_tokens.kernel import product
-from outrider.engine.kernels.launching import launches_early, num_processors
-from outrider.engine.kernels.linear import streamed
+from outrider.engine.kernels.launching import launches_early, num_processors, shared_bytes
+from outrider.engine.kernels.linear import quarters, streamed
 from outrider.engine.kernels.linear.contract import PreparedWeight
 from outrider.engine.kernels.linear.skinny import Tiling, skinny_product
 
@@ -22,6 +23,8 @@ _ALIGNED_BYTES = 16
 _WIDTHS = ((16, 0), (32, 0), (64, 0), (64, 16), (128, 0), (128, 32))
 """The parts in which ``streamed`` takes some rows; each is that of a forward which is captured."""
 _FEWEST_STREAMED = 6
+_SHARED_BYTES = 227 << 10
+"""Of one program: what the deepest tilings are made for."""
 
 
 class FewRowsWeight(PreparedWeight):
@@ -32,8 +35,9 @@ class FewRowsWeight(PreparedWeight):
         self._suits = suits(weight)
         processors = num_processors(weight.device)
         self._tiling = choose_tiling(weight.shape[0], processors)
-        self._can_stream = can_stream(weight)
+        self._can_stream = can_stream(weight) and shared_bytes(weight.device) >= _SHARED_BYTES
         self._splits = streamed_splits(weight.shape[0], processors) if self._can_stream else None
+        self._has_quarters = self._can_stream and fills_in_quarters(weight.shape[0], processors)
         tiles = triton.cdiv(weight.shape[0], self._tiling.block_n)
         self._counters = torch.zeros(tiles, dtype=torch.int32, device=weight.device)
 
@@ -57,6 +61,8 @@ class FewRowsWeight(PreparedWeight):
         """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is."""
         if bias is None and (tiling := self._split(x.shape[0])):
             return streamed.addends_of(x, self._weight, tiling)
+        if bias is None and (tiling := self._quarters(x.shape[0])):
+            return quarters.quarters_of(x, self._weight, tiling)
         return self(x, bias)
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -68,6 +74,10 @@ class FewRowsWeight(PreparedWeight):
 
     def _split(self, num_tokens: int) -> streamed.Tiling | None:
         return None if self._splits is None else split_tiling(num_tokens, self._splits)
+
+    def _quarters(self, num_tokens: int) -> streamed.Tiling | None:
+        tiling = quarters_tiling(num_tokens) if self._has_quarters else None
+        return tiling if tiling is not None and quarters.can_quarter(self._weight, tiling) else None
 
 
 def pays(weight: torch.Tensor) -> bool:
@@ -102,6 +112,11 @@ def streamed_splits(out_features: int, num_processors: int) -> int | None:
     return next((splits for splits in (2, 4) if _nearly_all(splits * tiles, num_processors)), None)
 
 
+def fills_in_quarters(out_features: int, num_processors: int) -> bool:
+    """Whether nearly every multiprocessor has one program where four share three tiles, each with all of K."""
+    return out_features % (3 * _BLOCK_N) == 0 and _nearly_all(out_features // _BLOCK_N // 3 * 4, num_processors)
+
+
 def split_tiling(num_tokens: int, splits: int) -> streamed.Tiling | None:
     """Of a product whose sum is split; None: others are faster.
 
@@ -111,10 +126,22 @@ def split_tiling(num_tokens: int, splits: int) -> streamed.Tiling | None:
     match _widths(num_tokens):
         case (16, rest):
             return streamed.Tiling(16, rest, _BLOCK_N, 128, splits, 4, 6, 512)
+        case (32 | 64 as width, 0):
+            return streamed.Tiling(width, 0, _BLOCK_N, 128, splits, 4, 6, 128)
         case (64 | 128 as width, rest) if width + rest <= 128:
             return streamed.Tiling(width, rest, _BLOCK_N, 128, splits, 4, 4, 128)
         case (128, rest):
-            return streamed.Tiling(128, rest, _BLOCK_N, 64, splits, 4, 6, 128)
+            return streamed.Tiling(128, rest, _BLOCK_N, 64, splits, 4, 7, 128)
+    return None
+
+
+def quarters_tiling(num_tokens: int) -> streamed.Tiling | None:
+    """Of a product of which four programs share three tiles; None: others are faster."""
+    match _widths(num_tokens):
+        case (32, rest):
+            return streamed.Tiling(32, rest, _BLOCK_N, 128, 1, 4, 8, 128)
+        case (64, 0):
+            return streamed.Tiling(64, 0, _BLOCK_N, 128, 1, 4, 6, 128)
     return None
 
 

@@ -1,5 +1,5 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
-# ruff: noqa: ANN001, ANN202, PLR0917
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """Products of some rows on a GPU, up to 160: enough to keep the matrix unit nearly as busy as memory.
 
@@ -30,7 +30,7 @@ _SUMMED = 2048
 
 
 @triton.jit
-def _fetch_rows(weight_ptr, first_row, end, first, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def fetch_rows(weight_ptr, first_row, end, first, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Of a tile of rows that ends at ``end``, columns from ``first`` on."""
     row = tl.minimum(first_row + tl.arange(0, ROWS), end - 1)
     column = tl.minimum(first + tl.arange(0, COLUMNS // 64) * 64, K - 1)
@@ -38,11 +38,36 @@ def _fetch_rows(weight_ptr, first_row, end, first, K: tl.constexpr, ROWS: tl.con
 
 
 @triton.jit
-def _store_turned(tile, out_ptr, first_token, num_tokens, n, size, WIDTH: tl.constexpr):
+def store_turned(tile, out_ptr, first_token, num_tokens, n, size, WIDTH: tl.constexpr):
     """A tile [N, T] to ``out`` [T, N]."""
     t = first_token + tl.arange(0, WIDTH)
     inside = (t < num_tokens)[:, None] & (n < size)[None, :]
     tl.store(out_ptr + t[:, None] * size + n[None, :], tl.trans(tile).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def columns(
+    x_desc,
+    rest_desc,
+    weight_desc,
+    row,
+    low,
+    high,
+    WIDTH: tl.constexpr,
+    REST: tl.constexpr,
+    HAS_REST: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The product of a tile of rows over some columns, in its two parts."""
+    total = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    rest = tl.zeros([BLOCK_N, REST], tl.float32)
+    for column in range(low, high, BLOCK_K):
+        weight = weight_desc.load([row, column])
+        total = tl.dot(weight, x_desc.load([0, column]).T, total)
+        if HAS_REST:
+            rest = tl.dot(weight, rest_desc.load([WIDTH, column]).T, rest)
+    return total, rest
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -72,20 +97,14 @@ def _streamed_kernel(
     if PDL:
         gdc_launch_dependents()
         if FETCHED > 0:
-            _fetch_rows(weight_ptr, row, out_features, low, K, BLOCK_N, FETCHED)
+            fetch_rows(weight_ptr, row, out_features, low, K, BLOCK_N, FETCHED)
         gdc_wait()
-    total = tl.zeros([BLOCK_N, WIDTH], tl.float32)
-    rest = tl.zeros([BLOCK_N, REST], tl.float32)
-    for column in range(low, high, BLOCK_K):
-        weight = weight_desc.load([row, column])
-        total = tl.dot(weight, x_desc.load([0, column]).T, total)
-        if HAS_REST:
-            rest = tl.dot(weight, rest_desc.load([WIDTH, column]).T, rest)
+    total, rest = columns(x_desc, rest_desc, weight_desc, row, low, high, WIDTH, REST, HAS_REST, BLOCK_N, BLOCK_K)
     n = row + tl.arange(0, BLOCK_N)
     out_ptr = addends_ptr + split.to(tl.int64) * num_tokens * out_features
-    _store_turned(total, out_ptr, 0, num_tokens, n, out_features, WIDTH)
+    store_turned(total, out_ptr, 0, num_tokens, n, out_features, WIDTH)
     if HAS_REST:
-        _store_turned(rest, out_ptr, WIDTH, num_tokens, n, out_features, REST)
+        store_turned(rest, out_ptr, WIDTH, num_tokens, n, out_features, REST)
 
 
 @triton.jit
@@ -115,7 +134,7 @@ def _add_up_kernel(
 
 @triton.jit
 def _store_gated(gate, up, out_ptr, first_token, num_tokens, n, size, WIDTH: tl.constexpr):
-    _store_turned(gate / (1.0 + tl.exp(-gate)) * up, out_ptr, first_token, num_tokens, n, size, WIDTH)
+    store_turned(gate / (1.0 + tl.exp(-gate)) * up, out_ptr, first_token, num_tokens, n, size, WIDTH)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -143,8 +162,8 @@ def _streamed_gate_kernel(
     if PDL:
         gdc_launch_dependents()
         if FETCHED > 0:
-            _fetch_rows(weight_ptr, row, size, 0, K, BLOCK_N, FETCHED)
-            _fetch_rows(weight_ptr, size + row, 2 * size, 0, K, BLOCK_N, FETCHED)
+            fetch_rows(weight_ptr, row, size, 0, K, BLOCK_N, FETCHED)
+            fetch_rows(weight_ptr, size + row, 2 * size, 0, K, BLOCK_N, FETCHED)
         gdc_wait()
     gate = tl.zeros([BLOCK_N, WIDTH], tl.float32)
     up = tl.zeros([BLOCK_N, WIDTH], tl.float32)
@@ -193,8 +212,8 @@ def addends_of(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> torch.T
     out_features = weight.shape[0]
     addends = torch.empty(tiling.splits, num_tokens, out_features, dtype=torch.float32, device=x.device)
     _streamed_kernel[(triton.cdiv(out_features, tiling.block_n), tiling.splits)](
-        *_described(x, weight, tiling), weight, addends, num_tokens, out_features,
-        K=size, SPLITS=tiling.splits, **_constants(tiling), **launch_options(x),
+        *described(x, weight, tiling), weight, addends, num_tokens, out_features,
+        K=size, SPLITS=tiling.splits, **constants(tiling), **launch_options(x),
     )  # fmt: skip
     return addends
 
@@ -216,19 +235,20 @@ def gated_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     out_features = weight.shape[0] // 2
     out = torch.empty(num_tokens, out_features, dtype=x.dtype, device=x.device)
     _streamed_gate_kernel[(triton.cdiv(out_features, tiling.block_n),)](
-        *_described(x, weight, tiling), weight, weight if bias is None else bias, out, num_tokens, out_features,
-        K=size, HAS_BIAS=bias is not None, **_constants(tiling), **launch_options(x),
+        *described(x, weight, tiling), weight, weight if bias is None else bias, out, num_tokens, out_features,
+        K=size, HAS_BIAS=bias is not None, **constants(tiling), **launch_options(x),
     )  # fmt: skip
     return out
 
 
-def _described(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> tuple[TensorDescriptor, ...]:
+def described(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> tuple[TensorDescriptor, ...]:
     """``x`` in its two parts, and the weight, as the copy engine takes them."""
     blocks = ((x, tiling.width), (x, tiling.rest or _NO_WIDTH), (weight, tiling.block_n))
     return tuple(TensorDescriptor.from_tensor(tensor, [rows, tiling.block_k]) for tensor, rows in blocks)
 
 
-def _constants(tiling: Tiling) -> dict[str, Any]:
+def constants(tiling: Tiling) -> dict[str, Any]:
+    """What a kernel is compiled for, and how."""
     return {
         "FETCHED": tiling.fetched,
         "WIDTH": tiling.width,

@@ -14,7 +14,7 @@ are older than the forward's first kernel, but for the keys and values of its ow
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -22,12 +22,18 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.engine.kernels.fetching import fetch_ahead
-from outrider.engine.kernels.launching import launch_options, num_processors
+from outrider.engine.kernels.launching import launch_options, num_processors, shared_bytes
 from outrider.engine.kernels.paged_attention.device_plan import DevicePlan, choose_splits
 
 _LOG2_E = 1.4426950408889634
 _UNROLLED = 4
 """Parts that are added up at once."""
+_FEWEST_ROWS = 16
+"""Of a tile."""
+_DEEP_STAGES = 5
+_DEEP_HEAD_DIM = 128
+_DEEP_BYTES = 140 << 10
+"""Shared memory of a program with so many stages and heads of this size."""
 
 
 @triton.jit(
@@ -187,10 +193,17 @@ class Tiling:
 
 def choose_tiling(num_rows: int, dtype: torch.dtype) -> Tiling:
     """``num_rows`` are those of the largest row's queries and grouped heads."""
-    block_m = min(64, max(16, triton.next_power_of_2(num_rows)))
+    block_m = min(64, max(_FEWEST_ROWS, triton.next_power_of_2(num_rows)))
     if dtype == torch.float32:
         return Tiling(min(block_m, 32), 32, 4, 2)
     return Tiling(block_m, 128 if block_m < 64 else 64, 4, 2)
+
+
+def _deepened(tiling: Tiling, query: torch.Tensor) -> Tiling:
+    """Of programs that attend whole contexts for few rows: two blocks ahead, where shared memory has room for that."""
+    has_room = query.shape[-1] <= _DEEP_HEAD_DIM and shared_bytes(query.device) >= _DEEP_BYTES
+    is_small = tiling.block_m == _FEWEST_ROWS and query.dtype.itemsize == 2
+    return replace(tiling, num_stages=_DEEP_STAGES) if has_room and is_small else tiling
 
 
 def paged_attention(
@@ -211,10 +224,12 @@ def paged_attention(
     if not num_tokens or not num_rows:
         return out
     folded = plan.rows.max_queries * (num_heads // num_kv_heads)
-    tiling = tiling or choose_tiling(folded, query.dtype)
+    is_chosen, tiling = tiling is None, tiling or choose_tiling(folded, query.dtype)
     tiles = triton.cdiv(folded, tiling.block_m)
     groups = tiles * num_kv_heads * num_rows
     splits = splits or choose_splits(groups, num_processors(query.device))
+    if is_chosen and splits == 1:
+        tiling = _deepened(tiling, query)
     block_d = max(16, triton.next_power_of_2(head_dim))
     parts = groups * splits if splits > 1 else 0
     sums = torch.empty(parts * tiling.block_m * block_d, dtype=torch.float32, device=query.device)

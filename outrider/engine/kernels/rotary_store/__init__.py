@@ -4,7 +4,8 @@ Contract: ``qkv [T, (H + 2 H_kv) * D]`` holds each token's query heads, key head
 are normalised head by head (with ``norm_weight [H + H_kv, D]``; None: they are not) and turned by their token's angles.
 Keys and values go to ``kv [S, 2, H_kv, D]`` at ``slots [T]``, which are distinct; on a GPU the slot -1 writes nothing,
 for tokens that only fill up a shape (on a CPU nothing is filled up). Returned are the queries ``[T, H, D]``, a view of
-``qkv``, which is overwritten.
+``qkv``, which is overwritten. Where there are kernels, ``qkv`` may be what a product left to be added up, ``[A, T, (H +
+2 H_kv) * D]`` float32, which is left alone; the sum is of the cache's type, and the queries have memory of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def turn_and_store(
     *,
     norm_weight: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Normalise and turn ``qkv`` [T, (H + 2 H_kv) * D], store its keys and values; returns the queries [T, H, D]."""
+    """Normalise and turn ``qkv`` [T, (H + 2 H_kv) * D], or addends of it, store its keys and values; returns the
+    queries [T, H, D].
+    """
     if has_kernels(qkv.device):
         from outrider.engine.kernels.rotary_store import kernel  # Triton is slow to import
 
