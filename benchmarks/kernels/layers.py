@@ -169,7 +169,7 @@ def _attention(place: Place, num_rows: int, tokens_per_row: int, sizes: LayerSiz
     if place.is_large:
         counters = torch.zeros(num_counters(num_processors(place.device)), dtype=torch.int32, device=place.device)
         shape = BatchShape.of(batch)
-        buffer = pack(batch, shape, pinned=True).to(place.device)
+        buffer = torch.from_numpy(pack(batch, shape)).to(place.device)
         plan = unpack(buffer, shape, BatchFrame(_PAGE_SIZE, frozenset((None,)), counters), 0).plans[None]
     query = place.random(num_rows * tokens_per_row, sizes.num_heads, sizes.head_dim)
     num_sets = 2 if place.is_large else 1

@@ -114,16 +114,16 @@ class ModelProposer:
         loops = self._can_loop and length > 0 and fits_loop(session.open)
         return ProposalJob(session.open, item, session.text, token_ids, length, loops)
 
-    @torch.inference_mode()
     def advance(self, shares: Sequence[tuple[ProposalJob, int]]) -> Pass[Proposal]:
         """One forward over so many tokens of each job, and one loop over those that can draw all their tokens."""
         looping = [job for job, _ in shares if _is_ready(job)]
         forwarded = [(job, _leave_last(job, share)) for job, share in shares if not _is_ready(job)]
         drawing = [job for job, share in forwarded if share == job.num_left and job.draft_length]
-        logits = self.runner.forward([_forward_row(job, share) for job, share in forwarded])
+        logits = self.runner.forward([_forward_row(job, share) for job, share in forwarded]) if forwarded else None
         drafts = self.runner.draft([_draft_row(job) for job in looping]) if looping else []
-        # Without it the forward's time would be booked on whoever first looks at its result.
-        mark_reached(self.runner.device)()
+        if not looping:
+            # Without it the forward's time would be booked on whoever first looks at its result.
+            mark_reached(self.runner.device)()
         computed = time.perf_counter_ns()
         for job, share in forwarded:
             job.feed(share)
@@ -134,8 +134,10 @@ class ModelProposer:
             computed_ns=computed,
         )
 
-    def _draw(self, jobs: Sequence[ProposalJob], logits: torch.Tensor) -> dict[int, Proposal | OutriderError | None]:
-        if not jobs:
+    def _draw(
+        self, jobs: Sequence[ProposalJob], logits: torch.Tensor | None
+    ) -> dict[int, Proposal | OutriderError | None]:
+        if logits is None or not jobs:
             return {}
         rows = [LogitRow(job.open, job.sequence.token_ids, job.sequence.length, job.base) for job in jobs]
         drawn = propose(logits, rows, support_mass=self._support_mass, support_limit=self._support_limit)

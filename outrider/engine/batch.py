@@ -1,10 +1,10 @@
-"""What one forward is asked to do, and the arrays a kernel needs to do it.
+"""What one forward is asked to do, and the numbers a kernel needs to do it.
 
-Owns the ragged layout of a batch, in numpy. Refuses to know tensors, devices and models: the runner moves a
-``ForwardBatch`` to its device once, and nothing is worked out again layer by layer.
+Owns the ragged layout of a batch, in plain Python: batches are small, and a list is made sooner than an array. Refuses
+to know tensors, devices and models: the runner moves a ``ForwardBatch`` to its device once, and nothing is worked out
+again layer by layer.
 
-Shape letters: ``T`` tokens of all rows, ``B`` rows, ``P`` pages of the row with the most, ``N`` positions that get
-logits.
+Shape letters: ``T`` tokens of all rows, ``B`` rows, ``P`` pages of a row, ``N`` positions that get logits.
 """
 
 from __future__ import annotations
@@ -13,16 +13,8 @@ import itertools
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from outrider.engine.sequences import PageCopy, Sequence, SequenceTable
 from outrider.errors import InvalidRequestError
-
-LongArray = NDArray[np.int64]
-
-NO_PAGE = -1
-"""Fills up the page tables of rows with fewer pages than the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +31,13 @@ class ForwardRow:
 class ForwardBatch:
     """One ragged forward: row b's tokens are ``token_ids[query_starts[b]:query_starts[b + 1]]``."""
 
-    token_ids: LongArray  # [T]
-    positions: LongArray  # [T] of each token in its sequence
-    slots: LongArray  # [T] where its KV goes: page * page_size + offset
-    page_tables: LongArray  # [B, P] pages of each row's context; NO_PAGE after its last
-    query_starts: LongArray  # [B+1]
-    context_lengths: LongArray  # [B] tokens of the sequence, those of this forward included
-    logit_indices: LongArray  # [N] rows of the hidden states that go through the head, in the order of the rows
+    token_ids: list[int]  # [T]
+    positions: list[int]  # [T] of each token in its sequence
+    slots: list[int]  # [T] where its KV goes: page * page_size + offset
+    page_tables: list[list[int]]  # [B][P] pages of each row's context
+    query_starts: list[int]  # [B+1]
+    context_lengths: list[int]  # [B] tokens of the sequence, those of this forward included
+    logit_indices: list[int]  # [N] rows of the hidden states that go through the head, in the order of the rows
     page_copies: tuple[PageCopy, ...]
     """Done before anything else: all sources are read before any destination is written."""
 
@@ -74,34 +66,15 @@ def plan_forward(table: SequenceTable, rows: TokenIds[ForwardRow]) -> ForwardBat
     check_rows(table, rows)
     starts = [row.sequence.length for row in rows]
     slots = [slot for row in rows for slot in table.extend(row.sequence, row.token_ids)]
-    query_starts = _long(list(itertools.accumulate((len(row.token_ids) for row in rows), initial=0)))
+    query_starts = list(itertools.accumulate((len(row.token_ids) for row in rows), initial=0))
+    ends = zip(rows, query_starts[1:], strict=True)
     return ForwardBatch(
-        token_ids=_long([token_id for row in rows for token_id in row.token_ids]),
-        positions=_long(
-            [p for row, start in zip(rows, starts, strict=True) for p in range(start, row.sequence.length)]
-        ),
-        slots=_long(slots),
-        page_tables=page_tables_of(table, [row.sequence for row in rows]),
+        token_ids=[token_id for row in rows for token_id in row.token_ids],
+        positions=[p for row, start in zip(rows, starts, strict=True) for p in range(start, row.sequence.length)],
+        slots=slots,
+        page_tables=[table.pages_of(row.sequence) for row in rows],
         query_starts=query_starts,
-        context_lengths=_long([row.sequence.length for row in rows]),
-        logit_indices=_logit_indices(rows, query_starts),
+        context_lengths=[row.sequence.length for row in rows],
+        logit_indices=[i for row, end in ends for i in range(end - row.num_logits, end)],
         page_copies=tuple(table.pending_copies()),
     )
-
-
-def _long(values: TokenIds[int]) -> LongArray:
-    return np.asarray(values, dtype=np.int64)
-
-
-def page_tables_of(table: SequenceTable, sequences: TokenIds[Sequence]) -> LongArray:
-    """[B, P] the pages of what each sequence holds; ``NO_PAGE`` after its last."""
-    counts = [table.pool.pages_for(sequence.length) for sequence in sequences]
-    tables = np.full((len(sequences), max(counts, default=0)), NO_PAGE, dtype=np.int64)
-    for index, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
-        tables[index, :count] = sequence.page_table[:count]
-    return tables
-
-
-def _logit_indices(rows: TokenIds[ForwardRow], query_starts: LongArray) -> LongArray:
-    ends = query_starts[1:].tolist()
-    return _long([i for row, end in zip(rows, ends, strict=True) for i in range(end - row.num_logits, end)])

@@ -1,19 +1,21 @@
-"""Bringing a batch to a GPU in one copy.
+"""A batch as one row of numbers, which come to a GPU together.
 
-Owns the layout: every array of a ``ForwardBatch`` as int32, one after the other in one buffer, pages last because their
-number changes most. A batch may be laid out larger than it is: the tokens added have slot -1 and belong to no row, the
+Owns the layout: all numbers of a ``ForwardBatch`` as int32, one kind after the other, pages last because their number
+changes most. A batch may be laid out larger than it is: the tokens added have slot -1 and belong to no row, the
 rows added have no queries. Refuses to know models.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.engine.batch import NO_PAGE, ForwardBatch
+from outrider.engine.batch import ForwardBatch
 from outrider.engine.kernels.paged_attention import DevicePlan, PagedRows
 from outrider.engine.models.decoder import DeviceBatch
 
@@ -33,7 +35,8 @@ class BatchShape:
     @classmethod
     def of(cls, batch: ForwardBatch) -> BatchShape:
         """The batch's own."""
-        return cls(batch.num_rows, len(batch.token_ids), int(np.diff(batch.query_starts).max(initial=0)))
+        counts = (stop - start for start, stop in itertools.pairwise(batch.query_starts))
+        return cls(batch.num_rows, len(batch.token_ids), max(counts, default=0))
 
     def holds(self, other: BatchShape) -> bool:
         """Whether a batch of the ``other`` shape can be laid out in this one."""
@@ -59,33 +62,42 @@ class BatchFrame:
     """As ``PagedRows`` has them."""
 
 
-def pack(batch: ForwardBatch, shape: BatchShape, *, pinned: bool) -> torch.Tensor:
-    """The batch in one buffer of the host, laid out as ``shape``."""
-    has_page = batch.page_tables != NO_PAGE  # [B, P]
-    pages = batch.page_tables[has_page]
-    page_starts = np.concatenate(([0], has_page.sum(1).cumsum()))
-    host = torch.empty(shape.num_fixed + len(pages), dtype=torch.int32, pin_memory=pinned)
-    numbers: IntArray = host.numpy()
-    parts = (
-        (batch.token_ids, shape.num_tokens, 0),
-        (batch.positions, shape.num_tokens, 0),
-        (batch.slots, shape.num_tokens, _NO_SLOT),
-        (batch.logit_indices, shape.num_tokens, 0),
-        (batch.query_starts, shape.num_rows + 1, len(batch.token_ids)),
-        (batch.context_lengths, shape.num_rows, 0),
-        (page_starts, shape.num_rows + 1, len(pages)),
-        (pages, len(pages), 0),
+def pack(batch: ForwardBatch, shape: BatchShape) -> IntArray:
+    """The batch in one array, laid out as ``shape``."""
+    page_starts = starts_of(batch.page_tables)
+    num_tokens, num_pages = len(batch.token_ids), page_starts[-1]
+    return join_padded(
+        (
+            (batch.token_ids, shape.num_tokens, 0),
+            (batch.positions, shape.num_tokens, 0),
+            (batch.slots, shape.num_tokens, _NO_SLOT),
+            (batch.logit_indices, shape.num_tokens, 0),
+            (batch.query_starts, shape.num_rows + 1, num_tokens),
+            (batch.context_lengths, shape.num_rows, 0),
+            (page_starts, shape.num_rows + 1, num_pages),
+        ),
+        batch.page_tables,
     )
-    start = 0
+
+
+def starts_of(page_tables: Iterable[Sequence[int]]) -> list[int]:
+    """Where each row's pages begin when they lie one row after the other, and where the last row's end."""
+    return list(itertools.accumulate(map(len, page_tables), initial=0))
+
+
+def join_padded(parts: Iterable[tuple[Sequence[int], int, int]], page_tables: Iterable[Sequence[int]]) -> IntArray:
+    """Parts, each filled up: (numbers, how many they are to be, with what), and the pages after them."""
+    numbers: list[int] = []
     for values, size, filler in parts:
-        numbers[start : start + len(values)] = values
-        numbers[start + len(values) : start + size] = filler
-        start += size
-    return host
+        numbers += values
+        numbers += [filler] * (size - len(values))
+    for pages in page_tables:
+        numbers += pages
+    return np.array(numbers, dtype=np.int32)
 
 
 def unpack(buffer: torch.Tensor, shape: BatchShape, frame: BatchFrame, num_logits: int) -> DeviceBatch:
-    """Views of a buffer on the device that was, or will be, filled by ``pack``."""
+    """Views of a buffer on the device that holds, or will hold, what ``pack`` gave."""
     tokens, rows = shape.num_tokens, shape.num_rows
     token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts = torch.split(
         buffer[: shape.num_fixed], [tokens, tokens, tokens, tokens, rows + 1, rows, rows + 1]

@@ -65,7 +65,7 @@ class Execution:
         elif self._publish is None:  # nobody to tell: no need of numbers that travel
             return self._forward(batch)
         else:
-            step = forward_step(batch, BatchShape.of(batch), pinned=False)
+            step = forward_step(batch, BatchShape.of(batch))
         self._tell(step)
         return self._run_forward(step)
 
@@ -138,14 +138,14 @@ class Execution:
         device, dtype = self.decoder.device, self.decoder.dtype
         windows = set(self.decoder.config.sliding_windows)
         return DeviceBatch(
-            token_ids=torch.from_numpy(batch.token_ids).to(device),
-            positions=torch.from_numpy(batch.positions).to(device),
-            slots=torch.from_numpy(batch.slots).to(device),
+            token_ids=torch.tensor(batch.token_ids, device=device),
+            positions=torch.tensor(batch.positions, device=device),
+            slots=torch.tensor(batch.slots, device=device),
             plans={
                 window: plan_attention(batch, page_size=self.page_size, window=window, device=device, dtype=dtype)
                 for window in windows
             },
-            logit_indices=torch.from_numpy(batch.logit_indices).to(device),
+            logit_indices=torch.tensor(batch.logit_indices, dtype=torch.int64, device=device),
         )
 
 

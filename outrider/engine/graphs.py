@@ -1,9 +1,9 @@
 """Forwards on a GPU: captured once for the shapes that decoding and scoring have, launched one by one for the rest.
 
-Owns the shapes, their CUDA graphs and the buffer they read. A captured forward ends at the hidden states; the head
-follows outside, for as many rows as logits were asked for, while the device is still busy with the graph. A draft's
-loops (``outrider.engine.drafting``) are captured after the forwards, into the same memory. Refuses to know sequences,
-sampling and how large the cache is.
+Owns the shapes, their CUDA graphs and the inlet they read. A captured forward begins by taking its numbers in and ends
+at the hidden states; the head follows outside, for as many rows as logits were asked for, while the device is still
+busy with the graph. A draft's loops (``outrider.engine.drafting``) are captured after the forwards, into the same
+memory. Refuses to know sequences, sampling and how large the cache is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from outrider.engine.capturing import open_capturing
 from outrider.engine.device_inputs import BatchFrame, BatchShape, unpack
 from outrider.engine.drafting import DraftingRules
 from outrider.engine.drafting.loop import DraftLoop, captured_loops
+from outrider.engine.inlet import Inlet
 from outrider.engine.kernels.launching import num_processors
 from outrider.engine.kernels.paged_attention.device_plan import num_counters
 from outrider.engine.models import Decoder
@@ -39,7 +40,8 @@ _TOKENS_BESIDE_A_CHUNK = 5
 _CHUNKS = (DEFAULT_PREFILL_BESIDE // 2, DEFAULT_PREFILL_BESIDE)
 _PROMPT = 256
 """Tokens of a prompt alone; the forward of a longer one outlasts its launches, so that a graph gains nothing."""
-_PREPARING_RUNS = 2
+_SHAPES_REMEMBERED = 4096
+"""Batches' own shapes for which the one that was chosen is known."""
 
 
 def captured_shapes() -> tuple[BatchShape, ...]:
@@ -62,6 +64,16 @@ def choose_shape(shape: BatchShape, shapes: tuple[BatchShape, ...]) -> BatchShap
     """The one that holds ``shape`` and wastes least; None: none does."""
     fitting = [candidate for candidate in shapes if candidate.holds(shape)]
     return min(fitting, key=_waste, default=None)
+
+
+def _remembering_choice(shapes: tuple[BatchShape, ...]) -> Callable[[BatchShape], BatchShape | None]:
+    return functools.lru_cache(_SHAPES_REMEMBERED)(functools.partial(choose_shape, shapes=shapes))
+
+
+def _take_in_and_run(inlet: Inlet, decoder: Decoder, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+    """What is captured of a forward: ``batch`` lies in the inlet's numbers."""
+    inlet.take_in()
+    return decoder.hidden_states(batch, kv_cache)
 
 
 def _waste(shape: BatchShape) -> tuple[bool, int, int, int]:
@@ -95,8 +107,9 @@ class GpuForward:
         self.loop = (
             DraftLoop(decoder, kv_cache, self._frame, drafting, pages_per_row=self._pages_per_row) if drafting else None
         )
-        self._inputs: torch.Tensor | None = None
+        self._inlet: Inlet | None = None
         self._captured: dict[BatchShape, Callable[[], torch.Tensor]] = {}
+        self._choose_shape = _remembering_choice(())
 
     @property
     def shapes(self) -> tuple[BatchShape, ...]:
@@ -106,20 +119,20 @@ class GpuForward:
     def step_for(self, batch: ForwardBatch) -> Step:
         """The batch laid out in the captured shape that fits best, or in its own."""
         own_shape = BatchShape.of(batch)
-        return forward_step(
-            batch, choose_shape(own_shape, self.shapes) or own_shape, pinned=self._decoder.device.type == "cuda"
-        )
+        return forward_step(batch, self._choose_shape(own_shape) or own_shape)
 
     def run(self, step: Step) -> torch.Tensor:
-        """Logits [N, V], of the weights' type, of a forward's step, its numbers in pinned memory."""
+        """Logits [N, V], of the weights' type, of a forward's step."""
         shape, num_logits = shape_of(step)
         captured = self._captured.get(shape)
-        if captured is None or self._inputs is None:
-            buffer = step.numbers.to(self._decoder.device, non_blocking=True)
-            return self._decoder(unpack(buffer, shape, self._frame, num_logits), self._kv_cache)
-        self._inputs[: len(step.numbers)].copy_(step.numbers, non_blocking=True)
+        if captured is None or self._inlet is None:
+            device = self._decoder.device
+            host = torch.tensor(step.numbers, pin_memory=device.type == "cuda")
+            inputs = unpack(host.to(device, non_blocking=True), shape, self._frame, num_logits)
+            return self._decoder(inputs, self._kv_cache)
+        self._inlet.put(step.numbers)
         hidden = captured()
-        inputs = unpack(self._inputs, shape, self._frame, num_logits)
+        inputs = unpack(self._inlet.numbers, shape, self._frame, num_logits)
         return self._decoder.logits(hidden, inputs.logit_indices)
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
@@ -129,14 +142,16 @@ class GpuForward:
         shapes = captured_shapes()
         rows = max(shape.num_rows for shape in shapes)
         size = max(shape.num_fixed for shape in shapes) + rows * self._pages_per_row
-        self._inputs = inputs = torch.zeros(size, dtype=torch.int32, device=self._decoder.device)
+        self._inlet = inlet = Inlet(size, self._decoder.device)
         total = len(shapes) + (len(captured_loops()) if self.loop is not None else 0)
         report = progress or _ignore_progress
         for done, shape in enumerate(shapes, 1):
-            launch = functools.partial(self._decoder.hidden_states, self._empty_batch(inputs, shape), self._kv_cache)
+            batch = self._empty_batch(inlet.numbers, shape)
+            launch = functools.partial(_take_in_and_run, inlet, self._decoder, batch, self._kv_cache)
             capturing.prepare(launch)
             self._captured[shape] = capturing.capture(launch)
             report(done, total)
+        self._choose_shape = _remembering_choice(shapes)
         if self.loop is not None:
             self.loop.capture(capturing, lambda done: report(len(shapes) + done, total))
         _log.info(

@@ -7,9 +7,8 @@ thread calls it. Refuses to know sessions, and how tokens are drawn.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -28,7 +27,6 @@ from outrider.engine.opening import LoadFormat, Ranks, load_execution
 from outrider.engine.pages import PagePool
 from outrider.engine.sampling.proposing import Drawn
 from outrider.engine.sampling.rows import needs_evidence
-from outrider.engine.sequences import Sequence as KvSequence
 from outrider.engine.sequences import SequenceTable
 from outrider.errors import ConfigError, InvalidRequestError
 
@@ -130,8 +128,13 @@ class ModelRunner:
         for row in rows:
             self._check_tokens(row.token_ids, row.sequence.length + len(row.token_ids))
         self._execution.take_device()
-        with self._restoring_lengths([row.sequence for row in rows]), torch.inference_mode():
-            logits = self._compute(plan_forward(self.sequences, rows))
+        lengths = [row.sequence.length for row in rows]
+        try:
+            with torch.inference_mode():
+                logits = self._compute(plan_forward(self.sequences, rows))
+        except BaseException:
+            self._restore(rows, lengths)
+            raise
         self.num_forwards += 1
         return logits if as_computed else logits.float()
 
@@ -184,17 +187,21 @@ class ModelRunner:
         return self._execution.forward(batch)
 
     def _draft(self, rows: Sequence[DraftRow]) -> list[list[Drawn]]:
-        starts = [row.sequence.length + len(row.token_ids) for row in rows]
-        with self._restoring_lengths([row.sequence for row in rows]), torch.inference_mode():
-            plan = plan_draft(self.sequences, rows, self.config.vocab_size)
-            self._execution.copy_pages(plan.page_copies)
-            self.sequences.confirm_copies()
-            found = self._execution.draft(plan, with_supports=any(needs_evidence(row.open) for row in rows))
+        lengths = [row.sequence.length for row in rows]
+        try:
+            with torch.inference_mode():
+                plan = plan_draft(self.sequences, rows, self.config.vocab_size)
+                self._execution.copy_pages(plan.page_copies)
+                self.sequences.confirm_copies()
+                found = self._execution.draft(plan, with_supports=any(needs_evidence(row.open) for row in rows))
+        except BaseException:
+            self._restore(rows, lengths)
+            raise
         drawn = read_draws(rows, *found)
-        for row, start, tokens in zip(rows, starts, drawn, strict=True):
+        for row, length, tokens in zip(rows, lengths, drawn, strict=True):
             # The table learns what the ids were that it made room for.
             appended = [one.token_id for one in tokens if one.error is None][: row.num_drafts - 1]
-            self.sequences.truncate(row.sequence, start)
+            self.sequences.truncate(row.sequence, length + len(row.token_ids))
             self.sequences.extend(row.sequence, appended)
         self.num_forwards += plan.num_steps
         return drawn
@@ -216,13 +223,7 @@ class ModelRunner:
             wrong = next(token for token in token_ids if not 0 <= token < self.config.vocab_size)
             raise InvalidRequestError("token_ids", f"{wrong} is not from 0 to {self.config.vocab_size - 1}")
 
-    @contextlib.contextmanager
-    def _restoring_lengths(self, sequences: Sequence[KvSequence]) -> Iterator[None]:
-        lengths = [sequence.length for sequence in sequences]
-        try:
-            yield
-        except BaseException:
-            for sequence, length in zip(sequences, lengths, strict=True):
-                if sequence.length > length:
-                    self.sequences.truncate(sequence, length)
-            raise
+    def _restore(self, rows: Sequence[ForwardRow | DraftRow], lengths: Sequence[int]) -> None:
+        for row, length in zip(rows, lengths, strict=True):
+            if row.sequence.length > length:
+                self.sequences.truncate(row.sequence, length)

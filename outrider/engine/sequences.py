@@ -152,6 +152,10 @@ class SequenceTable:
         self._require_open(sequence)
         return sequence.prefix_hash(length)
 
+    def pages_of(self, sequence: Sequence) -> list[int]:
+        """The pages of what the sequence holds, in order."""
+        return sequence.page_table[: self.pool.pages_for(sequence.length)]
+
     def pending_copies(self) -> list[PageCopy]:
         """Copies that are due: all sources are to be read before any destination is written."""
         return [(source, destination) for destination, source in self._pending_copies.items()]

@@ -7,14 +7,14 @@ it together the first makes them, and all run them. Refuses to know how steps tr
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from outrider.engine.batch import NO_PAGE, ForwardBatch, LongArray
-from outrider.engine.device_inputs import BatchShape, pack
+from outrider.engine.batch import ForwardBatch
+from outrider.engine.device_inputs import BatchShape, IntArray, pack
 from outrider.engine.sequences import PageCopy
 
 
@@ -39,23 +39,23 @@ class Step:
 
     operation: int
     arguments: tuple[int, ...]
-    numbers: torch.Tensor  # [any] int32, on the host
+    numbers: IntArray  # [any]
 
 
-def no_numbers() -> torch.Tensor:
+def no_numbers() -> IntArray:
     """Of a step that needs none."""
-    return torch.empty(0, dtype=torch.int32)
+    return np.empty(0, dtype=np.int32)
 
 
-def forward_step(batch: ForwardBatch, shape: BatchShape, *, pinned: bool) -> Step:
+def forward_step(batch: ForwardBatch, shape: BatchShape) -> Step:
     """The forward of a batch, laid out as ``shape``; its page copies are a step of their own."""
     arguments = (shape.num_rows, shape.num_tokens, shape.max_queries, len(batch.logit_indices))
-    return Step(Operation.FORWARD, arguments, pack(batch, shape, pinned=pinned))
+    return Step(Operation.FORWARD, arguments, pack(batch, shape))
 
 
 def copy_step(copies: Sequence[PageCopy]) -> Step:
     """Pages copied, every source read before any destination is written."""
-    return Step(Operation.COPY_PAGES, (), torch.tensor(copies, dtype=torch.int32).flatten())
+    return Step(Operation.COPY_PAGES, (), np.array(copies, dtype=np.int32).ravel())
 
 
 def shape_of(step: Step) -> tuple[BatchShape, int]:
@@ -66,7 +66,7 @@ def shape_of(step: Step) -> tuple[BatchShape, int]:
 
 def copies_of(step: Step) -> list[tuple[int, int]]:
     """The (source, destination) pairs of a page copy."""
-    return [(int(source), int(destination)) for source, destination in step.numbers.view(-1, 2).tolist()]
+    return [(int(source), int(destination)) for source, destination in step.numbers.reshape(-1, 2).tolist()]
 
 
 def batch_of(step: Step) -> ForwardBatch:
@@ -74,24 +74,15 @@ def batch_of(step: Step) -> ForwardBatch:
     shape, num_logits = shape_of(step)
     tokens, rows = shape.num_tokens, shape.num_rows
     sizes = (tokens, tokens, tokens, tokens, rows + 1, rows, rows + 1)
-    numbers = step.numbers.numpy().astype(np.int64)
-    *fixed, pages = np.split(numbers, np.cumsum(sizes))
-    token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts = fixed
+    parts = [part.tolist() for part in np.split(step.numbers, np.cumsum(sizes))]
+    token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts, pages = parts
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,
         slots=slots,
-        page_tables=_page_tables(page_starts, pages),
+        page_tables=[pages[start:stop] for start, stop in itertools.pairwise(page_starts)],
         query_starts=query_starts,
         context_lengths=context_lengths,
         logit_indices=logit_indices[:num_logits],
         page_copies=(),
     )
-
-
-def _page_tables(starts: LongArray, pages: LongArray) -> LongArray:
-    counts = np.diff(starts)
-    tables = np.full((len(counts), int(counts.max(initial=0))), NO_PAGE, dtype=np.int64)
-    for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=False)):
-        tables[row, :count] = pages[start : start + count]
-    return tables

@@ -40,11 +40,16 @@ class Mark:
 
 def wait_for(reached: torch.cuda.Event) -> None:
     """Return when the device has reached it."""
-    if not _has_one_processor():
+    if _has_one_processor():
+        wait_until(reached.query)
+    else:
         reached.synchronize()
-        return
+
+
+def wait_until(is_done: Callable[[], bool]) -> None:
+    """Return soon after ``is_done`` has become true, leaving the processor to others meanwhile."""
     be_punctual()
-    while not reached.query():  # type: ignore[no-untyped-call]
+    while not is_done():
         time.sleep(_LOOK_S)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
-from outrider.engine.batch import NO_PAGE, ForwardRow, plan_forward
+from outrider.engine.batch import ForwardRow, plan_forward
 from outrider.engine.pages import PagePool
 from outrider.engine.sequences import Sequence, SequenceTable
 from outrider.errors import InvalidRequestError
@@ -19,13 +18,13 @@ def test_a_ragged_batch_is_laid_out_row_after_row() -> None:
     table.extend(first, [1, 2, 3, 4, 5])
     batch = plan_forward(table, [ForwardRow(second, [7, 8, 9], 1), ForwardRow(first, [6, 7], 2)])
     assert batch.num_rows == 2
-    np.testing.assert_array_equal(batch.token_ids, [7, 8, 9, 6, 7])
-    np.testing.assert_array_equal(batch.positions, [0, 1, 2, 5, 6])
-    np.testing.assert_array_equal(batch.slots, [12, 13, 14, 5, 6])
-    np.testing.assert_array_equal(batch.page_tables, [[3, NO_PAGE], [0, 1]])
-    np.testing.assert_array_equal(batch.query_starts, [0, 3, 5])
-    np.testing.assert_array_equal(batch.context_lengths, [3, 7])
-    np.testing.assert_array_equal(batch.logit_indices, [2, 3, 4])
+    assert batch.token_ids == [7, 8, 9, 6, 7]
+    assert batch.positions == [0, 1, 2, 5, 6]
+    assert batch.slots == [12, 13, 14, 5, 6]
+    assert batch.page_tables == [[3], [0, 1]]
+    assert batch.query_starts == [0, 3, 5]
+    assert batch.context_lengths == [3, 7]
+    assert batch.logit_indices == [2, 3, 4]
     assert batch.page_copies == ()
     assert (first.length, second.length) == (7, 3)
 

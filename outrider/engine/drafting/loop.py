@@ -1,23 +1,24 @@
 """A draft loop on its device: one launch for all its tokens, captured once for each shape.
 
-Owns the shapes, their CUDA graphs and the buffers that these read and write. A launch is a function of its shape and
-one packed buffer. Refuses to know sequences and requests.
+Owns the shapes, their CUDA graphs, and what these read and write. A launch is a function of its shape and one row of
+numbers, which it takes in itself; what it drew it writes to the host's memory. Refuses to know sequences and requests.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from outrider.engine.capturing import Capturing
-from outrider.engine.device_inputs import BatchFrame
+from outrider.engine.device_inputs import BatchFrame, IntArray
 from outrider.engine.drafting.plan import DraftPlan, LoopShape, draft_step, unpack_draft
 from outrider.engine.drafting.results import Numbers
 from outrider.engine.drafting.rows import MAX_CATCH_UP, MAX_STEPS, DraftingRules
+from outrider.engine.inlet import Inlet
 from outrider.engine.kernels.draft_sampling import DraftSink, make_sampler
 from outrider.engine.kernels.draft_sampling.layout import NUM_FIELDS
 from outrider.engine.models.decoder import DeviceBatch
@@ -79,33 +80,36 @@ class DraftLoop:
         self._captured: dict[LoopShape, Callable[[], None]] = {}
         largest = LoopShape(MAX_ROWS, MAX_STEPS, MAX_CATCH_UP)
         draws = largest.num_rows * largest.num_steps
-        sizes = (draws, draws * NUM_FIELDS, draws * 2 * rules.support_limit)
-        self._inputs = self._on_device(largest.num_fixed + MAX_ROWS * pages_per_row)
-        self._outputs = [self._on_device(size) for size in sizes]
-        self._read = [self._on_host(size) for size in sizes]
+        self._inlet = Inlet(largest.num_fixed + MAX_ROWS * pages_per_row, model.device)
+        self._next_ids = self._on_device(draws)
+        self._records = self._on_host(draws * NUM_FIELDS)
+        self._supports = self._on_device(draws * 2 * rules.support_limit)
+        self._read_supports = self._on_host(draws * 2 * rules.support_limit)
 
     def step_for(self, plan: DraftPlan) -> Step:
         """The loop of a plan, laid out in the captured shape that fits it."""
-        return draft_step(plan, choose_loop(plan.shape), pinned=self._model.device.type == "cuda")
+        return draft_step(plan, choose_loop(plan.shape))
 
-    def run(self, shape: LoopShape, host: torch.Tensor) -> None:
-        """Draft by a buffer of ``pack_draft``; returns before the device is done."""
-        self._inputs[: len(host)].copy_(host, non_blocking=True)
+    def run(self, shape: LoopShape, numbers: IntArray) -> None:
+        """Draft by what ``pack_draft`` gave; returns before the device is done."""
+        self._inlet.put(numbers)
         captured = self._captured.get(shape)
         if captured is None:
-            self._launch(shape)
+            self.launch(shape)
         else:
             captured()
 
     def results(self, shape: LoopShape, *, with_supports: bool) -> tuple[Numbers, Numbers | None]:
         """Wait for the loop that ran last: records [K, R, NUM_FIELDS] and supports [K, R, 2, S], valid until the next
-        ``results``.
+        ``run``.
         """
         sink = self._sink(shape)
-        records = self._fetch(sink.records, 1)
-        supports = self._fetch(sink.supports, 2) if with_supports else None
+        supports = None
+        if with_supports:
+            supports = self._read_supports[: sink.supports.numel()].view(sink.supports.shape)
+            supports.copy_(sink.supports, non_blocking=True)
         mark_reached(self._model.device)()
-        return records.numpy(), None if supports is None else supports.numpy()
+        return sink.records.numpy(), None if supports is None else supports.numpy()
 
     def capture(self, capturing: Capturing, progress: LoopProgress) -> None:
         """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""
@@ -117,14 +121,15 @@ class DraftLoop:
                 prepared.add(kind)
                 few_steps = LoopShape(shape.num_rows, _PREPARED_STEPS, shape.catch_up)
                 self._empty(few_steps)
-                capturing.prepare(functools.partial(self._launch, few_steps))
-            self._captured[shape] = capturing.capture(functools.partial(self._launch, shape))
+                capturing.prepare(functools.partial(self.launch, few_steps))
+            self._captured[shape] = capturing.capture(functools.partial(self.launch, shape))
             progress(done)
 
-    def _launch(self, shape: LoopShape) -> None:
-        """The whole loop."""
+    def launch(self, shape: LoopShape) -> None:
+        """The whole loop, kernel by kernel: what is captured."""
+        self._inlet.take_in()
         sink = self._sink(shape)
-        inputs = unpack_draft(self._inputs, shape, self._frame, sink.next_ids)
+        inputs = unpack_draft(self._inlet.numbers, shape, self._frame, sink.next_ids)
         for step, batch in enumerate((inputs.first, *inputs.later)):
             hidden = self._model.hidden_states(batch, self._kv_cache)
             logits = self._model.head_logits(hidden, batch.logit_indices if step == 0 else None)
@@ -132,22 +137,19 @@ class DraftLoop:
 
     def _empty(self, shape: LoopShape) -> None:
         """Inputs of a loop in which no row has queries, no token a slot, and nothing is drawn."""
-        self._inputs.zero_()
-        loop = unpack_draft(self._inputs, shape, self._frame, self._sink(shape).next_ids)
+        self._inlet.numbers.zero_()
+        loop = unpack_draft(self._inlet.numbers, shape, self._frame, self._sink(shape).next_ids)
         for batch in (loop.first, *loop.later):
             batch.slots.fill_(-1)
 
     def _sink(self, shape: LoopShape) -> DraftSink:
         steps, rows = shape.num_steps, shape.num_rows
         shapes = ((steps, rows), (steps, rows, NUM_FIELDS), (steps, rows, 2, self.rules.support_limit))
+        outputs = (self._next_ids, self._records, self._supports)
         next_ids, records, supports = (
-            buffer[: int(np.prod(size))].view(size) for buffer, size in zip(self._outputs, shapes, strict=True)
+            output[: math.prod(size)].view(size) for output, size in zip(outputs, shapes, strict=True)
         )
         return DraftSink(next_ids, records, supports)
-
-    def _fetch(self, tensor: torch.Tensor, index: int) -> torch.Tensor:
-        host = self._read[index][: tensor.numel()].view(tensor.shape)
-        return host.copy_(tensor, non_blocking=True)
 
     def _on_device(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int32, device=self._model.device)

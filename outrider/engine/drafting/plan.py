@@ -1,4 +1,4 @@
-"""A draft loop laid out as one buffer of numbers.
+"""A draft loop laid out as one row of numbers.
 
 Owns the layout. What each step reads of positions, slots and lengths is known before the first token is drawn, because
 every draw appends one token: all of it is worked out here, and only the tokens themselves pass from step to step on the
@@ -10,14 +10,13 @@ Shape letters: ``R`` rows of the shape, ``K`` its steps, ``B`` rows of the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from outrider.engine.batch import NO_PAGE, LongArray, page_tables_of
-from outrider.engine.device_inputs import BatchFrame, IntArray
+from outrider.engine.device_inputs import BatchFrame, IntArray, join_padded, starts_of
 from outrider.engine.drafting.rows import DraftRow, parameters_of
 from outrider.engine.kernels.draft_sampling.layout import NUM_COLUMNS
 from outrider.engine.kernels.paged_attention import DevicePlan, PagedRows
@@ -62,7 +61,7 @@ class DraftPlan:
     token_ids: list[list[int]]  # [B] each row's, before its first draw
     positions: list[int]  # [B] of the first of them
     slots: list[list[int]]  # [B] of all that is appended, drawn tokens included
-    page_tables: LongArray  # [B, P]
+    page_tables: list[list[int]]  # [B][P] of all that is appended
     parameters: list[list[int]]  # [B, NUM_COLUMNS]
     num_steps: int
     page_copies: tuple[PageCopy, ...]
@@ -83,72 +82,60 @@ def plan_draft(table: SequenceTable, rows: Sequence[DraftRow], vocab_size: int) 
         token_ids=[list(row.token_ids) for row in rows],
         positions=positions,
         slots=slots,
-        page_tables=page_tables_of(table, [row.sequence for row in rows]),
+        page_tables=[table.pages_of(row.sequence) for row in rows],
         parameters=parameters,
         num_steps=max(row.num_drafts for row in rows),
         page_copies=tuple(table.pending_copies()),
     )
 
 
-def pack_draft(plan: DraftPlan, shape: LoopShape, *, pinned: bool) -> torch.Tensor:
-    """The plan in one buffer of the host, laid out as ``shape``."""
-    has_page = plan.page_tables != NO_PAGE  # [B, P]
-    pages = plan.page_tables[has_page]
-    page_starts = np.concatenate(([0], has_page.sum(1).cumsum()))
-    host = torch.empty(shape.num_fixed + len(pages), dtype=torch.int32, pin_memory=pinned)
-    numbers: IntArray = host.numpy()
-    start = 0
-    for values, size, filler in zip(_parts(plan, shape, page_starts), shape.sizes, _fillers(plan, pages), strict=True):
-        numbers[start : start + len(values)] = values
-        numbers[start + len(values) : start + size] = filler
-        start += size
-    numbers[start:] = pages
-    return host
-
-
-def _parts(plan: DraftPlan, shape: LoopShape, page_starts: LongArray) -> Iterator[Sequence[int] | LongArray]:
+def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
+    """The plan in one array, laid out as ``shape``."""
     counts = [len(ids) for ids in plan.token_ids]
-    ends = np.cumsum(counts)
-    later = _later_steps(plan, shape)
-    yield [token_id for ids in plan.token_ids for token_id in ids]
-    yield [start + i for start, count in zip(plan.positions, counts, strict=True) for i in range(count)]
-    yield [slot for slots, count in zip(plan.slots, counts, strict=True) for slot in slots[:count]]
-    yield ends - 1
-    yield np.concatenate(([0], ends))
-    yield [start + count for start, count in zip(plan.positions, counts, strict=True)]
-    yield from (part.ravel() for part in later)
-    yield np.arange(len(counts) + 1)
-    yield [number for numbers in plan.parameters for number in numbers]
-    yield page_starts
+    ends = list(itertools.accumulate(counts))
+    starts = list(zip(plan.positions, counts, strict=True))
+    positions, slots, contexts = _later_steps(plan, shape)
+    page_starts = starts_of(plan.page_tables)
+    parts = (
+        ([token_id for ids in plan.token_ids for token_id in ids], 0),
+        ([start + i for start, count in starts for i in range(count)], 0),
+        ([slot for own, count in zip(plan.slots, counts, strict=True) for slot in own[:count]], _NO_SLOT),
+        ([end - 1 for end in ends], 0),
+        ([0, *ends], ends[-1]),
+        ([start + count for start, count in starts], 0),
+        (positions, 0),
+        (slots, 0),
+        (contexts, 0),
+        (range(len(counts) + 1), len(counts)),
+        ([number for numbers in plan.parameters for number in numbers], 0),
+        (page_starts, page_starts[-1]),
+    )
+    padded = ((values, size, filler) for (values, filler), size in zip(parts, shape.sizes, strict=True))
+    return join_padded(padded, plan.page_tables)
 
 
-def _fillers(plan: DraftPlan, pages: LongArray) -> tuple[int, ...]:
-    num_rows = len(plan.token_ids)
-    num_tokens = sum(len(ids) for ids in plan.token_ids)
-    return 0, 0, _NO_SLOT, 0, num_tokens, 0, 0, 0, 0, num_rows, 0, len(pages)
-
-
-def _later_steps(plan: DraftPlan, shape: LoopShape) -> tuple[LongArray, LongArray, LongArray]:
-    """Positions, slots and context lengths [K-1, R] of the forwards after the first, one token a row.
+def _later_steps(plan: DraftPlan, shape: LoopShape) -> tuple[list[int], list[int], list[int]]:
+    """Positions, slots and context lengths [(K-1) R] of the forwards after the first, one token a row, step by step.
 
     A row that is done stays at its last token and stores nothing.
     """
-    size = (shape.num_steps - 1, shape.num_rows)
-    positions, slots, contexts = (np.full(size, filler, dtype=np.int64) for filler in (0, _NO_SLOT, 0))
-    for row, (start, ids, own_slots) in enumerate(zip(plan.positions, plan.token_ids, plan.slots, strict=True)):
-        step = np.arange(len(ids), len(ids) + size[0])
-        appended = np.minimum(step, len(own_slots) - 1)
-        positions[:, row] = start + appended
-        contexts[:, row] = start + appended + 1
-        slots[:, row] = np.where(step == appended, np.asarray(own_slots)[appended], _NO_SLOT)
+    num_added = shape.num_rows - len(plan.positions)
+    zeros, no_slots = [0] * num_added, [_NO_SLOT] * num_added
+    rows = [(start, len(ids), own) for start, ids, own in zip(plan.positions, plan.token_ids, plan.slots, strict=True)]
+    positions: list[int] = []
+    slots: list[int] = []
+    contexts: list[int] = []
+    for step in range(shape.num_steps - 1):
+        last = [start + min(count + step, len(own) - 1) for start, count, own in rows]
+        positions += last + zeros
+        slots += [own[count + step] if count + step < len(own) else _NO_SLOT for _, count, own in rows] + no_slots
+        contexts += [position + 1 for position in last] + zeros
     return positions, slots, contexts
 
 
-def draft_step(plan: DraftPlan, shape: LoopShape, *, pinned: bool) -> Step:
+def draft_step(plan: DraftPlan, shape: LoopShape) -> Step:
     """The loop of a plan, laid out as ``shape``; its page copies are a step of their own."""
-    return Step(
-        Operation.DRAFT, (shape.num_rows, shape.num_steps, shape.catch_up), pack_draft(plan, shape, pinned=pinned)
-    )
+    return Step(Operation.DRAFT, (shape.num_rows, shape.num_steps, shape.catch_up), pack_draft(plan, shape))
 
 
 def loop_of(step: Step) -> LoopShape:
@@ -171,7 +158,7 @@ def unpack_draft(
     frame: BatchFrame,
     next_ids: torch.Tensor,  # [K, R] int32
 ) -> DeviceLoop:
-    """Views of a buffer on the device that was, or will be, filled by ``pack_draft``."""
+    """Views of a buffer on the device that holds, or will hold, what ``pack_draft`` gave."""
     parts = torch.split(buffer[: shape.num_fixed], shape.sizes)
     token_ids, positions, slots, logit_indices, query_starts, contexts = parts[:6]
     more_positions, more_slots, more_contexts = (part.view(-1, shape.num_rows) for part in parts[6:9])

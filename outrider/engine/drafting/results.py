@@ -34,15 +34,14 @@ def read_draws(
 
 
 def _read_row(row: DraftRow, records: Numbers, supports: Numbers | None) -> list[Drawn]:
+    supports = supports if needs_evidence(row.open) else None
     drawn: list[Drawn] = []
-    wanted = needs_evidence(row.open)
-    for step in range(row.num_drafts):
-        record = records[step]
+    for step, record in enumerate(records[: row.num_drafts].tolist()):
         if record[Field.TOKEN] < 0:
             drawn.append(Drawn(-1, error=_error(record)))
             break
-        support = supports[step, :, : record[Field.WIDTH]] if supports is not None and wanted else None
-        drawn.append(_read(int(record[Field.TOKEN]), support))
+        support = None if supports is None else supports[step, :, : record[Field.WIDTH]]
+        drawn.append(_read(record[Field.TOKEN], support))
     return drawn
 
 
@@ -52,7 +51,7 @@ def _read(token_id: int, support: Numbers | None) -> Drawn:  # [2, S]
     return Drawn(token_id, support[0].copy(), support[1].copy().view(np.float32))
 
 
-def _error(record: Numbers) -> OutriderError:
-    largest = float(record[Field.LARGEST : Field.LARGEST + 1].view(np.float32)[0])
+def _error(record: list[int]) -> OutriderError:
+    largest = float(np.int32(record[Field.LARGEST]).view(np.float32))
     error = row_error(finite=bool(record[Field.IS_FINITE]), largest=largest)
     return error or IntegrityError(f"a draft loop drew nothing from logits whose largest is {largest}")

@@ -198,9 +198,7 @@ class Follower(Member):
         steps, beats = (connect(meeting, place.rank, purpose, _MEET_WITHIN_S) for purpose in Purpose)
         for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 drains, then ends the others
             signal.signal(number, signal.SIG_IGN)
-        self._receiver = StepReceiver(
-            steps, spin_s=_SPIN_S if device.type == "cuda" else 0.0, pinned=device.type == "cuda"
-        )
+        self._receiver = StepReceiver(steps, spin_s=_SPIN_S if device.type == "cuda" else 0.0)
         self.heartbeats = Heartbeats({0: beats}, lambda rank, what: self._end())
         form_group(store, place, device)
 

@@ -13,10 +13,9 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from outrider.engine.parallel.links import receive
-from outrider.engine.steps import Step
+from outrider.engine.steps import Step, no_numbers
 
 _MOST_ARGUMENTS = 12
 _HEADER = struct.Struct(f"=ii{_MOST_ARGUMENTS}iq")
@@ -34,9 +33,9 @@ class StepSender:
 
     def send(self, step: Step) -> None:
         """Tell every other rank; ``OSError`` when one is gone."""
-        numbers: np.ndarray[tuple[int], np.dtype[np.int32]] = step.numbers.numpy()
         arguments = (*step.arguments, *_NO_ARGUMENTS[len(step.arguments) :])
-        message = _HEADER.pack(step.operation, len(step.arguments), *arguments, len(numbers)) + numbers.tobytes()
+        header = _HEADER.pack(step.operation, len(step.arguments), *arguments, len(step.numbers))
+        message = header + step.numbers.tobytes()
         for connection in self._connections:
             connection.sendall(message)
 
@@ -53,10 +52,9 @@ class StepSender:
 class StepReceiver:
     """Another rank's end."""
 
-    def __init__(self, connection: socket.socket, *, spin_s: float, pinned: bool) -> None:
+    def __init__(self, connection: socket.socket, *, spin_s: float) -> None:
         self._connection = connection
         self._spin_s = spin_s
-        self._pinned = pinned
 
     def next(self) -> Step | None:
         """The next step, however long it takes; None: nothing comes any more. ``ConnectionError``: rank 0 is gone."""
@@ -64,9 +62,8 @@ class StepReceiver:
         operation, num_arguments, *rest = _HEADER.unpack(receive(self._connection, _HEADER.size))
         if operation == STOP:
             return None
-        numbers = torch.empty(rest[-1], dtype=torch.int32, pin_memory=self._pinned)
-        if len(numbers):
-            numbers.numpy()[:] = np.frombuffer(receive(self._connection, numbers.nbytes), np.int32)
+        num_bytes = rest[-1] * np.dtype(np.int32).itemsize
+        numbers = np.frombuffer(receive(self._connection, num_bytes), np.int32) if num_bytes else no_numbers()
         return Step(operation, tuple(rest[:num_arguments]), numbers)
 
     def _wait(self) -> None:

@@ -9,6 +9,7 @@ Shape letters: ``R`` rows, the K+1 positions of every session one after the othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ from outrider.types import ScoreForm, SparseScores, TokenScores, TypicalScores
 
 _SHORT = 2
 """``Found.UNFIT`` from here on: where the cuts are, the kernels could not tell."""
+_PAST_FLOAT32 = 2.0**128 - 2.0**103
+"""The least that float32 rounds to infinity."""
 _LOWEST = -1e30
 """What kernels find no larger logit than this in has nothing to draw."""
 
@@ -39,6 +42,8 @@ class _Part:
     """Sessions whose kernels are under way."""
 
     layout: Layout
+    bounds: list[float]
+    """[R] the largest logit is less, or float32 does not hold it once it is divided by the temperature."""
     launch: Launch
     finite: Tensor | None
     """[R] of the model's own logits, where others were given to the kernels."""
@@ -81,7 +86,7 @@ class Scoring:
         if not chosen:
             return None
         layout = lay_out(self._requests, self._starts, chosen, self._logits.shape[-1])
-        return _Part(layout, launch(self._logits, layout.rows, wide=wide), None)
+        return _Part(layout, _bounds(layout), launch(self._logits, layout.rows, wide=wide), None)
 
     def _launch_adjusted(self) -> _Part | None:
         """Only rows with penalties, bias or bans pay for a float32 copy and the way through PyTorch."""
@@ -92,7 +97,8 @@ class Scoring:
         requests = [self._requests[i] for i in self._adjusted]
         starts: list[int] = np.cumsum([0, *(request.num_positions for request in requests)]).tolist()
         layout = lay_out(requests, starts, range(len(requests)), raw.shape[-1], places=self._adjusted)
-        return _Part(layout, launch(adjust_logits(raw, described), layout.rows), torch.isfinite(raw).all(-1))
+        adjusted = adjust_logits(raw, described)
+        return _Part(layout, _bounds(layout), launch(adjusted, layout.rows), torch.isfinite(raw).all(-1))
 
     def _rows_of(self, chosen: Sequence[int]) -> Tensor:  # [r, V] float32
         spans = [self._logits[self._starts[i] : self._starts[i + 1]] for i in chosen]
@@ -140,13 +146,27 @@ def _is_fused(open_: Open) -> bool:
 def _errors(part: _Part, findings: Findings) -> dict[int, OutriderError]:
     """By row; nearly always none."""
     finite = findings.of(Found.UNFIT) % _SHORT == 0 if part.finite is None else part.finite.cpu().numpy()
-    largest = findings.of(Found.LARGEST)
-    with np.errstate(over="ignore"):
-        tempered = (largest / part.layout.rows.temperatures).astype(np.float32)
-    tempered[largest <= _LOWEST] = -np.inf
-    wrong = np.flatnonzero(~(finite & (np.abs(tempered) < np.inf)))
-    found = {row: row_error(finite=bool(finite[row]), largest=float(tempered[row])) for row in wrong.tolist()}
-    return {row: error for row, error in found.items() if error is not None}
+    rows = zip(finite.tolist(), findings.of(Found.LARGEST).tolist(), part.bounds, strict=True)
+    found: dict[int, OutriderError] = {}
+    for row, (is_finite, largest, bound) in enumerate(rows):
+        if is_finite and _LOWEST < largest < bound and -bound < largest:
+            continue
+        told = _tempered(largest, bound)
+        if (error := row_error(finite=is_finite, largest=told)) is not None:
+            found[row] = error
+    return found
+
+
+def _tempered(largest: float, bound: float) -> float:
+    """As much of a row's largest logit over its temperature as tells what is wrong with the row."""
+    if largest <= _LOWEST:
+        return -math.inf
+    return largest if abs(largest) < bound else math.copysign(math.inf, largest)
+
+
+def _bounds(layout: Layout) -> list[float]:
+    bounds: list[float] = (layout.rows.temperatures * _PAST_FLOAT32).tolist()
+    return bounds
 
 
 def _form(request: ScoreRequest, findings: Findings, span: slice, first_id: int) -> ScoreForm:

@@ -99,7 +99,7 @@ class Rig:
     def draft(self, rows: list[DraftRow], shape: LoopShape | None = None) -> list[list[Drawn]]:
         plan = plan_draft(self.table, rows, VOCAB_SIZE)
         shape = shape or choose_loop(plan.shape)
-        self.loop.run(shape, pack_draft(plan, shape, pinned=False))
+        self.loop.run(shape, pack_draft(plan, shape))
         return read_draws(rows, *self.loop.results(shape, with_supports=True))
 
 

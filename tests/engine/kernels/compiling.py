@@ -21,6 +21,7 @@ from outrider.engine.kernels.draft_sampling.kernel import (
 )
 from outrider.engine.kernels.embedding.kernel import _look_up_kernel
 from outrider.engine.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _turned_kernel
+from outrider.engine.kernels.inlet.kernel import _take_in_kernel
 from outrider.engine.kernels.linear.quarters import _quarters_kernel
 from outrider.engine.kernels.linear.skinny import _skinny_kernel
 from outrider.engine.kernels.linear.streamed import _add_up_kernel, _streamed_gate_kernel, _streamed_kernel
@@ -52,6 +53,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _streamed_gate_kernel: {**STREAMED, "HAS_BIAS": True},
     _add_up_kernel: {"HAS_BIAS": True, "SPLITS": 2, "BLOCK": 2048},
     _look_up_kernel: {"BLOCK": 2048},
+    _take_in_kernel: {"BLOCK": 2048},
     _product_kernel: {**FEW, "BLOCK_N": 4, "BLOCK_K": 8192},
     _gated_kernel: {**FEW, "HAS_DELTA": True, "BLOCK_N": 8, "BLOCK_K": 2048},
     _turned_kernel: {**FEW, **HEADS, "HAS_DELTA": True, "HAS_ROWS": True, "BLOCK_N": 8, "BLOCK_K": 2048},
@@ -72,7 +74,7 @@ INTEGERS = {
     "slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "parameters", "best_ids",
     "ids", "histogram", "candidates", "places", "next_ids", "records", "supports",
     "rounds", "marks", "found", "counts", "chosen",
-    "group_masses",
+    "group_masses", "box", "numbers",
 }  # fmt: skip
 REALS = {"sums", "addends", "stats", "surveys", "groups", "unfit"}
 FLOATS = ("eps", "scale", "floor")

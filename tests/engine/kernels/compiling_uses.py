@@ -112,7 +112,7 @@ class Model:
     def draft(self, shape: LoopShape) -> None:
         """A whole loop."""
         loop = DraftLoop(self.decoder, self.cache, self.frame, DraftingRules(), pages_per_row=PAGES)
-        loop.run(shape, torch.empty(shape.num_fixed + PAGES, dtype=torch.int32))
+        loop.launch(shape)
 
 
 def score(logits: torch.Tensor, wish: Wish, num_ids: int) -> None:

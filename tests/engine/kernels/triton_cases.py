@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from outrider.engine.batch import ForwardBatch, ForwardRow, plan_forward
 from outrider.engine.device_inputs import BatchFrame, BatchShape, pack, unpack
 from outrider.engine.graphs import captured_shapes
+from outrider.engine.inlet import Inlet
 from outrider.engine.kernels.launching import launches_early, num_processors
 from outrider.engine.kernels.linear import prepare_weight, quarters, streamed
 from outrider.engine.kernels.linear.few_rows import (
@@ -216,7 +218,7 @@ def test_attention(
     for shape in (own_shape, padded):
         counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)
         frame = BatchFrame(page_size, frozenset((window,)), counters)
-        plan = unpack(pack(batch, shape, pinned=False).to(DEVICE), shape, frame, 0).plans[window]
+        plan = unpack(torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, frame, 0).plans[window]
         assert isinstance(plan, DevicePlan)
         tiling = Tiling(16, 16, 4, 2) if INTERPRETED else None
         rows = torch.cat((query, query.new_full((shape.num_tokens - len(query), heads, head_dim), NAN)))
@@ -239,7 +241,7 @@ def test_attention_over_long_contexts(contexts: list[int], queries: list[int], d
     shape = BatchShape.of(batch)
     counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)
     plan = unpack(
-        pack(batch, shape, pinned=True).to(DEVICE), shape, BatchFrame(16, frozenset((None,)), counters), 0
+        torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, BatchFrame(16, frozenset((None,)), counters), 0
     ).plans[None]
     assert isinstance(plan, DevicePlan)
     truth = reference.paged_attention(
@@ -421,3 +423,33 @@ def test_sums_of_ranks_are_added_and_normalised(size: int, dtype: torch.dtype) -
         own = buffers[rank][flags:].view(dtype)[half : half + num_rows * size].view(num_rows, size)
         torch.testing.assert_close(own, parts[rank], atol=0, rtol=0)
     assert rounds.tolist() == [3, 3, 3, 0]
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 2047, 2048, 2049, 5000])
+def test_a_launch_takes_in_what_was_put(count: int) -> None:
+    inlet = Inlet(5000, DEVICE)
+    inlet.numbers.fill_(-7)
+    numbers = np.arange(3, 3 + count, dtype=np.int32)
+    inlet.put(numbers)
+    numbers_put = numbers.copy()
+    numbers[:] = -1  # the caller's again
+    inlet.take_in()
+    inlet.take_in()  # nothing is left to be taken in
+    found = inlet.numbers.cpu().numpy()
+    np.testing.assert_array_equal(found[:count], numbers_put)
+    assert (found[count:] == -7).all()
+
+
+def test_what_was_put_stays_until_a_launch_has_read_it() -> None:
+    """Many rounds with the device kept busy, each of other numbers than the one before."""
+    inlet = Inlet(4096, DEVICE)
+    rounds = 3 if INTERPRETED else 200
+    found = []
+    work = random(*((8, 8) if INTERPRETED else (4096, 4096)))
+    for number in range(rounds):
+        work = (work @ work).tanh()
+        inlet.put(np.full(4096 - number, number, dtype=np.int32))
+        inlet.take_in()
+        found.append(inlet.numbers[: 4096 - number].clone())
+    for number, taken in enumerate(found):
+        assert (taken == number).all()

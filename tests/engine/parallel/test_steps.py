@@ -7,7 +7,6 @@ import socket
 
 import numpy as np
 import pytest
-import torch
 
 from outrider.engine.device_inputs import BatchShape
 from outrider.engine.parallel.step_stream import StepReceiver, StepSender
@@ -17,23 +16,23 @@ from tests.engine.test_device_inputs import make_batch
 
 def test_a_batch_is_read_back_from_its_step() -> None:
     batch = make_batch()
-    found = batch_of(forward_step(batch, BatchShape.of(batch), pinned=False))
+    found = batch_of(forward_step(batch, BatchShape.of(batch)))
     for field in dataclasses.fields(batch):
-        np.testing.assert_array_equal(getattr(found, field.name), getattr(batch, field.name), err_msg=field.name)
+        assert getattr(found, field.name) == getattr(batch, field.name), field.name
 
 
 def test_steps_arrive_whole_and_in_order_until_there_are_none() -> None:
     batch = make_batch()
     sent = [
-        forward_step(batch, BatchShape.of(batch), pinned=False),
+        forward_step(batch, BatchShape.of(batch)),
         copy_step([(1, 2), (3, 4)]),
         Step(Operation.CAPTURE, (), no_numbers()),
-        Step(77, tuple(range(12)), torch.arange(100_000, dtype=torch.int32)),
+        Step(77, tuple(range(12)), np.arange(100_000, dtype=np.int32)),
     ]
     here, there = socket.socketpair()
     here.settimeout(60)
     with here, there:
-        receiver = StepReceiver(there, spin_s=0.001, pinned=False)
+        receiver = StepReceiver(there, spin_s=0.001)
         for step in sent:
             if step.operation == 77:  # larger than what a socket holds
                 here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -41,7 +40,7 @@ def test_steps_arrive_whole_and_in_order_until_there_are_none() -> None:
             found = receiver.next()
             assert found is not None
             assert (found.operation, found.arguments) == (step.operation, step.arguments)
-            torch.testing.assert_close(found.numbers, step.numbers, atol=0, rtol=0)
+            np.testing.assert_array_equal(found.numbers, step.numbers, strict=True)
             if step.operation == Operation.COPY_PAGES:
                 assert copies_of(found) == [(1, 2), (3, 4)]
         StepSender([here]).close()
@@ -54,4 +53,4 @@ def test_a_stream_that_breaks_off_is_an_error() -> None:
         here.sendall(b"half")
         here.close()
         with pytest.raises(ConnectionError):
-            StepReceiver(there, spin_s=0, pinned=False).next()
+            StepReceiver(there, spin_s=0).next()

@@ -6,9 +6,9 @@ Shape letters: ``B`` rows, ``K`` steps, ``S`` the most tokens of a support.
 from __future__ import annotations
 
 import enum
+import struct
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from outrider.randomness.streams import Stream, split_seed
@@ -71,6 +71,9 @@ class Field(enum.IntEnum):
 
 NUM_FIELDS = len(Field)
 
+_HOTTEST = float(torch.finfo(torch.float32).max)
+_AS_THEY_ARE, _AS_INTEGERS = struct.Struct("=IIf"), struct.Struct("=iii")
+
 
 @dataclass(frozen=True, slots=True)
 class RowParameters:
@@ -92,8 +95,7 @@ class RowParameters:
         low, high = split_seed(self.seed)
         ids, untils = [token_id for token_id, _ in self.banned], [until for _, until in self.banned]
         padding = [0] * (MAX_BANNED - len(ids))
-        words = [low, high, int(np.float32(self.temperature).view(np.uint32))]
-        low, high, temperature = (word - 2**32 if word >= 2**31 else word for word in words)
+        low, high, temperature = _AS_INTEGERS.unpack(_AS_THEY_ARE.pack(low, high, min(self.temperature, _HOTTEST)))
         return [
             int(self.method), temperature, low, high, int(self.stream), self.base, self.position, self.length,
             self.num_ids, len(ids), *ids, *padding, *untils, *padding,
@@ -105,7 +107,8 @@ class DraftSink:
     """Where a loop's draws go; step k writes at index k."""
 
     next_ids: torch.Tensor  # [K, B] int32: the drawn token, 0 where there is none, so that it can be fed again
-    records: torch.Tensor  # [K, B, NUM_FIELDS] int32; of rows that draw nothing in a step they stay unwritten
+    records: torch.Tensor  # [K, B, NUM_FIELDS] int32, where both device and host reach them; of rows that draw nothing
+    # in a step they stay unwritten
     supports: torch.Tensor  # [K, B, 2, S] int32: ids, best first, and the bits of their float32 probabilities
 
     def of_step(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

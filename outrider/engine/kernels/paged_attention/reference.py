@@ -101,8 +101,8 @@ class _KeySpan:
 
     @classmethod
     def of(cls, batch: ForwardBatch, row: int, window: int | None) -> _KeySpan:
-        end = int(batch.context_lengths[row])
-        num_queries = int(batch.query_starts[row + 1] - batch.query_starts[row])
+        end = batch.context_lengths[row]
+        num_queries = batch.query_starts[row + 1] - batch.query_starts[row]
         first = 0 if window is None else max(0, end - num_queries - window + 1)
         return cls(first, end, num_queries)
 
@@ -150,13 +150,13 @@ def _plan_row(
     device: torch.device,
 ) -> RowPlan:
     first_page, last_page = span.first // page_size, (span.end - 1) // page_size
-    pages = batch.page_tables[row, first_page : last_page + 1]
+    pages = np.array(batch.page_tables[row][first_page : last_page + 1])
     is_run = bool((pages[1:] - pages[:-1] == 1).all())
     offset = span.first - first_page * page_size
     needs_mask = span.needs_mask(window)
     return RowPlan(
-        query_start=int(batch.query_starts[row]),
-        query_end=int(batch.query_starts[row + 1]),
+        query_start=batch.query_starts[row],
+        query_end=batch.query_starts[row + 1],
         first_slot=int(pages[0]) * page_size + offset,
         num_keys=span.num_keys,
         slots=None if is_run else _gather_slots(pages, offset, span.num_keys, page_size, device),
