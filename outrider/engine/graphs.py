@@ -127,7 +127,8 @@ class GpuForward:
         captured = self._captured.get(shape)
         if captured is None or self._inlet is None:
             device = self._decoder.device
-            host = torch.tensor(step.numbers, pin_memory=device.type == "cuda")
+            host = torch.empty(len(step.numbers), dtype=torch.int32, pin_memory=device.type == "cuda")
+            host.numpy()[:] = step.numbers
             inputs = unpack(host.to(device, non_blocking=True), shape, self._frame, num_logits)
             return self._decoder(inputs, self._kv_cache)
         self._inlet.put(step.numbers)
