@@ -113,13 +113,13 @@ class Scoring:
 
     def _take(self, part: _Part) -> None:
         findings = part.launch.findings()
-        errors = _errors(part, findings)
-        is_short = findings.of(Found.UNFIT) >= _SHORT
+        flaws: list[int] = findings.of(Found.UNFIT).tolist()
+        errors = _errors(part, findings, flaws)
         for i, start, stop, first_id in part.layout.spans:
-            error = next((errors[row] for row in range(start, stop) if row in errors), None)
-            if error is not None:
-                self._outcomes[i] = ScoreOutcome(None, error=error)
-            elif not is_short[start:stop].any():  # otherwise searched for more widely, or left to `_score`
+            wrong = [row for row in range(start, stop) if row in errors] if errors else []
+            if wrong:
+                self._outcomes[i] = ScoreOutcome(None, error=errors[wrong[0]])
+            elif max(flaws[start:stop]) < _SHORT:  # otherwise searched for more widely, or left to `_score`
                 self._outcomes[i] = ScoreOutcome(_form(self._requests[i], findings, slice(start, stop), first_id))
 
 
@@ -143,12 +143,12 @@ def _is_fused(open_: Open) -> bool:
     return open_.num_logprobs is None and form_of(open_) in {greedy_form, coupled_form, sparse_form, typical_form}
 
 
-def _errors(part: _Part, findings: Findings) -> dict[int, OutriderError]:
-    """By row; nearly always none."""
-    finite = findings.of(Found.UNFIT) % _SHORT == 0 if part.finite is None else part.finite.cpu().numpy()
-    rows = zip(finite.tolist(), findings.of(Found.LARGEST).tolist(), part.bounds, strict=True)
+def _errors(part: _Part, findings: Findings, flaws: Sequence[int]) -> dict[int, OutriderError]:
+    """By row; nearly always none. Plain Python: of the few rows there mostly are it is done sooner than in numpy."""
+    finite = [flaw % _SHORT == 0 for flaw in flaws] if part.finite is None else part.finite.tolist()
+    largest_logits = findings.of(Found.LARGEST).tolist()
     found: dict[int, OutriderError] = {}
-    for row, (is_finite, largest, bound) in enumerate(rows):
+    for row, (is_finite, largest, bound) in enumerate(zip(finite, largest_logits, part.bounds, strict=True)):
         if is_finite and _LOWEST < largest < bound and -bound < largest:
             continue
         told = _tempered(largest, bound)
