@@ -2,6 +2,7 @@
 
 Contract: ``box [1 + N]`` int32, in memory that host and device both reach, holds a count n of at most N and then n
 numbers. They come to ``out[:n]``, and the count becomes 0 when all were read: the host may then leave the next ones.
+Whatever is launched afterwards, early or not, finds the numbers in their place before it begins.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 from outrider.engine.kernels.launching import launch_options
 
@@ -23,7 +23,6 @@ def _take_in_kernel(
     PDL: tl.constexpr,
 ):
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
     # Volatile: what lies in the host's memory is not to be had from a cache.
     count = tl.load(box_ptr, volatile=True)
@@ -38,3 +37,6 @@ def _take_in_kernel(
 def take_in(box: torch.Tensor, out: torch.Tensor) -> None:
     """See the contract."""
     _take_in_kernel[(1,)](box, out, BLOCK=_BLOCK, num_warps=8, **launch_options(out))
+    # Kernels that are placed early read positions, slots and pages before they wait, and each waits for its predecessor
+    # alone. None is placed ahead of an ordinary launch, which this is.
+    out.new_empty(1).zero_()
