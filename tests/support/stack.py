@@ -53,15 +53,16 @@ class Stack:
                 yield delta
 
     def num_pages_used(self) -> tuple[int, int]:
-        """On the target and on the draft, their books checked."""
+        """On the target and on the draft; where none are, nothing is under way there, and the books are checked."""
         used = []
         for service in (self.target, self.draft):
             runner = None if service is None else service.runner
             if runner is None:
                 used.append(0)
                 continue
-            runner.sequences.check_integrity()
             used.append(runner.sequences.pool.num_used)
+            if not used[-1]:
+                runner.sequences.check_integrity()
         return used[0], used[1]
 
 
