@@ -114,6 +114,7 @@ class ModelProposer:
         loops = self._can_loop and length > 0 and fits_loop(session.open)
         return ProposalJob(session.open, item, session.text, token_ids, length, loops)
 
+    @torch.inference_mode()
     def advance(self, shares: Sequence[tuple[ProposalJob, int]]) -> Pass[Proposal]:
         """One forward over so many tokens of each job, and one loop over those that can draw all their tokens."""
         looping = [job for job, _ in shares if _is_ready(job)]
