@@ -228,10 +228,19 @@ def test_attention(
         assert not counters.any()
 
 
+@pytest.mark.parametrize(
+    ("programs", "at_once", "is_even"),
+    [(256, 132, True), (256, 396, True), (512, 132, True), (512, 396, False), (140, 132, False), (8, 0, False)],
+)
+def test_programs_fill_a_device_evenly(programs: int, at_once: int, is_even: bool) -> None:
+    assert kernel._is_even(programs, at_once) == is_even
+
+
 @pytest.mark.skipif(INTERPRETED, reason="too long for the interpreter")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("contexts", "queries"), [([32_768], [5]), ([30_000, 7, 4096], [1, 3, 512]), ([900] * 40, [8] * 40)]
+    ("contexts", "queries"),
+    [([32_768], [5]), ([30_000, 7, 4096], [1, 3, 512]), ([900] * 40, [8] * 40), ([300] * 132, [1] * 132)],
 )
 def test_attention_over_long_contexts(contexts: list[int], queries: list[int], dtype: torch.dtype) -> None:
     batch, slots = ragged_batch(16, contexts, queries, num_pages=12_000)
@@ -316,7 +325,7 @@ def test_what_a_weight_takes_over_and_leaves(rows: int, bias: bool, dtype: torch
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("tokens", [17, 32, 33, 64])
+@pytest.mark.parametrize("tokens", [6, 32, 33, 80, 128])
 def test_three_tiles_are_shared_by_four_programs(tokens: int, dtype: torch.dtype) -> None:
     tiling = quarters_tiling(tokens)
     assert tiling is not None
@@ -339,13 +348,13 @@ def test_tiles_are_shared_where_that_fills_the_device(outputs: int, fills: bool)
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("rows", [16, 17, 64, 65])
+@pytest.mark.parametrize("rows", [5, 6, 64, 128, 129])
 def test_what_a_weight_leaves_in_quarters(rows: int, dtype: torch.dtype) -> None:
     outputs = num_processors(DEVICE) // 4 * 3 * 64
     x, weight = random(rows, 1024, dtype=dtype), random(outputs, 1024, dtype=dtype) / 32
     product = FewRowsWeight(weight)
     addends, expected = product.addends(x, None), x.double() @ weight.double().T
-    assert addends.dim() == (3 if 16 < rows <= 64 else 2)
+    assert addends.dim() == (3 if 6 <= rows <= 128 else 2)
     check(addends.sum(0) if addends.dim() == 3 else addends, expected, dtype)
     check(product(x, None), expected, dtype)
     offset = random(outputs, dtype=dtype)

@@ -23,6 +23,7 @@ _ALIGNED_BYTES = 16
 _WIDTHS = ((16, 0), (32, 0), (64, 0), (64, 16), (128, 0), (128, 32))
 """The parts in which ``streamed`` takes some rows; each is that of a forward which is captured."""
 _FEWEST_STREAMED = 6
+_SPLITS = (2, 4)
 _SHARED_BYTES = 227 << 10
 """Of one program: what the deepest tilings are made for."""
 
@@ -109,7 +110,7 @@ def streamed_splits(out_features: int, num_processors: int) -> int | None:
     no number gives nearly every multiprocessor one part.
     """
     tiles = triton.cdiv(out_features, _BLOCK_N)
-    return next((splits for splits in (2, 4) if _nearly_all(splits * tiles, num_processors)), None)
+    return next((splits for splits in _SPLITS if _nearly_all(splits * tiles, num_processors)), None)
 
 
 def fills_in_quarters(out_features: int, num_processors: int) -> bool:
@@ -126,8 +127,10 @@ def split_tiling(num_tokens: int, splits: int) -> streamed.Tiling | None:
     match _widths(num_tokens):
         case (16, rest):
             return streamed.Tiling(16, rest, _BLOCK_N, 128, splits, 4, 6, 512)
-        case (32 | 64 as width, 0):
-            return streamed.Tiling(width, 0, _BLOCK_N, 128, splits, 4, 6, 128)
+        case (32, rest):
+            return streamed.Tiling(32, rest, _BLOCK_N, 128, splits, 4, 6, 128)
+        case (64, 0) if splits == min(_SPLITS):  # of more, each is over before it is that deep
+            return streamed.Tiling(64, 0, _BLOCK_N, 128, splits, 4, 6, 128)
         case (64 | 128 as width, rest) if width + rest <= 128:
             return streamed.Tiling(width, rest, _BLOCK_N, 128, splits, 4, 4, 128)
         case (128, rest):
@@ -138,10 +141,12 @@ def split_tiling(num_tokens: int, splits: int) -> streamed.Tiling | None:
 def quarters_tiling(num_tokens: int) -> streamed.Tiling | None:
     """Of a product of which four programs share three tiles; None: others are faster."""
     match _widths(num_tokens):
-        case (32, rest):
-            return streamed.Tiling(32, rest, _BLOCK_N, 128, 1, 4, 8, 128)
-        case (64, 0):
-            return streamed.Tiling(64, 0, _BLOCK_N, 128, 1, 4, 6, 128)
+        case (16, rest):
+            return streamed.Tiling(16, rest, _BLOCK_N, 128, 1, 4, 10, 128)
+        case (32 | 64 as width, rest):
+            return streamed.Tiling(width, rest, _BLOCK_N, 128, 1, 4, 6, 128)
+        case (128, 0):
+            return streamed.Tiling(128, 0, _BLOCK_N, 128, 1, 4, 4, 128)
     return None
 
 

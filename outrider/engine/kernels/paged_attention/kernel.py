@@ -30,10 +30,11 @@ _UNROLLED = 4
 """Parts that are added up at once."""
 _FEWEST_ROWS = 16
 """Of a tile."""
-_DEEP_STAGES = 5
-_DEEP_HEAD_DIM = 128
-_DEEP_BYTES = 140 << 10
-"""Shared memory of a program with so many stages and heads of this size."""
+_DEEP_STAGES, _BLOCKS_AHEAD = 5, 2
+"""What Triton makes of so many stages, the first of which fetch pages."""
+_OTHER_BYTES = 10 << 10
+"""Of shared memory, besides keys and values."""
+_EVEN = 0.9
 
 
 @triton.jit(
@@ -199,11 +200,21 @@ def choose_tiling(num_rows: int, dtype: torch.dtype) -> Tiling:
     return Tiling(block_m, 128 if block_m < 64 else 64, 4, 2)
 
 
-def _deepened(tiling: Tiling, query: torch.Tensor) -> Tiling:
-    """Of programs that attend whole contexts for few rows: two blocks ahead, where shared memory has room for that."""
-    has_room = query.shape[-1] <= _DEEP_HEAD_DIM and shared_bytes(query.device) >= _DEEP_BYTES
+def _deepened(tiling: Tiling, query: torch.Tensor, num_programs: int) -> Tiling:
+    """Of programs that attend whole contexts for few rows: two blocks ahead, where that many programs still fill the
+    device evenly, though fewer fit on a multiprocessor.
+    """
+    block_d = triton.next_power_of_2(query.shape[-1])
+    num_bytes = _BLOCKS_AHEAD * 2 * tiling.block_n * block_d * query.dtype.itemsize + _OTHER_BYTES  # keys and values
+    at_once = shared_bytes(query.device) // num_bytes * num_processors(query.device)
     is_small = tiling.block_m == _FEWEST_ROWS and query.dtype.itemsize == 2
-    return replace(tiling, num_stages=_DEEP_STAGES) if has_room and is_small else tiling
+    return replace(tiling, num_stages=_DEEP_STAGES) if is_small and _is_even(num_programs, at_once) else tiling
+
+
+def _is_even(num_programs: int, at_once: int) -> bool:
+    """Whether all run at once, or nearly always as many as can."""
+    waves = triton.cdiv(num_programs, at_once) if at_once else 0
+    return waves == 1 or (waves > 0 and num_programs >= _EVEN * waves * at_once)
 
 
 def paged_attention(
@@ -229,7 +240,7 @@ def paged_attention(
     groups = tiles * num_kv_heads * num_rows
     splits = splits or choose_splits(groups, num_processors(query.device))
     if is_chosen and splits == 1:
-        tiling = _deepened(tiling, query)
+        tiling = _deepened(tiling, query, groups)
     block_d = max(16, triton.next_power_of_2(head_dim))
     parts = groups * splits if splits > 1 else 0
     sums = torch.empty(parts * tiling.block_m * block_d, dtype=torch.float32, device=query.device)
