@@ -1,93 +1,25 @@
 """Scoring: what becomes of a ``Score`` between its arrival and its answer.
 
-Owns the checks of an item, its prefill in chunks, the gathering of prompt logprobs and the K+1 rows of logits that its
-answer is made from. How tokens are drawn and probabilities taken is ``outrider.engine.sampling``'s; who goes first is
-``outrider.engine.scheduling``'s.
+Owns which tokens an item stands for, and which item will follow an answer. Its forward and the reading of its logits
+are ``target_service.flight``'s; who goes first is ``outrider.engine.scheduling``'s.
 """
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import torch
-
-from outrider.engine.batch import ForwardRow
-from outrider.engine.ledger import Session, check_ids
+from outrider.engine.ledger import Session
 from outrider.engine.runner import ModelRunner
-from outrider.engine.sampling.fused import Scoring, begin_scoring
-from outrider.engine.sampling.logprobs import prompt_logprobs
-from outrider.engine.sampling.rows import ScoreRequest
-from outrider.engine.sampling.scoring import ScoreOutcome
 from outrider.engine.sequences import Sequence as KvSequence
-from outrider.engine.stage import Pass
-from outrider.engine.waiting import Mark
-from outrider.errors import InvalidRequestError, OutriderError
-from outrider.ports import Open, Score, Scores
-from outrider.types import (
-    AcceptanceMethod,
-    CandidateLogprobs,
-    ScoreForm,
-    SparseScores,
-    Support,
-    TokenScores,
-    TypicalScores,
-)
+from outrider.engine.stage import Flight, Following, Pass
+from outrider.errors import IntegrityError
+from outrider.ports import Score, Scores
+from outrider.types import ScoreForm, SparseScores, TokenScores, TypicalScores
+from target_service.flight import ScoringFlight
+from target_service.jobs import ScoreJob, check_score
 
 TargetSession = Session[KvSequence]
-
-
-@dataclass(slots=True)
-class ScoreJob:
-    """One ``Score`` under way."""
-
-    open: Open
-    score: Score
-    sequence: KvSequence
-    token_ids: tuple[int, ...]
-    """Committed and drafted tokens to be appended."""
-    base: int
-    """Committed tokens; the first draft token stands at this position."""
-    num_fed: int = 0
-    prompt_logprobs: list[CandidateLogprobs] = field(default_factory=list)
-
-    @property
-    def num_left(self) -> int:
-        """Tokens still to be appended."""
-        return len(self.token_ids) - self.num_fed
-
-    @property
-    def num_last(self) -> int:
-        """The last committed token and the drafts after it, K+1."""
-        return len(self.score.draft_token_ids) + 1
-
-    @property
-    def num_prompt_rows(self) -> int:
-        """How many of the next tokens have a known prompt token after them whose logprob is wanted."""
-        if self.open.num_prompt_logprobs is None:
-            return 0
-        return max(0, min(self.open.prompt_length, self.base) - 1 - self.sequence.length)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Where one job's logits lie in those of a forward."""
-
-    job: ScoreJob
-    share: int
-    start: int
-    num_logits: int
-    num_prompt_rows: int
-
-    @property
-    def is_last(self) -> bool:
-        return self.share == self.job.num_left
-
-    @property
-    def score_start(self) -> int:
-        return self.start + self.num_logits - self.job.num_last
 
 
 class Scorer:
@@ -139,6 +71,30 @@ class Scorer:
         prefix_hash = self._runner.sequences.prefix_hash(session.text, base)
         return Score(answer.session, answer.generation, base, prefix_hash, (token_id,))
 
+    def follow(self, flight: Flight[Scores]) -> Following[ScoreJob, Scores] | None:
+        """The forward over the tokens that this one will have drawn, started before it has ended."""
+        if not isinstance(flight, ScoringFlight) or (following := flight.follow()) is None:
+            return None
+        return Following(following, following.jobs, following.places)
+
+    def confirm(
+        self, following: Following[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores
+    ) -> Score | None:
+        """The item that row ``index`` of ``following`` turns out to be; None: what it was computed over is not what
+        follows the answer, and is taken back.
+        """
+        flight, base = following.flight, answer.base_length
+        if not isinstance(flight, ScoringFlight):
+            raise IntegrityError("a flight of another stage")
+        self._runner.sequences.truncate(session.text, base)
+        item = self.foresee(session, answer)
+        if item is None or item.token_ids[0] != flight.fed_token(index):
+            return None
+        self._runner.sequences.extend(session.text, item.token_ids)
+        job = following.jobs[index]
+        job.score, job.token_ids = item, item.token_ids
+        return item
+
     def is_foreseen(self, item: Score, foreseen: Score) -> bool:
         """Whether an item asks for just what was foreseen."""
         return (
@@ -154,38 +110,6 @@ class Scorer:
         return replace(answer, generation=item.generation)
 
 
-class ScoringFlight:
-    """One forward, and the scoring of those whose last tokens are among its, both started."""
-
-    @torch.inference_mode()
-    def __init__(self, runner: ModelRunner, shares: Sequence[tuple[ScoreJob, int]]) -> None:
-        self._jobs = [job for job, _ in shares]
-        self._rows = _lay_out(shares)
-        self._logits = runner.forward([_forward_row(row) for row in self._rows], as_computed=True)
-        # Without it the forward's time would be booked on whoever first looks at its result.
-        self._forward = Mark(runner.device)
-        self._finished = [row for row in self._rows if row.is_last]
-        # Started before the forward has ended: preparing it costs the device no time.
-        self._scoring = _begin(self._logits, self._finished) if self._finished else None
-
-    def is_done(self) -> bool:
-        """Whether the forward has ended."""
-        return self._forward.is_reached()
-
-    @torch.inference_mode()
-    def finish(self) -> Pass[Scores]:
-        """Wait for it; called once."""
-        self._forward.wait()
-        computed = time.perf_counter_ns()
-        for row in self._rows:
-            _take_prompt_logprobs(row, self._logits)
-            row.job.num_fed += row.share
-        outcomes = self._scoring.outcomes() if self._scoring else []
-        finished = zip(self._finished, outcomes, strict=True)
-        answers = {id(row.job): _answer(row.job, outcome) for row, outcome in finished}
-        return Pass(results=[answers.get(id(job)) for job in self._jobs], computed_ns=computed)
-
-
 def next_token(form: ScoreForm) -> int | None:
     """The token that follows a step without drafts under every rule that draws it in the target; None: it is drawn in
     the coordinator, or there are drafts to judge.
@@ -198,104 +122,3 @@ def next_token(form: ScoreForm) -> int | None:
         case TypicalScores(bonus_token_id=token_id, entropies=entropies) if not len(entropies):
             return token_id
     return None
-
-
-def check_score(opened: Open, item: Score, *, vocab_size: int) -> None:
-    """Raise ``InvalidRequestError`` naming the field for which an item cannot be scored."""
-    _require(item.base_length >= 0, "base_length", "must not be negative")
-    _require(bool(item.token_ids), "token_ids", "must hold at least one token")
-    base, num_drafts = item.base_length + len(item.token_ids), len(item.draft_token_ids)
-    _require(
-        base <= opened.max_length, "token_ids", f"{base} tokens pass the {opened.max_length} the session was opened for"
-    )
-    _require(
-        base + num_drafts <= opened.max_length,
-        "draft_token_ids",
-        f"{num_drafts} drafts after {base} tokens pass the {opened.max_length} the session was opened for",
-    )
-    check_ids("token_ids", item.token_ids, vocab_size)
-    check_ids("draft_token_ids", item.draft_token_ids, opened.num_token_ids)
-    if needs_support(opened) and num_drafts:
-        _check_support(opened, item.support, num_drafts)
-
-
-def needs_support(opened: Open) -> bool:
-    """Whether the answer is about the ids of a support."""
-    sampled = opened.sampling.temperature > 0
-    return sampled and opened.acceptance_method is AcceptanceMethod.REJECTION and not opened.dense
-
-
-def _check_support(opened: Open, support: Support | None, num_drafts: int) -> None:
-    if support is None:
-        raise InvalidRequestError("support", "is needed for rejection with draft tokens")
-    counts = support.counts
-    fits = len(counts) == num_drafts and bool((counts >= 0).all()) and int(counts.sum()) == len(support.token_ids)
-    _require(
-        fits, "support", f"{len(counts)} counts over {len(support.token_ids)} ids do not fit {num_drafts} draft tokens"
-    )
-    check_ids("support", (support.token_ids.min(initial=0), support.token_ids.max(initial=0)), opened.num_token_ids)
-
-
-def _begin(logits: torch.Tensor, finished: Sequence[_Rows]) -> Scoring:
-    return begin_scoring(_score_logits(logits, finished), [_request(row.job) for row in finished])
-
-
-def _lay_out(shares: Sequence[tuple[ScoreJob, int]]) -> list[_Rows]:
-    """Rows that are only scored come first, so that their logits stand together and need not be copied."""
-    rows: list[_Rows] = []
-    start = 0
-    for job, share in sorted(shares, key=lambda entry: entry[0].num_prompt_rows > 0):
-        num_prompt_rows = min(share, job.num_prompt_rows)
-        num_logits = share if num_prompt_rows else job.num_last * (share == job.num_left)
-        rows.append(_Rows(job, share, start, num_logits, num_prompt_rows))
-        start += num_logits
-    return rows
-
-
-def _forward_row(row: _Rows) -> ForwardRow:
-    job = row.job
-    return ForwardRow(job.sequence, job.token_ids[job.num_fed : job.num_fed + row.share], row.num_logits)
-
-
-def _take_prompt_logprobs(row: _Rows, logits: torch.Tensor) -> None:  # logits [N, V]
-    count, job = row.num_prompt_rows, row.job
-    if count:
-        known = job.token_ids[job.num_fed + 1 : job.num_fed + 1 + count]
-        job.prompt_logprobs += prompt_logprobs(logits[row.start : row.start + count].float(), known, job.open)
-
-
-def _score_logits(logits: torch.Tensor, rows: Sequence[_Rows]) -> torch.Tensor:  # [N, V] -> [sum(K+1), V]
-    spans = [(row.score_start, row.score_start + row.job.num_last) for row in rows]
-    if all(end == start for (_, end), (start, _) in itertools.pairwise(spans)):
-        return logits[spans[0][0] : spans[-1][1]]
-    return torch.cat([logits[start:end] for start, end in spans])
-
-
-def _request(job: ScoreJob) -> ScoreRequest:
-    return ScoreRequest(
-        open=job.open,
-        tokens=job.sequence.token_ids,
-        base=job.base,
-        draft_token_ids=job.score.draft_token_ids,
-        support=job.score.support if needs_support(job.open) else None,
-    )
-
-
-def _answer(job: ScoreJob, outcome: ScoreOutcome) -> Scores | OutriderError:
-    if outcome.error is not None:
-        return outcome.error
-    if outcome.form is None:
-        raise TypeError("a score without an error has a form")
-    return Scores(
-        session=job.score.session,
-        generation=job.score.generation,
-        base_length=job.base,
-        form=outcome.form,
-        logprobs=outcome.logprobs,
-        prompt_logprobs=tuple(job.prompt_logprobs),
-    )
-
-
-def _require(holds: bool, name: str, message: str) -> None:
-    if not holds:
-        raise InvalidRequestError(name, message)

@@ -23,7 +23,8 @@ from outrider.engine.worker import OnFailure
 from outrider.ports import Open, Score, TargetCommand, TargetEvent
 from outrider.ports import Scores as ScoresEvent
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
-from target_service.scorer import ScoreJob, Scorer
+from target_service.jobs import ScoreJob
+from target_service.scorer import Scorer
 
 TargetCore = ServiceCore[KvSequence, Score, ScoreJob, ScoresEvent]
 

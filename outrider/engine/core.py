@@ -22,7 +22,7 @@ from outrider.engine.ledger import Ledger, Session, SessionKey
 from outrider.engine.patience import LONGEST_ABSENCE_NS, Patience
 from outrider.engine.pending import Pending
 from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, is_running, share_tokens
-from outrider.engine.stage import AheadStage, EventT, Flight, ItemT, JobT, Pass, Stage, TextT
+from outrider.engine.stage import AheadStage, EventT, Flight, Following, ItemT, JobT, Pass, Stage, TextT
 from outrider.engine.trouble import log_trouble
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, ForwardReport, Open, Refused, Release, SessionFailed, SessionLost
@@ -79,6 +79,8 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self._found: list[tuple[Pending[TextT, ItemT, JobT], EventT]] = []
         """Asked for after they were computed, and to be told."""
         self._started: _Started[TextT, ItemT, JobT, EventT] | None = None
+        self._following: Following[JobT, EventT] | None = None
+        """One more step of those that are under way, started too."""
         self._deferred: list[tuple[int, ItemT, int]] = []
         """Of sessions that a forward under way serves with something else: link, item, arrival."""
 
@@ -112,6 +114,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
                 self._release(link_id, command)
             else:
                 self._item(link_id, command, arrived)
+        self._follow()
 
     @property
     def num_sessions(self) -> int:
@@ -147,10 +150,11 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             return []
         self._started = None
         answers = self._finish(started)
-        self._take_deferred()
-        foreseen = [self._foresee(pending, event) for pending, event in answers]
-        if any(foreseen) and self._ahead is not None and self._ahead.is_asynchronous:
-            self._started = self._start()  # before the answers are put into words: the device need not wait for that
+        # Before the answers are put into words: the device need not wait for that.
+        if self._following is not None:
+            self._board(started, answers)
+        else:
+            self._go_ahead(answers)
         return self._batches(answers)
 
     # What arrives.
@@ -331,6 +335,51 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         return answers
 
     # What was not asked for yet.
+
+    def _go_ahead(self, answers: Sequence[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]]) -> None:
+        """Start what will be asked for after these answers."""
+        self._take_deferred()
+        foreseen = [self._foresee(pending, event) for pending, event in answers]
+        if any(foreseen) and self._ahead is not None and self._ahead.is_asynchronous:
+            self._started = self._start()
+
+    def _follow(self) -> None:
+        """Once all that is under way was asked for, and nobody waits for anything else, the step after it may be
+        started too: the device then goes from one to the other.
+        """
+        started = self._started
+        if self._ahead is None or started is None or self._following is not None or self._deferred:
+            return
+        if len(self._pending) > len(started.served):
+            return
+        for pending, _ in started.served:
+            key = pending.session.key
+            if self._pending.get(key) is not pending or pending.foreseen is not None or not self._foresight.allows(key):
+                return
+        self._following = self._ahead.follow(started.flight)
+
+    def _board(
+        self,
+        before: _Started[TextT, ItemT, JobT, EventT],
+        answers: Sequence[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]],
+    ) -> None:
+        """What followed is under way now."""
+        following, self._following, now = self._following, None, self._clock()
+        if following is None or self._ahead is None:
+            return
+        told = {pending.session.key: event for pending, event in answers}
+        served = []
+        for index, (job, place) in enumerate(zip(following.jobs, following.places, strict=True)):
+            session, event = before.served[place][0].session, told.get(before.served[place][0].session.key)
+            pending: Pending[TextT, ItemT, JobT] = Pending(session, session.generation, job, now, now, None)
+            if event is not None and not isinstance(event, SessionLost | SessionFailed | Refused):
+                pending.foreseen = self._ahead.confirm(following, index, session, event)
+            if pending.foreseen is not None:
+                self._pending[session.key] = pending
+            served.append((pending, 1))
+        keys = frozenset(pending.session.key for pending, _ in served)
+        self._started = _Started(following.flight, served, keys, now)
+        self._take_deferred()
 
     def _foresee(self, pending: Pending[TextT, ItemT, JobT], event: EventT | CommonEvent) -> bool:
         """Whether the session's next item can be told from its answer; it waits to be computed then."""

@@ -58,6 +58,17 @@ class Execution:
         """Whether the device is one, or a CPU that does what one would, to be tested."""
         return self._on_gpu is not None
 
+    @property
+    def takes_drawn(self) -> bool:
+        """Whether ``forward_drawn`` can be: on one GPU. Other ranks would have to be told what only this one has."""
+        return self._on_gpu is not None and self._publish is None
+
+    def forward_drawn(self, batch: ForwardBatch, drawn: torch.Tensor) -> torch.Tensor:
+        """``forward`` of a batch whose first token ids are ``drawn`` [n] int32, on the device."""
+        if self._on_gpu is None:
+            raise ValueError(f"nothing is drawn on {self.decoder.device} that is not known here")
+        return self._on_gpu.run(self._on_gpu.step_for(batch), drawn)
+
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits [N, V], of the weights' type, of a batch whose pages have been copied."""
         if self._on_gpu is not None:

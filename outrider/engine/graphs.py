@@ -17,7 +17,7 @@ import torch
 
 from outrider.engine.batch import ForwardBatch
 from outrider.engine.capturing import open_capturing
-from outrider.engine.device_inputs import BatchFrame, BatchShape, unpack
+from outrider.engine.device_inputs import BatchFrame, BatchShape, to_device, unpack
 from outrider.engine.drafting import DraftingRules
 from outrider.engine.drafting.loop import DraftLoop, captured_loops
 from outrider.engine.inlet import Inlet
@@ -121,17 +121,21 @@ class GpuForward:
         own_shape = BatchShape.of(batch)
         return forward_step(batch, self._choose_shape(own_shape) or own_shape)
 
-    def run(self, step: Step) -> torch.Tensor:
-        """Logits [N, V], of the weights' type, of a forward's step."""
+    def run(self, step: Step, drawn: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [N, V], of the weights' type, of a forward's step; ``drawn`` [n] int32, on the device, takes the place
+        of its first n token ids.
+        """
         shape, num_logits = shape_of(step)
         captured = self._captured.get(shape)
         if captured is None or self._inlet is None:
             device = self._decoder.device
-            host = torch.empty(len(step.numbers), dtype=torch.int32, pin_memory=device.type == "cuda")
-            host.numpy()[:] = step.numbers
-            inputs = unpack(host.to(device, non_blocking=True), shape, self._frame, num_logits)
-            return self._decoder(inputs, self._kv_cache)
+            buffer = to_device(step.numbers, device)
+            if drawn is not None:
+                buffer[: len(drawn)].copy_(drawn)
+            return self._decoder(unpack(buffer, shape, self._frame, num_logits), self._kv_cache)
         self._inlet.put(step.numbers)
+        if drawn is not None:
+            self._inlet.replace_first(drawn)
         hidden = captured()
         inputs = unpack(self._inlet.numbers, shape, self._frame, num_logits)
         return self._decoder.logits(hidden, inputs.logit_indices)

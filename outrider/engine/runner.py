@@ -27,6 +27,7 @@ from outrider.engine.opening import LoadFormat, Ranks, load_execution
 from outrider.engine.pages import PagePool
 from outrider.engine.sampling.proposing import Drawn
 from outrider.engine.sampling.rows import needs_evidence
+from outrider.engine.sequences import Sequence as KvSequence
 from outrider.engine.sequences import SequenceTable
 from outrider.errors import ConfigError, InvalidRequestError
 
@@ -139,6 +140,29 @@ class ModelRunner:
         return logits if as_computed else logits.float()
 
     @property
+    def takes_drawn(self) -> bool:
+        """Whether ``forward_drawn`` can be."""
+        return self._execution.takes_drawn
+
+    def forward_drawn(self, sequences: Sequence[KvSequence], drawn: torch.Tensor) -> torch.Tensor:
+        """``forward`` of one more token of each sequence that only the device knows: ``drawn`` [R] int32; logits
+        [R, V], of the weights' type. Numbers that are no ids are taken for others that are.
+
+        The sequences have a 0 in its place until they are cut and told what it was. Errors are those of ``forward``.
+        """
+        rows = [ForwardRow(sequence, (0,)) for sequence in sequences]
+        check_rows(self.sequences, rows)
+        for sequence in sequences:
+            self._check_tokens((0,), sequence.length + 1)
+        self._execution.take_device()
+        with torch.inference_mode():
+            batch = plan_forward(self.sequences, rows)
+            self._copy_pages(batch)
+            logits = self._execution.forward_drawn(batch, drawn.clamp(0, self.config.vocab_size - 1))
+        self.num_forwards += 1
+        return logits
+
+    @property
     def drafting(self) -> DraftingRules | None:
         """How ``draft`` draws; None where there is no ``draft``: on a CPU, and where nobody asked for it."""
         return self._execution.drafting
@@ -182,9 +206,12 @@ class ModelRunner:
         self.capture_seconds = time.perf_counter() - began if self._execution.is_on_gpu else 0.0
 
     def _compute(self, batch: ForwardBatch) -> torch.Tensor:
+        self._copy_pages(batch)
+        return self._execution.forward(batch)
+
+    def _copy_pages(self, batch: ForwardBatch) -> None:
         self._execution.copy_pages(batch.page_copies)
         self.sequences.confirm_copies()
-        return self._execution.forward(batch)
 
     def _draft(self, rows: Sequence[DraftRow]) -> list[list[Drawn]]:
         lengths = [row.sequence.length for row in rows]

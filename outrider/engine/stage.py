@@ -97,6 +97,16 @@ class Flight(Protocol[EventT_co]):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Following(Generic[JobT, EventT_co]):
+    """A forward over the tokens that the one before it draws, started before that one has ended."""
+
+    flight: Flight[EventT_co]
+    jobs: Sequence[JobT]
+    places: Sequence[int]
+    """Of each job's session, among the jobs of the forward before."""
+
+
 class AheadStage(Stage[TextT, ItemT, JobT, EventT], Protocol[TextT, ItemT, JobT, EventT]):
     """A stage that can tell what it will be asked next."""
 
@@ -111,6 +121,20 @@ class AheadStage(Stage[TextT, ItemT, JobT, EventT], Protocol[TextT, ItemT, JobT,
 
     def foresee(self, session: Session[TextT], answer: EventT) -> ItemT | None:
         """The item that most likely follows this answer, which was made over the text as it is; None: hard to say."""
+        ...
+
+    def follow(self, flight: Flight[EventT]) -> Following[JobT, EventT] | None:
+        """Start one more step of each session of a flight that is to go on after it, before the flight has ended; None
+        where that cannot be. Every session asks for one token in it.
+        """
+        ...
+
+    def confirm(
+        self, following: Following[JobT, EventT], index: int, session: Session[TextT], answer: EventT
+    ) -> ItemT | None:
+        """The item that job ``index`` turns out to be, now that the flight before was answered; None: it was computed
+        over something else, and is of no use.
+        """
         ...
 
     def is_foreseen(self, item: ItemT, foreseen: ItemT) -> bool:

@@ -10,6 +10,7 @@ import json
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ import torch
 from draft_service.proposers.model import ModelProposer
 from draft_service.service import build_model_core
 from outrider.engine.batch import ForwardRow
+from outrider.engine.core import ServiceCore
 from outrider.engine.drafting import DraftingRules
 from outrider.engine.kernels.launching import has_kernels
+from outrider.engine.ledger import Ledger, Limits
 from outrider.engine.runner import ModelRunner
 from outrider.engine.sampling.fused import warm_up_scoring
+from outrider.engine.stage import Flight, Following
 from outrider.ports import Extend, Open, Proposal, Score, Scores
 from outrider.types import (
     AcceptanceMethod,
@@ -33,6 +37,8 @@ from outrider.types import (
     TokenScores,
     TypicalScores,
 )
+from target_service.jobs import ScoreJob
+from target_service.scorer import Scorer, next_token
 from target_service.service import build_core
 from tests.support.core_driver import Driver, extend_item, open_session, score_item
 from tests.support.tiny_models import cached_tiny_model
@@ -164,6 +170,47 @@ def narrow_logits(device: str) -> list[list[float]]:
     return torch.cat(logits).tolist()
 
 
+class Flying(Scorer):
+    """Also on a CPU a forward is started before it is asked for; counts those that followed another."""
+
+    num_followed = 0
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return True
+
+    def follow(self, flight: Flight[Scores]) -> Following[ScoreJob, Scores] | None:
+        following = super().follow(flight)
+        self.num_followed += following is not None
+        return following
+
+
+def plain_steps(target: ModelRunner) -> tuple[list[list[int]], int]:
+    """The texts of four requests after steps without drafts, one of which ends before the others; how many steps were
+    started before the one before had ended.
+    """
+    scorer, limits = Flying(target), Limits(target.config.vocab_size, target.max_model_len, trims=False)
+    driver = Driver(ServiceCore(Ledger(target.sequences, limits), scorer, ahead=scorer, max_batched_tokens=40))
+    num_used = target.sequences.pool.num_used
+    texts, ends = [[3 + i, 5, 7] for i in range(4)], [16, 9, 16, 16]
+    driver.send(*(replace(opened(i), max_length=end) for i, end in enumerate(ends)))
+    for number in range(max(ends)):
+        running = [i for i, end in enumerate(ends) if len(texts[i]) < end]
+        for i in running:
+            driver.send(score_item(i, 2 + number, texts[i], base_length=len(texts[i]) - 1 if number else 0))
+        answered: set[int] = set()
+        while len(answered) < len(running):
+            for event in driver.step():
+                token_id = next_token(event.form)
+                assert token_id is not None
+                texts[event.session].append(token_id)
+                answered.add(event.session)
+        target.sequences.check_integrity()
+    driver.core.drop_link(driver.link_id)
+    assert target.sequences.pool.num_used == num_used
+    return texts, scorer.num_followed
+
+
 def poison_empty() -> None:
     """What is not written is not to be read: memory that is asked for is full of what would show."""
     plain_empty = torch.empty
@@ -183,7 +230,9 @@ def main(device: str, path: Path) -> None:
     poison_empty()
     with torch.inference_mode():
         answers, num_steps = play(draft, target)
-        found = {"answers": answers, "draft_steps": num_steps, "narrow": narrow_logits(device)}
+        texts, num_followed = plain_steps(target)
+        assert bool(num_followed) == has_kernels(torch.device(device))
+        found = {"texts": texts, "answers": answers, "draft_steps": num_steps, "narrow": narrow_logits(device)}
     path.write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from draft_service.texts import PlainText, PlainTexts
 from outrider.engine.core import ServiceCore
 from outrider.engine.ledger import Ledger, Limits, Session
-from outrider.engine.stage import Pass
+from outrider.engine.stage import Flight, Following, Pass
 from outrider.errors import NonFiniteLogitsError, OutriderError
 from outrider.ports import EventBatch, Open, Release, Score, Scores, SessionFailed
 from outrider.types import AcceptanceMethod, SamplingParams, TokenScores, extend_prefix_hash
@@ -29,13 +29,15 @@ class _Job:
 class _Flight:
     stage: _Stage
     jobs: list[_Job]
-    texts: list[list[int]]
+    texts: list[list[int] | None]
+    """As they were; None: of no use any more."""
 
     def is_done(self) -> bool:
         return self.stage.is_done
 
     def finish(self) -> Pass[Scores]:
-        assert [list(job.text.token_ids) for job in self.jobs] == self.texts, "a text was cut under way"
+        for job, text in zip(self.jobs, self.texts, strict=True):
+            assert text is None or list(job.text.token_ids)[: len(text)] == text, "a text was cut under way"
         self.stage.now_ms += self.stage.forward_ms
         return Pass([self.stage.answer(job) for job in self.jobs], self.stage.now_ms * MILLISECOND)
 
@@ -53,6 +55,8 @@ class _Stage:
         self.forwards: list[list[int]] = []
         """The sessions of each, as they were started."""
         self.fails = False
+        self.follows = self.is_wrong = False
+        """Whether steps are started before the one before has ended, and whether over other tokens than that says."""
 
     def check(self, session: Session[PlainText], item: Score) -> Scores | None:
         return None
@@ -83,6 +87,28 @@ class _Stage:
             return None
         kept = extend_prefix_hash(0, session.text.token_ids)
         return Score(answer.session, answer.generation, base, kept, form.token_ids)
+
+    def follow(self, flight: Flight[Scores]) -> Following[_Job, Scores] | None:
+        """Over the tokens that are right, or over others."""
+        if not self.follows or not isinstance(flight, _Flight):
+            return None
+        jobs = []
+        for job in flight.jobs:
+            base, token_id = len(job.text.token_ids), job.item.token_ids[-1] + 1 + self.is_wrong
+            item = Score(job.item.session, 0, base, extend_prefix_hash(0, job.text.token_ids), (token_id,))
+            jobs.append(_Job(job.text, item))
+        return Following(self.start([(job, 1) for job in jobs]), jobs, range(len(jobs)))
+
+    def confirm(
+        self, following: Following[_Job, Scores], index: int, session: Session[PlainText], answer: Scores
+    ) -> Score | None:
+        item = following.jobs[index].item
+        assert session.text.token_ids[-1] == item.token_ids[0]
+        if answer.form == TokenScores(item.token_ids):
+            return item
+        following.flight.texts[index] = None  # type: ignore[attr-defined]
+        PlainTexts().truncate(session.text, answer.base_length)
+        return None
 
     def is_foreseen(self, item: Score, foreseen: Score) -> bool:
         return replace(foreseen, generation=item.generation, trace_parent=item.trace_parent) == item
@@ -295,3 +321,59 @@ def test_it_can_be_switched_off() -> None:
     rig.run_plain(ONE)
     assert not rig.core.has_work
     assert rig.used == (0, 0)
+
+
+def test_steps_follow_each_other_without_a_pause_once_all_was_asked_for() -> None:
+    rig = _Rig()
+    rig.stage.follows = True
+    rig.open(ONE, OTHER)
+    rig.run_plain(ONE, OTHER, num_steps=2)
+    num_forwards = len(rig.stage.forwards)
+    rig.ask(ONE)
+    assert len(rig.stage.forwards) == num_forwards
+    rig.ask(OTHER)
+    assert len(rig.stage.forwards) == num_forwards + 1
+    assert len(rig.step()) == 2
+    rig.run_plain(ONE, OTHER, num_steps=20)
+    assert rig.told[ONE][-1] == 100 + len(rig.told[ONE]) - 1
+    assert rig.told[OTHER][-1] == 200 + len(rig.told[OTHER]) - 1
+    assert rig.used == (2 * 21, 0)
+
+
+def test_a_step_that_followed_over_the_wrong_token_is_as_if_it_had_not_been() -> None:
+    rig = _Rig()
+    rig.stage.follows = rig.stage.is_wrong = True
+    rig.open(ONE)
+    rig.run_plain(ONE, num_steps=2)
+    rig.ask(ONE)
+    assert len(rig.step()) == 1
+    rig.run_plain(ONE, num_steps=8)
+    assert rig.told[ONE] == [100 + i for i in range(12)]
+
+
+def test_who_ends_or_asks_for_something_else_while_a_step_follows_leaves_the_others_alone() -> None:
+    rig = _Rig()
+    rig.stage.follows = True
+    rig.open(ONE, OTHER)
+    rig.run_plain(ONE, OTHER, num_steps=2)
+    rig.ask(ONE)
+    rig.ask(OTHER)
+    rig.core.handle(1, [Release(ONE, 1000)])
+    assert [event.session for event in rig.step()] == [OTHER]
+    generation = rig.ask(OTHER, other_token=500)
+    events = [*rig.step(), *rig.step(), *rig.step()]
+    assert [event.generation for event in events] == [generation]
+    assert rig.told[OTHER][-2:] == [500, 501]
+
+
+def test_nobody_is_followed_past_somebody_who_waits() -> None:
+    rig = _Rig()
+    rig.stage.follows = True
+    rig.open(ONE, OTHER)
+    rig.run_plain(ONE, num_steps=2)
+    num_forwards = len(rig.stage.forwards)
+    rig.ask(OTHER)
+    rig.ask(ONE)
+    assert len(rig.stage.forwards) == num_forwards
+    rig.step()
+    assert sorted(rig.stage.forwards[-1]) == [ONE, OTHER]

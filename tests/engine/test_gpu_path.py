@@ -49,6 +49,7 @@ def check(found: dict[str, Any], truth: dict[str, Any]) -> None:
                 np.testing.assert_allclose(ours[name], values, rtol=1e-3, atol=1e-6)
             else:
                 assert ours[name] == values, name
+    assert found["texts"] == truth["texts"]
     np.testing.assert_allclose(found["narrow"], truth["narrow"], rtol=2e-2, atol=2e-2)
     assert found["draft_steps"] < truth["draft_steps"]  # for whole proposals are drawn in one
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.engine.device_inputs import to_device
 from outrider.engine.kernels.launching import has_kernels
 from outrider.engine.kernels.scoring import Findings, Found, Launch, launch, warm_up
 from outrider.engine.sampling.checks import row_error
@@ -82,6 +83,30 @@ class Scoring:
         self._score(sorted(set(range(len(self._requests))) - set(self._outcomes)))
         return [self._outcomes[i] for i in range(len(self._requests))]
 
+    def drawn(self) -> Tensor | None:
+        """[R] int32, on the device once the kernels have ended: the token that follows each session's text, where the
+        kernels draw it for all and there are no drafts; else None. Where a row cannot be drawn from it is any number.
+        """
+        if self._first is None or len(self._first.layout.spans) < len(self._requests) or self._has_drafts:
+            return None
+        places = to_device(self._drawn_places(), self._logits.device)
+        return self._first.launch.on_device.index_select(0, places)
+
+    def drawn_token(self, index: int) -> int:
+        """The same of session ``index``, on the host; not before ``outcomes``."""
+        if self._first is None:
+            raise ValueError("nothing was drawn on the device")
+        return int(self._first.launch.findings().words[self._drawn_places()[index]])
+
+    def _drawn_places(self) -> list[int]:
+        """Where among the words that the kernels find each session's token is, if all have one row."""
+        count = len(self._requests)
+        return [_column(request.open) * count + i for i, request in enumerate(self._requests)]
+
+    @property
+    def _has_drafts(self) -> bool:
+        return any(request.draft_token_ids for request in self._requests)
+
     def _launch(self, chosen: Sequence[int], *, wide: bool = False) -> _Part | None:
         if not chosen:
             return None
@@ -137,6 +162,14 @@ def warm_up_scoring(vocab_size: int, dtype: torch.dtype, device: torch.device) -
     """On a GPU, compile what any batch of sessions may need, so that none waits for another's first of its kind."""
     if has_kernels(device):
         warm_up(torch.zeros(1, vocab_size, dtype=dtype, device=device))
+
+
+def _column(open_: Open) -> int:
+    """Where the kernels leave the token that follows a text."""
+    kind = form_of(open_)
+    if kind is greedy_form:
+        return Found.ARGMAX
+    return Found.RACED if kind is coupled_form else Found.OUTSIDE
 
 
 def _is_fused(open_: Open) -> bool:

@@ -67,6 +67,11 @@ class TritonLaunch:
     await_done: Callable[[], None]
     kept: tuple[torch.Tensor, ...]
 
+    @property
+    def on_device(self) -> torch.Tensor:
+        """[7 R + M] int32, on the device."""
+        return self.kept[-1] if self.kept else self.found
+
     def findings(self) -> Findings:
         """Wait for the kernels."""
         self.await_done()

@@ -13,10 +13,13 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 Words = NDArray[np.int32]
 
@@ -167,6 +170,11 @@ class Findings:
 class Launch(Protocol):
     """Work under way."""
 
+    @property
+    def on_device(self) -> torch.Tensor:
+        """What will be found, where it is found."""
+        ...
+
     def findings(self) -> Findings:
-        """Wait for it; may be called once."""
+        """Wait for it."""
         ...

@@ -1,0 +1,186 @@
+"""One forward of the target and the scoring of those whose last tokens are among its.
+
+Owns which logits are whose, and what becomes of them. How tokens are drawn and probabilities taken is
+``outrider.engine.sampling``'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outrider.engine.batch import ForwardRow
+from outrider.engine.device_inputs import to_device
+from outrider.engine.runner import ModelRunner
+from outrider.engine.sampling.fused import Scoring, begin_scoring
+from outrider.engine.sampling.logprobs import prompt_logprobs
+from outrider.engine.sampling.rows import ScoreRequest
+from outrider.engine.sampling.scoring import ScoreOutcome
+from outrider.engine.stage import Pass
+from outrider.engine.waiting import Mark
+from outrider.errors import OutriderError
+from outrider.ports import Score, Scores
+from target_service.jobs import ScoreJob, needs_support
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Where one job's logits lie in those of a forward."""
+
+    job: ScoreJob
+    share: int
+    start: int
+    num_logits: int
+    num_prompt_rows: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.share == self.job.num_left
+
+    @property
+    def score_start(self) -> int:
+        return self.start + self.num_logits - self.job.num_last
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """Tokens on the device that the forward before has drawn."""
+
+    before: Scoring
+    places: tuple[int, ...]
+    """Of each, among the rows of that forward."""
+    token_ids: torch.Tensor  # [R] int32
+
+
+class ScoringFlight:
+    """One forward, and the scoring of those whose last tokens are among its, both started."""
+
+    @torch.inference_mode()
+    def __init__(self, runner: ModelRunner, shares: Sequence[tuple[ScoreJob, int]], fed: Fed | None = None) -> None:
+        """``fed`` holds the one token of each job where the device alone knows it."""
+        self.jobs = [job for job, _ in shares]
+        self.places = fed.places if fed is not None else ()
+        self._runner, self._fed = runner, fed
+        self._rows = _lay_out(shares)
+        if fed is None:
+            self._logits = runner.forward([_forward_row(row) for row in self._rows], as_computed=True)
+        else:
+            self._logits = runner.forward_drawn([job.sequence for job in self.jobs], fed.token_ids)
+        # Without it the forward's time would be booked on whoever first looks at its result.
+        self._forward = Mark(runner.device)
+        self._finished = [row for row in self._rows if row.is_last]
+        # Started before the forward has ended: preparing it costs the device no time.
+        self._scoring = _begin(self._logits, self._finished) if self._finished else None
+
+    def is_done(self) -> bool:
+        """Whether the forward has ended."""
+        return self._forward.is_reached()
+
+    @torch.inference_mode()
+    def follow(self) -> ScoringFlight | None:
+        """The forward over the tokens that this one's scoring draws, for all who may go on after it; None: it cannot be
+        told on the device what they are, or nobody may. Nobody's text may have been cut since this was started.
+        """
+        if self._scoring is None or not self._runner.takes_drawn or not all(map(_is_plain, self._rows)):
+            return None
+        places = tuple(i for i, job in enumerate(self.jobs) if not job.is_last_step)
+        if not places or (drawn := self._scoring.drawn()) is None:
+            return None
+        if len(places) < len(self.jobs):
+            drawn = drawn[to_device(places, drawn.device)]
+        shares = [(_next_job(self.jobs[i]), 1) for i in places]
+        return ScoringFlight(self._runner, shares, Fed(self._scoring, places, drawn))
+
+    def fed_token(self, index: int) -> int:
+        """What row ``index`` was computed over; the forward before has to be finished."""
+        if self._fed is None:
+            raise ValueError("this forward was told its tokens")
+        return self._fed.before.drawn_token(self._fed.places[index])
+
+    @torch.inference_mode()
+    def finish(self) -> Pass[Scores]:
+        """Wait for it; called once."""
+        self._forward.wait()
+        computed = time.perf_counter_ns()
+        for row in self._rows:
+            _take_prompt_logprobs(row, self._logits)
+            row.job.num_fed += row.share
+        outcomes = self._scoring.outcomes() if self._scoring else []
+        finished = zip(self._finished, outcomes, strict=True)
+        answers = {id(row.job): _answer(row.job, outcome) for row, outcome in finished}
+        return Pass(results=[answers.get(id(job)) for job in self.jobs], computed_ns=computed)
+
+
+def _is_plain(row: _Rows) -> bool:
+    return row.share == row.num_logits == row.job.num_last == 1 and not row.num_prompt_rows
+
+
+def _next_job(job: ScoreJob) -> ScoreJob:
+    """One token after this; which, is not known yet."""
+    unknown = (0,)
+    score = Score(job.score.session, job.score.generation, job.base, 0, unknown)
+    return ScoreJob(job.open, score, job.sequence, unknown, job.base + 1)
+
+
+def _begin(logits: torch.Tensor, finished: Sequence[_Rows]) -> Scoring:
+    return begin_scoring(_score_logits(logits, finished), [_request(row.job) for row in finished])
+
+
+def _lay_out(shares: Sequence[tuple[ScoreJob, int]]) -> list[_Rows]:
+    """Rows that are only scored come first, so that their logits stand together and need not be copied."""
+    rows: list[_Rows] = []
+    start = 0
+    for job, share in sorted(shares, key=lambda entry: entry[0].num_prompt_rows > 0):
+        num_prompt_rows = min(share, job.num_prompt_rows)
+        num_logits = share if num_prompt_rows else job.num_last * (share == job.num_left)
+        rows.append(_Rows(job, share, start, num_logits, num_prompt_rows))
+        start += num_logits
+    return rows
+
+
+def _forward_row(row: _Rows) -> ForwardRow:
+    job = row.job
+    return ForwardRow(job.sequence, job.token_ids[job.num_fed : job.num_fed + row.share], row.num_logits)
+
+
+def _take_prompt_logprobs(row: _Rows, logits: torch.Tensor) -> None:  # logits [N, V]
+    count, job = row.num_prompt_rows, row.job
+    if count:
+        known = job.token_ids[job.num_fed + 1 : job.num_fed + 1 + count]
+        job.prompt_logprobs += prompt_logprobs(logits[row.start : row.start + count].float(), known, job.open)
+
+
+def _score_logits(logits: torch.Tensor, rows: Sequence[_Rows]) -> torch.Tensor:  # [N, V] -> [sum(K+1), V]
+    spans = [(row.score_start, row.score_start + row.job.num_last) for row in rows]
+    if all(end == start for (_, end), (start, _) in itertools.pairwise(spans)):
+        return logits[spans[0][0] : spans[-1][1]]
+    return torch.cat([logits[start:end] for start, end in spans])
+
+
+def _request(job: ScoreJob) -> ScoreRequest:
+    return ScoreRequest(
+        open=job.open,
+        tokens=job.sequence.token_ids,
+        base=job.base,
+        draft_token_ids=job.score.draft_token_ids,
+        support=job.score.support if needs_support(job.open) else None,
+    )
+
+
+def _answer(job: ScoreJob, outcome: ScoreOutcome) -> Scores | OutriderError:
+    if outcome.error is not None:
+        return outcome.error
+    if outcome.form is None:
+        raise TypeError("a score without an error has a form")
+    return Scores(
+        session=job.score.session,
+        generation=job.score.generation,
+        base_length=job.base,
+        form=outcome.form,
+        logprobs=outcome.logprobs,
+        prompt_logprobs=tuple(job.prompt_logprobs),
+    )
