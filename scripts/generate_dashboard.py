@@ -212,6 +212,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
+            "Items computed before they came",
+            "A second, of sessions without drafts. Unused: the session ended, or asked for something else.",
+            "short",
+            each("outrider_foreseen_items_total", "outcome"),
+        ),
+        Panel(
             "Failures",
             "A second, by error: of requests, and of sessions in a service.",
             "short",

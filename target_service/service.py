@@ -98,6 +98,7 @@ def build_core(
         Ledger(runner.sequences, limits),
         scorer,
         ahead=scorer if computes_ahead else None,
+        adapts_chunks=runner.device.type == "cuda",
         max_batched_tokens=max_batched_tokens,
         max_prefill_beside=max_prefill_beside,
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from outrider.engine.activity import Activity
+from outrider.engine.chunk_size import ChunkSize
 from outrider.engine.foresight import Foresight
 from outrider.engine.ledger import Ledger, Session, SessionKey
 from outrider.engine.patience import LONGEST_ABSENCE_NS, Patience
@@ -43,6 +44,9 @@ class _Started(Generic[TextT, ItemT, JobT, EventT]):
     served: list[tuple[Pending[TextT, ItemT, JobT], int]]
     keys: frozenset[SessionKey]
     started_ns: int
+    num_running: int
+    num_chunk_tokens: int
+    """Of prompts."""
 
 
 class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
@@ -56,16 +60,20 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         ahead: AheadStage[TextT, ItemT, JobT, EventT] | None = None,
         max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
         max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+        adapts_chunks: bool = False,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """``ahead`` is the stage once more, if it is to compute what was not asked for yet."""
+        """``ahead`` is the stage once more, if it is to compute what was not asked for yet; ``adapts_chunks`` where a
+        chunk's time is not its tokens' alone, as on a GPU.
+        """
         self.ledger = ledger
         self.activity = Activity()
         self.recorder: Recorder | None = None
         """Told of traced items; set before the first message, if at all."""
         self._stage, self._ahead = stage, ahead
         self._max_batched_tokens = max_batched_tokens
-        self._max_prefill_beside = max_prefill_beside
+        self._chunk_size = ChunkSize(max_prefill_beside)
+        self._adapts_chunks = adapts_chunks
         self._clock = clock
         self._ready: dict[int, list[EventT | CommonEvent]] = {}
         self._ran_ns = -LONGEST_ABSENCE_NS
@@ -270,14 +278,16 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         shares = [(pending.job, share) for pending, share in served]
         flight = self._ahead.start(shares) if self._ahead is not None else _AtOnce(self._stage, shares)
         keys = frozenset(pending.session.key for pending, _ in served)
-        return _Started(flight, served, keys, started_ns)
+        num_running = sum(is_running(pending.job) for pending, _ in served)
+        num_chunk_tokens = sum(share for pending, share in served if not is_running(pending.job))
+        return _Started(flight, served, keys, started_ns, num_running, num_chunk_tokens)
 
     def _choose(self, now_ns: int) -> list[tuple[Pending[TextT, ItemT, JobT], int]]:
         waiting = list(self._pending.values())
         shares = share_tokens(
             [pending.job for pending in waiting],
             self._max_batched_tokens,
-            max_beside=self._max_prefill_beside,
+            max_beside=self._chunk_size.tokens,
             is_beside=now_ns - self._ran_ns < LONGEST_ABSENCE_NS,
         )
         return [(pending, share) for pending, share in zip(waiting, shares, strict=True) if share]
@@ -285,13 +295,9 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
     def _finish(
         self, started: _Started[TextT, ItemT, JobT, EventT]
     ) -> list[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]]:
-        num_running = sum(is_running(pending.job) for pending, _ in started.served)
         outcome = started.flight.finish()
         ended = self._clock()
-        if num_running:
-            self._ran_ns = ended
-        if num_running < len(started.served):
-            self._patience.note_chunk(ended - started.started_ns)
+        self._note_duration(started, ended)
         num_tokens = sum(share for _, share in started.served)
         found = PassRecord(
             started.started_ns, outcome.computed_ns, ended, len(started.served), num_tokens, outcome.used_graph
@@ -308,6 +314,17 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             if not isinstance(event, SessionFailed):
                 self._patience.note_answer(pending.session.key, ended)
         return answers
+
+    def _note_duration(self, started: _Started[TextT, ItemT, JobT, EventT], ended_ns: int) -> None:
+        duration_ns = ended_ns - started.started_ns
+        if started.num_running:
+            self._ran_ns = ended_ns
+            if self._adapts_chunks:
+                self._chunk_size.note_forward(duration_ns, started.num_chunk_tokens)
+        if started.num_chunk_tokens:
+            self._patience.note_chunk(duration_ns)
+        elif all(is_running(pending.job) for pending in self._pending.values()):
+            self._chunk_size.note_end_of_prompts()
 
     def _settle(
         self,
@@ -378,7 +395,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
                 self._pending[session.key] = pending
             served.append((pending, 1))
         keys = frozenset(pending.session.key for pending, _ in served)
-        self._started = _Started(following.flight, served, keys, now)
+        self._started = _Started(following.flight, served, keys, now, len(served), 0)
         self._take_deferred()
 
     def _foresee(self, pending: Pending[TextT, ItemT, JobT], event: EventT | CommonEvent) -> bool:

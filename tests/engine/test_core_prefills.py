@@ -54,16 +54,17 @@ class _Stage:
 class _Rig:
     """A core whose clock stands in milliseconds and goes on by forwards, or when a test says so."""
 
-    def __init__(self, *, forward_ms: int) -> None:
+    def __init__(self, *, forward_ms: int, adapts_chunks: bool = False) -> None:
         self.now_ms = 0
         self.stage = _Stage()
-        self._forward_ms = forward_ms
+        self.forward_ms = forward_ms
         limits = Limits(vocab_size=10, max_model_len=LENGTH + 1, trims=True)
         self.core = ServiceCore(
             Ledger(PlainTexts(), limits),
             self.stage,
             max_batched_tokens=ALONE,
             max_prefill_beside=BESIDE,
+            adapts_chunks=adapts_chunks,
             clock=lambda: self.now_ms * MILLISECOND,
         )
 
@@ -81,7 +82,7 @@ class _Rig:
         return sorted(self.stage.shares[-1])
 
     def _take_time(self) -> None:
-        self.now_ms += self._forward_ms
+        self.now_ms += self.forward_ms
 
 
 def test_a_chunk_is_small_while_running_sessions_will_soon_be_back_and_large_again_when_they_are_not() -> None:
@@ -118,3 +119,21 @@ def test_a_chunk_pauses_for_running_sessions_until_they_are_back_late_or_over() 
     assert rig.core.pause_s > 0
     rig.core.handle(1, [Release(RUNS, 6)])
     assert rig.core.pause_s == 0
+
+
+def test_chunks_get_smaller_where_running_sessions_would_wait_too_long_and_large_again_for_the_next_prompt() -> None:
+    rig = _Rig(forward_ms=4, adapts_chunks=True)
+    rig.open(RUNS, 1)
+    assert rig.step() == [1]
+    rig.open(PROMPT, LENGTH)
+    for generation, forward_ms, served in ((3, 12, [1, BESIDE]), (4, 12, [1, 32]), (5, 4, [1, 25])):
+        rig.forward_ms = forward_ms
+        rig.ask(RUNS, generation)
+        assert rig.step() == served
+    rig.core.handle(1, [Release(PROMPT, 10)])
+    rig.ask(RUNS, 6)
+    assert rig.step() == [1]
+    rig.core.handle(1, [Open(3, 1, SamplingParams(), 0, AcceptanceMethod.REJECTION, LENGTH, LENGTH + 1, 10)])
+    rig.core.handle(1, [Extend(3, 2, 0, 0, (3,) * LENGTH, 1)])
+    rig.ask(RUNS, 7)
+    assert rig.step() == [1, BESIDE]
