@@ -72,10 +72,10 @@ class ProposalJob:
         """So many tokens were appended."""
         self.num_fed += count
 
-    def accept(self, drawn: Drawn) -> None:
-        """A token was drawn, and is to be appended if another is wanted."""
-        self.drawn.append(drawn)
-        self.token_ids, self.num_fed = (drawn.token_id,), 0
+    def accept(self, drawn: Sequence[Drawn]) -> None:
+        """Tokens were drawn, one or more; the last is to be appended if another is wanted."""
+        self.drawn += drawn
+        self.token_ids, self.num_fed = (drawn[-1].token_id,), 0
 
 
 class ModelProposer:
@@ -129,7 +129,7 @@ class ModelProposer:
         for job, share in forwarded:
             job.feed(share)
         results = self._draw(drawing, logits)
-        results |= {id(job): _take_all(job, drawn) for job, drawn in zip(looping, drafts, strict=True)}
+        results |= {id(job): _take(job, drawn) for job, drawn in zip(looping, drafts, strict=True)}
         return Pass(
             results=[results[id(job)] if id(job) in results else _answer_when_done(job) for job, _ in shares],
             computed_ns=computed,
@@ -142,7 +142,7 @@ class ModelProposer:
             return {}
         rows = [LogitRow(job.open, job.sequence.token_ids, job.sequence.length, job.base) for job in jobs]
         drawn = propose(logits, rows, support_mass=self._support_mass, support_limit=self._support_limit)
-        return {id(job): _take(job, token) for job, token in zip(jobs, drawn, strict=True)}
+        return {id(job): _take(job, [token]) for job, token in zip(jobs, drawn, strict=True)}
 
 
 def _is_ready(job: ProposalJob) -> bool:
@@ -165,18 +165,16 @@ def _forward_row(job: ProposalJob, share: int) -> ForwardRow:
     return ForwardRow(job.sequence, job.token_ids[job.num_fed : job.num_fed + share], int(draws))
 
 
-def _take(job: ProposalJob, drawn: Drawn) -> Proposal | OutriderError | None:
-    """A row that cannot be drawn from ends the proposal, and the session when nothing was drawn before it."""
-    if drawn.error is not None:
-        return _answer(job) if job.drawn else drawn.error
-    job.accept(drawn)
+def _take(job: ProposalJob, drawn: Sequence[Drawn]) -> Proposal | OutriderError | None:
+    """What was drawn, one or more, of which only the last can have failed: a row that cannot be drawn from ends the
+    proposal, and the session when nothing was drawn before it.
+    """
+    error = drawn[-1].error
+    if sound := drawn if error is None else drawn[:-1]:
+        job.accept(sound)
+    if error is not None:
+        return _answer(job) if job.drawn else error
     return _answer(job) if len(job.drawn) == job.draft_length else None
-
-
-def _take_all(job: ProposalJob, drawn: Sequence[Drawn]) -> Proposal | OutriderError | None:
-    """A loop's tokens; the last says what becomes of the job."""
-    outcomes = [_take(job, one) for one in drawn]
-    return outcomes[-1]
 
 
 def _answer_when_done(job: ProposalJob) -> Proposal | None:

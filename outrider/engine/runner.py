@@ -228,8 +228,7 @@ class ModelRunner:
         for row, length, tokens in zip(rows, lengths, drawn, strict=True):
             # The table learns what the ids were that it made room for.
             appended = [one.token_id for one in tokens if one.error is None][: row.num_drafts - 1]
-            self.sequences.truncate(row.sequence, length + len(row.token_ids))
-            self.sequences.extend(row.sequence, appended)
+            self.sequences.amend(row.sequence, length + len(row.token_ids), appended)
         self.num_forwards += plan.num_steps
         return drawn
 

@@ -112,6 +112,18 @@ class SequenceTable:
             raise InvalidRequestError("length", f"cannot keep {length} tokens of {sequence.length}")
         sequence.forget_after(length)
 
+    def amend(self, sequence: Sequence, length: int, token_ids: TokenIds[int]) -> None:
+        """What was appended after ``length`` tokens were ``token_ids``, as many or fewer, whatever ids were given then.
+        What is past them goes.
+        """
+        self._require_open(sequence)
+        if not 0 <= length <= length + len(token_ids) <= sequence.length:
+            raise InvalidRequestError(
+                "length", f"{len(token_ids)} tokens after {length} were not appended to a sequence of {sequence.length}"
+            )
+        sequence.forget_after(length)
+        sequence.token_ids.extend(token_ids)
+
     def fork(self, sequence: Sequence, max_length: int) -> tuple[Sequence, list[PageCopy]]:
         """A second sequence with the same text: full pages are shared, the partial one is copied.
 

@@ -120,6 +120,21 @@ def test_prefix_hash_is_the_running_hash_of_the_kept_tokens() -> None:
         table.prefix_hash(sequence, 6)
 
 
+def test_what_room_was_made_for_is_named_afterwards() -> None:
+    table = SequenceTable(PagePool(8, 4))
+    sequence = table.open(12)
+    table.extend(sequence, [5, 6, 0, 0, 0])
+    assert table.prefix_hash(sequence, 5) == extend_prefix_hash(0, [5, 6, 0, 0, 0])
+    table.amend(sequence, 2, [7, 8])
+    assert sequence.token_ids == [5, 6, 7, 8]
+    assert table.prefix_hash(sequence, 4) == extend_prefix_hash(0, [5, 6, 7, 8])
+    for length, token_ids in ((3, [1, 2]), (5, []), (-1, [1])):
+        with pytest.raises(InvalidRequestError):
+            table.amend(sequence, length, token_ids)
+    assert sequence.token_ids == [5, 6, 7, 8]
+    table.check_integrity()
+
+
 def test_check_integrity_sees_a_spoilt_sequence() -> None:
     table = make_table()
     sequence = table.open(8)
