@@ -29,7 +29,8 @@ from outrider.engine.kernels.paged_attention.kernel import _attend_kernel
 from outrider.engine.kernels.rms_norm.kernel import _norm_kernel
 from outrider.engine.kernels.rotary_store.kernel import _turn_and_store_kernel
 from outrider.engine.kernels.scoring.cutting import _cut_kernel
-from outrider.engine.kernels.scoring.kernel import _answer_kernel, _entropy_kernel, _group_kernel
+from outrider.engine.kernels.scoring.grouping import _group_kernel
+from outrider.engine.kernels.scoring.kernel import _answer_kernel, _entropy_kernel
 from outrider.engine.kernels.sum_norm.kernel import _sum_norm_kernel
 from outrider.engine.kernels.swiglu.kernel import _swiglu_kernel
 
@@ -65,7 +66,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
 WITH = {"HAS_COUPLED": True, "HAS_MARKS": True, "FAST": True}
 FEWEST = {"GROUPS": 128, "IDS": 128}
 CONSTANTS |= {
-    _group_kernel: {**WITH, "HAS_CUTS": True, "IDS": 128},
+    _group_kernel: {**WITH, "HAS_CUTS": True, "PACKED": True, "IDS": 128},
     _entropy_kernel: {"GROUPS": 128},
     _answer_kernel: {**WITH, **FEWEST},
     _cut_kernel: {**FEWEST, "FAST": True, "TOPS": 16384, "RUNS": 1024, "GATHERED": 2048, "BITS": 16},
@@ -76,7 +77,7 @@ INTEGERS = {
     "rounds", "marks", "found", "counts", "chosen",
     "group_masses", "box", "numbers",
 }  # fmt: skip
-REALS = {"sums", "addends", "stats", "surveys", "groups", "unfit"}
+REALS = {"sums", "addends", "stats", "surveys", "groups", "parts"}
 FLOATS = ("eps", "scale", "floor")
 TILES = {
     "x_desc": "tensordesc<bf16[128, 64]>",

@@ -308,6 +308,19 @@ def test_answers_depend_on_no_neighbour() -> None:
         start = stop
 
 
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), float("-inf")])
+def test_logits_looked_at_by_twos_give_what_they_give_one_by_one(value: float) -> None:
+    """At an address that is odd in numbers none can be loaded as a word of two."""
+    requests = [request_of(opening(method), 1500, seed=2) for method in (REJECTION, COUPLED, TYPICAL)]
+    even = logits_of(9, 1500, torch.bfloat16)
+    even[1, 1400] = value
+    odd = torch.zeros(even.numel() + 1, dtype=even.dtype, device=DEVICE)[1:].view_as(even).copy_(even)
+    by_twos, one_by_one = (begin_scoring(logits, requests, fused=True).outcomes() for logits in (even, odd))
+    assert (by_twos[0].error is None) == (value == 0.0)
+    for ours, others in zip(by_twos, one_by_one, strict=True):
+        agree(ours, others)
+
+
 def _bits(outcome: ScoreOutcome) -> list[Any]:
     assert isinstance(outcome.form, SparseScores | TokenScores | TypicalScores)
     values = dataclasses.astuple(outcome.form)

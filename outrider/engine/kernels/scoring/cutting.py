@@ -22,10 +22,16 @@ from outrider.engine.kernels.scoring.device_functions import (
     RUN,
     RUNS_PER_GROUP,
     UNWANTED,
+    base_of,
     bounded,
+    group_logits,
+    group_marks,
+    group_runs,
+    keys_of,
     limit_of,
     lowest_at,
     noise,
+    outside_only,
     row_start,
     run_ids,
     scale_of,
@@ -34,9 +40,18 @@ from outrider.engine.kernels.scoring.device_functions import (
     support_stop,
     token_bits,
     uncut,
+    wanted,
     word,
 )
-from outrider.engine.kernels.scoring.drawing import drawn, group_lots, store_probs, support_logits
+from outrider.engine.kernels.scoring.drawing import (
+    drawn_group,
+    drawn_token,
+    group_lots,
+    store_probs,
+    support_logits,
+    token_lots,
+)
+from outrider.engine.kernels.scoring.partials import FIELDS, load_partials, shrinks
 from outrider.engine.kernels.scoring.rows import Column, Found, Wish
 from outrider.randomness.streams import Stream
 
@@ -113,52 +128,41 @@ def _level(values, fewest, most, largest):
 
 
 @triton.jit
-def _top_p(rows_ptr, row, num_rows):
+def _top_p(rows_ptr, row):
     """The row's top-p, float64."""
-    low = word(rows_ptr, _TOP_P_LOW, row, num_rows).to(tl.uint32, bitcast=True).to(tl.int64)
-    high = word(rows_ptr, _TOP_P_HIGH, row, num_rows).to(tl.int64)
+    low = word(rows_ptr, _TOP_P_LOW, row).to(tl.uint32, bitcast=True).to(tl.int64)
+    high = word(rows_ptr, _TOP_P_HIGH, row).to(tl.int64)
     return ((high << 32) | low).to(tl.float64, bitcast=True)
 
 
 @triton.jit
-def _all_mass(groups_ptr, row, num_rows, num_groups, scale, largest, GROUPS: tl.constexpr):
-    """The sum of the weights of all ids."""
-    groups = tl.arange(0, GROUPS)
-    place = groups_ptr + row * num_groups + groups
-    tops = tl.load(place, mask=groups < num_groups, other=float("-inf"))
-    totals = tl.load(place + num_rows * num_groups, mask=groups < num_groups, other=0.0)
-    return tl.sum(totals * tl.exp2(bounded(tops) * scale - bounded(largest) * scale), 0)
-
-
-@triton.jit
-def _cut(raw, weights, ids, level, largest, rows_ptr, groups_ptr, row, num_rows, num_groups, GROUPS: tl.constexpr,
-         BITS: tl.constexpr):  # fmt: skip
+def _cut(raw, weights, ids, level, largest, total, rows_ptr, row, BITS: tl.constexpr):
     """The least logit that stays, the last id of its equals, and whether nothing that was not gathered can stay.
 
-    ``raw``: the gathered logits in the order of their ids, -inf for none.
+    ``raw``: the gathered logits in the order of their ids, -inf for none. ``total``: what all ids weigh.
     """
-    scale = scale_of(rows_ptr, row, num_rows)
+    scale = scale_of(rows_ptr, row)
     lowest, highest = _rank(level, BITS), _rank(largest, BITS)
     last = tl.full([], NOTHING, tl.int32)
 
-    min_p = word(rows_ptr, _MIN_P, row, num_rows).to(tl.float32, bitcast=True)
+    min_p = word(rows_ptr, _MIN_P, row).to(tl.float32, bitcast=True)
     # The difference first: of the likeliest it is 0, and its share 1.
     raw = tl.where(tl.exp2((raw - bounded(largest)) * scale) >= min_p, raw, float("-inf"))
     is_whole = (level == float("-inf")) | (tl.exp2((bounded(level) - bounded(largest)) * scale) < min_p)
 
-    top_k = word(rows_ptr, _TOP_K, row, num_rows)
+    top_k = word(rows_ptr, _TOP_K, row)
     if (top_k > 0) & (tl.sum((raw > float("-inf")).to(tl.int32), 0) >= top_k):
         least = _value(_highest_with(raw, 1.0, top_k.to(tl.float32), lowest, highest, BITS), BITS)
         raw = tl.where(raw >= least, raw, float("-inf"))
         is_whole |= top_k > 0
 
-    top_p = _top_p(rows_ptr, row, num_rows)
+    top_p = _top_p(rows_ptr, row)
     if (top_p < 1.0) & (is_whole | ((min_p == 0.0) & (top_k == 0))):
         kept = tl.where(raw > float("-inf"), weights, 0.0)
         gathered = tl.sum(kept, 0)
         mass = gathered
         if not is_whole:
-            mass = _all_mass(groups_ptr, row, num_rows, num_groups, scale, largest, GROUPS)
+            mass = total
         needed = mass.to(tl.float64) * top_p
         if gathered.to(tl.float64) >= needed:
             least = _value(_highest_with(raw, kept, needed, lowest, highest, BITS), BITS)
@@ -182,8 +186,8 @@ def _mark_support(own_marks_ptr, rows_ptr, row, num_rows, num_marks, IDS: tl.con
         places = start + tl.arange(0, _CLEARED)
         tl.store(own_marks_ptr + places, tl.zeros([_CLEARED], tl.int32), mask=places < num_marks)
     tl.debug_barrier()
-    for start in range(support_start(rows_ptr, row, num_rows), support_stop(rows_ptr, row, num_rows), IDS):
-        ids = support_ids(rows_ptr, row, num_rows, start, IDS)
+    for start in range(support_start(rows_ptr, row), support_stop(rows_ptr, row), IDS):
+        ids = support_ids(rows_ptr, num_rows, start, support_stop(rows_ptr, row), IDS)
         bits = tl.full([IDS], 1, tl.int32) << (ids & 31)
         tl.atomic_or(own_marks_ptr + (ids >> 5), bits, mask=ids != NOTHING, sem="relaxed")
     tl.debug_barrier()
@@ -264,17 +268,9 @@ def _group_masses(own_ids_ptr, own_masses_ptr, ids, weights, count, GROUPS: tl.c
 
 
 @triton.jit
-def _is_unfit(unfit_ptr, row, num_groups, GROUPS: tl.constexpr):
-    """1 where a logit of the row is not finite."""
-    groups = tl.arange(0, GROUPS)
-    unfit = tl.load(unfit_ptr + row * num_groups + groups, mask=groups < num_groups, other=0.0)
-    return tl.max(tl.where(tl.abs(unfit) < float("inf"), 0, 1), 0)
-
-
-@triton.jit
 def _find_tokens(raw, weights, total, largest, ids, rows_ptr, own, row, num_rows, FAST: tl.constexpr):
     """What needs no draw: the likeliest token, the winner of the coupled race, the entropy."""
-    wishes = word(rows_ptr, _WISHES, row, num_rows)
+    wishes = word(rows_ptr, _WISHES, row)
     if (wishes & (_COUPLED | _DRAWS)) == 0:
         tl.store(own + _FOUND_ARGMAX * num_rows, lowest_at(raw, largest, ids))
     if (wishes & _ENTROPY) != 0:
@@ -282,10 +278,27 @@ def _find_tokens(raw, weights, total, largest, ids, rows_ptr, own, row, num_rows
         entropy = -tl.sum(probs * tl.log(probs + _ENTROPY_OFFSET), 0)
         tl.store(own + _FOUND_ENTROPY * num_rows, entropy.to(tl.int32, bitcast=True))
     if (wishes & _COUPLED) != 0:
-        bits = token_bits(rows_ptr, row, num_rows, ids, row * 0, row * 0 + _STREAM_COUPLED)
-        scores = raw * scale_of(rows_ptr, row, num_rows) + noise(bits, FAST)
+        bits = token_bits(keys_of(rows_ptr, row), ids, 0, _STREAM_COUPLED)
+        scores = raw * scale_of(rows_ptr, row) + noise(bits, FAST)
         scores = tl.where(raw > UNWANTED, scores, float("-inf"))
         tl.store(own + _FOUND_RACED * num_rows, lowest_at(scores, tl.max(scores, 0), ids))
+
+
+@triton.jit
+def _drawn(start_ptr, num_tokens, limit, rows_ptr, masses, least, last, row, num_rows, excludes, GROUPS: tl.constexpr,
+           IDS: tl.constexpr, FAST: tl.constexpr):  # fmt: skip
+    """A token by the masses of what stays, [GROUPS]."""
+    keys, base = keys_of(rows_ptr, row), base_of(rows_ptr, row)
+    group = drawn_group(masses, group_lots(keys, base, GROUPS, FAST), FAST)
+    raw = wanted(group_logits(start_ptr, num_tokens, group), limit, group)
+    raw = uncut(raw, least, last, run_ids(group_runs(group)))
+    scores = raw * scale_of(rows_ptr, row) + token_lots(keys, base, group, FAST)
+    if excludes:
+        start, stop = support_start(rows_ptr, row), support_stop(rows_ptr, row)
+        first_ids = support_ids(rows_ptr, num_rows, start, stop, IDS)
+        marks = group_marks(rows_ptr, num_rows, start, stop, first_ids, group, IDS)
+        scores = outside_only(scores, marks, float("-inf"))
+    return drawn_token(scores, group)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -293,8 +306,7 @@ def _cut_kernel(
     logits_ptr,  # [N, V]
     rows_ptr,  # [14 R + M] int32
     marks_ptr,  # [R, W] int32
-    groups_ptr,  # [5, R, G] float32
-    unfit_ptr,  # [R, G] float32
+    groups_ptr,  # [R, G, 4] float32
     tops_ptr,  # [R, 128 G]
     chosen_ptr,  # [R, 2 GATHERED] int32, first of runs, then of ids and logits
     group_masses_ptr,  # [R, GROUPS] int32, the bits of float32
@@ -316,7 +328,7 @@ def _cut_kernel(
     row = tl.program_id(0)
     if PDL:
         gdc_launch_dependents()
-    wishes = word(rows_ptr, _WISHES, row, num_rows)
+    wishes = word(rows_ptr, _WISHES, row)
     excludes = (wishes & (_EXCLUDES | _CUTS)) == (_EXCLUDES | _CUTS)
     own_marks_ptr = marks_ptr + row.to(tl.int64) * num_marks
     if excludes:
@@ -325,14 +337,14 @@ def _cut_kernel(
         gdc_wait()
     if (wishes & _CUTS) == 0:
         return
-    scale = scale_of(rows_ptr, row, num_rows)
-    start_ptr, limit = row_start(logits_ptr, stride, rows_ptr, row, num_rows), limit_of(rows_ptr, row, num_rows)
+    scale = scale_of(rows_ptr, row)
+    start_ptr, limit = row_start(logits_ptr, stride, rows_ptr, row), limit_of(rows_ptr, row)
     own = found_ptr + row
     own_ids_ptr = chosen_ptr + row.to(tl.int64) * 2 * GATHERED
 
     tops = _run_tops(tops_ptr, row, num_groups, limit, TOPS)
     largest = tl.max(tops, 0)
-    level, count = _gathered(start_ptr, num_tokens, limit, tops, word(rows_ptr, _TOP_K, row, num_rows),
+    level, count = _gathered(start_ptr, num_tokens, limit, tops, word(rows_ptr, _TOP_K, row),
                              largest, own_ids_ptr, TOPS, RUNS, GATHERED, FAST)  # fmt: skip
 
     slots = tl.arange(0, GATHERED)
@@ -340,15 +352,15 @@ def _cut_kernel(
     raw = tl.load(own_ids_ptr + GATHERED + slots).to(tl.float32, bitcast=True)
     raw = tl.where(slots < count, raw, float("-inf"))
     weights = tl.exp2(raw * scale - bounded(largest) * scale)
-    least, last, is_whole = _cut(raw, weights, ids, level, largest, rows_ptr, groups_ptr, row, num_rows, num_groups,
-                                 GROUPS, BITS)  # fmt: skip
+    group_tops, totals, _, _, unfit = load_partials(groups_ptr + row * num_groups * FIELDS, num_groups, GROUPS)
+    total = tl.sum(totals * shrinks(group_tops, largest, scale), 0)
+    least, last, is_whole = _cut(raw, weights, ids, level, largest, total, rows_ptr, row, BITS)
     raw = uncut(raw, least, last, ids)
     weights = tl.where(raw > UNWANTED, weights, 0.0)
     total = tl.sum(weights, 0)
 
     is_short = ((is_whole == 0) | (count == 0)).to(tl.int32)
-    is_unfit = _is_unfit(unfit_ptr, row, num_groups, GROUPS)
-    tl.store(own + _FOUND_UNFIT * num_rows, is_unfit + 2 * is_short)
+    tl.store(own + _FOUND_UNFIT * num_rows, tl.max(unfit, 0) + 2 * is_short)
     tl.store(own + _FOUND_LARGEST * num_rows, largest.to(tl.int32, bitcast=True))
     _find_tokens(raw, weights, total, largest, ids, rows_ptr, own, row, num_rows, FAST)
     if (wishes & _DRAWS) != 0:
@@ -360,12 +372,11 @@ def _cut_kernel(
         if tl.sum(outside, 0) > 0.0:
             own_masses_ptr = group_masses_ptr + row.to(tl.int64) * GROUPS
             masses = _group_masses(own_ids_ptr, own_masses_ptr, ids, outside, count, GROUPS, GATHERED, FAST)
-            lots = group_lots(rows_ptr, row, num_rows, GROUPS, FAST)
-            token = drawn(logits_ptr, stride, num_tokens, rows_ptr, masses, lots, least, last, row, num_rows,
-                          excludes, True, True, GROUPS, IDS, FAST)  # fmt: skip
+            token = _drawn(start_ptr, num_tokens, limit, rows_ptr, masses, least, last, row, num_rows, excludes,
+                           GROUPS, IDS, FAST)  # fmt: skip
         tl.store(own + _FOUND_MASS * num_rows, (tl.sum(outside, 0) / total).to(tl.int32, bitcast=True))
         tl.store(own + _FOUND_OUTSIDE * num_rows, token)
-    for start in range(support_start(rows_ptr, row, num_rows), support_stop(rows_ptr, row, num_rows), IDS):
-        given, inside = support_logits(logits_ptr, stride, rows_ptr, row, num_rows, start, IDS)
+    for start in range(support_start(rows_ptr, row), support_stop(rows_ptr, row), IDS):
+        given, inside = support_logits(start_ptr, rows_ptr, num_rows, start, support_stop(rows_ptr, row), IDS)
         inside = uncut(inside, least, last, given)
-        store_probs(found_ptr, rows_ptr, row, num_rows, start, given, inside, largest, total, IDS)
+        store_probs(found_ptr, scale, num_rows, start, given, inside, largest, total, IDS)

@@ -21,6 +21,9 @@ RUN_SIZE = 8
 """Neighbouring ids that one thread loads at once, of 16 bits each."""
 GROUP = tl.constexpr(GROUP_SIZE)
 RUN = tl.constexpr(RUN_SIZE)
+GROUP_BITS = tl.constexpr(GROUP_SIZE.bit_length() - 1)
+RUN_BITS = tl.constexpr(RUN_SIZE.bit_length() - 1)
+"""Shifts, where a division would first look at the sign."""
 RUNS_PER_GROUP = tl.constexpr(GROUP_SIZE // RUN_SIZE)
 NUM_COLUMNS = tl.constexpr(len(Column))
 NOTHING = tl.constexpr(2**31 - 1)
@@ -48,45 +51,45 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def word(rows_ptr, column: tl.constexpr, row, num_rows):
+def word(rows_ptr, column: tl.constexpr, row):
     """One word of a row's description."""
-    return tl.load(rows_ptr + column * num_rows + row)
+    return tl.load(rows_ptr + row * NUM_COLUMNS + column)
 
 
 @triton.jit
-def scale_of(rows_ptr, row, num_rows):
+def scale_of(rows_ptr, row):
     """Bits a unit of logit."""
-    return word(rows_ptr, _SCALE, row, num_rows).to(tl.float32, bitcast=True)
+    return word(rows_ptr, _SCALE, row).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def base_of(rows_ptr, row, num_rows):
+def base_of(rows_ptr, row):
     """The row's base, which keys every stream but the coupled one."""
-    return word(rows_ptr, _BASE, row, num_rows)
+    return word(rows_ptr, _BASE, row)
 
 
 @triton.jit
-def row_start(logits_ptr, stride, rows_ptr, row, num_rows):
+def row_start(logits_ptr, stride, rows_ptr, row):
     """Where a row's logits begin."""
-    return logits_ptr + word(rows_ptr, _INDEX, row, num_rows).to(tl.int64) * stride
+    return logits_ptr + word(rows_ptr, _INDEX, row).to(tl.int64) * stride
 
 
 @triton.jit
-def limit_of(rows_ptr, row, num_rows):
+def limit_of(rows_ptr, row):
     """Ids from here on are never drawn."""
-    return word(rows_ptr, _LIMIT, row, num_rows)
+    return word(rows_ptr, _LIMIT, row)
 
 
 @triton.jit
-def support_start(rows_ptr, row, num_rows):
+def support_start(rows_ptr, row):
     """Where the row's support begins among all."""
-    return word(rows_ptr, _START, row, num_rows)
+    return word(rows_ptr, _START, row)
 
 
 @triton.jit
-def support_stop(rows_ptr, row, num_rows):
+def support_stop(rows_ptr, row):
     """Where the row's support ends among all."""
-    return word(rows_ptr, _STOP, row, num_rows)
+    return word(rows_ptr, _STOP, row)
 
 
 @triton.jit
@@ -161,8 +164,11 @@ def noise(bits, FAST: tl.constexpr):
 
 @triton.jit
 def _philox(key0, key1, c0, c1, c2, c3):
-    """Philox4x32-10 by products of 64 bits, of which a GPU makes one where high and low halves would be two."""
-    for _ in tl.static_range(_ROUNDS):
+    """Philox4x32-10 by products of 64 bits, of which a GPU makes one where high and low halves would be two.
+
+    A loop that LLVM unrolls: unrolled any sooner it is most of what Triton's own passes look through.
+    """
+    for _ in range(_ROUNDS):
         product0 = c0.to(tl.uint64) * _FIRST_MULTIPLIER
         product1 = c2.to(tl.uint64) * _SECOND_MULTIPLIER
         c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ key0
@@ -174,21 +180,25 @@ def _philox(key0, key1, c0, c1, c2, c3):
 
 
 @triton.jit
-def _lanes(rows_ptr, row, num_rows, blocks, base, stream):
-    """The bits of the four neighbouring tokens of each block (token >> 2)."""
-    key_low = word(rows_ptr, _KEY_LOW, row, num_rows).to(tl.uint32, bitcast=True)
-    key_high = word(rows_ptr, _KEY_HIGH, row, num_rows).to(tl.uint32, bitcast=True)
-    blocks = blocks.to(tl.uint32)
-    position = blocks * 0 + word(rows_ptr, _POSITION, row, num_rows).to(tl.uint32)
-    base, stream = blocks * 0 + base.to(tl.uint32), blocks * 0 + stream.to(tl.uint32)
-    return _philox(key_low, key_high, blocks, position, base, stream)
+def keys_of(rows_ptr, row):
+    """What keys a row's noise: both halves of its seed and its position."""
+    low, high = word(rows_ptr, _KEY_LOW, row), word(rows_ptr, _KEY_HIGH, row)
+    return low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True), word(rows_ptr, _POSITION, row)
 
 
 @triton.jit
-def bits_of(rows_ptr, row, num_rows, runs, base, stream):
+def _lanes(keys, blocks, base, stream: tl.constexpr):
+    """The bits of the four neighbouring tokens of each block (token >> 2)."""
+    blocks = blocks.to(tl.uint32)
+    position = blocks * 0 + keys[2].to(tl.uint32)
+    return _philox(keys[0], keys[1], blocks, position, (blocks * 0 + base).to(tl.uint32), blocks * 0 + stream)
+
+
+@triton.jit
+def bits_of(keys, runs, base, stream: tl.constexpr):
     """The bits of the tokens of runs [N], [N, 8]."""
-    a0, a1, a2, a3 = _lanes(rows_ptr, row, num_rows, runs * 2, base, stream)
-    b0, b1, b2, b3 = _lanes(rows_ptr, row, num_rows, runs * 2 + 1, base, stream)
+    a0, a1, a2, a3 = _lanes(keys, runs * 2, base, stream)
+    b0, b1, b2, b3 = _lanes(keys, runs * 2 + 1, base, stream)
     # A token's place in its run, bit by bit from the highest: which block, then which lane of it.
     even = tl.join(tl.join(a0, b0), tl.join(a2, b2))
     odd = tl.join(tl.join(a1, b1), tl.join(a3, b3))
@@ -196,9 +206,9 @@ def bits_of(rows_ptr, row, num_rows, runs, base, stream):
 
 
 @triton.jit
-def token_bits(rows_ptr, row, num_rows, ids, base, stream):
+def token_bits(keys, ids, base, stream: tl.constexpr):
     """The bits of single tokens."""
-    lane0, lane1, lane2, lane3 = _lanes(rows_ptr, row, num_rows, ids >> 2, base, stream)
+    lane0, lane1, lane2, lane3 = _lanes(keys, ids >> 2, base, stream)
     return tl.where((ids & 2) == 0, tl.where((ids & 1) == 0, lane0, lane1), tl.where((ids & 1) == 0, lane2, lane3))
 
 
@@ -209,11 +219,10 @@ def lowest_at(values, best, ids):
 
 
 @triton.jit
-def support_ids(rows_ptr, row, num_rows, start, IDS: tl.constexpr):
-    """Ids of the row's support from place ``start`` of all supports on; ``NOTHING`` past its end."""
+def support_ids(rows_ptr, num_rows, start, stop, IDS: tl.constexpr):
+    """Ids from place ``start`` of all supports on; ``NOTHING`` from ``stop``, a support's end, on."""
     places = start + tl.arange(0, IDS)
-    mask = places < word(rows_ptr, _STOP, row, num_rows)
-    return tl.load(rows_ptr + NUM_COLUMNS * num_rows + places, mask=mask, other=NOTHING)
+    return tl.load(rows_ptr + NUM_COLUMNS * num_rows + places, mask=places < stop, other=NOTHING)
 
 
 @triton.jit
@@ -223,21 +232,21 @@ def marked(marks, ids, group):
     One id after the other: a group has few of a support. Registers can be told apart, but not indexed.
     """
     runs = group_runs(group)
-    ids = tl.where(ids // GROUP == group, ids, NOTHING)
+    ids = tl.where(ids >> GROUP_BITS == group, ids, NOTHING)
     lowest = tl.min(ids, 0)
     while lowest != NOTHING:
-        marks |= tl.where(runs == lowest // RUN, tl.full([], 1, tl.int32) << (lowest % RUN), 0)
+        marks |= tl.where(runs == lowest >> RUN_BITS, tl.full([], 1, tl.int32) << (lowest & (RUN - 1)), 0)
         ids = tl.where(ids == lowest, NOTHING, ids)
         lowest = tl.min(ids, 0)
     return marks
 
 
 @triton.jit
-def group_marks(rows_ptr, row, num_rows, first_ids, group, IDS: tl.constexpr):
-    """A group's marks; ``first_ids`` [IDS] are the first of the row's support."""
+def group_marks(rows_ptr, num_rows, start, stop, first_ids, group, IDS: tl.constexpr):
+    """A group's marks by the support from ``start`` to ``stop``, of which ``first_ids`` [IDS] are the first."""
     marks = marked(tl.zeros([RUNS_PER_GROUP], tl.int32), first_ids, group)
-    for start in range(support_start(rows_ptr, row, num_rows) + IDS, support_stop(rows_ptr, row, num_rows), IDS):
-        marks = marked(marks, support_ids(rows_ptr, row, num_rows, start, IDS), group)
+    for further in range(start + IDS, stop, IDS):
+        marks = marked(marks, support_ids(rows_ptr, num_rows, further, stop, IDS), group)
     return marks
 
 

@@ -9,15 +9,12 @@ from typing import Any
 import torch
 import triton
 
-from outrider.engine.kernels.launching import launch_options
+from outrider.engine.kernels.launching import launch_options, num_processors
 from outrider.engine.kernels.scoring.cutting import _cut_kernel
 from outrider.engine.kernels.scoring.device_functions import RUN_SIZE
-from outrider.engine.kernels.scoring.kernel import (
-    NUM_REALS,
-    _answer_kernel,
-    _entropy_kernel,
-    _group_kernel,
-)
+from outrider.engine.kernels.scoring.grouping import _group_kernel
+from outrider.engine.kernels.scoring.kernel import _answer_kernel, _entropy_kernel
+from outrider.engine.kernels.scoring.partials import NUM_FIELDS
 from outrider.engine.kernels.scoring.rows import Findings, Rows, Wish
 from outrider.engine.waiting import mark_reached
 from outrider.randomness.streams import GROUP_SIZE
@@ -25,11 +22,12 @@ from outrider.randomness.streams import GROUP_SIZE
 _MARKS_PER_GROUP = GROUP_SIZE // 32
 _IDS_AT_ONCE = 128
 _FEWEST_GROUPS = 16
-_FEWEST_PARTS = 8192
-"""Programs that keep a large device busy; with more than one group each, one is loaded while another is looked at."""
 _MOST_GROUPS_PER_PART = 16
+"""Fewer than the bits of a number: the group kernel has one for each."""
 _REGISTERS = 96
-"""A thread's, of the group kernel: twenty warps find room on a processor."""
+"""A thread's, of the group kernel."""
+_PROGRAMS_PER_PROCESSOR = 20
+"""As many of its programs, each a warp, find room with these registers."""
 _CUT_REGISTERS = 128
 
 
@@ -53,8 +51,7 @@ _WIDE = Search(2048, 4096, 16)
 class _Partial:
     """What the group kernel has found."""
 
-    groups: torch.Tensor  # [5, R, G] float32
-    unfit: torch.Tensor  # [R, G] float32
+    groups: torch.Tensor  # [R, G, 4] float32
     tops: torch.Tensor  # [R, 128 G]
 
 
@@ -107,37 +104,37 @@ def launch_kernels(logits: torch.Tensor, described: torch.Tensor, rows: Rows, *,
     found = torch.empty(rows.num_found, dtype=torch.int32, device=device)
     if not count:
         return found
-    groups = torch.empty(NUM_REALS, count, num_groups, device=device)
-    unfit = torch.empty(count, num_groups, device=device)
+    groups = torch.empty(count, num_groups, NUM_FIELDS, device=device)
     has = {"HAS_COUPLED": rows.any(Wish.COUPLED), "HAS_MARKS": rows.any(Wish.EXCLUDES)}
-    has_cuts = rows.any(Wish.CUTS)
+    has_cuts, has_entropy = rows.any(Wish.CUTS), rows.any(Wish.ENTROPY)
+    parts = torch.empty(count, num_groups if has_entropy else 0, device=device)
     num_runs = num_groups * (GROUP_SIZE // RUN_SIZE)
     tops = torch.empty(count, num_runs if has_cuts else 0, dtype=logits.dtype, device=device)
     stride = logits.stride(0)
-    groups_per_part, num_parts = _parts(count, num_groups)
-    _group_kernel[(count * num_parts,)](
-        logits, described, groups, unfit, tops, stride, count, vocab_size, num_groups, num_parts,
-        groups_per_part, HAS_CUTS=has_cuts, IDS=_IDS_AT_ONCE, num_warps=1, **has, **options, **registers,
+    groups_per_part, num_parts = _parts(count, num_groups, device)
+    _group_kernel[(count, num_parts)](
+        logits, described, groups, tops, stride, count, vocab_size, num_groups, groups_per_part,
+        HAS_CUTS=has_cuts, PACKED=_is_packed(logits), IDS=_IDS_AT_ONCE, num_warps=1, **has, **options, **registers,
     )  # fmt: skip
     most_groups = max(_FEWEST_GROUPS, triton.next_power_of_2(num_groups))
-    if rows.any(Wish.ENTROPY):
+    if has_entropy:
         _entropy_kernel[(count * num_groups,)](
-            logits, described, groups, stride, count, vocab_size, num_groups, GROUPS=most_groups, num_warps=1, **shared
+            logits, described, groups, parts, stride, vocab_size, num_groups, GROUPS=most_groups, num_warps=1, **shared
         )
     if not rows.all(Wish.CUTS):
         _answer_kernel[(count, 2 if len(rows.support_ids) else 1)](
-            logits, described, groups, unfit, found, stride, count, vocab_size, num_groups,
+            logits, described, groups, parts, found, stride, count, vocab_size, num_groups,
             GROUPS=most_groups, IDS=_IDS_AT_ONCE, **has, **options,
         )  # fmt: skip
     if has_cuts:
-        _answer_cut_rows(logits, described, _Partial(groups, unfit, tops), found, _WIDE if wide else _NARROW)
+        _answer_cut_rows(logits, described, _Partial(groups, tops), found, _WIDE if wide else _NARROW)
     return found
 
 
 def _answer_cut_rows(
     logits: torch.Tensor, described: torch.Tensor, partial: _Partial, found: torch.Tensor, search: Search
 ) -> None:
-    _, count, num_groups = partial.groups.shape
+    count, num_groups, _ = partial.groups.shape
     vocab_size, num_runs, num_marks = logits.shape[-1], partial.tops.shape[-1], num_groups * _MARKS_PER_GROUP
     most_groups = max(_FEWEST_GROUPS, triton.next_power_of_2(num_groups))
     words: dict[str, Any] = {"dtype": torch.int32, "device": logits.device}
@@ -145,7 +142,7 @@ def _answer_cut_rows(
     chosen = torch.empty(count, 2 * search.gathered, **words)
     registers = {"maxnreg": _CUT_REGISTERS} if logits.is_cuda else {}
     _cut_kernel[(count,)](
-        logits, described, marks, partial.groups, partial.unfit, partial.tops, chosen, masses, found,
+        logits, described, marks, partial.groups, partial.tops, chosen, masses, found,
         logits.stride(0), count, vocab_size, num_groups, num_marks, TOPS=triton.next_power_of_2(num_runs),
         RUNS=search.runs, GATHERED=search.gathered, GROUPS=most_groups, IDS=_IDS_AT_ONCE,
         BITS=16 if logits.dtype == torch.bfloat16 else 32, FAST=logits.is_cuda,
@@ -153,7 +150,14 @@ def _answer_cut_rows(
     )  # fmt: skip
 
 
-def _parts(count: int, num_groups: int) -> tuple[int, int]:
-    """How many groups a program has, and how many programs a row."""
-    groups_per_part = min(_MOST_GROUPS_PER_PART, triton.cdiv(count * num_groups, _FEWEST_PARTS))
+def _is_packed(logits: torch.Tensor) -> bool:
+    """Whether words of two logits can be loaded."""
+    is_even = logits.shape[-1] % 2 == 0 and logits.stride(0) % 2 == 0 and logits.data_ptr() % 4 == 0
+    return is_even and logits.dtype == torch.bfloat16
+
+
+def _parts(count: int, num_groups: int, device: torch.device) -> tuple[int, int]:
+    """How many groups a program has, and how many programs a row: as many as find room at once."""
+    num_parts = max(1, _PROGRAMS_PER_PROCESSOR * num_processors(device) // count)
+    groups_per_part = min(_MOST_GROUPS_PER_PART, triton.cdiv(num_groups, num_parts))
     return groups_per_part, triton.cdiv(num_groups, groups_per_part)

@@ -99,9 +99,9 @@ class Rows:
         return len(self.indices)
 
     def pack(self, words: Words) -> None:
-        """Fill ``words``, as many as ``num_words`` says: the columns one after the other, then the supports' ids."""
+        """Fill ``words``, as many as ``num_words`` says: row by row its columns, then the supports' ids."""
         count = len(self)
-        columns = words[: len(Column) * count].reshape(len(Column), count)
+        columns = words[: len(Column) * count].reshape(count, len(Column)).T
         stops = np.cumsum(self.support_counts)
         columns[Column.INDEX] = self.indices
         columns[Column.WISHES] = self.wishes
