@@ -25,6 +25,7 @@ from outrider.engine.kernels.inlet.kernel import _take_in_kernel
 from outrider.engine.kernels.linear.quarters import _quarters_kernel
 from outrider.engine.kernels.linear.skinny import _skinny_kernel
 from outrider.engine.kernels.linear.streamed import _add_up_kernel, _streamed_gate_kernel, _streamed_kernel
+from outrider.engine.kernels.paged_attention.chunks import _attend_chunks_kernel
 from outrider.engine.kernels.paged_attention.kernel import _attend_kernel
 from outrider.engine.kernels.rms_norm.kernel import _norm_kernel
 from outrider.engine.kernels.rotary_store.kernel import _turn_and_store_kernel
@@ -37,6 +38,7 @@ from outrider.engine.kernels.swiglu.kernel import _swiglu_kernel
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
 ATTENTION = {"PAGE_SIZE": 16, "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HAS_WINDOW": True}
 TILE = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_D": 128, "PRECISION": "tf32", "UNROLLED": 4}
+CHUNKS = {"LARGE_M": 64, "SMALL_M": 32, "BLOCK_N": 64, "BLOCK_D": 128, "ROWS": 256, "LEAST_BLOCKS": 4, "STAGES": 3}
 PRODUCT = {"K": 4096, "HAS_BIAS": True, "SPLITS": 2, "FETCHED": 256}
 STREAMED = {"K": 4096, "FETCHED": 128, "WIDTH": 128, "REST": 32, "HAS_REST": True, "BLOCK_N": 64, "BLOCK_K": 64}
 FEW = {"NUM_TOKENS": 2, "HAS_BIAS": True}
@@ -48,6 +50,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _swiglu_kernel: {"BLOCK": 1024},
     _turn_and_store_kernel: {**HEADS, "ADDENDS": 1, "HAS_ROWS": True, "HAS_NORM": True, "BLOCK_H": 4, "BLOCK_HALF": 64},
     _attend_kernel: {**ATTENTION, **TILE},
+    _attend_chunks_kernel: {**ATTENTION, **CHUNKS},
     _skinny_kernel: {**PRODUCT, "BLOCK_T": 16, "BLOCK_N": 64, "BLOCK_K": 256, "PRECISION": "tf32"},
     _streamed_kernel: {**STREAMED, "SPLITS": 2},
     _quarters_kernel: STREAMED,

@@ -34,7 +34,8 @@ from outrider.engine.kernels.linear.few_rows import (
 )
 from outrider.engine.kernels.linear.skinny import Tiling as ProductTiling
 from outrider.engine.kernels.linear.skinny import skinny_product
-from outrider.engine.kernels.paged_attention import DevicePlan, kernel, plan_attention, reference
+from outrider.engine.kernels.paged_attention import DevicePlan, kernel, paged_attention, plan_attention, reference
+from outrider.engine.kernels.paged_attention.chunks import ChunkTiling, attend_chunks, takes_chunks
 from outrider.engine.kernels.paged_attention.kernel import Tiling
 from outrider.engine.kernels.rms_norm.kernel import TritonNorm
 from outrider.engine.kernels.rotary_store import Angles, HeadLayout
@@ -225,7 +226,44 @@ def test_attention(
         found = kernel.paged_attention(rows, kv, plan, tiling=tiling, splits=splits)
         check(found[: len(query)], truth, dtype)
         assert found[len(query) :].isnan().all()
+        if dtype == torch.float32:
+            continue
+        for budget in (1, 9):
+            found = attend_chunks(rows, kv, plan, tiling=ChunkTiling(32, 16, 4, 3), budget=budget)
+            check(found[: len(query)], truth, dtype)
+            assert found[len(query) :].isnan().all()
         assert not counters.any()
+
+
+@pytest.mark.parametrize(
+    ("contexts", "queries", "window"),
+    [([200], [20], None), ([150, 40, 9], [3, 30, 9], 100), ([60, 150], [60, 12], 40)],
+)
+def test_chunks_over_longer_contexts(contexts: list[int], queries: list[int], window: int | None) -> None:
+    """Tiles have blocks of keys that all queries see, that some see and that none do; twice, to the same bits."""
+    dtype = torch.float16
+    batch, slots = ragged_batch(4, contexts, queries, num_pages=300)
+    kv = torch.full((1200, 2, 2, 16), NAN, device=DEVICE, dtype=dtype)
+    kv[slots] = random(len(slots), 2, 2, 16, dtype=dtype)
+    query, shape = random(sum(queries), 8, 16, dtype=dtype), BatchShape.of(batch)
+    counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)
+    frame = BatchFrame(4, frozenset((window,)), counters)
+    plan = unpack(torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, frame, 0).plans[window]
+    assert isinstance(plan, DevicePlan)
+    plain = plan_attention(batch, page_size=4, window=window, device=torch.device("cpu"), dtype=torch.float64)
+    truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain)
+    found, again = (attend_chunks(query, kv, plan, tiling=ChunkTiling(32, 16, 4, 3), budget=9) for _ in range(2))
+    check(found, truth, dtype)
+    assert torch.equal(found, again)
+    assert not counters.any()
+
+
+def test_chunks_are_for_many_queries_of_two_bytes() -> None:
+    for dtype, max_queries, head_dim, takes in (
+        (torch.float16, 9, 128, True), (torch.bfloat16, 512, 64, True), (torch.float16, 8, 128, False),
+        (torch.float32, 512, 128, False), (torch.float16, 512, 256, False),
+    ):  # fmt: skip
+        assert takes_chunks(torch.zeros(1, 4, head_dim, dtype=dtype), max_queries) == takes
 
 
 @pytest.mark.parametrize(
@@ -240,7 +278,13 @@ def test_programs_fill_a_device_evenly(programs: int, at_once: int, is_even: boo
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("contexts", "queries"),
-    [([32_768], [5]), ([30_000, 7, 4096], [1, 3, 512]), ([900] * 40, [8] * 40), ([300] * 132, [1] * 132)],
+    [
+        ([32_768], [5]),
+        ([30_000, 7, 4096], [1, 3, 512]),
+        ([9000, 30, 800], [200, 8, 1]),
+        ([900] * 40, [8] * 40),
+        ([300] * 132, [1] * 132),
+    ],
 )
 def test_attention_over_long_contexts(contexts: list[int], queries: list[int], dtype: torch.dtype) -> None:
     batch, slots = ragged_batch(16, contexts, queries, num_pages=12_000)
@@ -257,7 +301,7 @@ def test_attention_over_long_contexts(contexts: list[int], queries: list[int], d
         query.float(), kv.float(), plan_attention(batch, page_size=16, window=None, device=DEVICE, dtype=torch.float32)
     )
     for _ in range(20):  # a race would show as a difference that moves
-        check(kernel.paged_attention(query, kv, plan), truth, dtype)
+        check(paged_attention(query, kv, plan), truth, dtype)
     assert not counters.any()
 
 

@@ -25,7 +25,9 @@ def paged_attention(query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan |
     ** -0.5.
     """
     if isinstance(plan, DevicePlan):
-        from outrider.engine.kernels.paged_attention import kernel  # Triton is slow to import
+        from outrider.engine.kernels.paged_attention import chunks, kernel  # Triton is slow to import
 
+        if chunks.takes_chunks(query, plan.rows.max_queries):
+            return chunks.attend_chunks(query, kv, plan)
         return kernel.paged_attention(query, kv, plan)
     return reference.paged_attention(query, kv, plan)
