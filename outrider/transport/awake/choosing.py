@@ -19,6 +19,10 @@ AUTOMATIC_COUNT = 1
 """The threads of a process follow one another: on one processor they find its caches warm and wake no other."""
 _LEAST_FOR_AUTOMATIC = 8
 """Three processes take three."""
+_MAY_BE_PAIRS = 15
+"""From so many cores besides the first on, every other one is taken first: two processors of a virtual machine may be
+one core without its being told, and what burns on one then slows the other.
+"""
 _SYSTEM = Path("/sys")
 _POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
 
@@ -83,8 +87,15 @@ def _cores(system: Path, begin: int | None) -> list[tuple[int, ...]]:
         name = siblings.read_text(encoding="ascii").strip() if siblings.is_file() else str(processor)
         cores.setdefault(name, []).append(processor)
     first, *others = (tuple(core) for core in cores.values())
-    start = secrets.randbelow(len(cores)) if begin is None else begin
-    return [*others[start:], *others[:start], first]
+    if len(others) < _MAY_BE_PAIRS:
+        return [*_from(others, begin), first]
+    odd = [core for core in others if core[0] % 2 or len(core) > 1]
+    return [*_from(odd, begin), *_from([core for core in others if core not in odd], begin), first]
+
+
+def _from(cores: list[tuple[int, ...]], begin: int | None) -> list[tuple[int, ...]]:
+    start = secrets.randbelow(len(cores) + 1) if begin is None else begin
+    return [*cores[start:], *cores[:start]]
 
 
 def _claim(name: str) -> socket.socket | None:

@@ -50,6 +50,19 @@ def test_a_core_is_taken_with_all_its_threads(monkeypatch: pytest.MonkeyPatch, t
     taken.give_back()
 
 
+def test_neighbours_that_may_be_one_core_are_not_taken_together_where_there_are_many(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str
+) -> None:
+    _allow(monkeypatch, *range(16))
+    three = [take(1, first=0, family=family, system=tmp_path) for _ in range(3)]
+    assert [taken.processors for taken in three] == [(1,), (3,), (5,)]
+    every = take(16, family=family, system=tmp_path)
+    assert sorted(every.processors) == sorted({*range(16)} - {1, 3, 5})
+    assert every.processors[-1] == 0
+    for taken in (*three, every):
+        taken.give_back()
+
+
 @pytest.mark.parametrize("text", ["200000 100000\n", "50000 100000\n"])
 def test_a_quota_of_version_two_is_seen(tmp_path: Path, text: str) -> None:
     assert not has_quota(tmp_path)
