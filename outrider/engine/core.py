@@ -143,7 +143,11 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         for key in [key for key in (*self._pending, *self._early) if key[0] == link_id]:
             self._give_up(key, "link closed")
         self._ready.pop(link_id, None)
+        gone = [pending for pending, _ in self._found if pending.session.link_id == link_id]
         self._found = [entry for entry in self._found if entry[0].session.link_id != link_id]
+        for pending in gone:
+            if pending.record is not None:
+                self._record_end(pending, pending.record, self._clock(), "link closed", is_answered=False)
         self._deferred = [entry for entry in self._deferred if entry[0] != link_id]
         self._patience.drop_link(link_id)
         self._foresight.drop_link(link_id)
@@ -171,6 +175,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         event = self.ledger.open(link_id, command)
         self.activity.note_opened(event, is_ending=self.ledger.is_closed)
         self._cancel_stale((link_id, command.session))
+        self._note_end((link_id, command.session))  # of what it was before, if it was anything
         if event is not None:
             self._answer(link_id, event, command)
 
@@ -393,6 +398,8 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
                 pending.foreseen = self._ahead.confirm(following, index, session, event)
             if pending.foreseen is not None:
                 self._pending[session.key] = pending
+            else:
+                self.activity.num_foreseen_unused += 1
             served.append((pending, 1))
         keys = frozenset(pending.session.key for pending, _ in served)
         self._started = _Started(following.flight, served, keys, now, len(served), 0)

@@ -32,7 +32,8 @@ class Patience:
     def note_return(self, key: SessionKey, now_ns: int) -> None:
         """A session has sent its next item."""
         left = self._left.pop(key, None)
-        if left is not None and now_ns - left <= LONGEST_ABSENCE_NS:
+        # Who asks for something else before it was answered comes before it left.
+        if left is not None and 0 <= now_ns - left <= LONGEST_ABSENCE_NS:
             self._away_ns = _mean(self._away_ns, now_ns - left)
 
     def note_end(self, key: SessionKey) -> None:

@@ -260,6 +260,32 @@ def test_nothing_is_computed_ahead_while_anybody_speculates() -> None:
     assert rig.core.has_work
 
 
+def test_who_speculated_and_could_not_be_opened_anew_keeps_nobody_back() -> None:
+    rig = _Rig()
+    rig.open(ONE, OTHER)
+    rig.ask(ONE)
+    rig.ask(OTHER, drafts=(7, 8))
+    rig.step()
+    too_long = Open(OTHER, 1000, SamplingParams(), 0, AcceptanceMethod.REJECTION, 1, LENGTH + 1, 1000)
+    rig.core.handle(1, [too_long])
+    assert [type(event) for _, batch in rig.core.step() for event in batch.events] == [SessionFailed]
+    rig.ask(ONE)
+    rig.step()
+    assert rig.core.has_work
+
+
+def test_what_followed_for_nothing_is_counted() -> None:
+    rig = _Rig()
+    rig.stage.follows = True
+    rig.open(ONE)
+    rig.run_plain(ONE, num_steps=2)
+    rig.ask(ONE)
+    rig.core.handle(1, [Release(ONE, 1000)])
+    while rig.core.has_work:
+        assert rig.step() == []
+    assert rig.used == (1, 1)
+
+
 def test_a_single_plain_step_between_drafts_is_not_taken_for_the_first_of_many() -> None:
     rig = _Rig()
     rig.open(ONE)

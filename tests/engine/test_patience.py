@@ -79,3 +79,11 @@ def test_what_was_seen_last_counts_a_fifth() -> None:
     patience.note_return(ONE, 1000 + 2 * AWAY)
     patience.note_answer(ONE, 2000)
     assert patience.wait_ns(2000) == 180
+
+
+def test_who_asked_for_something_else_before_it_was_answered_was_not_away() -> None:
+    patience = _patience()
+    patience.note_answer(ONE, 1000)
+    patience.note_return(ONE, 100)
+    patience.note_answer(ONE, 2000)
+    assert patience.wait_ns(2000 + AWAY - CHUNK + 1) == AWAY // 2 + CHUNK - 1

@@ -1,0 +1,121 @@
+"""A target's model of a few numbers, whose device does what it is given in the order in which it was given it.
+
+What a text's next token is, is told from what lies in the slots of the cache: pages that go to somebody else too soon,
+a text that was cut wrongly and a token that was never told show in the logits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import torch
+
+from outrider.engine.batch import ForwardBatch, ForwardRow, plan_forward
+from outrider.engine.pages import PagePool
+from outrider.engine.sampling.fused import Scoring
+from outrider.engine.sampling.process import needs_adjusting
+from outrider.engine.sampling.rows import ScoreRequest
+from outrider.engine.sampling.scoring import score
+from outrider.engine.sequences import Sequence as KvSequence
+from outrider.engine.sequences import SequenceTable
+from outrider.engine.stage import Flight, Following
+from outrider.ports import Score, Scores
+from outrider.types import extend_prefix_hash
+from target_service.jobs import ScoreJob
+from target_service.scorer import Scorer, TargetSession, next_token
+
+VOCAB_SIZE, MAX_LENGTH, PAGE_SIZE = 40, 48, 4
+_ONE_FAILS_IN = 197
+
+
+class Runner:
+    """What the scorer needs of a ``ModelRunner``."""
+
+    max_model_len = MAX_LENGTH
+    takes_drawn = True
+    device = torch.device("cpu")
+
+    def __init__(self, num_pages: int) -> None:
+        self.sequences = SequenceTable(PagePool(num_pages, PAGE_SIZE))
+        self.config = SimpleNamespace(vocab_size=VOCAB_SIZE)
+        self._slots = [-1] * (num_pages * PAGE_SIZE)
+
+    def forward(self, rows: Sequence[ForwardRow], *, as_computed: bool = False) -> torch.Tensor:
+        batch = plan_forward(self.sequences, rows)
+        return self._run(batch, batch.token_ids)
+
+    def forward_drawn(self, sequences: Sequence[KvSequence], drawn: torch.Tensor) -> torch.Tensor:
+        batch = plan_forward(self.sequences, [ForwardRow(sequence, (0,)) for sequence in sequences])
+        return self._run(batch, drawn.clamp(0, VOCAB_SIZE - 1).tolist())
+
+    def _run(self, batch: ForwardBatch, token_ids: Sequence[int]) -> torch.Tensor:
+        for slot, token_id in zip(batch.slots, token_ids, strict=True):
+            self._slots[slot] = token_id
+        texts: list[list[int]] = []
+        for pages, (start, stop) in zip(batch.page_tables, itertools.pairwise(batch.query_starts), strict=True):
+            held = [self._slots[page * PAGE_SIZE + place] for page in pages for place in range(PAGE_SIZE)]
+            texts += [held[: position + 1] for position in batch.positions[start:stop]]
+        return torch.cat([torch.empty(0, VOCAB_SIZE), *(_logits(texts[i]) for i in batch.logit_indices)])
+
+
+def _logits(text: Sequence[int]) -> torch.Tensor:  # [1, V]
+    known = extend_prefix_hash(0, [1 + token_id for token_id in text])
+    choose = random.Random(known)
+    logits = torch.tensor([[choose.gauss(0, 2) for _ in range(VOCAB_SIZE)]])
+    return logits * torch.nan if known % _ONE_FAILS_IN == 0 else logits
+
+
+class Drawing(Scoring):
+    """Says at once what follows, as a GPU would, and is sometimes wrong, as where the kernels cannot tell."""
+
+    choose = random.Random()
+
+    def drawn(self) -> torch.Tensor | None:
+        requests = self._requests
+        if any(needs_adjusting(one.open) or one.open.num_logprobs is not None for one in requests) or self._has_drafts:
+            return None
+        self._words = [self._drawn(outcome.form) for outcome in score(self._logits, requests)]
+        return torch.tensor(self._words, dtype=torch.int32)
+
+    def drawn_token(self, index: int) -> int:
+        return self._words[index]
+
+    def _drawn(self, form: object) -> int:
+        token_id = None if form is None else next_token(form)  # type: ignore[arg-type]
+        return self.choose.randint(-9, 99) if token_id is None or self.choose.random() < 0.05 else token_id
+
+
+def begin_drawing(logits: torch.Tensor, requests: Sequence[ScoreRequest]) -> Drawing:
+    return Drawing(logits, requests, fused=False)
+
+
+class Flying(Scorer):
+    """Starts forwards before they are asked for; counts the items that it foresaw or followed."""
+
+    num_foreseen = num_followed = 0
+    _confirms = False
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return True
+
+    def foresee(self, session: TargetSession, answer: Scores) -> Score | None:
+        item = super().foresee(session, answer)
+        self.num_foreseen += item is not None and not self._confirms
+        return item
+
+    def confirm(
+        self, following: Following[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores
+    ) -> Score | None:
+        self._confirms = True
+        item = super().confirm(following, index, session, answer)
+        self._confirms = False
+        return item
+
+    def follow(self, flight: Flight[Scores]) -> Following[ScoreJob, Scores] | None:
+        following = super().follow(flight)
+        self.num_followed += len(following.jobs) if following is not None else 0
+        return following
