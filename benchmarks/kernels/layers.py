@@ -1,4 +1,4 @@
-"""Cases of the kernels inside a layer: products, normalisation, rotary, gate, attention, copies of pages.
+"""Cases of the kernels inside a layer but attention: products, normalisation, rotary, gate, copies of pages.
 
 Sizes are an 8B model's on a GPU and tiny on a CPU.
 """
@@ -13,22 +13,15 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.kernels.cases import KernelCase, Place, relative_error
-from outrider.engine.batch import ForwardRow, plan_forward
-from outrider.engine.device_inputs import BatchFrame, BatchShape, pack, unpack
 from outrider.engine.kernels.kv_store import copy_pages
-from outrider.engine.kernels.launching import num_processors
 from outrider.engine.kernels.linear import prepare_weight
-from outrider.engine.kernels.paged_attention import AttentionPlan, DevicePlan, paged_attention, plan_attention
-from outrider.engine.kernels.paged_attention.device_plan import num_counters
 from outrider.engine.kernels.rms_norm import prepare_norm
 from outrider.engine.kernels.rotary_store import Angles, HeadLayout, turn_and_store
 from outrider.engine.kernels.rotary_store.reference import turn_and_store as reference_turn_and_store
 from outrider.engine.kernels.swiglu import swiglu
-from outrider.engine.pages import PagePool
-from outrider.engine.sequences import SequenceTable
 
-_PAGE_SIZE = 16
-_TOLERANCES = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+PAGE_SIZE = 16
+TOLERANCES = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +57,6 @@ def layer_cases(place: Place, *, num_rows: int, tokens_per_row: int) -> Iterator
     yield _norm(place, num_tokens, sizes.hidden)
     yield _swiglu(place, num_tokens, sizes.inner)
     yield _rotary(place, num_tokens, sizes)
-    yield _attention(place, num_rows, tokens_per_row, sizes)
     yield _page_copies(place, num_rows, sizes)
 
 
@@ -79,7 +71,7 @@ def _linear(place: Place, name: str, num_tokens: int, inputs: int, outputs: int)
         (outputs * inputs + num_tokens * (inputs + outputs)) * x.element_size(),
         lambda i: products[i % num_sets](x, None),
         lambda: relative_error(products[0](x, None), x.double() @ weights[0].double().T),
-        _TOLERANCES[place.dtype],
+        TOLERANCES[place.dtype],
     )
 
 
@@ -98,7 +90,7 @@ def _gated(place: Place, num_tokens: int, sizes: LayerSizes) -> KernelCase:
     return KernelCase(
         "linear gate_up, gated", f"{num_tokens} x {sizes.hidden} to {sizes.inner}",
         weights[0].nbytes + x.nbytes + num_tokens * sizes.inner * x.element_size(),
-        lambda i: products[i % num_sets].gated(x, None), difference, _TOLERANCES[place.dtype],
+        lambda i: products[i % num_sets].gated(x, None), difference, TOLERANCES[place.dtype],
     )  # fmt: skip
 
 
@@ -112,7 +104,7 @@ def _norm(place: Place, num_tokens: int, size: int) -> KernelCase:
 
     return KernelCase(
         "norm", f"{num_tokens} x {size}", 4 * x.nbytes, lambda _: norm.after_adding(x, zero), difference,
-        _TOLERANCES[place.dtype],
+        TOLERANCES[place.dtype],
     )  # fmt: skip
 
 
@@ -125,7 +117,7 @@ def _swiglu(place: Place, num_tokens: int, inner: int) -> KernelCase:
 
     return KernelCase(
         "swiglu", f"{num_tokens} x {inner}", gate_up.nbytes * 3 // 2, lambda _: swiglu(gate_up), difference,
-        _TOLERANCES[place.dtype],
+        TOLERANCES[place.dtype],
     )  # fmt: skip
 
 
@@ -150,54 +142,21 @@ def _rotary(place: Place, num_tokens: int, sizes: LayerSizes) -> KernelCase:
     return KernelCase(
         "rotary and store", f"{num_tokens} tokens", moved,
         lambda _: turn_and_store(qkv, kv, slots, angles, layout, norm_weight=None), difference,
-        _TOLERANCES[place.dtype],
-    )  # fmt: skip
-
-
-def _attention(place: Place, num_rows: int, tokens_per_row: int, sizes: LayerSizes) -> KernelCase:
-    pages = num_rows * -(-sizes.context // _PAGE_SIZE)
-    table = SequenceTable(PagePool(pages, _PAGE_SIZE))
-    sequences = [table.open(sizes.context) for _ in range(num_rows)]
-    for sequence in sequences:
-        table.extend(sequence, [0] * (sizes.context - tokens_per_row))
-    batch = plan_forward(table, [ForwardRow(sequence, [0] * tokens_per_row) for sequence in sequences])
-
-    def reference_plan(dtype: torch.dtype) -> AttentionPlan:
-        return plan_attention(batch, page_size=_PAGE_SIZE, window=None, device=place.device, dtype=dtype)
-
-    plan: AttentionPlan | DevicePlan = reference_plan(place.dtype)
-    if place.is_large:
-        counters = torch.zeros(num_counters(num_processors(place.device)), dtype=torch.int32, device=place.device)
-        shape = BatchShape.of(batch)
-        buffer = torch.from_numpy(pack(batch, shape)).to(place.device)
-        plan = unpack(buffer, shape, BatchFrame(_PAGE_SIZE, frozenset((None,)), counters), 0).plans[None]
-    query = place.random(num_rows * tokens_per_row, sizes.num_heads, sizes.head_dim)
-    num_sets = 2 if place.is_large else 1
-    caches = [place.random(pages * _PAGE_SIZE, 2, sizes.num_kv_heads, sizes.head_dim) for _ in range(num_sets)]
-
-    def difference() -> float:
-        from outrider.engine.kernels.paged_attention import reference
-
-        truth = reference.paged_attention(query.float(), caches[0].float(), reference_plan(torch.float32))
-        return relative_error(paged_attention(query, caches[0], plan), truth)
-
-    return KernelCase(
-        "paged attention", f"{num_rows} x {tokens_per_row} over {sizes.context}", caches[0].nbytes + 2 * query.nbytes,
-        lambda i: paged_attention(query, caches[i % num_sets], plan), difference, _TOLERANCES[place.dtype],
+        TOLERANCES[place.dtype],
     )  # fmt: skip
 
 
 def _page_copies(place: Place, num_copies: int, sizes: LayerSizes) -> KernelCase:
     num_layers = 32 if place.is_large else 2
-    cache = place.random(num_layers, 2 * num_copies * _PAGE_SIZE, 2, sizes.num_kv_heads, sizes.head_dim)
+    cache = place.random(num_layers, 2 * num_copies * PAGE_SIZE, 2, sizes.num_kv_heads, sizes.head_dim)
     copies = [(i, num_copies + i) for i in range(num_copies)]
 
     def difference() -> float:
-        copy_pages(cache, copies, page_size=_PAGE_SIZE)
+        copy_pages(cache, copies, page_size=PAGE_SIZE)
         source, copied = cache.view(num_layers, 2, -1).unbind(1)
         return float(np.mean((source != copied).cpu().numpy()))
 
     return KernelCase(
         "copy of pages", f"{num_copies} pages of {num_layers} layers", cache.nbytes,
-        lambda _: copy_pages(cache, copies, page_size=_PAGE_SIZE), difference, 0.0, is_capturable=False,
+        lambda _: copy_pages(cache, copies, page_size=PAGE_SIZE), difference, 0.0, is_capturable=False,
     )  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 from benchmarks.engine.floor import measure_device, timed_samples
 from benchmarks.engine.measuring import GateError
 from benchmarks.environment import describe_environment, now
+from benchmarks.kernels.attention import attention_cases
 from benchmarks.kernels.cases import KernelCase, Place
 from benchmarks.kernels.drafting import drafting_cases
 from benchmarks.kernels.layers import layer_cases
@@ -19,7 +20,7 @@ from benchmarks.schema import Label, Result, Series
 from outrider.engine.placement import prepare_device
 from outrider.errors import ConfigError
 
-NUM_KERNELS = 18
+NUM_KERNELS = 20
 _IN_A_ROW = 20
 """Goes that one graph holds."""
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -103,6 +104,7 @@ def _cases(place: Place, plan: Plan) -> Iterator[KernelCase]:
     yield from scoring_cases(place, num_rows=plan.num_rows, num_positions=plan.num_positions)
     yield from drafting_cases(place, num_rows=plan.num_rows)
     yield from layer_cases(place, num_rows=plan.num_rows, tokens_per_row=plan.tokens_per_row)
+    yield from attention_cases(place, num_rows=plan.num_rows, tokens_per_row=plan.tokens_per_row)
 
 
 def _time(case: KernelCase, device: torch.device, plan: Plan) -> list[float]:
