@@ -166,6 +166,8 @@ class Coordinator:
         support = self._support(ids) if ids and opened.acceptance_method is REJECTION else None
         generation = next(self._generations)
         item = score_item(opened.session, generation, tokens, ids, base_length=base, support=support)
+        if self._choose.random() < 0.5:
+            item = dataclasses.replace(item, trace_parent=f"00-{self.driver.link_id:016x}{generation:016x}-{1:016x}-01")
         session.held = base
         session.newest = session.asked[generation] = Asked(item, tuple(tokens))
         return item

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from outrider.engine.core import ServiceCore
+from outrider.recording import ItemRecord
+from outrider.telemetry.tracing.service_spans import item_spans
 from target_service import flight
 from tests.engine.ahead.coordinating import KINDS, Coordinator, core_of
 from tests.engine.ahead.device import Drawing, Flying, Runner, begin_drawing
@@ -16,6 +18,22 @@ Core = ServiceCore[Any, Any, Any, Any]
 NUM_ROUNDS, ROUNDS_OF_A_KIND = 600, 30
 NUM_PAGES = 70
 """Too few for all sessions."""
+
+
+class _Spans:
+    """Checks the spans of what is traced."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def wants(self, trace_parent: str) -> bool:
+        return True
+
+    def ended(self, item: ItemRecord) -> None:
+        assert item.trace_parent not in self.seen
+        self.seen.add(item.trace_parent)
+        for span in list(item_spans(item, "score")):
+            assert span.end_ns >= span.start_ns, span
 
 
 def _step(core: Core, links: dict[int, Coordinator]) -> None:
@@ -51,6 +69,7 @@ def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int, monkeypa
     runner = Runner(NUM_PAGES)
     scorer = Flying(runner)  # type: ignore[arg-type]
     core = core_of(scorer, computes_ahead=True)
+    core.recorder = spans = _Spans()
     links = {i: Coordinator(core, i, choose) for i in range(2)}
     num_checked = 0
     for number in range(NUM_ROUNDS):
@@ -81,4 +100,5 @@ def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int, monkeypa
     assert core.num_sessions == runner.sequences.pool.num_used == 0
     assert activity.num_foreseen_used + activity.num_foreseen_unused == scorer.num_foreseen + scorer.num_followed
     assert num_checked > NUM_ROUNDS
+    assert len(spans.seen) > NUM_ROUNDS / 2
     assert min(activity.num_foreseen_used, activity.num_foreseen_unused, scorer.num_followed) > 20
