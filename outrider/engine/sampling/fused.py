@@ -9,6 +9,7 @@ Shape letters: ``R`` rows, the K+1 positions of every session one after the othe
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,9 +95,14 @@ class Scoring:
 
     def drawn_token(self, index: int) -> int:
         """The same of session ``index``, on the host; not before ``outcomes``."""
+        return self._drawn_tokens[index]
+
+    @functools.cached_property
+    def _drawn_tokens(self) -> list[int]:
         if self._first is None:
             raise ValueError("nothing was drawn on the device")
-        return int(self._first.launch.findings().words[self._drawn_places()[index]])
+        tokens: list[int] = self._first.launch.findings().words[self._drawn_places()].tolist()
+        return tokens
 
     def _drawn_places(self) -> list[int]:
         """Where among the words that the kernels find each session's token is, if all have one row."""
