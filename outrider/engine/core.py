@@ -13,40 +13,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Generic
 
 from outrider.engine.activity import Activity
 from outrider.engine.chunk_size import ChunkSize
+from outrider.engine.flights import AtOnce, Started
 from outrider.engine.foresight import Foresight
 from outrider.engine.ledger import Ledger, Session, SessionKey
 from outrider.engine.patience import LONGEST_ABSENCE_NS, Patience
 from outrider.engine.pending import Pending
 from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, is_running, share_tokens
-from outrider.engine.stage import AheadStage, EventT, Flight, Following, ItemT, JobT, Pass, Stage, TextT
+from outrider.engine.stage import AheadStage, EventT, Following, ItemT, JobT, Stage, TextT
+from outrider.engine.telling import Answered, CommonEvent, Telling, Told
 from outrider.engine.trouble import log_trouble
 from outrider.errors import OutriderError
-from outrider.ports import EventBatch, ForwardReport, Open, Refused, Release, SessionFailed, SessionLost
-from outrider.recording import ItemRecord, PassRecord, Recorder
+from outrider.ports import Open, Refused, Release, SessionFailed, SessionLost
+from outrider.recording import PassRecord, Recorder
 
 DEFAULT_MAX_BATCHED_TOKENS = 512
 _LOOK_S = 20e-6
 """How often one looks whether a forward that was started is done, at least."""
-
-CommonEvent = SessionLost | SessionFailed | Refused
-
-
-@dataclass(frozen=True, slots=True)
-class _Started(Generic[TextT, ItemT, JobT, EventT]):
-    """A forward under way."""
-
-    flight: Flight[EventT]
-    served: list[tuple[Pending[TextT, ItemT, JobT], int]]
-    keys: frozenset[SessionKey]
-    started_ns: int
-    num_running: int
-    num_chunk_tokens: int
-    """Of prompts."""
 
 
 class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
@@ -68,14 +54,12 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         """
         self.ledger = ledger
         self.activity = Activity()
-        self.recorder: Recorder | None = None
-        """Told of traced items; set before the first message, if at all."""
+        self._telling: Telling[TextT, ItemT, JobT, EventT] = Telling(self.activity, clock, lambda: stage.num_pages_free)
         self._stage, self._ahead = stage, ahead
         self._max_batched_tokens = max_batched_tokens
         self._chunk_size = ChunkSize(max_prefill_beside)
         self._adapts_chunks = adapts_chunks
         self._clock = clock
-        self._ready: dict[int, list[EventT | CommonEvent]] = {}
         self._ran_ns = -LONGEST_ABSENCE_NS
         """When a running session was served last."""
         self._patience = Patience()
@@ -84,25 +68,32 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self._pending: dict[SessionKey, Pending[TextT, ItemT, JobT]] = {}
         self._early: dict[SessionKey, tuple[Pending[TextT, ItemT, JobT], EventT]] = {}
         """Computed, and not asked for yet."""
-        self._found: list[tuple[Pending[TextT, ItemT, JobT], EventT]] = []
-        """Asked for after they were computed, and to be told."""
-        self._started: _Started[TextT, ItemT, JobT, EventT] | None = None
+        self._started: Started[TextT, ItemT, JobT, EventT] | None = None
         self._following: Following[JobT, EventT] | None = None
         """One more step of those that are under way, started too."""
         self._deferred: list[tuple[int, ItemT, int]] = []
         """Of sessions that a forward under way serves with something else: link, item, arrival."""
 
     @property
+    def recorder(self) -> Recorder | None:
+        """Told of traced items; set before the first message, if at all."""
+        return self._telling.recorder
+
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        self._telling.recorder = recorder
+
+    @property
     def has_work(self) -> bool:
         """Whether ``step`` would do anything."""
-        return bool(self._ready or self._found or self._pending or self._started)
+        return bool(self._telling.has_any or self._pending or self._started)
 
     @property
     def pause_s(self) -> float:
         """For how long there had better be no step, in seconds: while a forward is under way, and while prompts had
         better wait for running sessions.
         """
-        if self._ready or self._found:
+        if self._telling.has_any:
             return 0.0
         if self._started is not None:
             return 0.0 if self._started.flight.is_done() else _LOOK_S
@@ -142,21 +133,16 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         """Release everything that the link holds."""
         for key in [key for key in (*self._pending, *self._early) if key[0] == link_id]:
             self._give_up(key, "link closed")
-        self._ready.pop(link_id, None)
-        gone = [pending for pending, _ in self._found if pending.session.link_id == link_id]
-        self._found = [entry for entry in self._found if entry[0].session.link_id != link_id]
-        for pending in gone:
-            if pending.record is not None:
-                self._record_end(pending, pending.record, self._clock(), "link closed", is_answered=False)
+        self._telling.drop_link(link_id)
         self._deferred = [entry for entry in self._deferred if entry[0] != link_id]
         self._patience.drop_link(link_id)
         self._foresight.drop_link(link_id)
         self.ledger.drop_link(link_id)
 
-    def step(self) -> list[tuple[int, EventBatch[EventT | CommonEvent]]]:
+    def step(self) -> Told[EventT]:
         """Answers that needed no forward, if there are any; otherwise one forward and what it answers."""
-        if self._ready or self._found:
-            return self._tell()
+        if self._telling.has_any:
+            return self._telling.take()
         started = self._started or self._start()
         if started is None:
             return []
@@ -167,7 +153,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             self._board(started, answers)
         else:
             self._go_ahead(answers)
-        return self._batches(answers)
+        return self._telling.batches(answers)
 
     # What arrives.
 
@@ -177,7 +163,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self._cancel_stale((link_id, command.session))
         self._note_end((link_id, command.session))  # of what it was before, if it was anything
         if event is not None:
-            self._answer(link_id, event, command)
+            self._telling.put(link_id, event, command)
 
     def _release(self, link_id: int, command: Release) -> None:
         if self.ledger.release(link_id, command):
@@ -190,7 +176,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             return
         if isinstance(session, SessionLost):
             self._note_end((link_id, item.session))
-            self._answer(link_id, session, trace_parent=item.trace_parent)
+            self._telling.put(link_id, session, trace_parent=item.trace_parent)
             return
         self._patience.note_return(session.key, arrived_ns)
         if self._take_foreseen(session.key, item, arrived_ns):
@@ -207,11 +193,11 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             answer = answer or self.ledger.rewind(session, item.base_length, item.prefix_hash)
         if answer is not None:
             self._note_end(session.key)
-            self._answer(link_id, answer, session.open)
+            self._telling.put(link_id, answer, session.open)
             return
         job = self._stage.begin(session, item)
         self._foresight.note_item(session.key, job)
-        record = self._record_of(item, arrived_ns)
+        record = self._telling.record_of(item, arrived_ns)
         self._pending[session.key] = Pending(session, item.generation, job, arrived_ns, arrived_ns, record)
 
     def _take_foreseen(self, key: SessionKey, item: ItemT, arrived_ns: int) -> bool:
@@ -221,11 +207,11 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             return False
         if not self._ahead.is_foreseen(item, pending.foreseen):
             return False
-        pending.ask(item, arrived_ns, self._record_of(item, arrived_ns))
+        pending.ask(item, arrived_ns, self._telling.record_of(item, arrived_ns))
         self.activity.num_foreseen_used += 1
         if key in self._early:
             event = self._as_asked(*self._early.pop(key))
-            self._found.append((pending, event))
+            self._telling.put_found(pending, event)
             self._foresee(pending, event)
         return True
 
@@ -238,11 +224,6 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         deferred, self._deferred = self._deferred, []
         for link_id, item, arrived_ns in deferred:
             self._item(link_id, item, arrived_ns)
-
-    def _record_of(self, item: ItemT, arrived_ns: int) -> ItemRecord | None:
-        if item.trace_parent and self.recorder is not None and self.recorder.wants(item.trace_parent):
-            return ItemRecord(item.trace_parent, item.session, item.generation, arrived_ns)
-        return None
 
     # What ends without an answer.
 
@@ -258,34 +239,23 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         pending = self._pending.pop(key, None) or early
         if pending is not None and pending.foreseen is not None:
             self.activity.num_foreseen_unused += 1
-        if pending is not None and pending.record is not None:
-            self._record_end(pending, pending.record, self._clock(), why, is_answered=False)
+        if pending is not None:
+            self._telling.end_unanswered(pending, why)
 
     def _note_end(self, key: SessionKey) -> None:
         self._patience.note_end(key)
         self._foresight.note_end(key)
 
-    def _record_end(
-        self, pending: Pending[TextT, ItemT, JobT], record: ItemRecord, now_ns: int, outcome: str, *, is_answered: bool
-    ) -> None:
-        record.ended_ns, record.outcome = now_ns, outcome
-        record.timing = pending.timing(now_ns) if is_answered else None
-        if self.recorder is not None:
-            self.recorder.ended(record)
-
     # One forward.
 
-    def _start(self) -> _Started[TextT, ItemT, JobT, EventT] | None:
+    def _start(self) -> Started[TextT, ItemT, JobT, EventT] | None:
         started_ns = self._clock()
         served = self._choose(started_ns)
         if not served:
             return None
         shares = [(pending.job, share) for pending, share in served]
-        flight = self._ahead.start(shares) if self._ahead is not None else _AtOnce(self._stage, shares)
-        keys = frozenset(pending.session.key for pending, _ in served)
-        num_running = sum(is_running(pending.job) for pending, _ in served)
-        num_chunk_tokens = sum(share for pending, share in served if not is_running(pending.job))
-        return _Started(flight, served, keys, started_ns, num_running, num_chunk_tokens)
+        flight = self._ahead.start(shares) if self._ahead is not None else AtOnce(self._stage, shares)
+        return Started.of(flight, served, started_ns)
 
     def _choose(self, now_ns: int) -> list[tuple[Pending[TextT, ItemT, JobT], int]]:
         waiting = list(self._pending.values())
@@ -297,9 +267,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         )
         return [(pending, share) for pending, share in zip(waiting, shares, strict=True) if share]
 
-    def _finish(
-        self, started: _Started[TextT, ItemT, JobT, EventT]
-    ) -> list[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]]:
+    def _finish(self, started: Started[TextT, ItemT, JobT, EventT]) -> list[Answered[TextT, ItemT, JobT, EventT]]:
         outcome = started.flight.finish()
         ended = self._clock()
         self._note_duration(started, ended)
@@ -320,7 +288,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
                 self._patience.note_answer(pending.session.key, ended)
         return answers
 
-    def _note_duration(self, started: _Started[TextT, ItemT, JobT, EventT], ended_ns: int) -> None:
+    def _note_duration(self, started: Started[TextT, ItemT, JobT, EventT], ended_ns: int) -> None:
         duration_ns = ended_ns - started.started_ns
         if started.num_running:
             self._ran_ns = ended_ns
@@ -335,8 +303,8 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self,
         served: Sequence[Pending[TextT, ItemT, JobT]],
         results: Sequence[EventT | OutriderError | None],
-    ) -> list[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]]:
-        answers: list[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]] = []
+    ) -> list[Answered[TextT, ItemT, JobT, EventT]]:
+        answers: list[Answered[TextT, ItemT, JobT, EventT]] = []
         for pending, result in zip(served, results, strict=True):
             key = pending.session.key
             if self._pending.get(key) is not pending:
@@ -358,7 +326,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
 
     # What was not asked for yet.
 
-    def _go_ahead(self, answers: Sequence[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]]) -> None:
+    def _go_ahead(self, answers: Sequence[Answered[TextT, ItemT, JobT, EventT]]) -> None:
         """Start what will be asked for after these answers."""
         self._take_deferred()
         foreseen = [self._foresee(pending, event) for pending, event in answers]
@@ -382,8 +350,8 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
 
     def _board(
         self,
-        before: _Started[TextT, ItemT, JobT, EventT],
-        answers: Sequence[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]],
+        before: Started[TextT, ItemT, JobT, EventT],
+        answers: Sequence[Answered[TextT, ItemT, JobT, EventT]],
     ) -> None:
         """What followed is under way now."""
         following, self._following, now = self._following, None, self._clock()
@@ -401,8 +369,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             else:
                 self.activity.num_foreseen_unused += 1
             served.append((pending, 1))
-        keys = frozenset(pending.session.key for pending, _ in served)
-        self._started = _Started(following.flight, served, keys, now, len(served), 0)
+        self._started = Started.of(following.flight, served, now)
         self._take_deferred()
 
     def _foresee(self, pending: Pending[TextT, ItemT, JobT], event: EventT | CommonEvent) -> bool:
@@ -429,62 +396,3 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             self.activity.num_foreseen_unused += 1
         else:
             self._early[pending.session.key] = pending, result
-
-    # What is told.
-
-    def _answer(
-        self, link_id: int, event: EventT | CommonEvent, opening: Open | None = None, *, trace_parent: str = ""
-    ) -> None:
-        self.activity.note_answer(event)
-        log_trouble(event, opening, trace_parent)
-        self._ready.setdefault(link_id, []).append(event)
-
-    def _tell(self) -> list[tuple[int, EventBatch[EventT | CommonEvent]]]:
-        ready, self._ready = self._ready, {}
-        found, self._found = self._found, []
-        told: list[tuple[int, EventBatch[EventT | CommonEvent]]] = [
-            (link_id, EventBatch(tuple(events))) for link_id, events in ready.items()
-        ]
-        return told + self._batches(found)
-
-    def _batches(
-        self, answers: Sequence[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]]
-    ) -> list[tuple[int, EventBatch[EventT | CommonEvent]]]:
-        links = dict.fromkeys(pending.session.link_id for pending, _ in answers)
-        return [
-            (link_id, self._batch([one for one in answers if one[0].session.link_id == link_id])) for link_id in links
-        ]
-
-    def _batch(
-        self, answers: Sequence[tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]]
-    ) -> EventBatch[EventT | CommonEvent]:
-        now = self._clock()
-        timings = tuple(pending.timing(now) for pending, _ in answers)
-        for pending, event in answers:
-            if pending.record is not None:
-                pending.record.error = event.message if isinstance(event, SessionFailed) else ""
-                self._record_end(pending, pending.record, now, type(event).__name__, is_answered=True)
-        report = ForwardReport(
-            queue_ns=max(timing.queue_ns for timing in timings),
-            forward_ns=max(timing.forward_ns for timing in timings),
-            sample_ns=max(timing.sample_ns for timing in timings),
-            total_ns=max(timing.total_ns for timing in timings),
-            batch_size=max(pending.batch_size for pending, _ in answers),
-            num_tokens=max(pending.num_tokens for pending, _ in answers),
-            num_pages_free=self._stage.num_pages_free,
-        )
-        return EventBatch(tuple(event for _, event in answers), report, timings)
-
-
-@dataclass(frozen=True, slots=True)
-class _AtOnce(Generic[JobT, EventT]):
-    """A forward of a stage that does not start one and finish it later."""
-
-    stage: Stage[Any, Any, JobT, EventT]
-    shares: list[tuple[JobT, int]]
-
-    def is_done(self) -> bool:
-        return True
-
-    def finish(self) -> Pass[EventT]:
-        return self.stage.advance(self.shares)

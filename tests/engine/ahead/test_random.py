@@ -49,7 +49,7 @@ def _step(core: Core, links: dict[int, Coordinator]) -> None:
 
 
 def _is_empty(core: Core) -> bool:
-    books = (core._pending, core._early, core._found, core._deferred, core._ready)
+    books = (core._pending, core._early, core._deferred, core._telling.has_any)
     return not any(books) and core._started is None and core._following is None
 
 

@@ -1,0 +1,108 @@
+"""What a core tells: answers by link, how long each took, and the records of those that are traced.
+
+Owns what is ready to be told and how a message is made of it. Decides nothing about who is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeAlias
+
+from outrider.engine.activity import Activity
+from outrider.engine.pending import Pending
+from outrider.engine.stage import EventT, ItemT, JobT, TextT
+from outrider.engine.trouble import log_trouble
+from outrider.ports import EventBatch, ForwardReport, Open, Refused, SessionFailed, SessionLost
+from outrider.recording import ItemRecord, Recorder
+
+CommonEvent = SessionLost | SessionFailed | Refused
+"""What any service may answer instead."""
+Answered: TypeAlias = tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]
+"""An item and what is answered to it."""
+Told: TypeAlias = list[tuple[int, EventBatch[EventT | CommonEvent]]]
+"""Messages, each with the number of its link."""
+
+
+class Telling(Generic[TextT, ItemT, JobT, EventT]):
+    """The answers of one core."""
+
+    def __init__(self, activity: Activity, clock: Callable[[], int], num_pages_free: Callable[[], int]) -> None:
+        self.recorder: Recorder | None = None
+        """Told of traced items."""
+        self._activity, self._clock, self._num_pages_free = activity, clock, num_pages_free
+        self._ready: dict[int, list[EventT | CommonEvent]] = {}
+        self._found: list[Answered[TextT, ItemT, JobT, EventT]] = []
+
+    @property
+    def has_any(self) -> bool:
+        """Whether ``take`` would give anything."""
+        return bool(self._ready or self._found)
+
+    def put(
+        self, link_id: int, event: EventT | CommonEvent, opening: Open | None = None, *, trace_parent: str = ""
+    ) -> None:
+        """An answer that needed no forward."""
+        self._activity.note_answer(event)
+        log_trouble(event, opening, trace_parent)
+        self._ready.setdefault(link_id, []).append(event)
+
+    def put_found(self, pending: Pending[TextT, ItemT, JobT], event: EventT) -> None:
+        """The answer to an item that was computed before it came."""
+        self._found.append((pending, event))
+
+    def take(self) -> Told[EventT]:
+        """All that was put, to be told now."""
+        ready, self._ready = self._ready, {}
+        found, self._found = self._found, []
+        told: Told[EventT] = [(link_id, EventBatch(tuple(events))) for link_id, events in ready.items()]
+        return told + self.batches(found)
+
+    def drop_link(self, link_id: int) -> None:
+        """Nobody is there to be told."""
+        self._ready.pop(link_id, None)
+        gone = [pending for pending, _ in self._found if pending.session.link_id == link_id]
+        self._found = [entry for entry in self._found if entry[0].session.link_id != link_id]
+        for pending in gone:
+            self.end_unanswered(pending, "link closed")
+
+    def batches(self, answers: Sequence[Answered[TextT, ItemT, JobT, EventT]]) -> Told[EventT]:
+        """Answers as messages, one a link; their time ends now."""
+        links = dict.fromkeys(pending.session.link_id for pending, _ in answers)
+        return [
+            (link_id, self._batch([one for one in answers if one[0].session.link_id == link_id])) for link_id in links
+        ]
+
+    def record_of(self, item: ItemT, arrived_ns: int) -> ItemRecord | None:
+        """Where the item is noted; None when it is not traced."""
+        if item.trace_parent and self.recorder is not None and self.recorder.wants(item.trace_parent):
+            return ItemRecord(item.trace_parent, item.session, item.generation, arrived_ns)
+        return None
+
+    def end_unanswered(self, pending: Pending[TextT, ItemT, JobT], why: str) -> None:
+        """Nothing will be told of an item."""
+        if pending.record is not None:
+            self._end(pending.record, self._clock(), why)
+
+    def _batch(self, answers: Sequence[Answered[TextT, ItemT, JobT, EventT]]) -> EventBatch[EventT | CommonEvent]:
+        now = self._clock()
+        timings = tuple(pending.timing(now) for pending, _ in answers)
+        for (pending, event), timing in zip(answers, timings, strict=True):
+            if pending.record is not None:
+                pending.record.error = event.message if isinstance(event, SessionFailed) else ""
+                pending.record.timing = timing
+                self._end(pending.record, now, type(event).__name__)
+        report = ForwardReport(
+            queue_ns=max(timing.queue_ns for timing in timings),
+            forward_ns=max(timing.forward_ns for timing in timings),
+            sample_ns=max(timing.sample_ns for timing in timings),
+            total_ns=max(timing.total_ns for timing in timings),
+            batch_size=max(pending.batch_size for pending, _ in answers),
+            num_tokens=max(pending.num_tokens for pending, _ in answers),
+            num_pages_free=self._num_pages_free(),
+        )
+        return EventBatch(tuple(event for _, event in answers), report, timings)
+
+    def _end(self, record: ItemRecord, now_ns: int, outcome: str) -> None:
+        record.ended_ns, record.outcome = now_ns, outcome
+        if self.recorder is not None:
+            self.recorder.ended(record)
