@@ -27,8 +27,8 @@ def main() -> None:
     if options.fail:
         sys.stderr.write(f"error: {options.fail}\n")
         sys.exit(1)
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_sigterm else lambda *_: stopping.set())
+    # Waited for rather than handled: a handler that sets an event may find its lock held by the wait it interrupts.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     server = grpc.server(futures.ThreadPoolExecutor(2), options=[("grpc.so_reuseport", 0)])
     servicer = health.HealthServicer()
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -36,7 +36,9 @@ def main() -> None:
     server.add_insecure_port(f"127.0.0.1:{options.port}")
     server.start()
     note(options.log, f"{options.name} up")
-    stopping.wait()
+    signal.sigwait({signal.SIGTERM})
+    if options.ignore_sigterm:
+        threading.Event().wait()
     server.stop(0).wait()
     note(options.log, f"{options.name} down")
 
