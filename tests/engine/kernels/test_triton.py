@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-CASES = ["triton_cases", "draft_sampling_cases", "few_tokens_cases", "scoring_cases"]
+CASES = ["triton_cases", "draft_sampling_cases", "few_tokens_cases"]
 KERNELS = {
     "_norm_kernel", "_swiglu_kernel", "_turn_and_store_kernel", "_attend_kernel", "_attend_chunks_kernel",
     "_skinny_kernel", "_look_up_kernel", "_survey_kernel", "_histogram_kernel", "_gather_kernel", "_finish_kernel",
