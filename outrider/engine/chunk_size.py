@@ -7,6 +7,8 @@ bounds. Owns these figures. Knows no clock and computes nothing.
 
 from __future__ import annotations
 
+from outrider.engine.means import moving_mean
+
 _NEW = 0.25
 """The weight of what was seen last."""
 _MOST_MORE = 0.9
@@ -30,10 +32,10 @@ class ChunkSize:
     def note_forward(self, duration_ns: int, num_chunk_tokens: int) -> None:
         """A forward that served running sessions took so long, with so many tokens of prompts beside them."""
         if not num_chunk_tokens:
-            self._without_ns = _mean(self._without_ns, duration_ns)
+            self._without_ns = moving_mean(self._without_ns, duration_ns, _NEW)
         elif self._without_ns is not None:
             more_ns = max(0.0, duration_ns - self._without_ns)
-            self._a_token_ns = _mean(self._a_token_ns, more_ns / num_chunk_tokens)
+            self._a_token_ns = moving_mean(self._a_token_ns, more_ns / num_chunk_tokens, _NEW)
 
     def note_end_of_prompts(self) -> None:
         """The next one begins at its beginning, where tokens cost least."""
@@ -46,7 +48,3 @@ class ChunkSize:
             return self._most
         fitting = int(_MOST_MORE * self._without_ns / self._a_token_ns)
         return min(self._most, max(self._least, fitting // _STEP * _STEP))
-
-
-def _mean(mean: float | None, value: float) -> float:
-    return value if mean is None else mean + _NEW * (value - mean)

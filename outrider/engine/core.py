@@ -22,17 +22,16 @@ from outrider.engine.foresight import Foresight
 from outrider.engine.ledger import Ledger, Session, SessionKey
 from outrider.engine.patience import LONGEST_ABSENCE_NS, Patience
 from outrider.engine.pending import Pending
+from outrider.engine.punctual import LOOK_S
 from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, is_running, share_tokens
 from outrider.engine.stage import AheadStage, EventT, Following, ItemT, JobT, Stage, TextT
 from outrider.engine.telling import Answered, CommonEvent, Telling, Told
 from outrider.engine.trouble import log_trouble
 from outrider.errors import OutriderError
-from outrider.ports import Open, Refused, Release, SessionFailed, SessionLost
+from outrider.ports import Open, Release, SessionFailed, SessionLost
 from outrider.recording import PassRecord, Recorder
 
 DEFAULT_MAX_BATCHED_TOKENS = 512
-_LOOK_S = 20e-6
-"""How often one looks whether a forward that was started is done, at least."""
 
 
 class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
@@ -96,7 +95,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         if self._telling.has_any:
             return 0.0
         if self._started is not None:
-            return 0.0 if self._started.flight.is_done() else _LOOK_S
+            return 0.0 if self._started.flight.is_done() else LOOK_S
         if any(is_running(pending.job) for pending in self._pending.values()):
             return 0.0
         return 1e-9 * self._patience.wait_ns(self._clock())
@@ -202,7 +201,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
 
     def _take_foreseen(self, key: SessionKey, item: ItemT, arrived_ns: int) -> bool:
         """Whether this is the item that was foreseen; its answer is under way then, or found."""
-        pending = self._pending.get(key) or self._early.get(key, (None,))[0]
+        pending = self._known(key)
         if self._ahead is None or pending is None or pending.foreseen is None:
             return False
         if not self._ahead.is_foreseen(item, pending.foreseen):
@@ -229,9 +228,13 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
 
     def _cancel_stale(self, key: SessionKey) -> None:
         """Drop a job whose session was opened anew, failed or went."""
-        pending = self._pending.get(key) or self._early.get(key, (None,))[0]
+        pending = self._known(key)
         if pending is not None and not self.ledger.holds(pending.session):
             self._give_up(key, "session closed")
+
+    def _known(self, key: SessionKey) -> Pending[TextT, ItemT, JobT] | None:
+        """A session's item, whether it waits, is under way, or was computed before it came."""
+        return self._pending.get(key) or self._early.get(key, (None,))[0]
 
     def _give_up(self, key: SessionKey, why: str) -> None:
         """Drop a job, if there is one, without an answer."""
@@ -362,7 +365,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         for index, (job, place) in enumerate(zip(following.jobs, following.places, strict=True)):
             session, event = before.served[place][0].session, told.get(before.served[place][0].session.key)
             pending: Pending[TextT, ItemT, JobT] = Pending(session, session.generation, job, now, now, None)
-            if event is not None and not isinstance(event, SessionLost | SessionFailed | Refused):
+            if event is not None and not isinstance(event, CommonEvent):
                 pending.foreseen = self._ahead.confirm(following, index, session, event)
             if pending.foreseen is not None:
                 self._pending[session.key] = pending
@@ -377,7 +380,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         session = pending.session
         if self._ahead is None or session.key in self._pending or not self._foresight.allows(session.key):
             return False
-        if isinstance(event, SessionLost | SessionFailed | Refused):
+        if isinstance(event, CommonEvent):
             return False
         item = self._ahead.foresee(session, event)
         if item is None:

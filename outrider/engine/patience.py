@@ -8,6 +8,7 @@ done before they are back, by what was seen of both lately. Owns these figures. 
 from __future__ import annotations
 
 from outrider.engine.ledger import SessionKey
+from outrider.engine.means import moving_mean
 
 _NEW = 0.2
 """The weight of what was seen last."""
@@ -34,7 +35,7 @@ class Patience:
         left = self._left.pop(key, None)
         # Who asks for something else before it was answered comes before it left.
         if left is not None and 0 <= now_ns - left <= LONGEST_ABSENCE_NS:
-            self._away_ns = _mean(self._away_ns, now_ns - left)
+            self._away_ns = moving_mean(self._away_ns, now_ns - left, _NEW)
 
     def note_end(self, key: SessionKey) -> None:
         """It will not be back."""
@@ -46,7 +47,7 @@ class Patience:
 
     def note_chunk(self, duration_ns: int) -> None:
         """A forward with a prompt's chunk took so long."""
-        self._chunk_ns = _mean(self._chunk_ns, duration_ns)
+        self._chunk_ns = moving_mean(self._chunk_ns, duration_ns, _NEW)
 
     def wait_ns(self, now_ns: int) -> int:
         """For how long a chunk had better wait, if nobody is back before; 0: it may go."""
@@ -57,7 +58,3 @@ class Patience:
         if not lefts or now_ns + self._chunk_ns <= min(lefts) + away:
             return 0
         return int(max(lefts) + patience) - now_ns
-
-
-def _mean(mean: float | None, value: int) -> float:
-    return value if mean is None else mean + _NEW * (value - mean)

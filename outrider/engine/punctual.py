@@ -1,4 +1,6 @@
-"""Threads that are woken when they asked to be. Owns the one setting that says so. Imports no torch."""
+"""Threads that are woken when they asked to be. Owns the one setting that says so, and how often they look. Imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import contextlib
 import threading
 from pathlib import Path
 
+LOOK_S = 20e-6
+"""Whoever waits for a device looks that often whether it is done."""
 _punctual = threading.local()
 
 

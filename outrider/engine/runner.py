@@ -27,8 +27,8 @@ from outrider.engine.opening import LoadFormat, Ranks, load_execution
 from outrider.engine.pages import PagePool
 from outrider.engine.sampling.proposing import Drawn
 from outrider.engine.sampling.rows import needs_evidence
+from outrider.engine.sequences import PageCopy, SequenceTable
 from outrider.engine.sequences import Sequence as KvSequence
-from outrider.engine.sequences import SequenceTable
 from outrider.errors import ConfigError, InvalidRequestError
 
 _WARM_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -128,15 +128,7 @@ class ModelRunner:
         check_rows(self.sequences, rows)
         for row in rows:
             self._check_tokens(row.token_ids, row.sequence.length + len(row.token_ids))
-        self._execution.take_device()
-        lengths = [row.sequence.length for row in rows]
-        try:
-            with torch.inference_mode():
-                logits = self._compute(plan_forward(self.sequences, rows))
-        except BaseException:
-            self._restore(rows, lengths)
-            raise
-        self.num_forwards += 1
+        logits = self._append(rows)
         return logits if as_computed else logits.float()
 
     @property
@@ -154,13 +146,7 @@ class ModelRunner:
         check_rows(self.sequences, rows)
         for sequence in sequences:
             self._check_tokens((0,), sequence.length + 1)
-        self._execution.take_device()
-        with torch.inference_mode():
-            batch = plan_forward(self.sequences, rows)
-            self._copy_pages(batch)
-            logits = self._execution.forward_drawn(batch, drawn.clamp(0, self.config.vocab_size - 1))
-        self.num_forwards += 1
-        return logits
+        return self._append(rows, drawn)
 
     @property
     def drafting(self) -> DraftingRules | None:
@@ -205,12 +191,27 @@ class ModelRunner:
             self._execution.capture(progress)
         self.capture_seconds = time.perf_counter() - began if self._execution.is_on_gpu else 0.0
 
-    def _compute(self, batch: ForwardBatch) -> torch.Tensor:
-        self._copy_pages(batch)
-        return self._execution.forward(batch)
+    def _append(self, rows: Sequence[ForwardRow], drawn: torch.Tensor | None = None) -> torch.Tensor:
+        """One forward of rows that were checked."""
+        self._execution.take_device()
+        lengths = [row.sequence.length for row in rows]
+        try:
+            with torch.inference_mode():
+                logits = self._compute(plan_forward(self.sequences, rows), drawn)
+        except BaseException:
+            self._restore(rows, lengths)
+            raise
+        self.num_forwards += 1
+        return logits
 
-    def _copy_pages(self, batch: ForwardBatch) -> None:
-        self._execution.copy_pages(batch.page_copies)
+    def _compute(self, batch: ForwardBatch, drawn: torch.Tensor | None) -> torch.Tensor:
+        self._copy_pages(batch.page_copies)
+        if drawn is None:
+            return self._execution.forward(batch)
+        return self._execution.forward_drawn(batch, drawn.clamp(0, self.config.vocab_size - 1))
+
+    def _copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
+        self._execution.copy_pages(copies)
         self.sequences.confirm_copies()
 
     def _draft(self, rows: Sequence[DraftRow]) -> list[list[Drawn]]:
@@ -218,8 +219,7 @@ class ModelRunner:
         try:
             with torch.inference_mode():
                 plan = plan_draft(self.sequences, rows, self.config.vocab_size)
-                self._execution.copy_pages(plan.page_copies)
-                self.sequences.confirm_copies()
+                self._copy_pages(plan.page_copies)
                 found = self._execution.draft(plan, with_supports=any(needs_evidence(row.open) for row in rows))
         except BaseException:
             self._restore(rows, lengths)

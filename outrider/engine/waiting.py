@@ -12,9 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from outrider.engine.punctual import be_punctual
-
-_LOOK_S = 20e-6
+from outrider.engine.punctual import LOOK_S, be_punctual
 
 
 def mark_reached(device: torch.device) -> Callable[[], None]:
@@ -50,7 +48,7 @@ def wait_until(is_done: Callable[[], bool]) -> None:
     """Return soon after ``is_done`` has become true, leaving the processor to others meanwhile."""
     be_punctual()
     while not is_done():
-        time.sleep(_LOOK_S)
+        time.sleep(LOOK_S)
 
 
 def _has_one_processor() -> bool:
