@@ -20,13 +20,10 @@ import torch
 from draft_service.proposers.model import ModelProposer
 from draft_service.service import build_model_core
 from outrider.engine.batch import ForwardRow
-from outrider.engine.core import ServiceCore
 from outrider.engine.drafting import DraftingRules
 from outrider.engine.kernels.launching import has_kernels
-from outrider.engine.ledger import Ledger, Limits
 from outrider.engine.runner import ModelRunner
 from outrider.engine.sampling.fused import warm_up_scoring
-from outrider.engine.stage import Flight, Following
 from outrider.ports import Extend, Open, Proposal, Score, Scores
 from outrider.types import (
     AcceptanceMethod,
@@ -37,10 +34,10 @@ from outrider.types import (
     TokenScores,
     TypicalScores,
 )
-from target_service.jobs import ScoreJob
-from target_service.scorer import Scorer, next_token
+from target_service.scorer import next_token
 from target_service.service import build_core
 from tests.support.core_driver import Driver, extend_item, open_session, score_item
+from tests.support.flying import Flying, flying_core
 from tests.support.tiny_models import cached_tiny_model
 
 VOCAB_SIZE, NUM_IDS = 261, 257
@@ -170,27 +167,12 @@ def narrow_logits(device: str) -> list[list[float]]:
     return torch.cat(logits).tolist()
 
 
-class Flying(Scorer):
-    """Also on a CPU a forward is started before it is asked for; counts those that followed another."""
-
-    num_followed = 0
-
-    @property
-    def is_asynchronous(self) -> bool:
-        return True
-
-    def follow(self, flight: Flight[Scores]) -> Following[ScoreJob, Scores] | None:
-        following = super().follow(flight)
-        self.num_followed += following is not None
-        return following
-
-
 def plain_steps(target: ModelRunner) -> tuple[list[list[int]], int]:
-    """The texts of four requests after steps without drafts, one of which ends before the others; how many steps were
-    started before the one before had ended.
+    """The texts of four requests after steps without drafts, one of which ends before the others; how many of their
+    items were started before the one before had ended.
     """
-    scorer, limits = Flying(target), Limits(target.config.vocab_size, target.max_model_len, trims=False)
-    driver = Driver(ServiceCore(Ledger(target.sequences, limits), scorer, ahead=scorer, max_batched_tokens=40))
+    scorer = Flying(target)
+    driver = Driver(flying_core(scorer, max_batched_tokens=40))
     num_used = target.sequences.pool.num_used
     texts, ends = [[3 + i, 5, 7] for i in range(4)], [16, 9, 16, 16]
     driver.send(*(replace(opened(i), max_length=end) for i, end in enumerate(ends)))

@@ -13,13 +13,12 @@ from typing import Any
 from draft_service.proposers.model import ModelProposer
 from draft_service.service import build_model_core
 from outrider.engine.batch import ForwardRow
-from outrider.engine.core import ServiceCore
-from outrider.engine.ledger import Ledger, Limits
 from outrider.engine.runner import ModelRunner
 from outrider.ports import Proposal, Refused, Release, Scores, SessionLost
 from outrider.types import AcceptanceMethod, SamplingParams, ScoreForm, SparseEvidence, Support, TokenScores
-from target_service.scorer import Scorer, next_token
+from target_service.scorer import next_token
 from tests.support.core_driver import Driver, extend_item, open_session, score_item
+from tests.support.flying import Flying, flying_core
 
 MOST_SESSIONS = 8
 MAX_LENGTH = 96
@@ -147,22 +146,11 @@ class _Side:
         return self._generation
 
 
-class _Flying(Scorer):
-    """Also on a CPU: commands come between the start of a forward and its end."""
-
-    @property
-    def is_asynchronous(self) -> bool:
-        return True
-
-
 class TargetSoak(_Side):
     """Scores of random drafts, and for a while of none: then the core computes ahead what is mostly asked for next."""
 
     def __init__(self, runner: ModelRunner, seed: int, *, num_token_ids: int) -> None:
-        scorer, limits = _Flying(runner), Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
-        core = ServiceCore(
-            Ledger(runner.sequences, limits), scorer, ahead=scorer, max_batched_tokens=48, max_prefill_beside=24
-        )
+        core = flying_core(Flying(runner), max_batched_tokens=48, max_prefill_beside=24)
         super().__init__(runner, core, seed, num_token_ids)
         self._num_plain = 0
         """Items to come without drafts."""

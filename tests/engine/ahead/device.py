@@ -21,11 +21,12 @@ from outrider.engine.sampling.rows import ScoreRequest
 from outrider.engine.sampling.scoring import score
 from outrider.engine.sequences import Sequence as KvSequence
 from outrider.engine.sequences import SequenceTable
-from outrider.engine.stage import Flight, Following
+from outrider.engine.stage import Following
 from outrider.ports import Score, Scores
 from outrider.types import extend_prefix_hash
 from target_service.jobs import ScoreJob
-from target_service.scorer import Scorer, TargetSession, next_token
+from target_service.scorer import TargetSession, next_token
+from tests.support.flying import Flying
 
 VOCAB_SIZE, MAX_LENGTH, PAGE_SIZE = 40, 48, 4
 _ONE_FAILS_IN = 197
@@ -92,15 +93,11 @@ def begin_drawing(logits: torch.Tensor, requests: Sequence[ScoreRequest]) -> Dra
     return Drawing(logits, requests, fused=False)
 
 
-class Flying(Scorer):
-    """Starts forwards before they are asked for; counts the items that it foresaw or followed."""
+class Foreseeing(Flying):
+    """Counts the items that it foresaw, too."""
 
-    num_foreseen = num_followed = 0
+    num_foreseen = 0
     _confirms = False
-
-    @property
-    def is_asynchronous(self) -> bool:
-        return True
 
     def foresee(self, session: TargetSession, answer: Scores) -> Score | None:
         item = super().foresee(session, answer)
@@ -114,8 +111,3 @@ class Flying(Scorer):
         item = super().confirm(following, index, session, answer)
         self._confirms = False
         return item
-
-    def follow(self, flight: Flight[Scores]) -> Following[ScoreJob, Scores] | None:
-        following = super().follow(flight)
-        self.num_followed += len(following.jobs) if following is not None else 0
-        return following

@@ -12,7 +12,7 @@ from outrider.recording import ItemRecord
 from outrider.telemetry.tracing.service_spans import item_spans
 from target_service import flight
 from tests.engine.ahead.coordinating import KINDS, Coordinator, core_of
-from tests.engine.ahead.device import Drawing, Flying, Runner, begin_drawing
+from tests.engine.ahead.device import Drawing, Foreseeing, Runner, begin_drawing
 
 Core = ServiceCore[Any, Any, Any, Any]
 NUM_ROUNDS, ROUNDS_OF_A_KIND = 600, 30
@@ -67,7 +67,7 @@ def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int, monkeypa
     monkeypatch.setattr(flight, "begin_scoring", begin_drawing)
     choose = Drawing.choose = random.Random(seed)
     runner = Runner(NUM_PAGES)
-    scorer = Flying(runner)  # type: ignore[arg-type]
+    scorer = Foreseeing(runner)  # type: ignore[arg-type]
     core = core_of(scorer, computes_ahead=True)
     core.recorder = spans = _Spans()
     links = {i: Coordinator(core, i, choose) for i in range(2)}

@@ -1,0 +1,35 @@
+"""A target whose forwards are under way while commands come, on a CPU too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.engine.core import ServiceCore
+from outrider.engine.ledger import Ledger, Limits
+from outrider.engine.stage import Flight, Following
+from outrider.ports import Scores
+from target_service.jobs import ScoreJob
+from target_service.scorer import Scorer
+from target_service.service import TargetCore
+
+
+class Flying(Scorer):
+    """Starts forwards before they are asked for; counts the items of those that followed another."""
+
+    num_followed = 0
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return True
+
+    def follow(self, flight: Flight[Scores]) -> Following[ScoreJob, Scores] | None:
+        following = super().follow(flight)
+        self.num_followed += len(following.jobs) if following is not None else 0
+        return following
+
+
+def flying_core(scorer: Flying, **options: Any) -> TargetCore:
+    """A core that computes ahead with it."""
+    runner = scorer._runner
+    limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
+    return ServiceCore(Ledger(runner.sequences, limits), scorer, ahead=scorer, **options)
