@@ -5,8 +5,8 @@ What an item means and how its tokens are computed is the ``Stage``'s. Determini
 ``outrider.engine.worker`` gives it one. Refuses to know models, devices and transports.
 
 Where the stage can tell what it will be asked next, that is computed before it is asked for: the forward is started
-while the answers of the last one are on their way, and who then asks for just that finds it under way or done. Who asks
-for anything else is served as if nothing had been foreseen.
+while the answers of the last one are on their way, and the one after it is queued behind it. Who then asks for just that
+finds it under way or done; who asks for anything else is served as if nothing had been foreseen.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Generic
 
 from outrider.engine.activity import Activity
 from outrider.engine.chunk_size import ChunkSize
+from outrider.engine.early import Early
 from outrider.engine.flights import AtOnce, Started
 from outrider.engine.foresight import Foresight
 from outrider.engine.ledger import Ledger, Session, SessionKey
@@ -25,13 +26,16 @@ from outrider.engine.pending import Pending
 from outrider.engine.punctual import LOOK_S
 from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, is_running, share_tokens
 from outrider.engine.stage import AheadStage, EventT, Following, ItemT, JobT, Stage, TextT
-from outrider.engine.telling import Answered, CommonEvent, Telling, Told
+from outrider.engine.telling import Answered, CommonEvent, Settled, Telling, Told
 from outrider.engine.trouble import log_trouble
 from outrider.errors import OutriderError
 from outrider.ports import Open, Release, SessionFailed, SessionLost
 from outrider.recording import PassRecord, Recorder
 
 DEFAULT_MAX_BATCHED_TOKENS = 512
+_MOST_AHEAD = 2
+"""Steps of a session that are computed or being computed, and not asked for: the coordinator has two forwards' time to
+ask, and who ends unforeseen wastes no more than two rows."""
 
 
 class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
@@ -65,11 +69,12 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self._foresight = Foresight()
         # In the order in which they were last served, longest ago first.
         self._pending: dict[SessionKey, Pending[TextT, ItemT, JobT]] = {}
-        self._early: dict[SessionKey, tuple[Pending[TextT, ItemT, JobT], EventT]] = {}
-        """Computed, and not asked for yet."""
+        self._early: Early[TextT, ItemT, JobT, EventT] = Early()
         self._started: Started[TextT, ItemT, JobT, EventT] | None = None
         self._following: Following[JobT, EventT] | None = None
-        """One more step of those that are under way, started too."""
+        """One more step of those that are under way, queued behind them."""
+        self._may_queue = False
+        """Something has happened since it was last tried to queue one."""
         self._deferred: list[tuple[int, ItemT, int]] = []
         """Of sessions that a forward under way serves with something else: link, item, arrival."""
 
@@ -95,7 +100,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         if self._telling.has_any:
             return 0.0
         if self._started is not None:
-            return 0.0 if self._started.flight.is_done() else LOOK_S
+            return 0.0 if self._may_queue or self._started.flight.is_done() else LOOK_S
         if any(is_running(pending.job) for pending in self._pending.values()):
             return 0.0
         return 1e-9 * self._patience.wait_ns(self._clock())
@@ -112,7 +117,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
                 self._release(link_id, command)
             else:
                 self._item(link_id, command, arrived)
-        self._follow()
+        self._may_queue = self._started is not None
 
     @property
     def num_sessions(self) -> int:
@@ -130,7 +135,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
 
     def drop_link(self, link_id: int) -> None:
         """Release everything that the link holds."""
-        for key in [key for key in (*self._pending, *self._early) if key[0] == link_id]:
+        for key in [key for key in (*self._pending, *self._early.keys()) if key[0] == link_id]:
             self._give_up(key, "link closed")
         self._telling.drop_link(link_id)
         self._deferred = [entry for entry in self._deferred if entry[0] != link_id]
@@ -139,20 +144,20 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self.ledger.drop_link(link_id)
 
     def step(self) -> Told[EventT]:
-        """Answers that needed no forward, if there are any; otherwise one forward and what it answers."""
+        """Answers that needed no forward, if there are any; otherwise one forward and what it answers. A forward that
+        goes on by itself is begun, followed by another and ended in steps of their own, so that what arrives meanwhile
+        is taken in.
+        """
         if self._telling.has_any:
             return self._telling.take()
-        started = self._started or self._start()
-        if started is None:
+        if self._started is None:
+            self._started = self._start()
+            if self._started is None or self._goes_on_alone:
+                return []
+        elif self._may_queue:
+            self._queue()
             return []
-        self._started = None
-        answers = self._finish(started)
-        # Before the answers are put into words: the device need not wait for that.
-        if self._following is not None:
-            self._board(started, answers)
-        else:
-            self._go_ahead(answers)
-        return self._telling.batches(answers)
+        return self._end()
 
     # What arrives.
 
@@ -209,9 +214,9 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         pending.ask(item, arrived_ns, self._telling.record_of(item, arrived_ns))
         self.activity.num_foreseen_used += 1
         if key in self._early:
-            event = self._as_asked(*self._early.pop(key))
-            self._telling.put_found(pending, event)
-            self._foresee(pending, event)
+            found = self._early.pop(key)
+            self._telling.put_found(pending, self._as_asked(*found))
+            self._foresee(*(self._early.last(key) or found))
         return True
 
     def _is_under_way(self, session: Session[TextT]) -> bool:
@@ -233,16 +238,18 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             self._give_up(key, "session closed")
 
     def _known(self, key: SessionKey) -> Pending[TextT, ItemT, JobT] | None:
-        """A session's item, whether it waits, is under way, or was computed before it came."""
-        return self._pending.get(key) or self._early.get(key, (None,))[0]
+        """A session's item, whether it was computed before it came, is under way, or waits: the first, if several are
+        computed ahead.
+        """
+        return self._early.first(key) or self._pending.get(key)
 
     def _give_up(self, key: SessionKey, why: str) -> None:
-        """Drop a job, if there is one, without an answer."""
-        early, _ = self._early.pop(key, (None, None))
-        pending = self._pending.pop(key, None) or early
-        if pending is not None and pending.foreseen is not None:
-            self.activity.num_foreseen_unused += 1
-        if pending is not None:
+        """Drop a session's jobs, if there are any, without an answer."""
+        dropped = self._early.drop(key)
+        if (pending := self._pending.pop(key, None)) is not None:
+            dropped.append(pending)
+        for pending in dropped:
+            self.activity.num_foreseen_unused += pending.foreseen is not None
             self._telling.end_unanswered(pending, why)
 
     def _note_end(self, key: SessionKey) -> None:
@@ -251,6 +258,11 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
 
     # One forward.
 
+    @property
+    def _goes_on_alone(self) -> bool:
+        """Whether a forward, once started, needs no step until it has ended."""
+        return self._ahead is not None and self._ahead.is_asynchronous
+
     def _start(self) -> Started[TextT, ItemT, JobT, EventT] | None:
         started_ns = self._clock()
         served = self._choose(started_ns)
@@ -258,6 +270,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             return None
         shares = [(pending.job, share) for pending, share in served]
         flight = self._ahead.start(shares) if self._ahead is not None else AtOnce(self._stage, shares)
+        self._may_queue = self._goes_on_alone
         return Started.of(flight, served, started_ns)
 
     def _choose(self, now_ns: int) -> list[tuple[Pending[TextT, ItemT, JobT], int]]:
@@ -270,7 +283,20 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         )
         return [(pending, share) for pending, share in zip(waiting, shares, strict=True) if share]
 
-    def _finish(self, started: Started[TextT, ItemT, JobT, EventT]) -> list[Answered[TextT, ItemT, JobT, EventT]]:
+    def _end(self) -> Told[EventT]:
+        """The forward under way, to its end; what comes next is begun."""
+        started, self._started = self._started, None
+        if started is None:
+            return []
+        answers, kept = self._finish(started)
+        # Before the answers are put into words: the device need not wait for that.
+        if self._following is not None:
+            self._board(started, [*answers, *kept])
+        else:
+            self._go_ahead([*answers, *kept])
+        return self._telling.batches(answers)
+
+    def _finish(self, started: Started[TextT, ItemT, JobT, EventT]) -> Settled[TextT, ItemT, JobT, EventT]:
         outcome = started.flight.finish()
         ended = self._clock()
         self._note_duration(started, ended)
@@ -285,11 +311,11 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             if is_first:
                 waits_ns.append(pending.queue_ns or 0)
         self.activity.note_forward(found, waits_ns)
-        answers = self._settle([pending for pending, _ in started.served], outcome.results)
+        answers, kept = self._settle([pending for pending, _ in started.served], outcome.results)
         for pending, event in answers:
             if not isinstance(event, SessionFailed):
                 self._patience.note_answer(pending.session.key, ended)
-        return answers
+        return answers, kept
 
     def _note_duration(self, started: Started[TextT, ItemT, JobT, EventT], ended_ns: int) -> None:
         duration_ns = ended_ns - started.started_ns
@@ -306,8 +332,9 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self,
         served: Sequence[Pending[TextT, ItemT, JobT]],
         results: Sequence[EventT | OutriderError | None],
-    ) -> list[Answered[TextT, ItemT, JobT, EventT]]:
+    ) -> Settled[TextT, ItemT, JobT, EventT]:
         answers: list[Answered[TextT, ItemT, JobT, EventT]] = []
+        kept: list[Answered[TextT, ItemT, JobT, EventT]] = []
         for pending, result in zip(served, results, strict=True):
             key = pending.session.key
             if self._pending.get(key) is not pending:
@@ -315,17 +342,26 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             del self._pending[key]
             if result is None:
                 self._pending[key] = pending  # to the back
-            elif pending.foreseen is not None:
-                self._keep(pending, result)
             elif isinstance(result, OutriderError):
-                failure = self.ledger.fail(*key, pending.generation, result)
-                self._note_end(key)
-                self.activity.note_answer(failure)
-                log_trouble(failure, pending.session.open)
-                answers.append((pending, failure))
+                if (failure := self._fail(pending, result)) is not None:
+                    answers.append((pending, failure))
+            elif pending.foreseen is not None:
+                self._early.put(pending, result)
+                kept.append((pending, result))
             else:
                 answers.append((pending, self._as_asked(pending, result)))
-        return answers
+        return answers, kept
+
+    def _fail(self, pending: Pending[TextT, ItemT, JobT], error: OutriderError) -> SessionFailed | None:
+        """What is to be told of an error; nothing until somebody has asked, who then has it anew."""
+        if pending.foreseen is not None:
+            self.activity.num_foreseen_unused += 1
+            return None
+        failure = self.ledger.fail(*pending.session.key, pending.generation, error)
+        self._note_end(pending.session.key)
+        self.activity.note_answer(failure)
+        log_trouble(failure, pending.session.open)
+        return failure
 
     # What was not asked for yet.
 
@@ -333,23 +369,25 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         """Start what will be asked for after these answers."""
         self._take_deferred()
         foreseen = [self._foresee(pending, event) for pending, event in answers]
-        if any(foreseen) and self._ahead is not None and self._ahead.is_asynchronous:
+        if any(foreseen) and self._goes_on_alone:
             self._started = self._start()
 
-    def _follow(self) -> None:
-        """Once all that is under way was asked for, and nobody waits for anything else, the step after it may be
-        started too: the device then goes from one to the other.
+    def _queue(self) -> None:
+        """Start the step after those that are under way, unless somebody waits for anything else: the device then goes
+        from one to the other.
         """
+        self._may_queue = False
         started = self._started
         if self._ahead is None or started is None or self._following is not None or self._deferred:
             return
-        if len(self._pending) > len(started.served):
-            return
-        for pending, _ in started.served:
-            key = pending.session.key
-            if self._pending.get(key) is not pending or pending.foreseen is not None or not self._foresight.allows(key):
-                return
-        self._following = self._ahead.follow(started.flight)
+        if len(self._pending) == len(started.served) and all(self._may_go_on(pending) for pending, _ in started.served):
+            self._following = self._ahead.follow(started.flight)
+
+    def _may_go_on(self, pending: Pending[TextT, ItemT, JobT]) -> bool:
+        """Whether the step after this one, which is under way, may be computed before it is asked for."""
+        key = pending.session.key
+        num_ahead = self._early.count(key) + (pending.foreseen is not None)
+        return self._pending.get(key) is pending and self._foresight.allows(key) and num_ahead < _MOST_AHEAD
 
     def _board(
         self,
@@ -372,7 +410,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             else:
                 self.activity.num_foreseen_unused += 1
             served.append((pending, 1))
-        self._started = Started.of(following.flight, served, now)
+        self._started, self._may_queue = Started.of(following.flight, served, now), True
         self._take_deferred()
 
     def _foresee(self, pending: Pending[TextT, ItemT, JobT], event: EventT | CommonEvent) -> bool:
@@ -380,7 +418,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         session = pending.session
         if self._ahead is None or session.key in self._pending or not self._foresight.allows(session.key):
             return False
-        if isinstance(event, CommonEvent):
+        if isinstance(event, CommonEvent) or self._early.count(session.key) == _MOST_AHEAD:
             return False
         item = self._ahead.foresee(session, event)
         if item is None:
@@ -392,10 +430,3 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
     def _as_asked(self, pending: Pending[TextT, ItemT, JobT], event: EventT) -> EventT:
         """The answer to a foreseen item is one to the item that came."""
         return event if self._ahead is None or pending.asked is None else self._ahead.answer_to(pending.asked, event)
-
-    def _keep(self, pending: Pending[TextT, ItemT, JobT], result: EventT | OutriderError) -> None:
-        """Of an error nothing is said until somebody asks, who then has it anew."""
-        if isinstance(result, OutriderError):
-            self.activity.num_foreseen_unused += 1
-        else:
-            self._early[pending.session.key] = pending, result

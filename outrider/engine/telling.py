@@ -19,6 +19,8 @@ CommonEvent = SessionLost | SessionFailed | Refused
 """What any service may answer instead."""
 Answered: TypeAlias = tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]
 """An item and what is answered to it."""
+Settled: TypeAlias = tuple[list[Answered[TextT, ItemT, JobT, EventT]], list[Answered[TextT, ItemT, JobT, EventT]]]
+"""What is to be told, and what nobody has asked for yet."""
 Told: TypeAlias = list[tuple[int, EventBatch[EventT | CommonEvent]]]
 """Messages, each with the number of its link."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import pytest
+
 from draft_service.texts import PlainText, PlainTexts
 from outrider.engine.core import ServiceCore
 from outrider.engine.ledger import Ledger, Limits, Session
@@ -39,6 +41,7 @@ class _Flight:
         for job, text in zip(self.jobs, self.texts, strict=True):
             assert text is None or list(job.text.token_ids)[: len(text)] == text, "a text was cut under way"
         self.stage.now_ms += self.stage.forward_ms
+        self.stage.num_ended += 1
         return Pass([self.stage.answer(job) for job in self.jobs], self.stage.now_ms * MILLISECOND)
 
 
@@ -54,6 +57,7 @@ class _Stage:
         self.now_ms = 0
         self.forwards: list[list[int]] = []
         """The sessions of each, as they were started."""
+        self.num_ended = 0
         self.fails = False
         self.follows = self.is_wrong = False
         """Whether steps are started before the one before has ended, and whether over other tokens than that says."""
@@ -158,9 +162,12 @@ class _Rig:
         return self._generation
 
     def step(self) -> list[Scores | SessionFailed]:
-        """One; what is told is kept."""
+        """Until a forward has ended, or something is told that needed none; what is told is kept."""
         events: list[Scores | SessionFailed] = []
-        batches: list[tuple[int, EventBatch[object]]] = self.core.step()  # type: ignore[assignment]
+        batches: list[tuple[int, EventBatch[object]]] = []
+        num_ended = self.stage.num_ended
+        while self.core.has_work and not batches and self.stage.num_ended == num_ended:
+            batches = self.core.step()  # type: ignore[assignment]
         for _, batch in batches:
             for event, timing in batch.timed():
                 assert isinstance(event, Scores | SessionFailed)
@@ -181,6 +188,11 @@ class _Rig:
             while not self.step():
                 pass
 
+    def run_out(self) -> None:
+        """All that can be done before anybody asks; nothing is told."""
+        while self.core.has_work:
+            assert self.step() == []
+
     @property
     def used(self) -> tuple[int, int]:
         return self.core.activity.num_foreseen_used, self.core.activity.num_foreseen_unused
@@ -198,23 +210,26 @@ def test_who_asks_for_what_is_under_way_is_answered_by_it() -> None:
     assert len(rig.stage.forwards) == 4
 
 
-def test_who_asks_later_finds_it_computed_and_no_second_forward_runs_ahead_of_that() -> None:
+@pytest.mark.parametrize("follows", [False, True])
+def test_who_asks_later_finds_two_steps_computed_and_no_third_runs_ahead_of_them(follows: bool) -> None:
     rig = _Rig()
+    rig.stage.follows = follows
     rig.open(ONE)
     rig.run_plain(ONE, num_steps=2)
-    assert rig.step() == []
-    assert not rig.core.has_work
-    rig.stage.now_ms += 50
-    generation = rig.ask(ONE)
-    ((_, batch),) = rig.core.step()
-    assert batch.events[0].generation == generation
-    assert batch.timings[0].total_ns == 0
-    assert isinstance(batch.events[0], Scores)
-    assert batch.events[0].form == TokenScores((103,))
-    assert rig.core.has_work
-    assert len(rig.stage.forwards) == 3
-    rig.core.step()
+    rig.run_out()
     assert len(rig.stage.forwards) == 4
+    rig.stage.now_ms += 50
+    for token_id in (103, 104):
+        generation = rig.ask(ONE)
+        ((_, batch),) = rig.core.step()
+        assert batch.events[0].generation == generation
+        assert batch.timings[0].total_ns == 0
+        assert isinstance(batch.events[0], Scores)
+        assert batch.events[0].form == TokenScores((token_id,))
+        rig.told[ONE].append(token_id)
+    rig.run_out()
+    assert len(rig.stage.forwards) == 6
+    assert rig.used == (2, 0)
 
 
 def test_a_forward_under_way_is_looked_at_again_and_again_until_it_is_done() -> None:
@@ -222,9 +237,23 @@ def test_a_forward_under_way_is_looked_at_again_and_again_until_it_is_done() -> 
     rig.open(ONE)
     rig.run_plain(ONE, num_steps=2)
     rig.stage.is_done = False
+    rig.core.step()  # that would have queued another behind it
     assert 0 < rig.core.pause_s < 1e-3
     rig.stage.is_done = True
     assert rig.core.pause_s == 0
+
+
+def test_what_arrives_while_a_forward_is_under_way_is_taken_in_before_it_has_ended() -> None:
+    rig = _Rig()
+    rig.open(ONE, OTHER)
+    rig.ask(ONE)
+    rig.stage.is_done = False
+    assert [rig.core.step(), rig.core.step()] == [[], []]
+    assert rig.stage.forwards == [[ONE]]
+    assert rig.core.pause_s > 0
+    rig.ask(OTHER, drafts=(7, 8))
+    assert [event.session for event in rig.step()] == [ONE]
+    assert [event.session for event in rig.step()] == [OTHER]
 
 
 def test_who_asks_for_something_else_is_served_once_the_forward_has_ended() -> None:
@@ -280,10 +309,20 @@ def test_what_followed_for_nothing_is_counted() -> None:
     rig.open(ONE)
     rig.run_plain(ONE, num_steps=2)
     rig.ask(ONE)
+    rig.core.step()
+    assert len(rig.stage.forwards) == 4
     rig.core.handle(1, [Release(ONE, 1000)])
-    while rig.core.has_work:
-        assert rig.step() == []
+    rig.run_out()
     assert rig.used == (1, 1)
+
+
+def test_what_was_computed_ahead_for_nothing_is_counted() -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    rig.run_plain(ONE, num_steps=2)
+    rig.run_out()
+    rig.core.handle(1, [Release(ONE, 1000)])
+    assert rig.used == (0, 2)
 
 
 def test_a_single_plain_step_between_drafts_is_not_taken_for_the_first_of_many() -> None:
@@ -331,11 +370,11 @@ def test_of_an_error_nothing_is_said_until_somebody_asks() -> None:
     rig.open(ONE)
     rig.run_plain(ONE)
     rig.stage.fails = True
-    assert rig.step() == []
+    rig.run_out()
     rig.stage.fails = False
     rig.ask(ONE)
     assert [type(event) for event in rig.step()] == [Scores]
-    rig.step()
+    rig.run_out()
     rig.stage.fails = True
     rig.ask(ONE, other_token=300)
     assert [type(event) for event in rig.step()] == [SessionFailed]
@@ -349,21 +388,26 @@ def test_it_can_be_switched_off() -> None:
     assert rig.used == (0, 0)
 
 
-def test_steps_follow_each_other_without_a_pause_once_all_was_asked_for() -> None:
+def test_steps_follow_each_other_without_a_pause_before_they_are_asked_for() -> None:
     rig = _Rig()
     rig.stage.follows = True
     rig.open(ONE, OTHER)
     rig.run_plain(ONE, OTHER, num_steps=2)
     num_forwards = len(rig.stage.forwards)
-    rig.ask(ONE)
-    assert len(rig.stage.forwards) == num_forwards
-    rig.ask(OTHER)
+    rig.core.step()
     assert len(rig.stage.forwards) == num_forwards + 1
+    rig.core.step()
+    rig.core.step()
+    assert len(rig.stage.forwards) == num_forwards + 1  # that would be a third
+    rig.ask(ONE)
+    rig.ask(OTHER)
     assert len(rig.step()) == 2
     rig.run_plain(ONE, OTHER, num_steps=20)
+    rig.run_out()
     assert rig.told[ONE][-1] == 100 + len(rig.told[ONE]) - 1
     assert rig.told[OTHER][-1] == 200 + len(rig.told[OTHER]) - 1
     assert rig.used == (2 * 21, 0)
+    assert rig.stage.forwards[1:] == [[ONE, OTHER]] * 24
 
 
 def test_a_step_that_followed_over_the_wrong_token_is_as_if_it_had_not_been() -> None:
@@ -371,10 +415,9 @@ def test_a_step_that_followed_over_the_wrong_token_is_as_if_it_had_not_been() ->
     rig.stage.follows = rig.stage.is_wrong = True
     rig.open(ONE)
     rig.run_plain(ONE, num_steps=2)
-    rig.ask(ONE)
-    assert len(rig.step()) == 1
-    rig.run_plain(ONE, num_steps=8)
+    rig.run_plain(ONE, num_steps=9)
     assert rig.told[ONE] == [100 + i for i in range(12)]
+    assert rig.used[1] >= 9
 
 
 def test_who_ends_or_asks_for_something_else_while_a_step_follows_leaves_the_others_alone() -> None:

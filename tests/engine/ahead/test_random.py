@@ -78,7 +78,7 @@ def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int, monkeypa
             if number % ROUNDS_OF_A_KIND == 0 and choose.random() < 0.7:
                 link.release_all()
             link.act(kind)
-        if choose.random() < 0.7:
+        while choose.random() < 0.7:
             _step(core, links)
         if number % ROUNDS_OF_A_KIND == 0:
             _settle(core, links)
