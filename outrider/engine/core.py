@@ -5,8 +5,8 @@ What an item means and how its tokens are computed is the ``Stage``'s. Determini
 ``outrider.engine.worker`` gives it one. Refuses to know models, devices and transports.
 
 Where the stage can tell what it will be asked next, that is computed before it is asked for: the forward is started
-while the answers of the last one are on their way, and the one after it is queued behind it. Who then asks for just that
-finds it under way or done; who asks for anything else is served as if nothing had been foreseen.
+while the answers of the last one are on their way, and the one after it is queued behind it. Who then asks for just
+that finds it under way or done; who asks for anything else is served as if nothing had been foreseen.
 """
 
 from __future__ import annotations
