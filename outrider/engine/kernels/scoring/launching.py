@@ -26,8 +26,12 @@ _MOST_GROUPS_PER_PART = 16
 """Fewer than the bits of a number: the group kernel has one for each."""
 _REGISTERS = 96
 """A thread's, of the group kernel."""
-_PROGRAMS_PER_PROCESSOR = 20
-"""As many of its programs, each a warp, find room with these registers."""
+_PROGRAMS_PER_PROCESSOR = 18
+"""Of 20 of its programs, each a warp, that find room with these registers: the rest is for those that answer rows."""
+_RACING_PROGRAMS_PER_PROCESSOR = 32
+"""Where rows are raced: more than find room at once end one by one, and answers begin meanwhile."""
+_ANSWER_WARPS = 1
+"""For all rows alike: sums of other warps are in another order."""
 _CUT_REGISTERS = 128
 
 
@@ -111,7 +115,8 @@ def launch_kernels(logits: torch.Tensor, described: torch.Tensor, rows: Rows, *,
     num_runs = num_groups * (GROUP_SIZE // RUN_SIZE)
     tops = torch.empty(count, num_runs if has_cuts else 0, dtype=logits.dtype, device=device)
     stride = logits.stride(0)
-    groups_per_part, num_parts = _parts(count, num_groups, device)
+    per_processor = _RACING_PROGRAMS_PER_PROCESSOR if has["HAS_COUPLED"] else _PROGRAMS_PER_PROCESSOR
+    groups_per_part, num_parts = _parts(per_processor * num_processors(device) // count, num_groups)
     _group_kernel[(count, num_parts)](
         logits, described, groups, tops, stride, count, vocab_size, num_groups, groups_per_part,
         HAS_CUTS=has_cuts, PACKED=_is_packed(logits), IDS=_IDS_AT_ONCE, num_warps=1, **has, **options, **registers,
@@ -124,7 +129,7 @@ def launch_kernels(logits: torch.Tensor, described: torch.Tensor, rows: Rows, *,
     if not rows.all(Wish.CUTS):
         _answer_kernel[(count, 2 if len(rows.support_ids) else 1)](
             logits, described, groups, parts, found, stride, count, vocab_size, num_groups,
-            GROUPS=most_groups, IDS=_IDS_AT_ONCE, **has, **options,
+            GROUPS=most_groups, IDS=_IDS_AT_ONCE, num_warps=_ANSWER_WARPS, **has, **options,
         )  # fmt: skip
     if has_cuts:
         _answer_cut_rows(logits, described, _Partial(groups, tops), found, _WIDE if wide else _NARROW)
@@ -156,8 +161,7 @@ def _is_packed(logits: torch.Tensor) -> bool:
     return is_even and logits.dtype == torch.bfloat16
 
 
-def _parts(count: int, num_groups: int, device: torch.device) -> tuple[int, int]:
-    """How many groups a program has, and how many programs a row: as many as find room at once."""
-    num_parts = max(1, _PROGRAMS_PER_PROCESSOR * num_processors(device) // count)
-    groups_per_part = min(_MOST_GROUPS_PER_PART, triton.cdiv(num_groups, num_parts))
+def _parts(wanted: int, num_groups: int) -> tuple[int, int]:
+    """How many groups a program has, and how many programs a row, of which ``wanted`` would be best."""
+    groups_per_part = min(_MOST_GROUPS_PER_PART, triton.cdiv(num_groups, max(1, wanted)))
     return groups_per_part, triton.cdiv(num_groups, groups_per_part)
