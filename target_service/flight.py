@@ -6,7 +6,6 @@ Owns which logits are whose, and what becomes of them. How tokens are drawn and 
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,10 +23,10 @@ from outrider.engine.stage import Pass
 from outrider.engine.waiting import Mark
 from outrider.errors import OutriderError
 from outrider.ports import Score, Scores
-from target_service.jobs import ScoreJob, needs_support
+from target_service.jobs import ScoreJob
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Rows:
     """Where one job's logits lie in those of a forward."""
 
@@ -36,14 +35,12 @@ class _Rows:
     start: int
     num_logits: int
     num_prompt_rows: int
-
-    @property
-    def is_last(self) -> bool:
-        return self.share == self.job.num_left
+    num_scored: int
+    """The last of its logits: K+1 if its last tokens are among the share, else 0."""
 
     @property
     def score_start(self) -> int:
-        return self.start + self.num_logits - self.job.num_last
+        return self.start + self.num_logits - self.num_scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,6 @@ class Fed:
 class ScoringFlight:
     """One forward, and the scoring of those whose last tokens are among its, both started."""
 
-    @torch.inference_mode()
     def __init__(self, runner: ModelRunner, shares: Sequence[tuple[ScoreJob, int]], fed: Fed | None = None) -> None:
         """``fed`` holds the one token of each job where the device alone knows it."""
         self.jobs = [job for job, _ in shares]
@@ -72,7 +68,7 @@ class ScoringFlight:
             self._logits = runner.forward_drawn([job.sequence for job in self.jobs], fed.token_ids)
         # Without it the forward's time would be booked on whoever first looks at its result.
         self._forward = Mark(runner.device)
-        self._finished = [row for row in self._rows if row.is_last]
+        self._finished = [row for row in self._rows if row.num_scored]
         # Started before the forward has ended: preparing it costs the device no time.
         self._scoring = _begin(self._logits, self._finished) if self._finished else None
 
@@ -116,7 +112,7 @@ class ScoringFlight:
 
 
 def _is_plain(row: _Rows) -> bool:
-    return row.share == row.num_logits == row.job.num_last == 1 and not row.num_prompt_rows
+    return row.share == row.num_scored == 1 and not row.num_prompt_rows
 
 
 def _next_job(job: ScoreJob) -> ScoreJob:
@@ -132,12 +128,15 @@ def _begin(logits: torch.Tensor, finished: Sequence[_Rows]) -> Scoring:
 
 def _lay_out(shares: Sequence[tuple[ScoreJob, int]]) -> list[_Rows]:
     """Rows that are only scored come first, so that their logits stand together and need not be copied."""
+    if any(job.open.num_prompt_logprobs is not None for job, _ in shares):
+        shares = sorted(shares, key=lambda entry: entry[0].num_prompt_rows > 0)
     rows: list[_Rows] = []
     start = 0
-    for job, share in sorted(shares, key=lambda entry: entry[0].num_prompt_rows > 0):
+    for job, share in shares:
         num_prompt_rows = min(share, job.num_prompt_rows)
-        num_logits = share if num_prompt_rows else job.num_last * (share == job.num_left)
-        rows.append(_Rows(job, share, start, num_logits, num_prompt_rows))
+        num_scored = job.num_last if share == job.num_left else 0
+        num_logits = share if num_prompt_rows else num_scored
+        rows.append(_Rows(job, share, start, num_logits, num_prompt_rows, num_scored))
         start += num_logits
     return rows
 
@@ -155,20 +154,15 @@ def _take_prompt_logprobs(row: _Rows, logits: torch.Tensor) -> None:  # logits [
 
 
 def _score_logits(logits: torch.Tensor, rows: Sequence[_Rows]) -> torch.Tensor:  # [N, V] -> [sum(K+1), V]
-    spans = [(row.score_start, row.score_start + row.job.num_last) for row in rows]
-    if all(end == start for (_, end), (start, _) in itertools.pairwise(spans)):
-        return logits[spans[0][0] : spans[-1][1]]
-    return torch.cat([logits[start:end] for start, end in spans])
+    start, stop = rows[0].score_start, rows[-1].score_start + rows[-1].num_scored
+    if stop - start == sum(row.num_scored for row in rows):  # nothing between them
+        return logits[start:stop]
+    return torch.cat([logits[row.score_start : row.score_start + row.num_scored] for row in rows])
 
 
 def _request(job: ScoreJob) -> ScoreRequest:
-    return ScoreRequest(
-        open=job.open,
-        tokens=job.sequence.token_ids,
-        base=job.base,
-        draft_token_ids=job.score.draft_token_ids,
-        support=job.score.support if needs_support(job.open) else None,
-    )
+    score = job.score
+    return ScoreRequest(job.open, job.sequence.token_ids, job.base, score.draft_token_ids, score.support)
 
 
 def _answer(job: ScoreJob, outcome: ScoreOutcome) -> Scores | OutriderError:

@@ -50,17 +50,18 @@ class ScoreJob:
 
 def check_score(opened: Open, item: Score, *, vocab_size: int) -> None:
     """Raise ``InvalidRequestError`` naming the field for which an item cannot be scored."""
-    _require(item.base_length >= 0, "base_length", "must not be negative")
-    _require(bool(item.token_ids), "token_ids", "must hold at least one token")
     base, num_drafts = item.base_length + len(item.token_ids), len(item.draft_token_ids)
-    _require(
-        base <= opened.max_length, "token_ids", f"{base} tokens pass the {opened.max_length} the session was opened for"
-    )
-    _require(
-        base + num_drafts <= opened.max_length,
-        "draft_token_ids",
-        f"{num_drafts} drafts after {base} tokens pass the {opened.max_length} the session was opened for",
-    )
+    if item.base_length < 0:
+        raise InvalidRequestError("base_length", "must not be negative")
+    if not item.token_ids:
+        raise InvalidRequestError("token_ids", "must hold at least one token")
+    if base > opened.max_length:
+        raise InvalidRequestError("token_ids", f"{base} tokens pass the {opened.max_length} the session was opened for")
+    if base + num_drafts > opened.max_length:
+        raise InvalidRequestError(
+            "draft_token_ids",
+            f"{num_drafts} drafts after {base} tokens pass the {opened.max_length} the session was opened for",
+        )
     check_ids("token_ids", item.token_ids, vocab_size)
     check_ids("draft_token_ids", item.draft_token_ids, opened.num_token_ids)
     if needs_support(opened) and num_drafts:
@@ -76,14 +77,10 @@ def needs_support(opened: Open) -> bool:
 def _check_support(opened: Open, support: Support | None, num_drafts: int) -> None:
     if support is None:
         raise InvalidRequestError("support", "is needed for rejection with draft tokens")
-    counts = support.counts
-    fits = len(counts) == num_drafts and bool((counts >= 0).all()) and int(counts.sum()) == len(support.token_ids)
-    _require(
-        fits, "support", f"{len(counts)} counts over {len(support.token_ids)} ids do not fit {num_drafts} draft tokens"
-    )
+    counts: list[int] = support.counts.tolist()
+    if len(counts) != num_drafts or min(counts) < 0 or sum(counts) != len(support.token_ids):
+        raise InvalidRequestError(
+            "support",
+            f"{len(counts)} counts over {len(support.token_ids)} ids do not fit {num_drafts} draft tokens",
+        )
     check_ids("support", (support.token_ids.min(initial=0), support.token_ids.max(initial=0)), opened.num_token_ids)
-
-
-def _require(holds: bool, name: str, message: str) -> None:
-    if not holds:
-        raise InvalidRequestError(name, message)

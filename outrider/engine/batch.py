@@ -9,15 +9,14 @@ Shape letters: ``T`` tokens of all rows, ``B`` rows, ``P`` pages of a row, ``N``
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
 
-from outrider.engine.sequences import PageCopy, Sequence, SequenceTable
+from outrider.engine.sequences import PageCopy, Pages, Sequence, SequenceTable
 from outrider.errors import InvalidRequestError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take twice as long to make
 class ForwardRow:
     """Append these tokens to this sequence."""
 
@@ -27,14 +26,14 @@ class ForwardRow:
     """Logits are wanted after each of the last so many of them; 0 for a prefill chunk that is not the last."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ForwardBatch:
     """One ragged forward: row b's tokens are ``token_ids[query_starts[b]:query_starts[b + 1]]``."""
 
     token_ids: list[int]  # [T]
     positions: list[int]  # [T] of each token in its sequence
     slots: list[int]  # [T] where its KV goes: page * page_size + offset
-    page_tables: list[list[int]]  # [B][P] pages of each row's context
+    page_tables: list[Pages]  # [B][P] pages of each row's context
     query_starts: list[int]  # [B+1]
     context_lengths: list[int]  # [B] tokens of the sequence, those of this forward included
     logit_indices: list[int]  # [N] rows of the hidden states that go through the head, in the order of the rows
@@ -54,27 +53,44 @@ def check_rows(table: SequenceTable, rows: TokenIds[ForwardRow]) -> None:
         if row.sequence in seen:
             raise InvalidRequestError("sequence", "stands in two rows of one forward")
         seen.add(row.sequence)
-        if not row.token_ids:
+        count = len(row.token_ids)
+        if not count:
             raise InvalidRequestError("token_ids", "a row needs at least one token")
-        if not 0 <= row.num_logits <= len(row.token_ids):
-            raise InvalidRequestError("num_logits", f"must be from 0 to {len(row.token_ids)}, not {row.num_logits}")
-        table.require_room(row.sequence, len(row.token_ids))
+        if not 0 <= row.num_logits <= count:
+            raise InvalidRequestError("num_logits", f"must be from 0 to {count}, not {row.num_logits}")
+        table.require_room(row.sequence, count)
 
 
 def plan_forward(table: SequenceTable, rows: TokenIds[ForwardRow]) -> ForwardBatch:
     """Extend every row's sequence and lay the batch out; ``InvalidRequestError`` and no change if any row is bad."""
     check_rows(table, rows)
-    starts = [row.sequence.length for row in rows]
-    slots = [slot for row in rows for slot in table.extend(row.sequence, row.token_ids)]
-    query_starts = list(itertools.accumulate((len(row.token_ids) for row in rows), initial=0))
-    ends = zip(rows, query_starts[1:], strict=True)
+    return plan_checked(table, rows)
+
+
+def plan_checked(table: SequenceTable, rows: TokenIds[ForwardRow]) -> ForwardBatch:
+    """``plan_forward`` of rows that ``check_rows`` has let pass."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    logit_indices: list[int] = []
+    query_starts = [0]
+    page_tables: list[Pages] = []
+    for row in rows:
+        sequence, start = row.sequence, row.sequence.length
+        slots += table.extend_checked(sequence, row.token_ids)
+        token_ids += row.token_ids
+        positions += range(start, start + len(row.token_ids))
+        end = len(token_ids)
+        query_starts.append(end)
+        logit_indices += range(end - row.num_logits, end)
+        page_tables.append(table.pages_of(sequence))
     return ForwardBatch(
-        token_ids=[token_id for row in rows for token_id in row.token_ids],
-        positions=[p for row, start in zip(rows, starts, strict=True) for p in range(start, row.sequence.length)],
+        token_ids=token_ids,
+        positions=positions,
         slots=slots,
-        page_tables=[table.pages_of(row.sequence) for row in rows],
+        page_tables=page_tables,
         query_starts=query_starts,
         context_lengths=[row.sequence.length for row in rows],
-        logit_indices=[i for row, end in ends for i in range(end - row.num_logits, end)],
+        logit_indices=logit_indices,
         page_copies=tuple(table.pending_copies()),
     )

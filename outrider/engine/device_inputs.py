@@ -8,6 +8,7 @@ rows added have no queries. Refuses to know models.
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from outrider.engine.batch import ForwardBatch
 from outrider.engine.kernels.paged_attention import DevicePlan, PagedRows
 from outrider.engine.models.decoder import DeviceBatch
+from outrider.engine.sequences import Pages
 
 _NO_SLOT = -1
 IntArray = NDArray[np.int32]
@@ -85,15 +87,15 @@ def starts_of(page_tables: Iterable[Sequence[int]]) -> list[int]:
     return list(itertools.accumulate(map(len, page_tables), initial=0))
 
 
-def join_padded(parts: Iterable[tuple[Sequence[int], int, int]], page_tables: Iterable[Sequence[int]]) -> IntArray:
+def join_padded(parts: Iterable[tuple[Sequence[int], int, int]], page_tables: Iterable[Pages]) -> IntArray:
     """Parts, each filled up: (numbers, how many they are to be, with what), and the pages after them."""
-    numbers: list[int] = []
+    fixed: list[int] = []
     for values, size, filler in parts:
-        numbers += values
-        numbers += [filler] * (size - len(values))
-    for pages in page_tables:
-        numbers += pages
-    return np.array(numbers, dtype=np.int32)
+        fixed += values
+        fixed += [filler] * (size - len(values))
+    numbers = array("i", fixed)
+    numbers.frombytes(b"".join(page_tables))  # most of the numbers: they need no conversion
+    return np.frombuffer(numbers, dtype=np.int32)
 
 
 def unpack(buffer: torch.Tensor, shape: BatchShape, frame: BatchFrame, num_logits: int) -> DeviceBatch:
@@ -112,6 +114,12 @@ def unpack(buffer: torch.Tensor, shape: BatchShape, frame: BatchFrame, num_logit
     )
     plans = {window: DevicePlan(paged, frame.page_size, window) for window in frame.windows}
     return DeviceBatch(token_ids, positions, slots, dict(plans), logit_indices[:num_logits])
+
+
+def logit_indices_in(buffer: torch.Tensor, shape: BatchShape, num_logits: int) -> torch.Tensor:
+    """Of what ``unpack`` gives, this alone."""
+    start = 3 * shape.num_tokens
+    return buffer[start : start + num_logits]
 
 
 def to_device(numbers: Sequence[int] | IntArray, device: torch.device) -> torch.Tensor:

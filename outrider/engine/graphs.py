@@ -17,7 +17,7 @@ import torch
 
 from outrider.engine.batch import ForwardBatch
 from outrider.engine.capturing import open_capturing
-from outrider.engine.device_inputs import BatchFrame, BatchShape, to_device, unpack
+from outrider.engine.device_inputs import BatchFrame, BatchShape, logit_indices_in, to_device, unpack
 from outrider.engine.drafting import DraftingRules
 from outrider.engine.drafting.loop import DraftLoop, captured_loops
 from outrider.engine.inlet import Inlet
@@ -137,8 +137,7 @@ class GpuForward:
         if drawn is not None:
             self._inlet.replace_first(drawn)
         hidden = captured()
-        inputs = unpack(self._inlet.numbers, shape, self._frame, num_logits)
-        return self._decoder.logits(hidden, inputs.logit_indices)
+        return self._decoder.logits(hidden, logit_indices_in(self._inlet.numbers, shape, num_logits))
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
         """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""

@@ -136,7 +136,7 @@ class Ledger(Generic[TextT]):
 
     def open(self, link_id: int, command: Open) -> Refused | SessionFailed | None:
         """Open a session, or open it anew and empty; None when that worked or the item is an old one."""
-        books = self._links.setdefault(link_id, _LinkBooks())
+        books = self._books_of(link_id)
         newest = books.newest_generation(command.session)
         if command.generation < newest:
             return None
@@ -159,7 +159,7 @@ class Ledger(Generic[TextT]):
 
     def find(self, link_id: int, session: int, generation: int) -> Session[TextT] | SessionLost | None:
         """The session an item is for, its generation noted; None when the item is to be ignored."""
-        books = self._links.setdefault(link_id, _LinkBooks())
+        books = self._books_of(link_id)
         found = books.sessions.get(session)
         if found is None:
             buried = session in books.tombstones
@@ -183,7 +183,7 @@ class Ledger(Generic[TextT]):
 
     def release(self, link_id: int, command: Release) -> bool:
         """End a session; False when the item is an old one."""
-        books = self._links.setdefault(link_id, _LinkBooks())
+        books = self._books_of(link_id)
         if command.generation < books.newest_generation(command.session):
             return False
         self._forget(books, command.session)
@@ -192,7 +192,7 @@ class Ledger(Generic[TextT]):
 
     def fail(self, link_id: int, session: int, generation: int, error: OutriderError) -> SessionFailed:
         """End a session that cannot go on; its pages are free."""
-        books = self._links.setdefault(link_id, _LinkBooks())
+        books = self._books_of(link_id)
         self._forget(books, session)
         self._bury(books, session, generation)
         return SessionFailed(session, generation, type(error).__name__, str(error), error.field)
@@ -203,6 +203,12 @@ class Ledger(Generic[TextT]):
         if books is not None:
             for session in list(books.sessions):
                 self._forget(books, session)
+
+    def _books_of(self, link_id: int) -> _LinkBooks[TextT]:
+        books = self._links.get(link_id)
+        if books is None:
+            self._links[link_id] = books = _LinkBooks()
+        return books
 
     def _refuse(self, books: _LinkBooks[TextT], command: Open, reason: str) -> Refused:
         self._bury(books, command.session, command.generation)

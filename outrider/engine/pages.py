@@ -41,6 +41,11 @@ class PagePool:
         """Pages in use or kept back for the copies that holders of shared pages may need."""
         return self.num_pages - self.num_free
 
+    @property
+    def has_shared(self) -> bool:
+        """Whether any page has more than one holder."""
+        return self._num_kept_back > 0
+
     def pages_for(self, length: int) -> int:
         """How many pages hold ``length`` tokens."""
         return -(-length // self.page_size)

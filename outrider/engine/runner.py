@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.engine.batch import ForwardBatch, ForwardRow, check_rows, plan_forward
+from outrider.engine.batch import ForwardBatch, ForwardRow, check_rows, plan_checked
 from outrider.engine.drafting import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow
 from outrider.engine.drafting.loop import MAX_ROWS
 from outrider.engine.drafting.plan import plan_draft
@@ -125,9 +125,7 @@ class ModelRunner:
         """
         if not rows:
             return torch.empty(0, self.config.vocab_size, device=self.device)
-        check_rows(self.sequences, rows)
-        for row in rows:
-            self._check_tokens(row.token_ids, row.sequence.length + len(row.token_ids))
+        self._check_rows(rows)
         logits = self._append(rows)
         return logits if as_computed else logits.float()
 
@@ -143,9 +141,7 @@ class ModelRunner:
         The sequences have a 0 in its place until they are cut and told what it was. Errors are those of ``forward``.
         """
         rows = [ForwardRow(sequence, (0,)) for sequence in sequences]
-        check_rows(self.sequences, rows)
-        for sequence in sequences:
-            self._check_tokens((0,), sequence.length + 1)
+        self._check_rows(rows)
         return self._append(rows, drawn)
 
     @property
@@ -197,7 +193,7 @@ class ModelRunner:
         lengths = [row.sequence.length for row in rows]
         try:
             with torch.inference_mode():
-                logits = self._compute(plan_forward(self.sequences, rows), drawn)
+                logits = self._compute(plan_checked(self.sequences, rows), drawn)
         except BaseException:
             self._restore(rows, lengths)
             raise
@@ -205,7 +201,8 @@ class ModelRunner:
         return logits
 
     def _compute(self, batch: ForwardBatch, drawn: torch.Tensor | None) -> torch.Tensor:
-        self._copy_pages(batch.page_copies)
+        if batch.page_copies:
+            self._copy_pages(batch.page_copies)
         if drawn is None:
             return self._execution.forward(batch)
         return self._execution.forward_drawn(batch, drawn.clamp(0, self.config.vocab_size - 1))
@@ -231,6 +228,14 @@ class ModelRunner:
             self.sequences.amend(row.sequence, length + len(row.token_ids), appended)
         self.num_forwards += plan.num_steps
         return drawn
+
+    def _check_rows(self, rows: Sequence[ForwardRow]) -> None:
+        check_rows(self.sequences, rows)
+        longest, vocab_size = self.max_model_len, self.config.vocab_size
+        for row in rows:
+            ids, sequence = row.token_ids, row.sequence
+            if min(ids) < 0 or max(ids) >= vocab_size or sequence.length + len(ids) > longest:
+                self._check_tokens(ids, sequence.length + len(ids))
 
     def _check_draft(self, row: DraftRow) -> None:
         if not 1 <= len(row.token_ids) <= MAX_CATCH_UP:

@@ -10,7 +10,10 @@ hold is copied by the first that writes to it.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as TokenIds
+from typing import TypeAlias
 
 from outrider.engine.pages import PagePool
 from outrider.errors import IntegrityError, InvalidRequestError
@@ -18,6 +21,13 @@ from outrider.types import extend_prefix_hash, running_hashes
 
 PageCopy = tuple[int, int]
 """(source page, destination page)."""
+Pages: TypeAlias = "array[int]"
+"""Page numbers of 32 bits each, as a device reads them: many are put together for every forward."""
+
+
+def pages_in(numbers: Iterable[int]) -> Pages:
+    """These pages."""
+    return array("i", numbers)
 
 
 class Sequence:
@@ -25,7 +35,7 @@ class Sequence:
 
     __slots__ = ("_prefix_hashes", "is_open", "max_length", "page_table", "token_ids")
 
-    def __init__(self, max_length: int, page_table: list[int], token_ids: list[int], prefix_hashes: list[int]) -> None:
+    def __init__(self, max_length: int, page_table: Pages, token_ids: list[int], prefix_hashes: list[int]) -> None:
         self.max_length = max_length
         """Tokens for which pages are reserved."""
         self.page_table = page_table
@@ -59,7 +69,7 @@ class Sequence:
         del self.token_ids[length:]
         del self._prefix_hashes[length + 1 :]
 
-    def copy(self, max_length: int, page_table: list[int]) -> Sequence:
+    def copy(self, max_length: int, page_table: Pages) -> Sequence:
         """The same text in other pages; for the table's use."""
         return Sequence(max_length, page_table, list(self.token_ids), list(self._prefix_hashes))
 
@@ -81,28 +91,37 @@ class SequenceTable:
         change if there is no room.
         """
         self._require_length(max_length)
-        return self._add(Sequence(max_length, self.pool.allocate(self.pool.pages_for(max_length)), [], [0]))
+        pages = self.pool.allocate(self.pool.pages_for(max_length))
+        return self._add(Sequence(max_length, pages_in(pages), [], [0]))
 
     def extend(self, sequence: Sequence, token_ids: TokenIds[int]) -> list[int]:
         """Append tokens; returns the slot of each. A shared page that is about to be written is exchanged for a
         copy first.
         """
         self.require_room(sequence, len(token_ids))
-        start, size = sequence.length, self.pool.page_size
-        end = start + len(token_ids)
-        for index in range(start // size, self.pool.pages_for(end)):
-            self._own_page(sequence, index, keeps_content=index * size < start)
-        sequence.token_ids.extend(token_ids)
-        table = sequence.page_table
-        return [table[position // size] * size + position % size for position in range(start, end)]
+        return self.extend_checked(sequence, token_ids)
+
+    def extend_checked(self, sequence: Sequence, token_ids: TokenIds[int]) -> list[int]:
+        """``extend`` for which ``require_room`` has found room."""
+        held, size = sequence.token_ids, self.pool.page_size
+        start, count = len(held), len(token_ids)
+        if self.pool.has_shared:
+            for index in range(start // size, self.pool.pages_for(start + count)):
+                self._own_page(sequence, index, keeps_content=index * size < start)
+        held += token_ids
+        table, (index, offset) = sequence.page_table, divmod(start, size)
+        if offset + count <= size:  # slots of one page are neighbours
+            first = table[index] * size + offset
+            return list(range(first, first + count))
+        return [table[position // size] * size + position % size for position in range(start, start + count)]
 
     def require_room(self, sequence: Sequence, count: int) -> None:
         """Raise unless the sequence is open and ``count`` tokens fit in its reservation; changes nothing."""
         self._require_open(sequence)
-        if sequence.length + count > sequence.max_length:
+        length = len(sequence.token_ids)
+        if length + count > sequence.max_length:
             raise InvalidRequestError(
-                "token_ids",
-                f"{count} more tokens after {sequence.length} pass the {sequence.max_length} that were reserved",
+                "token_ids", f"{count} more tokens after {length} pass the {sequence.max_length} that were reserved"
             )
 
     def truncate(self, sequence: Sequence, length: int) -> None:
@@ -140,7 +159,7 @@ class SequenceTable:
         num_full = sequence.length // self.pool.page_size
         shared = sequence.page_table[:num_full]
         self.pool.share(shared)
-        own = self.pool.allocate(self.pool.pages_for(max_length) - num_full)
+        own = pages_in(self.pool.allocate(self.pool.pages_for(max_length) - num_full))
         copies: list[PageCopy] = []
         if sequence.length % self.pool.page_size:
             copies.append((sequence.page_table[num_full], own[0]))
@@ -164,9 +183,9 @@ class SequenceTable:
         self._require_open(sequence)
         return sequence.prefix_hash(length)
 
-    def pages_of(self, sequence: Sequence) -> list[int]:
+    def pages_of(self, sequence: Sequence) -> Pages:
         """The pages of what the sequence holds, in order."""
-        return sequence.page_table[: self.pool.pages_for(sequence.length)]
+        return sequence.page_table[: self.pool.pages_for(len(sequence.token_ids))]
 
     def pending_copies(self) -> list[PageCopy]:
         """Copies that are due: all sources are to be read before any destination is written."""

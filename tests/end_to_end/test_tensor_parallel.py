@@ -67,10 +67,9 @@ class Shared:
         self.address = address
 
     def follower(self) -> int:
-        """The other rank's process; beside it there may be some that keep processors awake."""
+        """The other rank's process."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        children = [int(pid) for task in tasks for pid in (task / "children").read_text(encoding="ascii").split()]
-        found = [pid for pid in children if b"target_service" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        found = [int(pid) for task in tasks for pid in (task / "children").read_text(encoding="ascii").split()]
         assert len(found) == 1
         return found[0]
 

@@ -21,7 +21,7 @@ def test_a_ragged_batch_is_laid_out_row_after_row() -> None:
     assert batch.token_ids == [7, 8, 9, 6, 7]
     assert batch.positions == [0, 1, 2, 5, 6]
     assert batch.slots == [12, 13, 14, 5, 6]
-    assert batch.page_tables == [[3], [0, 1]]
+    assert list(map(list, batch.page_tables)) == [[3], [0, 1]]
     assert batch.query_starts == [0, 3, 5]
     assert batch.context_lengths == [3, 7]
     assert batch.logit_indices == [2, 3, 4]

@@ -21,7 +21,7 @@ from outrider.engine.drafting.rows import DraftRow, parameters_of
 from outrider.engine.kernels.draft_sampling.layout import NUM_COLUMNS
 from outrider.engine.kernels.paged_attention import DevicePlan, PagedRows
 from outrider.engine.models.decoder import DeviceBatch
-from outrider.engine.sequences import PageCopy, SequenceTable
+from outrider.engine.sequences import PageCopy, Pages, SequenceTable
 from outrider.engine.steps import Operation, Step
 
 _NO_SLOT = -1
@@ -61,7 +61,7 @@ class DraftPlan:
     token_ids: list[list[int]]  # [B] each row's, before its first draw
     positions: list[int]  # [B] of the first of them
     slots: list[list[int]]  # [B] of all that is appended, drawn tokens included
-    page_tables: list[list[int]]  # [B][P] of all that is appended
+    page_tables: list[Pages]  # [B][P] of all that is appended
     parameters: list[list[int]]  # [B, NUM_COLUMNS]
     num_steps: int
     page_copies: tuple[PageCopy, ...]

@@ -9,7 +9,7 @@ supports.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.sampling.draws import race, race_by_groups, stream_rows
-from outrider.engine.sampling.rows import LogitRow, ScoreRequest
+from outrider.engine.sampling.rows import LogitRow, ScoreRequest, is_coupled, is_greedy
 from outrider.engine.sampling.sums import row_sums
+from outrider.ports import Open
 from outrider.randomness.streams import Stream
-from outrider.types import DenseScores, ScoreForm, SparseScores, Support, TokenScores, TypicalScores
+from outrider.types import AcceptanceMethod, DenseScores, ScoreForm, SparseScores, Support, TokenScores, TypicalScores
 
 ENTROPY_OFFSET = 1e-5
 """Inside the logarithm of typical acceptance's entropy, as Medusa's and vLLM's code has it."""
@@ -54,6 +55,9 @@ class Group:
         for request in self.requests:
             yield request, slice(start, start + request.num_positions)
             start += request.num_positions
+
+
+Form = Callable[[Group], list[Scored]]
 
 
 def greedy_form(group: Group) -> list[Scored]:
@@ -148,3 +152,14 @@ def dense_form(group: Group) -> list[Scored]:
     """Whole rows of probabilities."""
     probs = group.logits.softmax(-1).cpu().numpy()
     return [Scored(DenseScores(probs[span].copy()), []) for _, span in group.spans()]
+
+
+def form_of(open_: Open) -> Form:
+    """The form in which a session's scores are made."""
+    if is_greedy(open_):
+        return greedy_form
+    if is_coupled(open_):
+        return coupled_form
+    if open_.dense:
+        return dense_form
+    return typical_form if open_.acceptance_method is AcceptanceMethod.TYPICAL else sparse_form

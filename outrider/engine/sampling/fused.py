@@ -10,11 +10,11 @@ Shape letters: ``R`` rows, the K+1 positions of every session one after the othe
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,19 +22,18 @@ from outrider.engine.device_inputs import to_device
 from outrider.engine.kernels.launching import has_kernels
 from outrider.engine.kernels.scoring import Findings, Found, Launch, launch, warm_up
 from outrider.engine.sampling.checks import row_error
-from outrider.engine.sampling.forms import coupled_form, greedy_form, sparse_form, typical_form
+from outrider.engine.sampling.contract import broken_contract, keep_contract
+from outrider.engine.sampling.forms import coupled_form, greedy_form, typical_form
 from outrider.engine.sampling.positions import Layout, lay_out
-from outrider.engine.sampling.process import adjust_logits, needs_adjusting
+from outrider.engine.sampling.process import adjust_logits
 from outrider.engine.sampling.rows import ScoreRequest
-from outrider.engine.sampling.scoring import ScoreOutcome, broken_contract, form_of, score
+from outrider.engine.sampling.scoring import ScoreOutcome, score
+from outrider.engine.sampling.terms import Terms, terms_of
 from outrider.errors import IntegrityError, OutriderError
-from outrider.ports import Open
-from outrider.types import ScoreForm, SparseScores, TokenScores, TypicalScores
+from outrider.types import FloatArray, IntArray, ScoreForm, SparseScores, TokenScores, TypicalScores
 
 _SHORT = 2
 """``Found.UNFIT`` from here on: where the cuts are, the kernels could not tell."""
-_PAST_FLOAT32 = 2.0**128 - 2.0**103
-"""The least that float32 rounds to infinity."""
 _LOWEST = -1e30
 """What kernels find no larger logit than this in has nothing to draw."""
 
@@ -44,8 +43,6 @@ class _Part:
     """Sessions whose kernels are under way."""
 
     layout: Layout
-    bounds: list[float]
-    """[R] the largest logit is less, or float32 does not hold it once it is divided by the temperature."""
     launch: Launch
     finite: Tensor | None
     """[R] of the model's own logits, where others were given to the kernels."""
@@ -57,31 +54,30 @@ class Scoring:
     def __init__(self, logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bool) -> None:
         self._logits = logits
         self._requests = requests
-        counts = [request.num_positions for request in requests]
-        self._starts: list[int] = np.cumsum([0, *counts]).tolist()
+        self._starts = list(itertools.accumulate((request.num_positions for request in requests), initial=0))
         if self._starts[-1] != len(logits):
             raise IntegrityError(f"{len(logits)} rows of logits for {self._starts[-1]} positions to score")
-        self._fused = [i for i, request in enumerate(requests) if fused and _is_fused(request.open)]
+        self._terms = [terms_of(request.open) for request in requests]
+        self._fused = [i for i, terms in enumerate(self._terms) if fused and terms.is_fused]
         self._outcomes: dict[int, ScoreOutcome] = {}
-        for i in self._fused:
-            if (error := broken_contract(requests[i], logits.shape[-1])) is not None:
-                self._outcomes[i] = ScoreOutcome(None, error=error)
+        if not keep_contract([requests[i] for i in self._fused], logits.shape[-1]):
+            self._fail_those_who_break_it()
         sound = [i for i in self._fused if i not in self._outcomes]
-        self._adjusted = [i for i in sound if needs_adjusting(requests[i].open)]
-        self._first = self._launch([i for i in sound if not needs_adjusting(requests[i].open)])
+        self._adjusted = [i for i in sound if self._terms[i].is_adjusted]
+        self._first = self._launch([i for i in sound if not self._terms[i].is_adjusted])
 
     def outcomes(self) -> list[ScoreOutcome]:
         """Wait for the kernels and score whom they do not; in the order of the requests. May be called once."""
         second = self._launch_adjusted()
-        others = sorted(set(range(len(self._requests))) - set(self._fused))
-        self._score(others)
+        self._score(self._missing(self._fused))
         for part in (self._first, second):
             if part is not None:
                 self._take(part)
-        short = sorted(set(self._fused) - set(self._adjusted) - set(self._outcomes))
-        if (wider := self._launch(short, wide=True)) is not None:
-            self._take(wider)
-        self._score(sorted(set(range(len(self._requests))) - set(self._outcomes)))
+        if len(self._outcomes) < len(self._requests):
+            short = self._missing(self._adjusted)
+            if (wider := self._launch(short, wide=True)) is not None:
+                self._take(wider)
+            self._score(self._missing())
         return [self._outcomes[i] for i in range(len(self._requests))]
 
     def drawn(self) -> Tensor | None:
@@ -90,8 +86,10 @@ class Scoring:
         """
         if self._first is None or len(self._first.layout.spans) < len(self._requests) or self._has_drafts:
             return None
-        places = to_device(self._drawn_places(), self._logits.device)
-        return self._first.launch.on_device.index_select(0, places)
+        places, on_device = self._drawn_places(), self._first.launch.on_device
+        if isinstance(places, slice):
+            return on_device[places]
+        return on_device.index_select(0, to_device(places, on_device.device))
 
     def drawn_token(self, index: int) -> int:
         """The same of session ``index``, on the host; not before ``outcomes``."""
@@ -104,10 +102,12 @@ class Scoring:
         tokens: list[int] = self._first.launch.findings().words[self._drawn_places()].tolist()
         return tokens
 
-    def _drawn_places(self) -> list[int]:
+    def _drawn_places(self) -> slice | list[int]:
         """Where among the words that the kernels find each session's token is, if all have one row."""
-        count = len(self._requests)
-        return [_column(request.open) * count + i for i, request in enumerate(self._requests)]
+        count, columns = len(self._requests), [_column(terms) for terms in self._terms]
+        if len(set(columns)) == 1:
+            return slice(columns[0] * count, (columns[0] + 1) * count)
+        return [column * count + i for i, column in enumerate(columns)]
 
     @property
     def _has_drafts(self) -> bool:
@@ -117,7 +117,17 @@ class Scoring:
         if not chosen:
             return None
         layout = lay_out(self._requests, self._starts, chosen, self._logits.shape[-1])
-        return _Part(layout, _bounds(layout), launch(self._logits, layout.rows, wide=wide), None)
+        return _Part(layout, launch(self._logits, layout.rows, wide=wide), None)
+
+    def _fail_those_who_break_it(self) -> None:
+        for i in self._fused:
+            if (error := broken_contract(self._requests[i], self._logits.shape[-1])) is not None:
+                self._outcomes[i] = ScoreOutcome(None, error=error)
+
+    def _missing(self, others: Sequence[int] = ()) -> list[int]:
+        """Those without an outcome who are not among the ``others``."""
+        known = {*self._outcomes, *others}
+        return [i for i in range(len(self._requests)) if i not in known]
 
     def _launch_adjusted(self) -> _Part | None:
         """Only rows with penalties, bias or bans pay for a float32 copy and the way through PyTorch."""
@@ -126,10 +136,10 @@ class Scoring:
         raw = self._rows_of(self._adjusted)
         described = [row for i in self._adjusted for row in self._requests[i].rows()]
         requests = [self._requests[i] for i in self._adjusted]
-        starts: list[int] = np.cumsum([0, *(request.num_positions for request in requests)]).tolist()
+        starts = list(itertools.accumulate((request.num_positions for request in requests), initial=0))
         layout = lay_out(requests, starts, range(len(requests)), raw.shape[-1], places=self._adjusted)
         adjusted = adjust_logits(raw, described)
-        return _Part(layout, _bounds(layout), launch(adjusted, layout.rows), torch.isfinite(raw).all(-1))
+        return _Part(layout, launch(adjusted, layout.rows), torch.isfinite(raw).all(-1))
 
     def _rows_of(self, chosen: Sequence[int]) -> Tensor:  # [r, V] float32
         spans = [self._logits[self._starts[i] : self._starts[i + 1]] for i in chosen]
@@ -144,14 +154,82 @@ class Scoring:
 
     def _take(self, part: _Part) -> None:
         findings = part.launch.findings()
+        answers = _Answers(findings)
+        if part.finite is None and _is_sound(findings, part.layout.bound):
+            for i, start, stop, first_id in part.layout.spans:
+                form = answers.form(self._terms[i], self._requests[i], slice(start, stop), first_id)
+                self._outcomes[i] = ScoreOutcome(form)
+            return
         flaws: list[int] = findings.of(Found.UNFIT).tolist()
-        errors = _errors(part, findings, flaws)
+        largest: list[float] = findings.of(Found.LARGEST).tolist()
+        finite = [flaw % _SHORT == 0 for flaw in flaws] if part.finite is None else part.finite.tolist()
         for i, start, stop, first_id in part.layout.spans:
-            wrong = [row for row in range(start, stop) if row in errors] if errors else []
-            if wrong:
-                self._outcomes[i] = ScoreOutcome(None, error=errors[wrong[0]])
+            bound = self._terms[i].bound
+            errors = (_error(largest[row], bound, finite=finite[row]) for row in range(start, stop))
+            if (error := next(filter(None, errors), None)) is not None:
+                self._outcomes[i] = ScoreOutcome(None, error=error)
             elif max(flaws[start:stop]) < _SHORT:  # otherwise searched for more widely, or left to `_score`
-                self._outcomes[i] = ScoreOutcome(_form(self._requests[i], findings, slice(start, stop), first_id))
+                form = answers.form(self._terms[i], self._requests[i], slice(start, stop), first_id)
+                self._outcomes[i] = ScoreOutcome(form)
+
+
+class _Answers:
+    """What kernels found, as scores; each column is read once.
+
+    Arrays are views of one copy: what is told outlives the memory in which kernels answer.
+    """
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = Findings(findings.words.copy(), findings.num_rows)
+
+    def form(self, terms: Terms, request: ScoreRequest, span: slice, first_id: int) -> ScoreForm:
+        """One session's scores from the rows of its span; its supports begin at ``first_id``."""
+        if terms.form is greedy_form:
+            return TokenScores(tuple(self._likeliest[span]))
+        if terms.form is coupled_form:
+            return TokenScores(tuple(self._raced[span]))
+        if terms.form is typical_form:
+            drafts = slice(span.start, span.stop - 1)
+            return TypicalScores(
+                self._support_probs[first_id : first_id + len(request.draft_token_ids)],
+                self._entropies[drafts],
+                self._argmax_ids[drafts],
+                int(self._outside_ids[span.stop - 1]),
+            )
+        num_ids = 0 if request.support is None else len(request.support.token_ids)
+        return SparseScores(
+            self._support_probs[first_id : first_id + num_ids], self._masses[span], self._outside_ids[span]
+        )
+
+    @functools.cached_property
+    def _likeliest(self) -> list[int]:
+        tokens: list[int] = self._argmax_ids.tolist()
+        return tokens
+
+    @functools.cached_property
+    def _raced(self) -> list[int]:
+        tokens: list[int] = self._findings.of(Found.RACED).tolist()
+        return tokens
+
+    @functools.cached_property
+    def _argmax_ids(self) -> IntArray:
+        return self._findings.of(Found.ARGMAX)
+
+    @functools.cached_property
+    def _outside_ids(self) -> IntArray:
+        return self._findings.of(Found.OUTSIDE)
+
+    @functools.cached_property
+    def _masses(self) -> FloatArray:
+        return self._findings.of(Found.MASS)
+
+    @functools.cached_property
+    def _entropies(self) -> FloatArray:
+        return self._findings.of(Found.ENTROPY)
+
+    @functools.cached_property
+    def _support_probs(self) -> FloatArray:
+        return self._findings.support_probs
 
 
 @torch.inference_mode()
@@ -170,30 +248,25 @@ def warm_up_scoring(vocab_size: int, dtype: torch.dtype, device: torch.device) -
         warm_up(torch.zeros(1, vocab_size, dtype=dtype, device=device))
 
 
-def _column(open_: Open) -> int:
+def _column(terms: Terms) -> int:
     """Where the kernels leave the token that follows a text."""
-    kind = form_of(open_)
-    if kind is greedy_form:
+    if terms.form is greedy_form:
         return Found.ARGMAX
-    return Found.RACED if kind is coupled_form else Found.OUTSIDE
+    return Found.RACED if terms.form is coupled_form else Found.OUTSIDE
 
 
-def _is_fused(open_: Open) -> bool:
-    return open_.num_logprobs is None and form_of(open_) in {greedy_form, coupled_form, sparse_form, typical_form}
+def _is_sound(findings: Findings, bound: float) -> bool:
+    """Whether nothing is wrong with any row, as nearly always; ``bound`` is the least of all."""
+    largest = findings.of(Found.LARGEST)
+    least, most = float(largest.min()), float(largest.max())
+    return not findings.of(Found.UNFIT).any() and max(_LOWEST, -bound) < least and most < bound
 
 
-def _errors(part: _Part, findings: Findings, flaws: Sequence[int]) -> dict[int, OutriderError]:
-    """By row; nearly always none. Plain Python: of the few rows there mostly are it is done sooner than in numpy."""
-    finite = [flaw % _SHORT == 0 for flaw in flaws] if part.finite is None else part.finite.tolist()
-    largest_logits = findings.of(Found.LARGEST).tolist()
-    found: dict[int, OutriderError] = {}
-    for row, (is_finite, largest, bound) in enumerate(zip(finite, largest_logits, part.bounds, strict=True)):
-        if is_finite and _LOWEST < largest < bound and -bound < largest:
-            continue
-        told = _tempered(largest, bound)
-        if (error := row_error(finite=is_finite, largest=told)) is not None:
-            found[row] = error
-    return found
+def _error(largest: float, bound: float, *, finite: bool) -> OutriderError | None:
+    """What is wrong with a row, by its largest logit before the temperature."""
+    if finite and _LOWEST < largest < bound and -bound < largest:
+        return None
+    return row_error(finite=finite, largest=_tempered(largest, bound))
 
 
 def _tempered(largest: float, bound: float) -> float:
@@ -201,31 +274,3 @@ def _tempered(largest: float, bound: float) -> float:
     if largest <= _LOWEST:
         return -math.inf
     return largest if abs(largest) < bound else math.copysign(math.inf, largest)
-
-
-def _bounds(layout: Layout) -> list[float]:
-    bounds: list[float] = (layout.rows.temperatures * _PAST_FLOAT32).tolist()
-    return bounds
-
-
-def _form(request: ScoreRequest, findings: Findings, span: slice, first_id: int) -> ScoreForm:
-    """One session's scores from the rows of its span; its supports begin at ``first_id``."""
-    kind = form_of(request.open)
-    if kind is greedy_form or kind is coupled_form:
-        column = Found.ARGMAX if kind is greedy_form else Found.RACED
-        return TokenScores(tuple(findings.of(column)[span].tolist()))
-    outside_ids = findings.of(Found.OUTSIDE)
-    if kind is typical_form:
-        drafts = slice(span.start, span.stop - 1)
-        return TypicalScores(
-            findings.support_probs[first_id : first_id + len(request.draft_token_ids)].copy(),
-            findings.of(Found.ENTROPY)[drafts].copy(),
-            findings.of(Found.ARGMAX)[drafts].copy(),
-            int(outside_ids[span.stop - 1]),
-        )
-    num_ids = 0 if request.support is None else len(request.support.token_ids)
-    return SparseScores(
-        findings.support_probs[first_id : first_id + num_ids].copy(),
-        findings.of(Found.MASS)[span].copy(),
-        outside_ids[span].copy(),
-    )

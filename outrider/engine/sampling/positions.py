@@ -1,29 +1,25 @@
 """From requests to the rows that the scoring kernels are told of: plain numpy.
 
-Knows what each form needs of a row, and nothing of what is found.
+Knows where rows are and what each asks of a support; the words that no step changes are in a session's ``Terms``.
 
-Shape letters: ``R`` rows, the K+1 positions of every chosen session one after the other.
+Shape letters: ``C`` chosen sessions; ``R`` rows, the K+1 positions of every chosen session one after the other.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from outrider.engine.kernels.scoring import Rows, Wish
-from outrider.engine.sampling.forms import coupled_form, sparse_form, typical_form
-from outrider.engine.sampling.process import SMALLEST_TEMPERATURE
-from outrider.engine.sampling.rows import ScoreRequest, is_greedy
-from outrider.engine.sampling.scoring import form_of
-from outrider.ports import Open
+from outrider.engine.kernels.scoring import Column, Rows, Words
+from outrider.engine.sampling.forms import sparse_form, typical_form
+from outrider.engine.sampling.rows import ScoreRequest
+from outrider.engine.sampling.terms import Terms, terms_of
+from outrider.types import Support
 
-# Plain numbers: combining flags for every row takes longer than all the rest.
-_DRAWS, _OUTSIDE, _ENTROPY, _COUPLED = map(int, (Wish.DRAWS, Wish.DRAWS | Wish.EXCLUDES, Wish.ENTROPY, Wish.COUPLED))
-_CUTS = int(Wish.CUTS)
+_NO_IDS: Words = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +29,8 @@ class Layout:
     rows: Rows
     spans: tuple[tuple[int, int, int, int], ...]
     """Of each session: its number, its rows' start and stop, where its supports' ids begin."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    """What one session's form needs."""
-
-    wishes: list[int]  # [K+1]
-    counts: list[int]  # [K+1] of the support
-    token_ids: Sequence[int] | NDArray[np.integer]
+    bound: float
+    """The least of the sessions' ``Terms.bound``."""
 
 
 def lay_out(
@@ -53,54 +42,47 @@ def lay_out(
     places: Sequence[int] | None = None,
 ) -> Layout:
     """Rows of the chosen requests, whose logits begin at ``starts``; ``places`` are other numbers to give them."""
-    asks = [_ask(requests[i]) for i in chosen]
-    lengths = np.array([len(ask.wishes) for ask in asks])
+    asking = [requests[i] for i in chosen]
+    terms = [terms_of(request.open) for request in asking]
+    supports = [_support(request, of) for request, of in zip(asking, terms, strict=True)]
+    lengths = np.array([request.num_positions for request in asking])  # [C]
     stops = np.cumsum(lengths)
-    num_ids = np.cumsum([0, *(len(ask.token_ids) for ask in asks)])
-    within = np.arange(stops[-1]) - np.repeat(stops - lengths, lengths)
-
-    def each(values: Sequence[float], dtype: type[np.generic] = np.int64) -> NDArray[Any]:
-        return np.repeat(np.array(values, dtype=dtype), lengths)
-
-    samplings = [requests[i].open.sampling for i in chosen]
-    bases = each([requests[i].base for i in chosen])
-    rows = Rows(
-        indices=each([starts[i] for i in chosen]) + within,
-        wishes=np.array([wish for ask in asks for wish in ask.wishes])
-        | each([_cuts(requests[i].open) for i in chosen]),
-        limits=each([min(requests[i].open.num_token_ids or vocab_size, vocab_size) for i in chosen]),
-        temperatures=each([_temperature(requests[i]) for i in chosen], np.float64),
-        seeds=each([requests[i].open.seed for i in chosen], np.uint64),
-        positions=bases + within,
-        bases=bases,
-        min_ps=each([sampling.min_p for sampling in samplings], np.float64),
-        top_ks=each([sampling.top_k for sampling in samplings]),
-        top_ps=each([sampling.top_p for sampling in samplings], np.float64),
-        support_counts=np.array([count for ask in asks for count in ask.counts]),
-        support_ids=np.concatenate([np.asarray(ask.token_ids, dtype=np.int64) for ask in asks]),
-    )
-    numbers = chosen if places is None else places
-    firsts = (stops - lengths).tolist(), stops.tolist(), num_ids.tolist()
-    return Layout(rows, tuple(zip(numbers, *firsts, strict=False)))
+    firsts = stops - lengths
+    whose = np.repeat(np.arange(len(asking)), lengths)  # [R]
+    within = np.arange(len(whose)) - firsts[whose]
+    # Without a support to ask about, a draft token's row is as the last.
+    kinds = np.array([2 * i + (support is None) for i, support in enumerate(supports)])[whose]
+    kinds[stops - 1] = np.arange(1, 2 * len(asking), 2)
+    words = np.frombuffer(b"".join([of.words for of in terms]), dtype=np.int32).reshape(-1, len(Column))[kinds]
+    words[:, Column.INDEX] = np.array([starts[i] for i in chosen])[whose] + within
+    words[:, Column.BASE] = bases = np.array([request.base for request in asking])[whose]
+    words[:, Column.POSITION] = bases + within
+    words[:, Column.LIMIT] = np.minimum(words[:, Column.LIMIT], vocab_size)
+    ids = _place_supports(words, firsts.tolist(), supports)
+    counts = (0 if support is None else len(support.token_ids) for support in supports)
+    of_ids = itertools.accumulate(counts, initial=0)
+    spans = zip(chosen if places is None else places, firsts.tolist(), stops.tolist(), of_ids, strict=False)
+    return Layout(Rows(words, ids), tuple(spans), min(of.bound for of in terms))
 
 
-def _ask(request: ScoreRequest) -> _Ask:
-    form, num_drafts = form_of(request.open), len(request.draft_token_ids)
-    if form is sparse_form:
-        support = request.support
-        if support is None or not len(support.token_ids):
-            return _Ask([_DRAWS] * (num_drafts + 1), [0] * (num_drafts + 1), ())
-        return _Ask([_OUTSIDE] * num_drafts + [_DRAWS], [*support.counts.tolist(), 0], support.token_ids)
-    if form is typical_form:
-        return _Ask([_ENTROPY] * num_drafts + [_DRAWS], [1] * num_drafts + [0], request.draft_token_ids)
-    wish = _COUPLED if form is coupled_form else 0
-    return _Ask([wish] * (num_drafts + 1), [0] * (num_drafts + 1), ())
+def _support(request: ScoreRequest, terms: Terms) -> Support | None:
+    """The ids that its rows ask about, if any."""
+    if terms.form is sparse_form and request.support is not None and len(request.support.token_ids):
+        return request.support
+    if terms.form is typical_form and request.draft_token_ids:
+        ids = np.array(request.draft_token_ids, dtype=np.int32)
+        return Support(np.ones_like(ids), ids)
+    return None
 
 
-def _cuts(open_: Open) -> int:
-    sampling = open_.sampling
-    return _CUTS if not is_greedy(open_) and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0) else 0
-
-
-def _temperature(request: ScoreRequest) -> float:
-    return 1.0 if is_greedy(request.open) else max(request.open.sampling.temperature, SMALLEST_TEMPERATURE)
+def _place_supports(words: Words, firsts: Sequence[int], supports: Sequence[Support | None]) -> Words:
+    """Tell the rows [R] where their supports are among the ids of all, which are given back."""
+    known = [(first, support) for first, support in zip(firsts, supports, strict=True) if support is not None]
+    if not known:
+        return _NO_IDS
+    counts = np.zeros(len(words), dtype=np.int32)
+    for first, support in known:
+        counts[first : first + len(support.counts)] = support.counts
+    words[:, Column.SUPPORT_STOP] = stops = np.cumsum(counts, dtype=np.int32)
+    words[:, Column.SUPPORT_START] = stops - counts
+    return np.concatenate([support.token_ids for _, support in known], dtype=np.int32, casting="unsafe")

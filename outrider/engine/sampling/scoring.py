@@ -9,32 +9,22 @@ Shape letters: ``R`` rows, the K+1 positions of every session one after the othe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outrider.engine.sampling.checks import row_errors
-from outrider.engine.sampling.forms import (
-    Group,
-    Scored,
-    coupled_form,
-    dense_form,
-    greedy_form,
-    sparse_form,
-    typical_form,
-)
+from outrider.engine.sampling.contract import broken_contract
+from outrider.engine.sampling.forms import Form, Group, Scored, form_of
 from outrider.engine.sampling.logprobs import log_softmax_rows, position_logprobs
 from outrider.engine.sampling.process import process_logits
-from outrider.engine.sampling.rows import LogitRow, ScoreRequest, is_coupled, is_greedy
-from outrider.errors import IntegrityError, OutriderError, ProtocolError
-from outrider.ports import Open
-from outrider.types import AcceptanceMethod, CandidateLogprobs, DenseScores, LogprobsMode, ScoreForm
+from outrider.engine.sampling.rows import LogitRow, ScoreRequest
+from outrider.errors import IntegrityError, OutriderError
+from outrider.types import CandidateLogprobs, DenseScores, LogprobsMode, ScoreForm
 
 __all__ = ["ScoreOutcome", "ScoreRequest", "score"]
-
-Form = Callable[[Group], list[Scored]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +92,6 @@ def _by_form(requests: Sequence[ScoreRequest], errors: Sequence[OutriderError | 
     return chosen
 
 
-def form_of(open_: Open) -> Form:
-    """The form in which a session's scores are made."""
-    if is_greedy(open_):
-        return greedy_form
-    if is_coupled(open_):
-        return coupled_form
-    if open_.dense:
-        return dense_form
-    return typical_form if open_.acceptance_method is AcceptanceMethod.TYPICAL else sparse_form
-
-
 def _errors(batch: _Batch) -> list[OutriderError | None]:
     """The first thing wrong with each session; a position that cannot be drawn from fails all of it."""
     of_rows = row_errors(batch.raw, batch.processed.amax(-1))
@@ -122,35 +101,6 @@ def _errors(batch: _Batch) -> list[OutriderError | None]:
         or next((of_rows[index] for index in span if of_rows[index] is not None), None)
         for request, span in zip(batch.requests, batch.spans, strict=True)
     ]
-
-
-def broken_contract(request: ScoreRequest, vocab_size: int) -> ProtocolError | None:
-    """What in a request breaks the contract, before any logit is looked at."""
-    limit = min(request.open.num_token_ids or vocab_size, vocab_size)
-    if any(not 0 <= token_id < limit for token_id in request.draft_token_ids):
-        return _contract_broken("draft_token_ids", f"ids must be from 0 to {limit - 1}")
-    if form_of(request.open) is not sparse_form:
-        return None
-    return _broken_support(request, limit)
-
-
-def _broken_support(request: ScoreRequest, limit: int) -> ProtocolError | None:
-    num_drafts, support = len(request.draft_token_ids), request.support
-    if support is None:
-        return _contract_broken("support", "is needed to score drafts by rejection") if num_drafts else None
-    if len(support.counts) != num_drafts or (support.counts < 0).any():
-        return _contract_broken("support", f"needs {num_drafts} counts of 0 or more, one for each draft token")
-    if support.counts.sum() != len(support.token_ids):
-        return _contract_broken("support", f"{len(support.token_ids)} ids, but its counts say {support.counts.sum()}")
-    if len(support.token_ids) and not (support.token_ids.min() >= 0 and support.token_ids.max() < limit):
-        return _contract_broken("support", f"ids must be from 0 to {limit - 1}")
-    return None
-
-
-def _contract_broken(field: str, message: str) -> ProtocolError:
-    error = ProtocolError(f"{field}: {message}")
-    error.field = field
-    return error
 
 
 def _outcome(batch: _Batch, i: int, scored: Scored) -> ScoreOutcome:

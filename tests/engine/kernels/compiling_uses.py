@@ -27,7 +27,7 @@ from outrider.engine.execution import make_cache
 from outrider.engine.kernels import launching
 from outrider.engine.kernels.paged_attention.device_plan import num_counters
 from outrider.engine.kernels.scoring.launching import launch_kernels
-from outrider.engine.kernels.scoring.rows import Rows, Wish, every_kind
+from outrider.engine.kernels.scoring.rows import Rows, Wish, describe, every_kind
 from outrider.engine.kernels.sum_norm import SharedRows
 from outrider.engine.kernels.sum_norm.kernel import sum_and_norm
 from outrider.engine.models import Decoder, ModelConfig
@@ -118,12 +118,7 @@ class Model:
 def score(logits: torch.Tensor, wish: Wish, num_ids: int) -> None:
     """Every row with the same wish."""
     count = len(logits)
-    zeros, ones = np.zeros(count, dtype=np.int64), np.ones(count)
-    rows = Rows(
-        indices=zeros, wishes=zeros + int(wish), limits=zeros, temperatures=ones, seeds=zeros.astype(np.uint64),
-        positions=zeros, bases=zeros, min_ps=ones, top_ks=zeros, top_ps=ones, support_counts=zeros + num_ids,
-        support_ids=np.zeros(count * num_ids, dtype=np.int64),
-    )  # fmt: skip
+    rows = Rows(np.tile(describe(wish), (count, 1)), np.zeros(count * num_ids, dtype=np.int32))
     launch_scoring(logits, rows)
 
 

@@ -27,9 +27,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from outrider.engine.kernels.scoring.rows import Findings, Found, Launch, Rows, Wish, every_kind
+from outrider.engine.kernels.scoring.rows import (
+    Column,
+    Findings,
+    Found,
+    Launch,
+    Rows,
+    Wish,
+    Words,
+    describe,
+    every_kind,
+)
 
-__all__ = ["Findings", "Found", "Launch", "Rows", "Wish", "launch", "warm_up"]
+__all__ = ["Column", "Findings", "Found", "Launch", "Rows", "Wish", "Words", "describe", "launch", "warm_up"]
 
 
 def launch(logits: Tensor, rows: Rows, *, wide: bool = False) -> Launch:  # [N, V]
@@ -43,5 +53,5 @@ def warm_up(logits: Tensor) -> None:  # [N, V]
     """Compile whatever rows of logits like these may need."""
     for rows in every_kind():
         launch(logits, rows).findings()
-        if rows.any(Wish.CUTS):
+        if Wish.CUTS in rows.any():
             launch(logits, rows, wide=True).findings()

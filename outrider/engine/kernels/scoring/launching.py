@@ -79,7 +79,6 @@ class TritonLaunch:
         return Findings(self.found.numpy(), self.num_rows)
 
 
-@torch.inference_mode()
 def launch(logits: torch.Tensor, rows: Rows, *, wide: bool = False) -> TritonLaunch:  # [N, V]
     """Copy the rows' description, start the kernels, start the copy of what they find."""
     described = to_device(rows, logits.device)
@@ -109,11 +108,13 @@ def launch_kernels(logits: torch.Tensor, described: torch.Tensor, rows: Rows, *,
     if not count:
         return found
     groups = torch.empty(count, num_groups, NUM_FIELDS, device=device)
-    has = {"HAS_COUPLED": rows.any(Wish.COUPLED), "HAS_MARKS": rows.any(Wish.EXCLUDES)}
-    has_cuts, has_entropy = rows.any(Wish.CUTS), rows.any(Wish.ENTROPY)
-    parts = torch.empty(count, num_groups if has_entropy else 0, device=device)
+    wishes = rows.any()
+    has = {"HAS_COUPLED": Wish.COUPLED in wishes, "HAS_MARKS": Wish.EXCLUDES in wishes}
+    has_cuts, has_entropy = Wish.CUTS in wishes, Wish.ENTROPY in wishes
+    # What no row needs is not made: any memory of the same type stands for it.
+    parts = torch.empty(count, num_groups, device=device) if has_entropy else groups
     num_runs = num_groups * (GROUP_SIZE // RUN_SIZE)
-    tops = torch.empty(count, num_runs if has_cuts else 0, dtype=logits.dtype, device=device)
+    tops = torch.empty(count, num_runs, dtype=logits.dtype, device=device) if has_cuts else logits
     stride = logits.stride(0)
     per_processor = _RACING_PROGRAMS_PER_PROCESSOR if has["HAS_COUPLED"] else _PROGRAMS_PER_PROCESSOR
     groups_per_part, num_parts = _parts(per_processor * num_processors(device) // count, num_groups)
@@ -126,7 +127,7 @@ def launch_kernels(logits: torch.Tensor, described: torch.Tensor, rows: Rows, *,
         _entropy_kernel[(count * num_groups,)](
             logits, described, groups, parts, stride, vocab_size, num_groups, GROUPS=most_groups, num_warps=1, **shared
         )
-    if not rows.all(Wish.CUTS):
+    if Wish.CUTS not in rows.all():
         _answer_kernel[(count, 2 if len(rows.support_ids) else 1)](
             logits, described, groups, parts, found, stride, count, vocab_size, num_groups,
             GROUPS=most_groups, IDS=_IDS_AT_ONCE, num_warps=_ANSWER_WARPS, **has, **options,

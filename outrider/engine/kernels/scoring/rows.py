@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Words = NDArray[np.int32]
 
+_LARGEST = 2**31 - 1
 _COLDEST = 1e-7
 """Logits of 40 are then 6e8 bits, which float32 rounds to 64: as much as a power of two bears."""
 
@@ -78,75 +79,69 @@ class Found(enum.IntEnum):
     ENTROPY = 6
 
 
+def describe(
+    wishes: Wish,
+    *,
+    limit: int | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    min_p: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> Words:  # [columns]
+    """A row's words, without those that place it: its index, its position and base, its support.
+
+    Ids from ``limit`` on are never drawn; ``temperature`` is positive.
+    """
+    words = np.zeros(len(Column), dtype=np.int32)
+    words[Column.WISHES] = wishes
+    words[Column.LIMIT] = _LARGEST if limit is None else min(limit, _LARGEST)
+    words[Column.KEY_LOW : Column.KEY_HIGH + 1] = np.array([seed], dtype=np.uint64).view(np.int32)
+    words[Column.SCALE] = np.float32(math.log2(math.e) / max(temperature, _COLDEST)).view(np.int32)
+    words[Column.MIN_P] = np.float32(min_p).view(np.int32)
+    words[Column.TOP_K] = min(top_k, _LARGEST)
+    words[Column.TOP_P_LOW :] = np.array([top_p]).view(np.int32)
+    return words
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """R rows to look at."""
 
-    indices: NDArray[np.int64]  # [R] the row of the logits
-    wishes: NDArray[np.int64]  # [R] of Wish
-    limits: NDArray[np.int64]  # [R] ids from here on are never drawn; at most V
-    temperatures: NDArray[np.float64]  # [R] positive
-    seeds: NDArray[np.uint64]  # [R]
-    positions: NDArray[np.int64]  # [R]
-    bases: NDArray[np.int64]  # [R]
-    min_ps: NDArray[np.float64]  # [R] 0: no cut
-    top_ks: NDArray[np.int64]  # [R] 0: no cut
-    top_ps: NDArray[np.float64]  # [R] 1: no cut
-    support_counts: NDArray[np.int64]  # [R]
-    support_ids: NDArray[np.int64]  # [M]
+    words: Words  # [R, columns]
+    support_ids: Words  # [M] one row's after the other's
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.words)
 
     def pack(self, words: Words) -> None:
         """Fill ``words``, as many as ``num_words`` says: row by row its columns, then the supports' ids."""
-        count = len(self)
-        columns = words[: len(Column) * count].reshape(count, len(Column)).T
-        stops = np.cumsum(self.support_counts)
-        columns[Column.INDEX] = self.indices
-        columns[Column.WISHES] = self.wishes
-        columns[Column.LIMIT] = self.limits
-        columns[Column.SUPPORT_START] = stops - self.support_counts
-        columns[Column.SUPPORT_STOP] = stops
-        columns[Column.KEY_LOW : Column.KEY_HIGH + 1] = self.seeds.view(np.int32).reshape(count, 2).T
-        columns[Column.POSITION] = self.positions
-        columns[Column.BASE] = self.bases
-        columns[Column.SCALE] = (
-            (math.log2(math.e) / np.maximum(self.temperatures, _COLDEST)).astype(np.float32).view(np.int32)
-        )
-        columns[Column.MIN_P] = self.min_ps.astype(np.float32).view(np.int32)
-        columns[Column.TOP_K] = self.top_ks
-        columns[Column.TOP_P_LOW :] = self.top_ps.view(np.int32).reshape(count, 2).T
-        words[len(Column) * count : self.num_words] = self.support_ids
+        np.concatenate((self.words.ravel(), self.support_ids), out=words)
 
     @property
     def num_words(self) -> int:
         """How many words ``pack`` fills."""
-        return len(Column) * len(self) + len(self.support_ids)
+        return self.words.size + len(self.support_ids)
 
     @property
     def num_found(self) -> int:
         """How many words the answer has."""
         return len(Found) * len(self) + len(self.support_ids)
 
-    def any(self, wish: Wish) -> bool:
-        """Whether any row has this wish."""
-        return bool((self.wishes & wish).any())
+    def any(self) -> Wish:
+        """What any row wishes."""
+        return Wish(int(np.bitwise_or.reduce(self.words[:, Column.WISHES])))
 
-    def all(self, wish: Wish) -> bool:
-        """Whether every row has this wish."""
-        return bool((self.wishes & wish).all())
+    def all(self) -> Wish:
+        """What every row wishes."""
+        return Wish(int(np.bitwise_and.reduce(self.words[:, Column.WISHES])))
 
 
 def every_kind() -> Iterator[Rows]:
     """A row for each combination of wishes for which there are kernels of their own."""
     for coupled, outside, cuts in itertools.product((0, Wish.COUPLED), (0, Wish.EXCLUDES), (0, Wish.CUTS)):
-        zero, one = np.zeros(1, dtype=np.int64), np.ones(1)
-        yield Rows(
-            indices=zero, wishes=zero + int(Wish.DRAWS | Wish.ENTROPY | coupled | outside | cuts), limits=zero + 1,
-            temperatures=one, seeds=zero.astype(np.uint64), positions=zero, bases=zero, min_ps=0 * one, top_ks=zero,
-            top_ps=one / 2, support_counts=zero, support_ids=zero[:0],
-        )  # fmt: skip
+        words = describe(Wish.DRAWS | Wish.ENTROPY | coupled | outside | cuts, limit=1, top_p=0.5)
+        yield Rows(words[None], words[:0])
 
 
 @dataclass(frozen=True, slots=True)
