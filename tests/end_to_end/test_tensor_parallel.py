@@ -67,9 +67,10 @@ class Shared:
         self.address = address
 
     def follower(self) -> int:
-        """The other rank's process."""
+        """The other rank's process; beside it there may be some that keep processors awake."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        found = [int(pid) for task in tasks for pid in (task / "children").read_text(encoding="ascii").split()]
+        children = [int(pid) for task in tasks for pid in (task / "children").read_text(encoding="ascii").split()]
+        found = [pid for pid in children if b"target_service" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(found) == 1
         return found[0]
 
