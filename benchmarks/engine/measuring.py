@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.engine.floor import timed_samples
 from outrider.engine.batch import ForwardRow
-from outrider.engine.drafting import MAX_STEPS, DraftRow
+from outrider.engine.drafting import MAX_STEPS, DraftRow, DraftTerms
 from outrider.engine.runner import ModelRunner
 from outrider.engine.sampling import LogitRow, propose
 from outrider.engine.sequences import Sequence
@@ -172,14 +172,15 @@ def _draft_in_loops(
     runner: ModelRunner, request: Open, sequences: list[Sequence], last: list[int], num_tokens: int
 ) -> list[list[int]]:
     """The same where the device draws: one launch for as many tokens as that takes."""
+    terms = DraftTerms.of(request, runner.config.vocab_size)
     rows: list[list[int]] = [[token] for token in last]
     while (left := num_tokens + 1 - len(rows[0])) > 0:
         asked = [
-            DraftRow(request, sequence, tokens[-1:], min(left, MAX_STEPS), sequence.length + 1)
+            DraftRow(terms, sequence, tokens[-1:], min(left, MAX_STEPS), sequence.length + 1)
             for sequence, tokens in zip(sequences, rows, strict=True)
         ]
-        for tokens, drawn in zip(rows, runner.draft(asked), strict=True):
-            tokens.extend(one.token_id for one in drawn)
+        for tokens, draws in zip(rows, runner.draft(asked), strict=True):
+            tokens.extend(draws.token_ids)
     return [[tokens[step] for tokens in rows] for step in range(1, num_tokens + 1)]
 
 

@@ -16,15 +16,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from draft_service.items import check_extend, proposal_length
+from draft_service.proposers.passes import joined, single
+from draft_service.proposers.terms import KnownTerms
 from outrider.engine.batch import ForwardRow
-from outrider.engine.drafting import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow, fits_loop
+from outrider.engine.drafting import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow, DraftTerms
+from outrider.engine.drafting.results import Draws
 from outrider.engine.ledger import Session
 from outrider.engine.runner import ModelRunner
-from outrider.engine.sampling.proposing import Drawn, propose
+from outrider.engine.sampling.proposing import propose
 from outrider.engine.sampling.rows import LogitRow
 from outrider.engine.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
 from outrider.engine.sequences import Sequence as KvSequence
@@ -32,7 +34,6 @@ from outrider.engine.stage import Pass
 from outrider.engine.waiting import mark_reached
 from outrider.errors import OutriderError
 from outrider.ports import Extend, Open, Proposal
-from outrider.types import DenseEvidence, Evidence, SparseEvidence
 
 DraftSession = Session[KvSequence]
 
@@ -44,38 +45,36 @@ class ProposalJob:
     open: Open
     extend: Extend
     sequence: KvSequence
-    token_ids: tuple[int, ...]
-    """To be appended next: committed tokens at first, then the token drawn last."""
+    terms: DraftTerms | None
+    """By which its tokens are drawn in one launch; None: they are not."""
+    base: int
+    """Committed tokens."""
     draft_length: int
     """Tokens still wanted in all, after trimming."""
-    loops: bool = False
-    """Whether its tokens are drawn in one launch."""
-    num_fed: int = 0
-    drawn: list[Drawn] = field(default_factory=list)
+    token_ids: tuple[int, ...]
+    """To be appended before the next token is drawn: committed tokens at first, then the token drawn last."""
+    num_left: int
+    """Those of them, at the end, that were not appended yet."""
+    num_last: int = 1
+    """Any prefill may be cut before its last token."""
+    num_drawn: int = 0
+    draws: list[Draws] = field(default_factory=list)
+    """Pass by pass."""
 
-    @property
-    def num_left(self) -> int:
-        """Tokens to be appended before the next token is drawn."""
-        return len(self.token_ids) - self.num_fed
-
-    @property
-    def num_last(self) -> int:
-        """Any prefill may be cut before its last token."""
-        return 1
-
-    @property
-    def base(self) -> int:
-        """Committed tokens."""
-        return self.extend.base_length + len(self.extend.token_ids)
+    def next_tokens(self, count: int) -> tuple[int, ...]:
+        """The next so many to be appended."""
+        start = len(self.token_ids) - self.num_left
+        return self.token_ids[start : start + count]
 
     def feed(self, count: int) -> None:
         """So many tokens were appended."""
-        self.num_fed += count
+        self.num_left -= count
 
-    def accept(self, drawn: Sequence[Drawn]) -> None:
+    def accept(self, draws: Draws) -> None:
         """Tokens were drawn, one or more; the last is to be appended if another is wanted."""
-        self.drawn += drawn
-        self.token_ids, self.num_fed = (drawn[-1].token_id,), 0
+        self.draws.append(draws)
+        self.num_drawn += len(draws.token_ids)
+        self.token_ids, self.num_left = draws.token_ids[-1:], 1
 
 
 class ModelProposer:
@@ -92,6 +91,7 @@ class ModelProposer:
         self._support_mass = support_mass
         self._support_limit = support_limit
         self._can_loop = runner.drafting == DraftingRules(support_mass, support_limit)
+        self._terms = KnownTerms(runner.config.vocab_size)
 
     @property
     def num_pages_free(self) -> int:
@@ -111,70 +111,67 @@ class ModelProposer:
             token_ids = (session.text.token_ids[-1],)
             self.runner.sequences.truncate(session.text, item.base_length - 1)
         length = proposal_length(session.open, item, reserved_length=session.reserved_length)
-        loops = self._can_loop and length > 0 and fits_loop(session.open)
-        return ProposalJob(session.open, item, session.text, token_ids, length, loops)
+        return ProposalJob(
+            open=session.open,
+            extend=item,
+            sequence=session.text,
+            terms=self._terms.of(session.open) if self._can_loop and length else None,
+            base=item.base_length + len(item.token_ids),
+            draft_length=length,
+            token_ids=token_ids,
+            num_left=len(token_ids),
+        )
 
-    @torch.inference_mode()
     def advance(self, shares: Sequence[tuple[ProposalJob, int]]) -> Pass[Proposal]:
         """One forward over so many tokens of each job, and one loop over those that can draw all their tokens."""
-        looping = [job for job, _ in shares if _is_ready(job)]
-        forwarded = [(job, _leave_last(job, share)) for job, share in shares if not _is_ready(job)]
+        rows = {id(job): _draft_row(job, job.terms) for job, _ in shares if job.terms and job.num_left <= MAX_CATCH_UP}
+        forwarded = [(job, _leave_last(job, share)) for job, share in shares if id(job) not in rows]
         drawing = [job for job, share in forwarded if share == job.num_left and job.draft_length]
         logits = self.runner.forward([_forward_row(job, share) for job, share in forwarded]) if forwarded else None
-        drafts = self.runner.draft([_draft_row(job) for job in looping]) if looping else []
-        if not looping:
+        drawn = dict(zip(rows, self.runner.draft(list(rows.values())), strict=True)) if rows else {}
+        if not rows:
             # Without it the forward's time would be booked on whoever first looks at its result.
             mark_reached(self.runner.device)()
         computed = time.perf_counter_ns()
         for job, share in forwarded:
             job.feed(share)
-        results = self._draw(drawing, logits)
-        results |= {id(job): _take(job, drawn) for job, drawn in zip(looping, drafts, strict=True)}
-        return Pass(
-            results=[results[id(job)] if id(job) in results else _answer_when_done(job) for job, _ in shares],
-            computed_ns=computed,
-        )
+        if logits is not None:
+            drawn |= self._draw(drawing, logits)
+        results = [_take(job, drawn[id(job)]) if id(job) in drawn else _answer_when_done(job) for job, _ in shares]
+        return Pass(results=results, computed_ns=computed)
 
-    def _draw(
-        self, jobs: Sequence[ProposalJob], logits: torch.Tensor | None
-    ) -> dict[int, Proposal | OutriderError | None]:
-        if logits is None or not jobs:
+    def _draw(self, jobs: Sequence[ProposalJob], logits: torch.Tensor) -> dict[int, Draws]:
+        if not jobs:
             return {}
         rows = [LogitRow(job.open, job.sequence.token_ids, job.sequence.length, job.base) for job in jobs]
         drawn = propose(logits, rows, support_mass=self._support_mass, support_limit=self._support_limit)
-        return {id(job): _take(job, [token]) for job, token in zip(jobs, drawn, strict=True)}
-
-
-def _is_ready(job: ProposalJob) -> bool:
-    """Whether its tokens can be drawn in one launch now."""
-    return job.loops and job.num_left <= MAX_CATCH_UP
+        return {id(job): single(token) for job, token in zip(jobs, drawn, strict=True)}
 
 
 def _leave_last(job: ProposalJob, share: int) -> int:
     """What a forward appends of a job's share: what ends in a loop leaves its last token to that."""
-    return min(share, job.num_left - 1) if job.loops else share
+    return min(share, job.num_left - 1) if job.terms else share
 
 
-def _draft_row(job: ProposalJob) -> DraftRow:
-    count = min(job.draft_length - len(job.drawn), MAX_STEPS)
-    return DraftRow(job.open, job.sequence, job.token_ids[job.num_fed :], count, job.base)
+def _draft_row(job: ProposalJob, terms: DraftTerms) -> DraftRow:
+    count = min(job.draft_length - job.num_drawn, MAX_STEPS)
+    return DraftRow(terms, job.sequence, job.next_tokens(job.num_left), count, job.base)
 
 
 def _forward_row(job: ProposalJob, share: int) -> ForwardRow:
     draws = share == job.num_left and job.draft_length > 0
-    return ForwardRow(job.sequence, job.token_ids[job.num_fed : job.num_fed + share], int(draws))
+    return ForwardRow(job.sequence, job.next_tokens(share), int(draws))
 
 
-def _take(job: ProposalJob, drawn: Sequence[Drawn]) -> Proposal | OutriderError | None:
-    """What was drawn, one or more, of which only the last can have failed: a row that cannot be drawn from ends the
-    proposal, and the session when nothing was drawn before it.
+def _take(job: ProposalJob, draws: Draws) -> Proposal | OutriderError | None:
+    """The answer, if a pass brought it: a row that cannot be drawn from ends the proposal, and the session when
+    nothing was drawn before it.
     """
-    error = drawn[-1].error
-    if sound := drawn if error is None else drawn[:-1]:
-        job.accept(sound)
-    if error is not None:
-        return _answer(job) if job.drawn else error
-    return _answer(job) if len(job.drawn) == job.draft_length else None
+    if draws.token_ids:
+        job.accept(draws)
+    if draws.error is not None:
+        return _answer(job) if job.num_drawn else draws.error
+    return _answer(job) if job.num_drawn == job.draft_length else None
 
 
 def _answer_when_done(job: ProposalJob) -> Proposal | None:
@@ -183,22 +180,5 @@ def _answer_when_done(job: ProposalJob) -> Proposal | None:
 
 
 def _answer(job: ProposalJob) -> Proposal:
-    token_ids = tuple(drawn.token_id for drawn in job.drawn)
-    return Proposal(job.extend.session, job.extend.generation, job.base, token_ids, evidence_of(job.drawn))
-
-
-def evidence_of(drawn: Sequence[Drawn]) -> Evidence:
-    """The distributions that tokens were drawn from, put together; None where the rule needs none."""
-    dense = [token.dense_probs for token in drawn if token.dense_probs is not None]
-    if dense:
-        return DenseEvidence(np.stack(dense).astype(np.float32, copy=False))
-    rows = [(token.support_ids, token.support_probs) for token in drawn]
-    ids = [row_ids for row_ids, _ in rows if row_ids is not None]
-    probs = [row_probs for _, row_probs in rows if row_probs is not None]
-    if not ids:
-        return None
-    return SparseEvidence(
-        counts=np.array([len(row) for row in ids], dtype=np.int32),
-        token_ids=np.concatenate(ids).astype(np.int32, copy=False),
-        probs=np.concatenate(probs).astype(np.float32, copy=False),
-    )
+    found = joined(job.draws)
+    return Proposal(job.extend.session, job.extend.generation, job.base, found.token_ids, found.evidence)

@@ -93,8 +93,9 @@ class Execution:
             raise ValueError(f"there are no draft loops on {self.decoder.device}")
         step = self._loop.step_for(plan)
         self._tell(step)
-        self.run(step)
-        return self._loop.results(loop_of(step), with_supports=with_supports)
+        shape = loop_of(step)
+        self._loop.run(shape, step.numbers)
+        return self._loop.results(shape, with_supports=with_supports)
 
     def copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
         """Copy pages; every source is read before any destination is written."""

@@ -17,7 +17,7 @@ from outrider.engine.batch import ForwardBatch, ForwardRow, check_rows, plan_che
 from outrider.engine.drafting import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow
 from outrider.engine.drafting.loop import MAX_ROWS
 from outrider.engine.drafting.plan import plan_draft
-from outrider.engine.drafting.results import read_draws
+from outrider.engine.drafting.results import Draws, read_draws
 from outrider.engine.execution import Execution
 from outrider.engine.graphs import CaptureProgress
 from outrider.engine.loading import Progress
@@ -25,8 +25,6 @@ from outrider.engine.memory import naming_what_lacks
 from outrider.engine.models import ModelConfig
 from outrider.engine.opening import LoadFormat, Ranks, load_execution
 from outrider.engine.pages import PagePool
-from outrider.engine.sampling.proposing import Drawn
-from outrider.engine.sampling.rows import needs_evidence
 from outrider.engine.sequences import PageCopy, SequenceTable
 from outrider.engine.sequences import Sequence as KvSequence
 from outrider.errors import ConfigError, InvalidRequestError
@@ -149,11 +147,12 @@ class ModelRunner:
         """How ``draft`` draws; None where there is no ``draft``: on a CPU, and where nobody asked for it."""
         return self._execution.drafting
 
-    def draft(self, rows: Sequence[DraftRow]) -> list[list[Drawn]]:
+    def draft(self, rows: Sequence[DraftRow]) -> list[Draws]:
         """Append each row's tokens and draw what follows, one token after the other, in one launch for 64 rows at most.
 
-        The requests must fit (``fits_loop``). A row's draws end with the first that failed; its sequence then holds
-        what it held, its tokens, and all draws but the last. Errors are those of ``forward``.
+        The requests must fit (``fits_loop``). A row's draws end before the first that failed; its sequence then holds
+        what it held, its tokens, and what was drawn, or all but the last of it if none failed. Errors are those of
+        ``forward``.
         """
         if self.drafting is None:
             raise ConfigError("drafting", "this runner was not made ready to draft")
@@ -163,7 +162,7 @@ class ModelRunner:
             self._check_draft(row)
         self._execution.take_device()
         groups = [rows[start : start + MAX_ROWS] for start in range(0, len(rows), MAX_ROWS)]
-        return [drawn for group in groups for drawn in self._draft(group)]
+        return [draws for group in groups for draws in self._draft(group)]
 
     def warm_up(self, progress: CaptureProgress | None = None) -> None:
         """Make the first request find everything allocated, compiled, chosen and captured; leaves no trace."""
@@ -211,20 +210,20 @@ class ModelRunner:
         self._execution.copy_pages(copies)
         self.sequences.confirm_copies()
 
-    def _draft(self, rows: Sequence[DraftRow]) -> list[list[Drawn]]:
+    def _draft(self, rows: Sequence[DraftRow]) -> list[Draws]:
         lengths = [row.sequence.length for row in rows]
         try:
             with torch.inference_mode():
-                plan = plan_draft(self.sequences, rows, self.config.vocab_size)
+                plan = plan_draft(self.sequences, rows)
                 self._copy_pages(plan.page_copies)
-                found = self._execution.draft(plan, with_supports=any(needs_evidence(row.open) for row in rows))
+                found = self._execution.draft(plan, with_supports=any(row.terms.needs_evidence for row in rows))
         except BaseException:
             self._restore(rows, lengths)
             raise
         drawn = read_draws(rows, *found)
-        for row, length, tokens in zip(rows, lengths, drawn, strict=True):
+        for row, length, draws in zip(rows, lengths, drawn, strict=True):
             # The table learns what the ids were that it made room for.
-            appended = [one.token_id for one in tokens if one.error is None][: row.num_drafts - 1]
+            appended = draws.token_ids[: row.num_drafts - 1]
             self.sequences.amend(row.sequence, length + len(row.token_ids), appended)
         self.num_forwards += plan.num_steps
         return drawn

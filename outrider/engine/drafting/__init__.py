@@ -4,6 +4,6 @@
 ``loop`` runs it, ``results`` reads what came of it.
 """
 
-from outrider.engine.drafting.rows import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow, fits_loop
+from outrider.engine.drafting.rows import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow, DraftTerms, fits_loop
 
-__all__ = ["MAX_CATCH_UP", "MAX_STEPS", "DraftRow", "DraftingRules", "fits_loop"]
+__all__ = ["MAX_CATCH_UP", "MAX_STEPS", "DraftRow", "DraftTerms", "DraftingRules", "fits_loop"]

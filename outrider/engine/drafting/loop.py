@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -66,6 +67,15 @@ def choose_loop(own: LoopShape) -> LoopShape:
     return LoopShape(next(rows for rows in _NUM_ROWS if rows >= own.num_rows), own.num_steps, own.catch_up)
 
 
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """What the launches of one shape write to, for the device and for the host."""
+
+    sink: DraftSink
+    records: Numbers  # [K, R, NUM_FIELDS] the sink's
+    supports: torch.Tensor  # [K, R, 2, S] on the host, to be copied there
+
+
 class DraftLoop:
     """Runs loops of one model over one cache; for one thread, on the current stream."""
 
@@ -85,6 +95,7 @@ class DraftLoop:
         self._records = self._on_host(draws * NUM_FIELDS)
         self._supports = self._on_device(draws * 2 * rules.support_limit)
         self._read_supports = self._on_host(draws * 2 * rules.support_limit)
+        self._outputs: dict[LoopShape, _Outputs] = {}
 
     def step_for(self, plan: DraftPlan) -> Step:
         """The loop of a plan, laid out in the captured shape that fits it."""
@@ -103,13 +114,11 @@ class DraftLoop:
         """Wait for the loop that ran last: records [K, R, NUM_FIELDS] and supports [K, R, 2, S], valid until the next
         ``run``.
         """
-        sink = self._sink(shape)
-        supports = None
+        outputs = self._outputs_of(shape)
         if with_supports:
-            supports = self._read_supports[: sink.supports.numel()].view(sink.supports.shape)
-            supports.copy_(sink.supports, non_blocking=True)
+            outputs.supports.copy_(outputs.sink.supports, non_blocking=True)
         mark_reached(self._model.device)()
-        return sink.records.numpy(), None if supports is None else supports.numpy()
+        return outputs.records, outputs.supports.numpy() if with_supports else None
 
     def capture(self, capturing: Capturing, progress: LoopProgress) -> None:
         """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""
@@ -128,7 +137,7 @@ class DraftLoop:
     def launch(self, shape: LoopShape) -> None:
         """The whole loop, kernel by kernel: what is captured."""
         self._inlet.take_in()
-        sink = self._sink(shape)
+        sink = self._outputs_of(shape).sink
         inputs = unpack_draft(self._inlet.numbers, shape, self._frame, sink.next_ids)
         for step, batch in enumerate((inputs.first, *inputs.later)):
             hidden = self._model.hidden_states(batch, self._kv_cache)
@@ -138,21 +147,29 @@ class DraftLoop:
     def _empty(self, shape: LoopShape) -> None:
         """Inputs of a loop in which no row has queries, no token a slot, and nothing is drawn."""
         self._inlet.numbers.zero_()
-        loop = unpack_draft(self._inlet.numbers, shape, self._frame, self._sink(shape).next_ids)
+        loop = unpack_draft(self._inlet.numbers, shape, self._frame, self._outputs_of(shape).sink.next_ids)
         for batch in (loop.first, *loop.later):
             batch.slots.fill_(-1)
 
-    def _sink(self, shape: LoopShape) -> DraftSink:
-        steps, rows = shape.num_steps, shape.num_rows
-        shapes = ((steps, rows), (steps, rows, NUM_FIELDS), (steps, rows, 2, self.rules.support_limit))
-        outputs = (self._next_ids, self._records, self._supports)
-        next_ids, records, supports = (
-            output[: math.prod(size)].view(size) for output, size in zip(outputs, shapes, strict=True)
-        )
-        return DraftSink(next_ids, records, supports)
+    def _outputs_of(self, shape: LoopShape) -> _Outputs:
+        known = self._outputs.get(shape)
+        if known is None:
+            known = self._outputs[shape] = self._view_outputs(shape)
+        return known
+
+    def _view_outputs(self, shape: LoopShape) -> _Outputs:
+        draws, support = (shape.num_steps, shape.num_rows), (2, self.rules.support_limit)
+        records = _view(self._records, (*draws, NUM_FIELDS))
+        sink = DraftSink(_view(self._next_ids, draws), records, _view(self._supports, (*draws, *support)))
+        return _Outputs(sink, records.numpy(), _view(self._read_supports, (*draws, *support)))
 
     def _on_device(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int32, device=self._model.device)
 
     def _on_host(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int32, pin_memory=self._model.device.type == "cuda")
+
+
+def _view(numbers: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+    """The first of them."""
+    return numbers[: math.prod(size)].view(size)

@@ -11,13 +11,14 @@ Shape letters: ``R`` rows of the shape, ``K`` its steps, ``B`` rows of the plan.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from outrider.engine.device_inputs import BatchFrame, IntArray, join_padded, starts_of
-from outrider.engine.drafting.rows import DraftRow, parameters_of
+from outrider.engine.drafting.rows import DraftRow, Words
 from outrider.engine.kernels.draft_sampling.layout import NUM_COLUMNS
 from outrider.engine.kernels.paged_attention import DevicePlan, PagedRows
 from outrider.engine.models.decoder import DeviceBatch
@@ -46,7 +47,7 @@ class LoopShape:
         """How many numbers each part of the buffer has; the pages come after them."""
         rows, tokens, more = self.num_rows, self.num_tokens, (self.num_steps - 1) * self.num_rows
         first = [tokens, tokens, tokens, rows, rows + 1, rows]
-        return [*first, more, more, more, rows + 1, rows * NUM_COLUMNS, rows + 1]
+        return [*first, more, more, more, rows + 1, rows + 1, rows * NUM_COLUMNS]
 
     @property
     def num_fixed(self) -> int:
@@ -58,11 +59,11 @@ class LoopShape:
 class DraftPlan:
     """One launch, before it is laid out."""
 
-    token_ids: list[list[int]]  # [B] each row's, before its first draw
+    token_ids: list[Sequence[int]]  # [B] each row's, before its first draw
     positions: list[int]  # [B] of the first of them
     slots: list[list[int]]  # [B] of all that is appended, drawn tokens included
     page_tables: list[Pages]  # [B][P] of all that is appended
-    parameters: list[list[int]]  # [B, NUM_COLUMNS]
+    parameters: list[Words]  # [B, NUM_COLUMNS]
     num_steps: int
     page_copies: tuple[PageCopy, ...]
     """Done before anything else: all sources are read before any destination is written."""
@@ -73,13 +74,15 @@ class DraftPlan:
         return LoopShape(len(self.token_ids), self.num_steps, max(map(len, self.token_ids)))
 
 
-def plan_draft(table: SequenceTable, rows: Sequence[DraftRow], vocab_size: int) -> DraftPlan:
-    """Extend every row's sequence by what will be appended, as yet without the ids of what will be drawn."""
-    parameters = [parameters_of(row, vocab_size).to_numbers() for row in rows]
+def plan_draft(table: SequenceTable, rows: Sequence[DraftRow]) -> DraftPlan:
+    """Extend every row's sequence, for which there is room, by what will be appended, as yet without the ids of what
+    will be drawn.
+    """
+    parameters = [row.words() for row in rows]
     positions = [row.sequence.length for row in rows]
-    slots = [table.extend(row.sequence, [*row.token_ids, *[0] * (row.num_drafts - 1)]) for row in rows]
+    slots = [table.extend_checked(row.sequence, [*row.token_ids, *[0] * (row.num_drafts - 1)]) for row in rows]
     return DraftPlan(
-        token_ids=[list(row.token_ids) for row in rows],
+        token_ids=[row.token_ids for row in rows],
         positions=positions,
         slots=slots,
         page_tables=[table.pages_of(row.sequence) for row in rows],
@@ -93,44 +96,58 @@ def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
     """The plan in one array, laid out as ``shape``."""
     counts = [len(ids) for ids in plan.token_ids]
     ends = list(itertools.accumulate(counts))
-    starts = list(zip(plan.positions, counts, strict=True))
-    positions, slots, contexts = _later_steps(plan, shape)
+    contexts = [start + count for start, count in zip(plan.positions, counts, strict=True)]
+    first_slots = (own[:count] for own, count in zip(plan.slots, counts, strict=True))
     page_starts = starts_of(plan.page_tables)
     parts = (
-        ([token_id for ids in plan.token_ids for token_id in ids], 0),
-        ([start + i for start, count in starts for i in range(count)], 0),
-        ([slot for own, count in zip(plan.slots, counts, strict=True) for slot in own[:count]], _NO_SLOT),
+        (_joined(plan.token_ids), 0),
+        (_joined(map(range, plan.positions, contexts)), 0),
+        (_joined(first_slots), _NO_SLOT),
         ([end - 1 for end in ends], 0),
         ([0, *ends], ends[-1]),
-        ([start + count for start, count in starts], 0),
-        (positions, 0),
-        (slots, 0),
         (contexts, 0),
+        *((part, 0) for part in _later_steps(plan, shape, contexts)),
         (range(len(counts) + 1), len(counts)),
-        ([number for numbers in plan.parameters for number in numbers], 0),
         (page_starts, page_starts[-1]),
     )
-    padded = ((values, size, filler) for (values, filler), size in zip(parts, shape.sizes, strict=True))
-    return join_padded(padded, plan.page_tables)
+    padded = ((values, size, filler) for (values, filler), size in zip(parts, shape.sizes[:-1], strict=True))
+    no_rows = array("i", [0]) * (NUM_COLUMNS * (shape.num_rows - len(counts)))
+    return join_padded(padded, [*plan.parameters, no_rows, *plan.page_tables])
 
 
-def _later_steps(plan: DraftPlan, shape: LoopShape) -> tuple[list[int], list[int], list[int]]:
+def _later_steps(plan: DraftPlan, shape: LoopShape, contexts: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
     """Positions, slots and context lengths [(K-1) R] of the forwards after the first, one token a row, step by step.
 
     A row that is done stays at its last token and stores nothing.
     """
-    num_added = shape.num_rows - len(plan.positions)
-    zeros, no_slots = [0] * num_added, [_NO_SLOT] * num_added
-    rows = [(start, len(ids), own) for start, ids, own in zip(plan.positions, plan.token_ids, plan.slots, strict=True)]
-    positions: list[int] = []
-    slots: list[int] = []
-    contexts: list[int] = []
-    for step in range(shape.num_steps - 1):
-        last = [start + min(count + step, len(own) - 1) for start, count, own in rows]
-        positions += last + zeros
-        slots += [own[count + step] if count + step < len(own) else _NO_SLOT for _, count, own in rows] + no_slots
-        contexts += [position + 1 for position in last] + zeros
-    return positions, slots, contexts
+    num_later = shape.num_steps - 1
+    positions: list[Sequence[int]] = []  # [B][K-1], as the others
+    slots: list[Sequence[int]] = []
+    lengths: list[Sequence[int]] = []
+    for first, ids, own in zip(contexts, plan.token_ids, plan.slots, strict=True):
+        later = own[len(ids) :]
+        end, num_idle = first + len(later), num_later - len(later)
+        positions.append(_held(range(first, end), end - 1, num_idle))
+        slots.append(_held(later, _NO_SLOT, num_idle))
+        lengths.append(_held(range(first + 1, end + 1), end, num_idle))
+    idle, num_added = (0,) * num_later, shape.num_rows - len(contexts)
+    positions += [idle] * num_added
+    slots += [(_NO_SLOT,) * num_later] * num_added
+    lengths += [idle] * num_added
+    return _by_step(positions), _by_step(slots), _by_step(lengths)
+
+
+def _held(numbers: Sequence[int], last: int, count: int) -> Sequence[int]:
+    """The numbers, and ``last`` so many times."""
+    return [*numbers, *[last] * count] if count else numbers
+
+
+def _by_step(rows: Sequence[Sequence[int]]) -> list[int]:  # [R][K-1] -> [(K-1) R]
+    return _joined(zip(*rows, strict=True))
+
+
+def _joined(parts: Iterable[Iterable[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(parts))
 
 
 def draft_step(plan: DraftPlan, shape: LoopShape) -> Step:
@@ -162,7 +179,7 @@ def unpack_draft(
     parts = torch.split(buffer[: shape.num_fixed], shape.sizes)
     token_ids, positions, slots, logit_indices, query_starts, contexts = parts[:6]
     more_positions, more_slots, more_contexts = (part.view(-1, shape.num_rows) for part in parts[6:9])
-    single_starts, parameters, page_starts = parts[9:]
+    single_starts, page_starts, parameters = parts[9:]
 
     def plans(starts: torch.Tensor, lengths: torch.Tensor, max_queries: int) -> dict[int | None, DevicePlan]:
         pages = buffer[shape.num_fixed :]

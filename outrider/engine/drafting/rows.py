@@ -5,13 +5,15 @@ Plain Python; refuses to know devices and the layout of a launch.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from outrider.engine.kernels.draft_sampling.layout import ALWAYS, MAX_BANNED, Method, RowParameters
+from outrider.engine.kernels.draft_sampling.layout import ALWAYS, MAX_BANNED, Column, Method, RowParameters
 from outrider.engine.sampling.process import SMALLEST_TEMPERATURE
-from outrider.engine.sampling.rows import has_penalties, is_coupled, is_greedy
+from outrider.engine.sampling.rows import has_penalties, is_coupled, is_greedy, needs_evidence
 from outrider.engine.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
 from outrider.engine.sequences import Sequence
 from outrider.ports import Open
@@ -21,6 +23,8 @@ MAX_CATCH_UP = 2
 """Tokens that a row may append before its first draw: after a step that kept every draft token they are two."""
 MAX_STEPS = 8
 """Draft tokens of one launch."""
+Words: TypeAlias = "array[int]"
+"""32 bits each, as a device reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,27 @@ class DraftingRules:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTerms:
+    """What drafting for a session keeps to from its first launch to its last, worked out once for its ``Open``."""
+
+    open: Open
+    needs_evidence: bool
+    keys_base: bool
+    """Whether the base keys the random streams."""
+    words: Words  # [NUM_COLUMNS] how the device draws, without what differs from launch to launch
+
+    @classmethod
+    def of(cls, open_: Open, vocab_size: int) -> DraftTerms:
+        """The terms of a request that fits."""
+        words = array("i", _parameters_of(open_, vocab_size).to_numbers())
+        return cls(open_, needs_evidence(open_), not is_coupled(open_), words)
+
+
+@dataclass(frozen=True, slots=True)
 class DraftRow:
     """Append these tokens to this sequence and draw what follows, one token after the other."""
 
-    open: Open
+    terms: DraftTerms
     sequence: Sequence
     token_ids: TokenIds[int]
     """1 to ``MAX_CATCH_UP``."""
@@ -43,6 +64,14 @@ class DraftRow:
     """Tokens to draw, 1 to ``MAX_STEPS``; all but the last are appended too."""
     base: int
     """Committed tokens when the proposal was made; keys the random streams."""
+
+    def words(self) -> Words:  # [NUM_COLUMNS]
+        """How the device draws for this row, whose tokens have not been appended yet."""
+        words = self.terms.words[:]
+        words[Column.BASE] = self.base if self.terms.keys_base else 0
+        words[Column.POSITION] = self.sequence.length + len(self.token_ids)
+        words[Column.LENGTH] = self.num_drafts
+        return words
 
 
 def fits_loop(open_: Open) -> bool:
@@ -55,18 +84,16 @@ def fits_loop(open_: Open) -> bool:
     return is_greedy(open_) or not (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0 or _is_dense(open_))
 
 
-def parameters_of(row: DraftRow, vocab_size: int) -> RowParameters:
-    """How the device draws for this row; its request fits."""
-    open_, coupled = row.open, is_coupled(row.open)
-    greedy = is_greedy(open_)
+def _parameters_of(open_: Open, vocab_size: int) -> RowParameters:
+    coupled, greedy = is_coupled(open_), is_greedy(open_)
     return RowParameters(
         method=Method.GREEDY if greedy else Method.COUPLED if coupled else Method.SPARSE,
         temperature=1.0 if greedy else max(open_.sampling.temperature, SMALLEST_TEMPERATURE),
         seed=open_.seed,
         stream=Stream.COUPLED if coupled else Stream.PROPOSAL,
-        base=0 if coupled else row.base,
-        position=row.sequence.length + len(row.token_ids),
-        length=row.num_drafts,
+        base=0,
+        position=0,
+        length=0,
         num_ids=min(open_.num_token_ids or vocab_size, vocab_size),
         banned=tuple((token_id, until) for token_id, until in _banned(open_) if 0 <= token_id < vocab_size),
     )

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from outrider.engine.device_inputs import BatchFrame
-from outrider.engine.drafting import MAX_STEPS, DraftingRules, DraftRow, fits_loop
+from outrider.engine.drafting import MAX_STEPS, DraftingRules, DraftRow, DraftTerms, fits_loop
 from outrider.engine.drafting.loop import DraftLoop, captured_loops, choose_loop
 from outrider.engine.drafting.plan import LoopShape, pack_draft, plan_draft
-from outrider.engine.drafting.results import read_draws
+from outrider.engine.drafting.results import Draws, read_draws
 from outrider.engine.kernels.paged_attention import DevicePlan
 from outrider.engine.models.decoder import DeviceBatch
 from outrider.engine.pages import PagePool
@@ -23,7 +23,7 @@ from outrider.engine.sampling import Drawn, LogitRow, propose
 from outrider.engine.sequences import Sequence, SequenceTable
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError
 from outrider.ports import Open
-from outrider.types import AcceptanceMethod, SamplingParams
+from outrider.types import AcceptanceMethod, SamplingParams, SparseEvidence
 from tests.support.core_driver import open_session
 
 VOCAB_SIZE = 97
@@ -96,8 +96,8 @@ class Rig:
             self.kv[slot] = torch.tensor([text[token], token])
         return sequence
 
-    def draft(self, rows: list[DraftRow], shape: LoopShape | None = None) -> list[list[Drawn]]:
-        plan = plan_draft(self.table, rows, VOCAB_SIZE)
+    def draft(self, rows: list[DraftRow], shape: LoopShape | None = None) -> list[Draws]:
+        plan = plan_draft(self.table, rows)
         shape = shape or choose_loop(plan.shape)
         self.loop.run(shape, pack_draft(plan, shape))
         return read_draws(rows, *self.loop.results(shape, with_supports=True))
@@ -114,7 +114,7 @@ def one_by_one(row: DraftRow, text: list[int]) -> list[Drawn]:
     found: list[Drawn] = []
     text = [*text, *row.token_ids]
     for _ in range(row.num_drafts):
-        asked = LogitRow(row.open, text, len(text), row.base)
+        asked = LogitRow(row.terms.open, text, len(text), row.base)
         (drawn,) = propose(
             logits_of(text)[None], [asked], support_mass=RULES.support_mass, support_limit=RULES.support_limit
         )
@@ -125,14 +125,22 @@ def one_by_one(row: DraftRow, text: list[int]) -> list[Drawn]:
     return found
 
 
-def check(found: list[Drawn], expected: list[Drawn]) -> None:
-    assert [one.token_id for one in found] == [one.token_id for one in expected]
-    for one, truth in zip(found, expected, strict=True):
-        assert type(one.error) is type(truth.error)
-        assert (one.support_ids is None) == (truth.support_ids is None)
-        if one.support_ids is not None and one.support_probs is not None and truth.support_probs is not None:
-            np.testing.assert_array_equal(one.support_ids, truth.support_ids)
-            np.testing.assert_allclose(one.support_probs, truth.support_probs, rtol=1e-6)
+def check(found: Draws, expected: list[Drawn]) -> None:
+    sound = [one for one in expected if one.error is None]
+    assert found.token_ids == tuple(one.token_id for one in sound)
+    assert type(found.error) is type(expected[-1].error)
+    ids = [one.support_ids for one in sound if one.support_ids is not None]
+    probs = [one.support_probs for one in sound if one.support_probs is not None]
+    assert isinstance(found.evidence, SparseEvidence) == bool(ids)
+    if isinstance(found.evidence, SparseEvidence):
+        assert found.evidence.counts.dtype == found.evidence.token_ids.dtype == np.dtype(np.int32)
+        assert found.evidence.counts.tolist() == [len(row) for row in ids]
+        np.testing.assert_array_equal(found.evidence.token_ids, np.concatenate(ids))
+        np.testing.assert_allclose(found.evidence.probs, np.concatenate(probs), rtol=1e-6)
+
+
+def terms(open_: Open) -> DraftTerms:
+    return DraftTerms.of(open_, VOCAB_SIZE)
 
 
 def random_row(rig: Rig, choose: random.Random) -> tuple[DraftRow, list[int]]:
@@ -142,7 +150,7 @@ def random_row(rig: Rig, choose: random.Random) -> tuple[DraftRow, list[int]]:
     open_ = replace(open_, eos_token_ids=(3, 4), banned_token_ids=(50,))
     tokens = [choose.randrange(VOCAB_SIZE) for _ in range(choose.randint(1, 2))]
     base = len(text) + len(tokens) - choose.choice([0, 0, 2]) * (len(text) > 2)
-    return DraftRow(open_, rig.sequence(text), tokens, choose.randint(1, MAX_STEPS), base), text
+    return DraftRow(terms(open_), rig.sequence(text), tokens, choose.randint(1, MAX_STEPS), base), text
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 7])
@@ -161,7 +169,7 @@ def test_a_loop_draws_what_drawing_one_by_one_does(num_rows: int) -> None:
 def test_what_fills_up_a_shape_writes_nothing() -> None:
     rig = Rig()
     text = [1, 2, 3]
-    row = DraftRow(opened(1, temperature=0.8), rig.sequence(text), [4], 3, 4)
+    row = DraftRow(terms(opened(1, temperature=0.8)), rig.sequence(text), [4], 3, 4)
     before = rig.kv.clone()
     check(rig.draft([row], LoopShape(4, 6, 2))[0], one_by_one(row, text))
     table = row.sequence.page_table
@@ -172,14 +180,15 @@ def test_what_fills_up_a_shape_writes_nothing() -> None:
 
 def test_a_row_that_cannot_be_drawn_from_ends_there_and_hurts_no_other() -> None:
     rig = Rig()
-    good = DraftRow(opened(2, temperature=1.0), rig.sequence([1, 2, 3, 4]), [5], 4, 5)
-    bad = DraftRow(opened(3, temperature=0.0), rig.sequence([1, 2, 3, 4]), [POISON % VOCAB_SIZE], 4, 5)
-    nothing = DraftRow(replace(opened(4), num_token_ids=1, banned_token_ids=(0,)), rig.sequence([9]), [8, 7], 2, 3)
+    good = DraftRow(terms(opened(2, temperature=1.0)), rig.sequence([1, 2, 3, 4]), [5], 4, 5)
+    bad = DraftRow(terms(opened(3, temperature=0.0)), rig.sequence([1, 2, 3, 4]), [POISON % VOCAB_SIZE], 4, 5)
+    barred = replace(opened(4), num_token_ids=1, banned_token_ids=(0,))
+    nothing = DraftRow(terms(barred), rig.sequence([9]), [8, 7], 2, 3)
     found = rig.draft([bad, good, nothing])
     check(found[1], one_by_one(good, [1, 2, 3, 4]))
-    assert [len(drawn) for drawn in found] == [1, 4, 1]
-    assert isinstance(found[0][0].error, NonFiniteLogitsError)
-    assert isinstance(found[2][0].error, InvalidRequestError)
+    assert [len(draws.token_ids) for draws in found] == [0, 4, 0]
+    assert isinstance(found[0].error, NonFiniteLogitsError)
+    assert isinstance(found[2].error, InvalidRequestError)
 
 
 def test_which_requests_fit() -> None:

@@ -1,0 +1,47 @@
+"""Proposals that took several passes: their parts in order, and the evidence of all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from draft_service.proposers.passes import joined, single
+from outrider.engine.drafting.results import Draws
+from outrider.engine.sampling.proposing import Drawn
+from outrider.errors import NonFiniteLogitsError
+from outrider.types import DenseEvidence, SparseEvidence
+
+
+def sparse(token_id: int, *ids: int) -> Drawn:
+    probs = np.full(len(ids), 1 / len(ids), dtype=np.float32)
+    return Drawn(token_id, np.array(ids, dtype=np.int32), probs)
+
+
+def test_sparse_evidence_is_put_together_token_by_token() -> None:
+    found = joined([single(sparse(4, 4, 7)), single(sparse(5, 5)), single(sparse(6, 1, 6, 8))])
+    assert found.token_ids == (4, 5, 6)
+    assert isinstance(found.evidence, SparseEvidence)
+    assert found.evidence.counts.dtype == np.int32
+    assert found.evidence.counts.tolist() == [2, 1, 3]
+    assert found.evidence.token_ids.tolist() == [4, 7, 5, 1, 6, 8]
+    np.testing.assert_allclose(found.evidence.probs, [1 / 2, 1 / 2, 1, 1 / 3, 1 / 3, 1 / 3])
+
+
+def test_dense_evidence_is_a_row_a_token() -> None:
+    rows = np.array([[0.25, 0.75], [1.0, 0.0]], dtype=np.float32)
+    found = joined([single(Drawn(token, dense_probs=row)) for token, row in zip((1, 0), rows, strict=True)])
+    assert isinstance(found.evidence, DenseEvidence)
+    np.testing.assert_array_equal(found.evidence.probs, rows)
+
+
+def test_a_part_that_failed_adds_nothing() -> None:
+    error = NonFiniteLogitsError("no number")
+    failed = single(Drawn(-1, error=error))
+    assert failed == Draws((), error=error)
+    found = joined([single(sparse(4, 4)), failed])
+    assert found.token_ids == (4,)
+    assert isinstance(found.evidence, SparseEvidence)
+    assert found.evidence.counts.tolist() == [1]
+
+
+def test_no_draws_are_no_tokens() -> None:
+    assert joined([]) == Draws(())
