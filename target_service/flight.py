@@ -128,12 +128,13 @@ def _begin(logits: torch.Tensor, finished: Sequence[_Rows]) -> Scoring:
 
 def _lay_out(shares: Sequence[tuple[ScoreJob, int]]) -> list[_Rows]:
     """Rows that are only scored come first, so that their logits stand together and need not be copied."""
-    if any(job.open.num_prompt_logprobs is not None for job, _ in shares):
+    reads_prompts = any(job.open.num_prompt_logprobs is not None for job, _ in shares)
+    if reads_prompts:
         shares = sorted(shares, key=lambda entry: entry[0].num_prompt_rows > 0)
     rows: list[_Rows] = []
     start = 0
     for job, share in shares:
-        num_prompt_rows = min(share, job.num_prompt_rows)
+        num_prompt_rows = min(share, job.num_prompt_rows) if reads_prompts else 0
         num_scored = job.num_last if share == job.num_left else 0
         num_logits = share if num_prompt_rows else num_scored
         rows.append(_Rows(job, share, start, num_logits, num_prompt_rows, num_scored))

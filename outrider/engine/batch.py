@@ -74,15 +74,17 @@ def plan_checked(table: SequenceTable, rows: TokenIds[ForwardRow]) -> ForwardBat
     slots: list[int] = []
     logit_indices: list[int] = []
     query_starts = [0]
+    context_lengths: list[int] = []
     page_tables: list[Pages] = []
     for row in rows:
-        sequence, start = row.sequence, row.sequence.length
+        sequence, length = row.sequence, row.sequence.length + len(row.token_ids)
+        positions += range(sequence.length, length)
         slots += table.extend_checked(sequence, row.token_ids)
         token_ids += row.token_ids
-        positions += range(start, start + len(row.token_ids))
         end = len(token_ids)
         query_starts.append(end)
         logit_indices += range(end - row.num_logits, end)
+        context_lengths.append(length)
         page_tables.append(table.pages_of(sequence))
     return ForwardBatch(
         token_ids=token_ids,
@@ -90,7 +92,7 @@ def plan_checked(table: SequenceTable, rows: TokenIds[ForwardRow]) -> ForwardBat
         slots=slots,
         page_tables=page_tables,
         query_starts=query_starts,
-        context_lengths=[row.sequence.length for row in rows],
+        context_lengths=context_lengths,
         logit_indices=logit_indices,
         page_copies=tuple(table.pending_copies()),
     )

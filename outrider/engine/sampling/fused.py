@@ -155,21 +155,18 @@ class Scoring:
     def _take(self, part: _Part) -> None:
         findings = part.launch.findings()
         answers = _Answers(findings)
-        if part.finite is None and _is_sound(findings, part.layout.bound):
-            for i, start, stop, first_id in part.layout.spans:
-                form = answers.form(self._terms[i], self._requests[i], slice(start, stop), first_id)
-                self._outcomes[i] = ScoreOutcome(form)
-            return
         flaws: list[int] = findings.of(Found.UNFIT).tolist()
         largest: list[float] = findings.of(Found.LARGEST).tolist()
         finite = [flaw % _SHORT == 0 for flaw in flaws] if part.finite is None else part.finite.tolist()
+        # As nearly always. Adjusted logits may be no numbers, which are found one by one.
+        is_sound = part.finite is None and all(finite) and _is_drawable(largest, part.layout.bound)
         for i, start, stop, first_id in part.layout.spans:
-            bound = self._terms[i].bound
-            errors = (_error(largest[row], bound, finite=finite[row]) for row in range(start, stop))
-            if (error := next(filter(None, errors), None)) is not None:
+            terms = self._terms[i]
+            error = None if is_sound else _first_error(finite[start:stop], largest[start:stop], terms.bound)
+            if error is not None:
                 self._outcomes[i] = ScoreOutcome(None, error=error)
             elif max(flaws[start:stop]) < _SHORT:  # otherwise searched for more widely, or left to `_score`
-                form = answers.form(self._terms[i], self._requests[i], slice(start, stop), first_id)
+                form = answers.form(terms, self._requests[i], slice(start, stop), first_id)
                 self._outcomes[i] = ScoreOutcome(form)
 
 
@@ -255,18 +252,19 @@ def _column(terms: Terms) -> int:
     return Found.RACED if terms.form is coupled_form else Found.OUTSIDE
 
 
-def _is_sound(findings: Findings, bound: float) -> bool:
-    """Whether nothing is wrong with any row, as nearly always; ``bound`` is the least of all."""
-    largest = findings.of(Found.LARGEST)
-    least, most = float(largest.min()), float(largest.max())
-    return not findings.of(Found.UNFIT).any() and max(_LOWEST, -bound) < least and most < bound
+def _first_error(finite: Sequence[bool], largest: Sequence[float], bound: float) -> OutriderError | None:
+    """What is wrong with a session, by its rows' largest logits before the temperature."""
+    for is_finite, logit in zip(finite, largest, strict=True):
+        if is_finite and _is_drawable([logit], bound):
+            continue
+        if (error := row_error(finite=is_finite, largest=_tempered(logit, bound))) is not None:
+            return error
+    return None
 
 
-def _error(largest: float, bound: float, *, finite: bool) -> OutriderError | None:
-    """What is wrong with a row, by its largest logit before the temperature."""
-    if finite and _LOWEST < largest < bound and -bound < largest:
-        return None
-    return row_error(finite=finite, largest=_tempered(largest, bound))
+def _is_drawable(largest: Sequence[float], bound: float) -> bool:
+    """Whether nothing is wrong with finite rows that have these largest logits."""
+    return max(_LOWEST, -bound) < min(largest) and max(largest) < bound
 
 
 def _tempered(largest: float, bound: float) -> float:

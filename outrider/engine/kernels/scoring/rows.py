@@ -144,6 +144,9 @@ def every_kind() -> Iterator[Rows]:
         yield Rows(words[None], words[:0])
 
 
+_REAL = frozenset({Found.LARGEST, Found.MASS, Found.ENTROPY})
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     """What was found of R rows."""
@@ -154,7 +157,7 @@ class Findings:
     def of(self, found: Found) -> NDArray[Any]:
         """One column [R]: float32 for LARGEST, MASS and ENTROPY, int32 for the others."""
         column = self.words[found * self.num_rows : (found + 1) * self.num_rows]
-        return column.view(np.float32) if found in {Found.LARGEST, Found.MASS, Found.ENTROPY} else column
+        return column.view(np.float32) if found in _REAL else column
 
     @property
     def support_probs(self) -> NDArray[np.float32]:
