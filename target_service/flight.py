@@ -103,7 +103,8 @@ class ScoringFlight:
         self._forward.wait()
         computed = time.perf_counter_ns()
         for row in self._rows:
-            _take_prompt_logprobs(row, self._logits)
+            if row.num_prompt_rows:
+                _take_prompt_logprobs(row, self._logits)
             row.job.num_fed += row.share
         outcomes = self._scoring.outcomes() if self._scoring else []
         finished = zip(self._finished, outcomes, strict=True)
@@ -149,9 +150,8 @@ def _forward_row(row: _Rows) -> ForwardRow:
 
 def _take_prompt_logprobs(row: _Rows, logits: torch.Tensor) -> None:  # logits [N, V]
     count, job = row.num_prompt_rows, row.job
-    if count:
-        known = job.token_ids[job.num_fed + 1 : job.num_fed + 1 + count]
-        job.prompt_logprobs += prompt_logprobs(logits[row.start : row.start + count].float(), known, job.open)
+    known = job.token_ids[job.num_fed + 1 : job.num_fed + 1 + count]
+    job.prompt_logprobs += prompt_logprobs(logits[row.start : row.start + count].float(), known, job.open)
 
 
 def _score_logits(logits: torch.Tensor, rows: Sequence[_Rows]) -> torch.Tensor:  # [N, V] -> [sum(K+1), V]

@@ -27,7 +27,7 @@ from outrider.types import CandidateLogprobs, DenseScores, LogprobsMode, ScoreFo
 __all__ = ["ScoreOutcome", "ScoreRequest", "score"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take twice as long to make
 class ScoreOutcome:
     """One session's scores, or why there are none."""
 

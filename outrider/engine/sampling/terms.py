@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from outrider.engine.kernels.scoring import Wish, describe
+from outrider.engine.kernels.scoring import Wish, ask
 from outrider.engine.sampling.forms import Form, coupled_form, form_of, greedy_form, sparse_form, typical_form
 from outrider.engine.sampling.process import SMALLEST_TEMPERATURE, needs_adjusting
 from outrider.engine.sampling.rows import is_greedy
@@ -33,7 +31,12 @@ class Terms:
     """Whether there are kernels for it."""
     is_adjusted: bool
     """Whether its logits are adjusted before kernels see them."""
-    words: bytes  # [2, columns] int32: those of a draft token's row, of the last; without what places them
+    draft: bytes
+    """What ``ask`` gives for the row of a draft token whose support is asked about."""
+    last: bytes
+    """And for every other row: after the last draft token all have none."""
+    limit: int
+    """Ids from here on are never drawn; 0: the vocabulary's end."""
     bound: float
     """A row's largest logit is less, or float32 does not hold it once it is divided by the temperature."""
 
@@ -53,10 +56,9 @@ def _work_out(open_: Open) -> Terms:
     form, sampling = form_of(open_), open_.sampling
     is_cut = not is_greedy(open_) and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
     temperature = 1.0 if is_greedy(open_) else max(sampling.temperature, SMALLEST_TEMPERATURE)
-    words = [
-        describe(
+    draft, last = (
+        ask(
             wish | Wish.CUTS if is_cut else wish,
-            limit=open_.num_token_ids or None,
             temperature=temperature,
             seed=open_.seed,
             min_p=sampling.min_p,
@@ -64,19 +66,21 @@ def _work_out(open_: Open) -> Terms:
             top_p=sampling.top_p,
         )
         for wish in _wishes(form)
-    ]
+    )
     return Terms(
         open=open_,
         form=form,
         is_fused=open_.num_logprobs is None and form in {greedy_form, coupled_form, sparse_form, typical_form},
         is_adjusted=needs_adjusting(open_),
-        words=np.stack(words).tobytes(),
+        draft=draft,
+        last=last,
+        limit=open_.num_token_ids,
         bound=temperature * _PAST_FLOAT32,
     )
 
 
 def _wishes(form: Form) -> tuple[Wish, Wish]:
-    """What is wished of a draft token's row, and of the last."""
+    """What is wished of the row of a draft token with a support, and of all others."""
     if form is sparse_form:
         return Wish.DRAWS | Wish.EXCLUDES, Wish.DRAWS
     if form is typical_form:

@@ -27,7 +27,7 @@ from outrider.engine.execution import make_cache
 from outrider.engine.kernels import launching
 from outrider.engine.kernels.paged_attention.device_plan import num_counters
 from outrider.engine.kernels.scoring.launching import launch_kernels
-from outrider.engine.kernels.scoring.rows import Rows, Wish, describe, every_kind
+from outrider.engine.kernels.scoring.rows import Rows, Wish, ask, every_kind, place
 from outrider.engine.kernels.sum_norm import SharedRows
 from outrider.engine.kernels.sum_norm.kernel import sum_and_norm
 from outrider.engine.models import Decoder, ModelConfig
@@ -118,7 +118,8 @@ class Model:
 def score(logits: torch.Tensor, wish: Wish, num_ids: int) -> None:
     """Every row with the same wish."""
     count = len(logits)
-    rows = Rows(np.tile(describe(wish), (count, 1)), np.zeros(count * num_ids, dtype=np.int32))
+    parts = [place(0, 0, 0, 0, num_ids, 1), ask(wish)] * count
+    rows = Rows.of(parts, np.zeros(count * num_ids, dtype=np.int32))
     launch_scoring(logits, rows)
 
 

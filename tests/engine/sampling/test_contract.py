@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ VOCAB_SIZE = 50
 METHODS = (REJECTION, COUPLED, TYPICAL)
 
 
-def request(*draft_token_ids: int, support: Support | None = None, **changes: int) -> ScoreRequest:
+def request(*draft_token_ids: int, support: Support | None = None, **changes: Any) -> ScoreRequest:
     return ScoreRequest(opening(**changes), (1, 2, 3), 3, draft_token_ids, support)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from outrider.engine.sampling.terms import terms_of
 from tests.engine.sampling.building import COUPLED, TYPICAL, opening, support_of
 
 VOCAB_SIZE = 50
-CUT = {"top_k": 5, "top_p": 0.9, "min_p": 0.1}
+CUT: dict[str, Any] = {"top_k": 5, "top_p": 0.9, "min_p": 0.1}
 REQUESTS = [
     ScoreRequest(opening(seed=2**64 - 2, temperature=0.5), (), 10, (3, 4), support_of([[3, 8], [4]])),
     ScoreRequest(opening(COUPLED, seed=1, num_token_ids=40, **CUT), (), 20),
@@ -42,13 +44,13 @@ def test_supports_lie_one_after_the_other() -> None:
     assert stops == [2, 3, 3, 3, 4, 5, 5, 5, 5, 5, 5]
     assert starts == [0, *stops[:-1]]
     assert layout.rows.support_ids.tolist() == [3, 8, 4, 7, 6]
-    assert layout.spans == ((0, 0, 3, 0), (1, 3, 4, 3), (2, 4, 7, 3), (3, 7, 9, 5), (4, 9, 11, 5))
+    assert layout.spans == [(0, 0, 3, 0), (1, 3, 4, 3), (2, 4, 7, 3), (3, 7, 9, 5), (4, 9, 11, 5)]
 
 
 def test_some_sessions_are_laid_out_as_if_they_were_alone() -> None:
     layout = lay_out(REQUESTS, STARTS, [1, 3], VOCAB_SIZE)
     assert layout.rows.words[:, Column.INDEX].tolist() == [3, 7, 8]
-    assert layout.spans == ((1, 0, 1, 0), (3, 1, 3, 0))
+    assert layout.spans == [(1, 0, 1, 0), (3, 1, 3, 0)]
     assert [span[0] for span in lay_out(REQUESTS[1:2], [0], [0], VOCAB_SIZE, places=[8]).spans] == [8]
 
 

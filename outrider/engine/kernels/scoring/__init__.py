@@ -28,6 +28,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from outrider.engine.kernels.scoring.rows import (
+    NO_IDS,
     Column,
     Findings,
     Found,
@@ -35,11 +36,25 @@ from outrider.engine.kernels.scoring.rows import (
     Rows,
     Wish,
     Words,
-    describe,
+    ask,
     every_kind,
+    place,
 )
 
-__all__ = ["Column", "Findings", "Found", "Launch", "Rows", "Wish", "Words", "describe", "launch", "warm_up"]
+__all__ = [
+    "NO_IDS",
+    "Column",
+    "Findings",
+    "Found",
+    "Launch",
+    "Rows",
+    "Wish",
+    "Words",
+    "ask",
+    "launch",
+    "place",
+    "warm_up",
+]
 
 
 def launch(logits: Tensor, rows: Rows, *, wide: bool = False) -> Launch:  # [N, V]

@@ -11,7 +11,8 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Words = NDArray[np.int32]
 
+NO_IDS: Words = np.empty(0, dtype=np.int32)
 _LARGEST = 2**31 - 1
 _COLDEST = 1e-7
 """Logits of 40 are then 6e8 bits, which float32 rounds to 64: as much as a power of two bears."""
@@ -43,17 +45,17 @@ class Wish(enum.IntFlag):
 
 
 class Column(enum.IntEnum):
-    """The words that describe a row to the kernels."""
+    """The words that describe a row to the kernels: first those that place it, then those that say what it asks."""
 
     INDEX = 0
-    WISHES = 1
-    LIMIT = 2
+    POSITION = 1
+    BASE = 2
     SUPPORT_START = 3
     SUPPORT_STOP = 4
-    KEY_LOW = 5
-    KEY_HIGH = 6
-    POSITION = 7
-    BASE = 8
+    LIMIT = 5
+    WISHES = 6
+    KEY_LOW = 7
+    KEY_HIGH = 8
     SCALE = 9
     """Float32: what a logit is multiplied by to be in bits at the row's temperature."""
     MIN_P = 10
@@ -63,6 +65,11 @@ class Column(enum.IntEnum):
     TOP_P_LOW = 12
     """Float64, in two words."""
     TOP_P_HIGH = 13
+
+
+place = struct.Struct("=6i").pack
+"""A row's first words, in their order."""
+_ASK = struct.Struct("=iQffid")
 
 
 class Found(enum.IntEnum):
@@ -79,29 +86,18 @@ class Found(enum.IntEnum):
     ENTROPY = 6
 
 
-def describe(
+def ask(
     wishes: Wish,
     *,
-    limit: int | None = None,
     temperature: float = 1.0,
     seed: int = 0,
     min_p: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
-) -> Words:  # [columns]
-    """A row's words, without those that place it: its index, its position and base, its support.
-
-    Ids from ``limit`` on are never drawn; ``temperature`` is positive.
-    """
-    words = np.zeros(len(Column), dtype=np.int32)
-    words[Column.WISHES] = wishes
-    words[Column.LIMIT] = _LARGEST if limit is None else min(limit, _LARGEST)
-    words[Column.KEY_LOW : Column.KEY_HIGH + 1] = np.array([seed], dtype=np.uint64).view(np.int32)
-    words[Column.SCALE] = np.float32(math.log2(math.e) / max(temperature, _COLDEST)).view(np.int32)
-    words[Column.MIN_P] = np.float32(min_p).view(np.int32)
-    words[Column.TOP_K] = min(top_k, _LARGEST)
-    words[Column.TOP_P_LOW :] = np.array([top_p]).view(np.int32)
-    return words
+) -> bytes:
+    """A row's other words; ``temperature`` is positive."""
+    scale = np.float32(math.log2(math.e) / max(temperature, _COLDEST))
+    return _ASK.pack(wishes, seed, scale, np.float32(min_p), min(top_k, _LARGEST), top_p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +106,11 @@ class Rows:
 
     words: Words  # [R, columns]
     support_ids: Words  # [M] one row's after the other's
+
+    @classmethod
+    def of(cls, parts: Iterable[bytes], support_ids: Words) -> Rows:
+        """Row by row what ``place`` and ``ask`` give."""
+        return cls(np.frombuffer(b"".join(parts), dtype=np.int32).reshape(-1, len(Column)), support_ids)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -140,8 +141,8 @@ class Rows:
 def every_kind() -> Iterator[Rows]:
     """A row for each combination of wishes for which there are kernels of their own."""
     for coupled, outside, cuts in itertools.product((0, Wish.COUPLED), (0, Wish.EXCLUDES), (0, Wish.CUTS)):
-        words = describe(Wish.DRAWS | Wish.ENTROPY | coupled | outside | cuts, limit=1, top_p=0.5)
-        yield Rows(words[None], words[:0])
+        asked = ask(Wish.DRAWS | Wish.ENTROPY | coupled | outside | cuts, top_p=0.5)
+        yield Rows.of((place(0, 0, 0, 0, 0, 1), asked), NO_IDS)
 
 
 _REAL = frozenset({Found.LARGEST, Found.MASS, Found.ENTROPY})
