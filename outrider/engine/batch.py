@@ -76,14 +76,17 @@ def plan_checked(table: SequenceTable, rows: TokenIds[ForwardRow]) -> ForwardBat
     query_starts = [0]
     context_lengths: list[int] = []
     page_tables: list[Pages] = []
+    end = 0
     for row in rows:
-        sequence, length = row.sequence, row.sequence.length + len(row.token_ids)
-        positions += range(sequence.length, length)
-        slots += table.extend_checked(sequence, row.token_ids)
-        token_ids += row.token_ids
-        end = len(token_ids)
-        query_starts.append(end)
+        sequence, ids = row.sequence, row.token_ids
+        start = sequence.length
+        length = start + len(ids)
+        end += len(ids)
+        slots += table.extend_checked(sequence, ids)
+        token_ids += ids
+        positions += range(start, length)
         logit_indices += range(end - row.num_logits, end)
+        query_starts.append(end)
         context_lengths.append(length)
         page_tables.append(table.pages_of(sequence))
     return ForwardBatch(

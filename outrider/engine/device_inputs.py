@@ -8,6 +8,7 @@ rows added have no queries. Refuses to know models.
 from __future__ import annotations
 
 import itertools
+import operator
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class BatchShape:
     @classmethod
     def of(cls, batch: ForwardBatch) -> BatchShape:
         """The batch's own."""
-        counts = (stop - start for start, stop in itertools.pairwise(batch.query_starts))
+        counts = map(operator.sub, batch.query_starts[1:], batch.query_starts)
         return cls(batch.num_rows, len(batch.token_ids), max(counts, default=0))
 
     def holds(self, other: BatchShape) -> bool:

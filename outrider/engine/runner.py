@@ -232,9 +232,9 @@ class ModelRunner:
         check_rows(self.sequences, rows)
         longest, vocab_size = self.max_model_len, self.config.vocab_size
         for row in rows:
-            ids, sequence = row.token_ids, row.sequence
-            if min(ids) < 0 or max(ids) >= vocab_size or sequence.length + len(ids) > longest:
-                self._check_tokens(ids, sequence.length + len(ids))
+            ids, length = row.token_ids, row.sequence.length + len(row.token_ids)
+            if length > longest or min(ids) < 0 or max(ids) >= vocab_size:
+                self._check_tokens(ids, length)
 
     def _check_draft(self, row: DraftRow) -> None:
         if not 1 <= len(row.token_ids) <= MAX_CATCH_UP:
