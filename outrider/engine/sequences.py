@@ -99,9 +99,9 @@ class SequenceTable:
         copy first.
         """
         self.require_room(sequence, len(token_ids))
-        return list(self.extend_checked(sequence, token_ids))
+        return self.extend_checked(sequence, token_ids)
 
-    def extend_checked(self, sequence: Sequence, token_ids: TokenIds[int]) -> TokenIds[int]:
+    def extend_checked(self, sequence: Sequence, token_ids: TokenIds[int]) -> list[int]:
         """``extend`` for which ``require_room`` has found room."""
         held, size = sequence.token_ids, self.pool.page_size
         start, count = len(held), len(token_ids)
@@ -112,7 +112,7 @@ class SequenceTable:
         table, (index, offset) = sequence.page_table, divmod(start, size)
         if offset + count <= size:  # slots of one page are neighbours
             first = table[index] * size + offset
-            return range(first, first + count)
+            return list(range(first, first + count))
         return [table[position // size] * size + position % size for position in range(start, start + count)]
 
     def require_room(self, sequence: Sequence, count: int) -> None:
