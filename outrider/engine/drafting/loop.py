@@ -72,7 +72,6 @@ class _Outputs:
     """What the launches of one shape write to, for the device and for the host."""
 
     sink: DraftSink
-    records: Numbers  # [K, R, NUM_FIELDS] the sink's
     supports: torch.Tensor  # [K, R, 2, S] on the host, to be copied there
 
 
@@ -117,8 +116,9 @@ class DraftLoop:
         outputs = self._outputs_of(shape)
         if with_supports:
             outputs.supports.copy_(outputs.sink.supports, non_blocking=True)
+        records = outputs.sink.records.numpy()
         mark_reached(self._model.device)()
-        return outputs.records, outputs.supports.numpy() if with_supports else None
+        return records, outputs.supports.numpy() if with_supports else None
 
     def capture(self, capturing: Capturing, progress: LoopProgress) -> None:
         """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""
@@ -159,9 +159,12 @@ class DraftLoop:
 
     def _view_outputs(self, shape: LoopShape) -> _Outputs:
         draws, support = (shape.num_steps, shape.num_rows), (2, self.rules.support_limit)
-        records = _view(self._records, (*draws, NUM_FIELDS))
-        sink = DraftSink(_view(self._next_ids, draws), records, _view(self._supports, (*draws, *support)))
-        return _Outputs(sink, records.numpy(), _view(self._read_supports, (*draws, *support)))
+        sink = DraftSink(
+            next_ids=_view(self._next_ids, draws),
+            records=_view(self._records, (*draws, NUM_FIELDS)),
+            supports=_view(self._supports, (*draws, *support)),
+        )
+        return _Outputs(sink, _view(self._read_supports, (*draws, *support)))
 
     def _on_device(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int32, device=self._model.device)

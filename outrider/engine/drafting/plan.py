@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from outrider.engine.device_inputs import BatchFrame, IntArray, join_padded, starts_of
+from outrider.engine.device_inputs import BatchFrame, IntArray, join_padded
 from outrider.engine.drafting.rows import DraftRow, Words
 from outrider.engine.kernels.draft_sampling.layout import NUM_COLUMNS
 from outrider.engine.kernels.paged_attention import DevicePlan, PagedRows
@@ -46,8 +46,8 @@ class LoopShape:
     def sizes(self) -> list[int]:
         """How many numbers each part of the buffer has; the pages come after them."""
         rows, tokens, more = self.num_rows, self.num_tokens, (self.num_steps - 1) * self.num_rows
-        first = [tokens, tokens, tokens, rows, rows + 1, rows]
-        return [*first, more, more, more, rows + 1, rows + 1, rows * NUM_COLUMNS]
+        starts, columns = [rows + 1] * 3, [rows, rows, more, more, more]
+        return [tokens, tokens, tokens, *starts, *columns, rows * NUM_COLUMNS]
 
     @property
     def num_fixed(self) -> int:
@@ -94,60 +94,50 @@ def plan_draft(table: SequenceTable, rows: Sequence[DraftRow]) -> DraftPlan:
 
 def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
     """The plan in one array, laid out as ``shape``."""
-    counts = [len(ids) for ids in plan.token_ids]
-    ends = list(itertools.accumulate(counts))
-    contexts = [start + count for start, count in zip(plan.positions, counts, strict=True)]
-    first_slots = (own[:count] for own, count in zip(plan.slots, counts, strict=True))
-    page_starts = starts_of(plan.page_tables)
+    token_ids: list[int] = []  # of the first forward, as the next two
+    positions: list[int] = []
+    slots: list[int] = []
+    token_starts, page_starts = [0], [0]
+    columns: list[Sequence[int]] = []  # [R] what each row has one of
+    for start, ids, own, pages in zip(plan.positions, plan.token_ids, plan.slots, plan.page_tables, strict=True):
+        context = start + len(ids)
+        token_ids += ids
+        positions += range(start, context)
+        slots += own[: len(ids)]
+        token_starts.append(len(token_ids))
+        page_starts.append(page_starts[-1] + len(pages))
+        columns.append((len(token_ids) - 1, context, *_later_steps(context, own[len(ids) :], shape.num_steps - 1)))
+    num_rows = len(columns)
+    columns += [(0, 0, *_no_steps(shape.num_steps - 1))] * (shape.num_rows - num_rows)
     parts = (
-        (_joined(plan.token_ids), 0),
-        (_joined(map(range, plan.positions, contexts)), 0),
-        (_joined(first_slots), _NO_SLOT),
-        ([end - 1 for end in ends], 0),
-        ([0, *ends], ends[-1]),
-        (contexts, 0),
-        *((part, 0) for part in _later_steps(plan, shape, contexts)),
-        (range(len(counts) + 1), len(counts)),
-        (page_starts, page_starts[-1]),
+        (token_ids, shape.num_tokens, 0),
+        (positions, shape.num_tokens, 0),
+        (slots, shape.num_tokens, _NO_SLOT),
+        (token_starts, shape.num_rows + 1, len(token_ids)),
+        (range(num_rows + 1), shape.num_rows + 1, num_rows),
+        (page_starts, shape.num_rows + 1, page_starts[-1]),
+        (list(itertools.chain.from_iterable(zip(*columns, strict=True))), shape.num_rows * len(columns[0]), 0),
     )
-    padded = ((values, size, filler) for (values, filler), size in zip(parts, shape.sizes[:-1], strict=True))
-    no_rows = array("i", [0]) * (NUM_COLUMNS * (shape.num_rows - len(counts)))
-    return join_padded(padded, [*plan.parameters, no_rows, *plan.page_tables])
+    no_parameters = array("i", [0]) * (NUM_COLUMNS * (shape.num_rows - num_rows))
+    return join_padded(parts, [*plan.parameters, no_parameters, *plan.page_tables])
 
 
-def _later_steps(plan: DraftPlan, shape: LoopShape, contexts: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Positions, slots and context lengths [(K-1) R] of the forwards after the first, one token a row, step by step.
+def _later_steps(position: int, slots: Sequence[int], num_steps: int) -> list[int]:
+    """One row's positions, slots and context lengths [3 (K-1)] in the forwards after the first, one token in each.
 
     A row that is done stays at its last token and stores nothing.
     """
-    num_later = shape.num_steps - 1
-    positions: list[Sequence[int]] = []  # [B][K-1], as the others
-    slots: list[Sequence[int]] = []
-    lengths: list[Sequence[int]] = []
-    for first, ids, own in zip(contexts, plan.token_ids, plan.slots, strict=True):
-        later = own[len(ids) :]
-        end, num_idle = first + len(later), num_later - len(later)
-        positions.append(_held(range(first, end), end - 1, num_idle))
-        slots.append(_held(later, _NO_SLOT, num_idle))
-        lengths.append(_held(range(first + 1, end + 1), end, num_idle))
-    idle, num_added = (0,) * num_later, shape.num_rows - len(contexts)
-    positions += [idle] * num_added
-    slots += [(_NO_SLOT,) * num_later] * num_added
-    lengths += [idle] * num_added
-    return _by_step(positions), _by_step(slots), _by_step(lengths)
+    end, num_idle = position + len(slots), num_steps - len(slots)
+    return [
+        *range(position, end), *[end - 1] * num_idle,
+        *slots, *[_NO_SLOT] * num_idle,
+        *range(position + 1, end + 1), *[end] * num_idle,
+    ]  # fmt: skip
 
 
-def _held(numbers: Sequence[int], last: int, count: int) -> Sequence[int]:
-    """The numbers, and ``last`` so many times."""
-    return [*numbers, *[last] * count] if count else numbers
-
-
-def _by_step(rows: Sequence[Sequence[int]]) -> list[int]:  # [R][K-1] -> [(K-1) R]
-    return _joined(zip(*rows, strict=True))
-
-
-def _joined(parts: Iterable[Iterable[int]]) -> list[int]:
-    return list(itertools.chain.from_iterable(parts))
+def _no_steps(num_steps: int) -> list[int]:
+    """The same of a row that was added."""
+    return [*[0] * num_steps, *[_NO_SLOT] * num_steps, *[0] * num_steps]
 
 
 def draft_step(plan: DraftPlan, shape: LoopShape) -> Step:
@@ -177,9 +167,9 @@ def unpack_draft(
 ) -> DeviceLoop:
     """Views of a buffer on the device that holds, or will hold, what ``pack_draft`` gave."""
     parts = torch.split(buffer[: shape.num_fixed], shape.sizes)
-    token_ids, positions, slots, logit_indices, query_starts, contexts = parts[:6]
-    more_positions, more_slots, more_contexts = (part.view(-1, shape.num_rows) for part in parts[6:9])
-    single_starts, page_starts, parameters = parts[9:]
+    token_ids, positions, slots, query_starts, single_starts, page_starts, logit_indices, contexts = parts[:8]
+    more_positions, more_slots, more_contexts = (part.view(-1, shape.num_rows) for part in parts[8:11])
+    parameters = parts[11]
 
     def plans(starts: torch.Tensor, lengths: torch.Tensor, max_queries: int) -> dict[int | None, DevicePlan]:
         pages = buffer[shape.num_fixed :]
