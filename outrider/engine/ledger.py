@@ -73,6 +73,9 @@ class Limits:
     """What ``Refused`` says."""
 
 
+SessionKey = tuple[int, int]
+
+
 @dataclass(slots=True)
 class Session(Generic[TextT]):
     """One open session."""
@@ -84,14 +87,11 @@ class Session(Generic[TextT]):
     """Tokens that ``text`` can grow to."""
     generation: int
     """The newest item's."""
+    key: SessionKey = field(init=False)
+    """Its link and its number there; asked for many times an item."""
 
-    @property
-    def key(self) -> SessionKey:
-        """Its link and its number there."""
-        return self.link_id, self.open.session
-
-
-SessionKey = tuple[int, int]
+    def __post_init__(self) -> None:
+        self.key = self.link_id, self.open.session
 
 
 @dataclass(slots=True)
