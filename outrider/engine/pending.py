@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Generic
 
 from outrider.engine.ledger import Session
-from outrider.engine.stage import ItemT, JobT, TextT
+from outrider.engine.stage import CommonEvent, EventT, ItemT, JobT, TextT
 from outrider.ports import ItemTiming
 from outrider.recording import ItemRecord, PassRecord
 
 
 @dataclass(slots=True)
-class Pending(Generic[TextT, ItemT, JobT]):
+class Pending(Generic[TextT, ItemT, JobT, EventT]):
     """An item that is to be answered, or that was foreseen."""
 
     session: Session[TextT]
@@ -24,12 +24,18 @@ class Pending(Generic[TextT, ItemT, JobT]):
     arrived_ns: int
     left_ns: int
     """When it was last touched: its arrival, or the end of the last forward that served it."""
-    record: ItemRecord | None
+    record: ItemRecord | None = None
     """None when it is not traced."""
     foreseen: ItemT | None = None
     """What it is computed for, as long as nobody has asked for it."""
     asked: ItemT | None = None
     """What has then come."""
+    is_under_way: bool = False
+    """Whether a forward that serves it was started and has not ended: nobody may cut its session's text."""
+    overtaken_by: tuple[ItemT, int] | None = None
+    """What its session has asked for meanwhile instead, and when that arrived."""
+    answer: EventT | CommonEvent | None = None
+    """What was found; None until then."""
     queue_ns: int | None = None
     forward_ns: int = 0
     sample_ns: int = 0

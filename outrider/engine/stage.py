@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from outrider.engine.ledger import Session, Text
 from outrider.engine.scheduling import Job
 from outrider.errors import OutriderError
+from outrider.ports import Refused, SessionFailed, SessionLost
 
 
 class Item(Protocol):
@@ -50,6 +51,9 @@ JobT = TypeVar("JobT", bound=Job)
 EventT = TypeVar("EventT")
 ItemT_contra = TypeVar("ItemT_contra", bound=Item, contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)
+
+CommonEvent = SessionLost | SessionFailed | Refused
+"""What any service may answer instead of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class Following(Generic[JobT, EventT_co]):
 
 
 class AheadStage(Stage[TextT, ItemT, JobT, EventT], Protocol[TextT, ItemT, JobT, EventT]):
-    """A stage that can tell what it will be asked next."""
+    """A stage that can tell what it will be asked next; ``outrider.engine.at_once`` makes one of any other."""
 
     @property
     def is_asynchronous(self) -> bool:

@@ -10,17 +10,11 @@ from typing import Generic, TypeAlias
 
 from outrider.engine.activity import Activity
 from outrider.engine.pending import Pending
-from outrider.engine.stage import EventT, ItemT, JobT, TextT
+from outrider.engine.stage import CommonEvent, EventT, ItemT, JobT, TextT
 from outrider.engine.trouble import log_trouble
-from outrider.ports import EventBatch, ForwardReport, Open, Refused, SessionFailed, SessionLost
+from outrider.ports import EventBatch, ForwardReport, Open, SessionFailed
 from outrider.recording import ItemRecord, Recorder
 
-CommonEvent = SessionLost | SessionFailed | Refused
-"""What any service may answer instead."""
-Answered: TypeAlias = tuple[Pending[TextT, ItemT, JobT], EventT | CommonEvent]
-"""An item and what is answered to it."""
-Settled: TypeAlias = tuple[list[Answered[TextT, ItemT, JobT, EventT]], list[Answered[TextT, ItemT, JobT, EventT]]]
-"""What is to be told, and what nobody has asked for yet."""
 Told: TypeAlias = list[tuple[int, EventBatch[EventT | CommonEvent]]]
 """Messages, each with the number of its link."""
 
@@ -33,7 +27,7 @@ class Telling(Generic[TextT, ItemT, JobT, EventT]):
         """Told of traced items."""
         self._activity, self._clock, self._num_pages_free = activity, clock, num_pages_free
         self._ready: dict[int, list[EventT | CommonEvent]] = {}
-        self._found: list[Answered[TextT, ItemT, JobT, EventT]] = []
+        self._found: list[Pending[TextT, ItemT, JobT, EventT]] = []
 
     @property
     def has_any(self) -> bool:
@@ -48,9 +42,9 @@ class Telling(Generic[TextT, ItemT, JobT, EventT]):
         log_trouble(event, opening, trace_parent)
         self._ready.setdefault(link_id, []).append(event)
 
-    def put_found(self, pending: Pending[TextT, ItemT, JobT], event: EventT) -> None:
-        """The answer to an item that was computed before it came."""
-        self._found.append((pending, event))
+    def put_found(self, pending: Pending[TextT, ItemT, JobT, EventT]) -> None:
+        """An item that was answered before it came."""
+        self._found.append(pending)
 
     def take(self) -> Told[EventT]:
         """All that was put, to be told now."""
@@ -62,16 +56,16 @@ class Telling(Generic[TextT, ItemT, JobT, EventT]):
     def drop_link(self, link_id: int) -> None:
         """Nobody is there to be told."""
         self._ready.pop(link_id, None)
-        gone = [pending for pending, _ in self._found if pending.session.link_id == link_id]
-        self._found = [entry for entry in self._found if entry[0].session.link_id != link_id]
+        gone = [pending for pending in self._found if pending.session.link_id == link_id]
+        self._found = [pending for pending in self._found if pending.session.link_id != link_id]
         for pending in gone:
             self.end_unanswered(pending, "link closed")
 
-    def batches(self, answers: Sequence[Answered[TextT, ItemT, JobT, EventT]]) -> Told[EventT]:
+    def batches(self, answered: Sequence[Pending[TextT, ItemT, JobT, EventT]]) -> Told[EventT]:
         """Answers as messages, one a link; their time ends now."""
-        links = dict.fromkeys(pending.session.link_id for pending, _ in answers)
+        links = dict.fromkeys(pending.session.link_id for pending in answered)
         return [
-            (link_id, self._batch([one for one in answers if one[0].session.link_id == link_id])) for link_id in links
+            (link_id, self._batch([one for one in answered if one.session.link_id == link_id])) for link_id in links
         ]
 
     def record_of(self, item: ItemT, arrived_ns: int) -> ItemRecord | None:
@@ -80,15 +74,16 @@ class Telling(Generic[TextT, ItemT, JobT, EventT]):
             return ItemRecord(item.trace_parent, item.session, item.generation, arrived_ns)
         return None
 
-    def end_unanswered(self, pending: Pending[TextT, ItemT, JobT], why: str) -> None:
+    def end_unanswered(self, pending: Pending[TextT, ItemT, JobT, EventT], why: str) -> None:
         """Nothing will be told of an item."""
         if pending.record is not None:
             self._end(pending.record, self._clock(), why)
 
-    def _batch(self, answers: Sequence[Answered[TextT, ItemT, JobT, EventT]]) -> EventBatch[EventT | CommonEvent]:
+    def _batch(self, answered: Sequence[Pending[TextT, ItemT, JobT, EventT]]) -> EventBatch[EventT | CommonEvent]:
         now = self._clock()
-        timings = tuple(pending.timing(now) for pending, _ in answers)
-        for (pending, event), timing in zip(answers, timings, strict=True):
+        timings = tuple(pending.timing(now) for pending in answered)
+        events = tuple(pending.answer for pending in answered if pending.answer is not None)
+        for pending, event, timing in zip(answered, events, timings, strict=True):
             if pending.record is not None:
                 pending.record.error = event.message if isinstance(event, SessionFailed) else ""
                 pending.record.timing = timing
@@ -98,11 +93,11 @@ class Telling(Generic[TextT, ItemT, JobT, EventT]):
             forward_ns=max(timing.forward_ns for timing in timings),
             sample_ns=max(timing.sample_ns for timing in timings),
             total_ns=max(timing.total_ns for timing in timings),
-            batch_size=max(pending.batch_size for pending, _ in answers),
-            num_tokens=max(pending.num_tokens for pending, _ in answers),
+            batch_size=max(pending.batch_size for pending in answered),
+            num_tokens=max(pending.num_tokens for pending in answered),
             num_pages_free=self._num_pages_free(),
         )
-        return EventBatch(tuple(event for _, event in answers), report, timings)
+        return EventBatch(events, report, timings)
 
     def _end(self, record: ItemRecord, now_ns: int, outcome: str) -> None:
         record.ended_ns, record.outcome = now_ns, outcome

@@ -49,8 +49,7 @@ def _step(core: Core, links: dict[int, Coordinator]) -> None:
 
 
 def _is_empty(core: Core) -> bool:
-    books = (core._pending, core._early, core._deferred, core._telling.has_any)
-    return not any(books) and core._started is None and core._following is None
+    return not any((core._agenda._due, core._agenda._found, core._telling.has_any, core._forwards.under_way))
 
 
 def _settle(core: Core, links: dict[int, Coordinator]) -> None:
@@ -93,7 +92,7 @@ def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int, monkeypa
         num_checked += link.num_checked
         link.release_all()
     _settle(core, links)
-    foresight, activity = core._foresight, core.activity
+    foresight, activity = core._ahead.foresight, core.activity
     assert _is_empty(core)
     assert not foresight._speculating
     assert not foresight._plain_steps

@@ -1,0 +1,140 @@
+"""What arrives, and what ends without an answer.
+
+Owns what becomes of a command: which items are taken, which are overtaken by others, which sessions end. Refuses to
+know forwards; what an item means is the ``Stage``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic
+
+from outrider.engine.activity import Activity
+from outrider.engine.agenda import Agenda
+from outrider.engine.ahead import Ahead
+from outrider.engine.ledger import Ledger, Session, SessionKey
+from outrider.engine.patience import Patience
+from outrider.engine.pending import Pending
+from outrider.engine.stage import CommonEvent, EventT, ItemT, JobT, Stage, TextT
+from outrider.engine.telling import Telling
+from outrider.engine.trouble import log_trouble
+from outrider.errors import OutriderError
+from outrider.ports import Open, Release, SessionFailed, SessionLost
+
+
+class Arrivals(Generic[TextT, ItemT, JobT, EventT]):
+    """Of all links."""
+
+    def __init__(
+        self,
+        ledger: Ledger[TextT],
+        stage: Stage[TextT, ItemT, JobT, EventT],
+        agenda: Agenda[TextT, ItemT, JobT, EventT],
+        *,
+        ahead: Ahead[TextT, ItemT, JobT, EventT],
+        telling: Telling[TextT, ItemT, JobT, EventT],
+        patience: Patience,
+        activity: Activity,
+    ) -> None:
+        self._ledger, self._stage, self._agenda = ledger, stage, agenda
+        self._ahead, self._foresight = ahead, ahead.foresight
+        self._telling, self._patience, self._activity = telling, patience, activity
+
+    def open(self, link_id: int, command: Open) -> None:
+        """A session is opened, or opened anew, or refused."""
+        event = self._ledger.open(link_id, command)
+        self._activity.note_opened(event, is_ending=self._ledger.is_closed)
+        key = link_id, command.session
+        before = self._agenda.first(key)
+        if before is not None and not self._ledger.holds(before.session):
+            self._give_up(key, "session closed")
+        self._note_end(key)  # of what it was before, if it was anything
+        if event is not None:
+            self._telling.put(link_id, event, command)
+
+    def release(self, link_id: int, command: Release) -> None:
+        """A session ends, because its coordinator says so."""
+        if self._ledger.release(link_id, command):
+            key = link_id, command.session
+            self._give_up(key, "released")
+            self._note_end(key)
+
+    def item(self, link_id: int, item: ItemT, arrived_ns: int) -> None:
+        """A session asks for something, as ever, or instead of what it asked for before."""
+        session = self._ledger.find(link_id, item.session, item.generation)
+        if session is None:
+            return
+        if isinstance(session, SessionLost):
+            self._note_end((link_id, item.session))
+            self._telling.put(link_id, session, trace_parent=item.trace_parent)
+            return
+        self._patience.note_return(session.key, arrived_ns)
+        due = self._agenda.due_of(session.key)
+        if self._is_foreseen(session.key, item, arrived_ns):
+            return
+        if due is not None and due.is_under_way:
+            due.overtaken_by = item, arrived_ns
+            return
+        self._give_up(session.key, "superseded")
+        self._begin(session, item, arrived_ns)
+
+    def take_overtaking(self, served: Iterable[Pending[TextT, ItemT, JobT, EventT]]) -> None:
+        """A forward that served these has ended: what has come for their sessions meanwhile is taken now."""
+        for pending in served:
+            if pending.overtaken_by is not None:
+                self.item(pending.session.link_id, *pending.overtaken_by)
+                pending.overtaken_by = None
+
+    def fail(self, pending: Pending[TextT, ItemT, JobT, EventT], error: OutriderError) -> SessionFailed:
+        """A session ends, because what it asked for could not be computed."""
+        failure = self._ledger.fail(*pending.session.key, pending.generation, error)
+        self._note_end(pending.session.key)
+        self._activity.note_answer(failure)
+        log_trouble(failure, pending.session.open)
+        return failure
+
+    def drop_link(self, link_id: int) -> None:
+        """All sessions of a link end."""
+        for key in self._agenda.keys_of(link_id):
+            self._give_up(key, "link closed")
+        self._telling.drop_link(link_id)
+        self._patience.drop_link(link_id)
+        self._foresight.drop_link(link_id)
+        self._ledger.drop_link(link_id)
+
+    def _is_foreseen(self, key: SessionKey, item: ItemT, arrived_ns: int) -> bool:
+        """Whether this is the item that was foreseen; its answer is under way then, or told."""
+        pending = self._ahead.claim(key, item)
+        if pending is None:
+            return False
+        pending.ask(item, arrived_ns, self._telling.record_of(item, arrived_ns))
+        if pending.answer is not None:
+            self._telling.put_found(pending)
+        return True
+
+    def _begin(self, session: Session[TextT], item: ItemT, arrived_ns: int) -> None:
+        try:
+            answer: EventT | CommonEvent | None = self._stage.check(session, item)
+        except OutriderError as error:
+            answer = self._ledger.fail(*session.key, item.generation, error)
+        else:
+            answer = answer or self._ledger.rewind(session, item.base_length, item.prefix_hash)
+        if answer is not None:
+            self._note_end(session.key)
+            self._telling.put(session.link_id, answer, session.open)
+            return
+        job = self._stage.begin(session, item)
+        self._foresight.note_item(session.key, job)
+        record = self._telling.record_of(item, arrived_ns)
+        self._agenda.put(Pending(session, item.generation, job, arrived_ns, arrived_ns, record))
+
+    def _give_up(self, key: SessionKey, why: str) -> None:
+        """Drop a session's jobs, if there are any, without an answer."""
+        for pending in self._agenda.drop(key):
+            self._activity.num_foreseen_unused += pending.foreseen is not None
+            pending.overtaken_by = None
+            self._telling.end_unanswered(pending, why)
+
+    def _note_end(self, key: SessionKey) -> None:
+        self._patience.note_end(key)
+        self._foresight.note_end(key)
