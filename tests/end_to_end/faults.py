@@ -95,6 +95,7 @@ def poisoned(runner: ModelRunner | None, first_token: int, *, at_length: int) ->
     """From ``at_length`` tokens on the KV of the session whose text begins with ``first_token`` is NaN."""
     assert runner is not None
 
+    @torch.inference_mode()
     def poison(rows: Rows) -> None:
         for row in rows:
             sequence = row.sequence
