@@ -32,6 +32,8 @@ from outrider.ports import Open, Release
 from outrider.recording import Recorder
 
 DEFAULT_MAX_BATCHED_TOKENS = 512
+_MOST_TOLD = 32
+"""Answers that need no forward go first, for no more steps in a row: who asks for nothing else holds up nobody."""
 
 
 class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
@@ -56,6 +58,8 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self._stage = stage = ahead or AtOnce(stage)
         self._clock = clock
         self._agenda: Agenda[TextT, ItemT, JobT, EventT] = Agenda()
+        self._num_told = 0
+        """So many steps in a row were spent on answers that needed no forward."""
         self._patience = Patience()
         self._telling: Telling[TextT, ItemT, JobT, EventT] = Telling(activity, clock, lambda: stage.num_pages_free)
         self._ahead = Ahead(stage, self._agenda, activity=activity, clock=clock)
@@ -100,13 +104,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         """For how long there had better be no step, in seconds: while a forward is under way, and while prompts had
         better wait for running sessions.
         """
-        if self._telling.has_any:
-            return 0.0
-        if (started := self._forwards.under_way) is not None:
-            return 0.0 if started.may_be_followed or started.flight.is_done() else LOOK_S
-        if any(is_running(pending.job) for pending in self._agenda.due):
-            return 0.0
-        return 1e-9 * self._patience.wait_ns(self._clock())
+        return 0.0 if self._telling.has_any else self._rest_s
 
     def handle(
         self, link_id: int, commands: Sequence[Open | Release | ItemT], *, arrived_ns: int | None = None
@@ -120,8 +118,8 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
                 self._arrivals.release(link_id, command)
             else:
                 self._arrivals.item(link_id, command, arrived)
-        if self._forwards.under_way is not None:
-            self._forwards.under_way.may_be_followed = True
+        if (started := self._forwards.under_way) is not None:
+            started.may_be_followed = started.following is None
 
     def refuse_sessions(self, reason: str) -> None:
         """Refuse new sessions from now on."""
@@ -136,8 +134,10 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         goes on by itself is begun, followed by another and ended in steps of their own, so that what arrives meanwhile
         is taken in.
         """
-        if self._telling.has_any:
+        if self._telling.has_any and not (self._num_told >= _MOST_TOLD and self._may_go_on):
+            self._num_told += 1
             return self._telling.take()
+        self._num_told = 0
         started = self._forwards.under_way
         if started is None:
             self._forwards.start()
@@ -146,8 +146,23 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
                 return []
         elif started.may_be_followed:
             self._ahead.follow(started)
-            return []
+            if started.following is not None or not started.flight.is_done():
+                return []
         return self._end(started)
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether a forward is to be begun, followed or ended now."""
+        return bool(self._agenda.due or self._forwards.under_way) and not self._rest_s
+
+    @property
+    def _rest_s(self) -> float:
+        """For how long there had better be no forward begun, followed or ended."""
+        if (started := self._forwards.under_way) is not None:
+            return 0.0 if started.may_be_followed or started.flight.is_done() else LOOK_S
+        if any(is_running(pending.job) for pending in self._agenda.due):
+            return 0.0
+        return 1e-9 * self._patience.wait_ns(self._clock())
 
     def _end(self, started: Started[TextT, ItemT, JobT, EventT]) -> Told[EventT]:
         """The forward under way, to its end; what comes next is begun."""

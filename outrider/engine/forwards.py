@@ -86,7 +86,7 @@ class Forwards(Generic[TextT, ItemT, JobT, EventT]):
         return Ended(started, outcome.results, ended_ns)
 
     def _choose(self, now_ns: int) -> list[tuple[Pending[TextT, ItemT, JobT, EventT], int]]:
-        due = list(self._agenda.due)
+        due = sorted(self._agenda.due, key=lambda pending: pending.foreseen is not None)  # who has asked comes first
         shares = share_tokens(
             [pending.job for pending in due],
             self._budget.max_tokens,

@@ -78,6 +78,7 @@ class Telling(Generic[TextT, ItemT, JobT, EventT]):
         """Nothing will be told of an item."""
         if pending.record is not None:
             self._end(pending.record, self._clock(), why)
+            pending.record = None  # a forward that is under way notes nothing of it any more
 
     def _batch(self, answered: Sequence[Pending[TextT, ItemT, JobT, EventT]]) -> EventBatch[EventT | CommonEvent]:
         now = self._clock()

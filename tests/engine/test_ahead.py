@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -11,12 +11,12 @@ from draft_service.texts import PlainText, PlainTexts
 from outrider.engine.core import ServiceCore
 from outrider.engine.ledger import Ledger, Limits, Session
 from outrider.engine.stage import Flight, Following, Pass
-from outrider.errors import NonFiniteLogitsError, OutriderError
-from outrider.ports import EventBatch, Open, Release, Score, Scores, SessionFailed
+from outrider.errors import InvalidRequestError, NonFiniteLogitsError, OutriderError
+from outrider.ports import EventBatch, Open, Release, Score, Scores, SessionFailed, SessionLost
 from outrider.types import AcceptanceMethod, SamplingParams, TokenScores, extend_prefix_hash
 
 ONE, OTHER = 1, 2
-LENGTH = 100
+LENGTH, BAD_TOKEN = 100, 999
 MILLISECOND = 1_000_000
 
 
@@ -57,12 +57,14 @@ class _Stage:
         self.now_ms = 0
         self.forwards: list[list[int]] = []
         """The sessions of each, as they were started."""
-        self.num_ended = 0
+        self.num_ended = self.num_foreseen = 0
         self.fails = False
         self.follows = self.is_wrong = False
         """Whether steps are started before the one before has ended, and whether over other tokens than that says."""
 
     def check(self, session: Session[PlainText], item: Score) -> Scores | None:
+        if item.token_ids[-1] == BAD_TOKEN:
+            raise InvalidRequestError("token_ids", "no such token")
         return None
 
     def begin(self, session: Session[PlainText], item: Score) -> _Job:
@@ -90,6 +92,7 @@ class _Stage:
         if not isinstance(form, TokenScores) or len(form.token_ids) > 1:
             return None
         kept = extend_prefix_hash(0, session.text.token_ids)
+        self.num_foreseen += 1
         return Score(answer.session, answer.generation, base, kept, form.token_ids)
 
     def follow(self, flight: Flight[Scores]) -> Following[_Job, Scores] | None:
@@ -101,6 +104,7 @@ class _Stage:
             base, token_id = len(job.text.token_ids), job.item.token_ids[-1] + 1 + self.is_wrong
             item = Score(job.item.session, 0, base, extend_prefix_hash(0, job.text.token_ids), (token_id,))
             jobs.append(_Job(job.text, item))
+        self.num_foreseen += len(jobs)
         return Following(self.start([(job, 1) for job in jobs]), jobs, range(len(jobs)))
 
     def confirm(
@@ -122,13 +126,14 @@ class _Stage:
 
 
 class _Rig:
-    def __init__(self, *, computes_ahead: bool = True) -> None:
+    def __init__(self, *, computes_ahead: bool = True, max_batched_tokens: int = 512) -> None:
         self.stage, self.texts = _Stage(), PlainTexts()
         self.core = ServiceCore(
             Ledger(self.texts, Limits(vocab_size=1000, max_model_len=LENGTH, trims=False)),
             self.stage,
             ahead=self.stage if computes_ahead else None,
             clock=lambda: self.stage.now_ms * MILLISECOND,
+            max_batched_tokens=max_batched_tokens,
         )
         self._generation = 0
         self.told: dict[int, list[int]] = {ONE: [], OTHER: []}
@@ -178,6 +183,21 @@ class _Rig:
                 if isinstance(event, Scores) and isinstance(event.form, TokenScores):
                     self.told[event.session].append(event.form.token_ids[0])
                 events.append(event)
+        return events
+
+    def drain(self, session: int) -> list[Scores | SessionFailed | SessionLost]:
+        """All that is told one of them before nothing is left to do; the other's tokens are kept."""
+        events: list[Scores | SessionFailed | SessionLost] = []
+        while self.core.has_work:
+            for _, batch in self.core.step():
+                for event in batch.events:
+                    assert isinstance(event, Scores | SessionFailed | SessionLost)
+                    if event.session == session:
+                        events.append(event)
+                    if event.session == OTHER:
+                        assert isinstance(event, Scores)
+                        assert isinstance(event.form, TokenScores)
+                        self.told[OTHER].append(event.form.token_ids[0])
         return events
 
     def run_plain(self, *sessions: int, num_steps: int = 3) -> None:
@@ -230,6 +250,51 @@ def test_who_asks_later_finds_two_steps_computed_and_no_third_runs_ahead_of_them
     rig.run_out()
     assert len(rig.stage.forwards) == 6
     assert rig.used == (2, 0)
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_messages_that_come_all_the_time_keep_no_forward_from_its_end(follows: bool) -> None:
+    rig = _Rig()
+    rig.stage.follows = follows
+    rig.open(ONE)
+    rig.run_plain(ONE, num_steps=2)
+    rig.ask(ONE)
+    steps = 0
+    while not (told := rig.core.step()):
+        rig.core.handle(1, [Release(OTHER, 1000)])
+        steps += 1
+        assert steps < 4
+    assert [event.session for _, batch in told for event in batch.events] == [ONE]
+
+
+@pytest.mark.parametrize("is_under_way", [False, True])
+def test_questions_that_need_no_forward_keep_nobody_from_theirs(is_under_way: bool) -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    rig.ask(ONE)
+    if is_under_way:
+        rig.core.step()
+    answered: set[int] = set()
+    steps = 0
+    while ONE not in answered:
+        rig.core.handle(1, [Score(OTHER, 1, 0, 0, (1,))])
+        answered |= {event.session for _, batch in rig.core.step() for event in batch.events}
+        steps += 1
+        assert steps < 200
+
+
+def test_who_has_asked_is_served_before_who_will() -> None:
+    rig = _Rig(max_batched_tokens=1)
+    rig.open(ONE, OTHER)
+    rig.run_plain(ONE)
+    while rig.stage.num_ended < 4:
+        rig.core.step()
+    rig.core.step()
+    rig.ask(ONE)  # for the first of two: one more is due
+    rig.ask(OTHER)
+    while not any(event.session == OTHER for event in rig.step()):
+        pass
+    assert rig.stage.forwards[4:6] == [[ONE], [OTHER]]
 
 
 def test_a_forward_under_way_is_looked_at_again_and_again_until_it_is_done() -> None:
@@ -446,3 +511,188 @@ def test_nobody_is_followed_past_somebody_who_waits() -> None:
     assert len(rig.stage.forwards) == num_forwards
     rig.step()
     assert sorted(rig.stage.forwards[-1]) == [ONE, OTHER]
+
+
+def _waits(rig: _Rig) -> None:
+    rig.run_plain(ONE, OTHER, num_steps=1)
+    rig.ask(OTHER)
+    rig.core.step()
+    rig.ask(ONE)
+
+
+def _is_under_way(rig: _Rig) -> None:
+    rig.run_plain(ONE, OTHER, num_steps=1)
+    rig.ask(ONE)
+    rig.ask(OTHER)
+    rig.core.step()
+
+
+def _is_foreseen(rig: _Rig) -> None:
+    rig.run_plain(ONE, OTHER, num_steps=2)
+
+
+def _is_followed(rig: _Rig) -> None:
+    rig.stage.follows = True
+    rig.run_plain(ONE, OTHER, num_steps=2)
+    rig.core.step()
+    assert rig.stage.forwards[-2:] == [[ONE, OTHER]] * 2
+
+
+def _is_found_once(rig: _Rig) -> None:
+    rig.run_plain(ONE, OTHER, num_steps=2)
+    assert rig.step() == []
+
+
+def _is_found_once_and_followed(rig: _Rig) -> None:
+    _is_followed(rig)
+    assert rig.step() == []
+
+
+def _is_found_twice(rig: _Rig) -> None:
+    rig.run_plain(ONE, OTHER, num_steps=2)
+    rig.run_out()
+
+
+def _is_asked_for_and_followed(rig: _Rig) -> None:
+    _is_followed(rig)
+    rig.ask(ONE)
+
+
+def _releases(rig: _Rig) -> int | None:
+    rig.core.handle(1, [Release(ONE, 1000)])
+    return None
+
+
+def _opens_anew(rig: _Rig) -> int | None:
+    rig.open(ONE)
+    return rig.ask(ONE)
+
+
+def _opens_anew_twice(rig: _Rig) -> int | None:
+    rig.open(ONE)
+    rig.ask(ONE)
+    return _opens_anew(rig)
+
+
+def _asks_for_something_bad(rig: _Rig) -> int | None:
+    return rig.ask(ONE, other_token=BAD_TOKEN)
+
+
+def _asks_about_another_text(rig: _Rig) -> int | None:
+    rig.told[ONE][0] += 1
+    return rig.ask(ONE)
+
+
+def _asks_for_something_else(rig: _Rig) -> int | None:
+    return rig.ask(ONE, other_token=500)
+
+
+def _asks_for_something_else_and_then_with_drafts(rig: _Rig) -> int | None:
+    rig.ask(ONE, other_token=500)
+    return rig.ask(ONE, drafts=(501, 502), other_token=500)
+
+
+def _asks_for_something_else_and_then_as_foreseen(rig: _Rig) -> int | None:
+    foreseen = rig.told[ONE][-1]
+    rig.ask(ONE, other_token=500)
+    return rig.ask(ONE, other_token=foreseen)
+
+
+def _asks_for_something_else_and_releases(rig: _Rig) -> int | None:
+    rig.ask(ONE, other_token=500)
+    return _releases(rig)
+
+
+STATES = (
+    _waits, _is_under_way, _is_foreseen, _is_followed, _is_found_once, _is_found_once_and_followed, _is_found_twice,
+    _is_asked_for_and_followed,
+)  # fmt: skip
+TURNS = (
+    _releases, _opens_anew, _opens_anew_twice, _asks_for_something_bad, _asks_about_another_text,
+    _asks_for_something_else, _asks_for_something_else_and_then_with_drafts,
+    _asks_for_something_else_and_then_as_foreseen, _asks_for_something_else_and_releases,
+)  # fmt: skip
+
+
+CANNOT_BE_CUT_SHORT = {_is_under_way, _is_asked_for_and_followed}
+"""What was asked first is under way then."""
+ENDS = {_releases, _opens_anew, _opens_anew_twice, _asks_for_something_else_and_releases}
+
+
+@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("state", STATES)
+def test_in_whatever_state_a_session_changes_its_mind_it_has_what_it_asked_for_last(
+    state: Callable[[_Rig], None], turn: Callable[[_Rig], int | None]
+) -> None:
+    rig = _Rig()
+    rig.open(ONE, OTHER)
+    state(rig)
+    generation = turn(rig)
+    asked = list(rig.told[ONE])
+    events = rig.drain(ONE)
+    newest = [event for event in events if event.generation == generation]
+    assert len(newest) == (generation is not None)
+    assert len(events) - len(newest) <= (state in CANNOT_BE_CUT_SHORT and turn not in ENDS)
+    if turn is _asks_for_something_bad:
+        assert isinstance(newest[0], SessionFailed)
+    elif turn is _asks_about_another_text:
+        assert isinstance(newest[0], SessionLost)
+    elif newest:
+        assert isinstance(newest[0], Scores)
+        assert newest[0].base_length == len(asked)
+        assert isinstance(newest[0].form, TokenScores)
+        assert newest[0].form.token_ids[0] == asked[-1] + 1
+    rig.core.handle(1, [Release(ONE, 1000)])
+    for _ in range(4):
+        rig.ask(OTHER)
+        rig.drain(OTHER)
+    assert len(rig.told[OTHER]) > 5
+    assert rig.told[OTHER] == [200 + i for i in range(len(rig.told[OTHER]))]
+    rig.core.drop_link(1)
+    rig.run_out()
+    assert sum(rig.used) == rig.stage.num_foreseen
+    assert rig.core.num_sessions == 0
+    assert not rig.core._agenda._due
+    assert not rig.core._agenda._found
+
+
+def test_who_is_to_be_served_with_something_else_is_not_followed() -> None:
+    rig = _Rig()
+    rig.stage.follows = True
+    rig.open(ONE)
+    rig.run_plain(ONE, num_steps=2)
+    num_forwards = len(rig.stage.forwards)
+    rig.ask(ONE, other_token=500)
+    assert rig.core.step() == []
+    assert len(rig.stage.forwards) == num_forwards
+
+
+def test_a_step_is_queued_once_somebody_has_asked_for_one_that_is_found() -> None:
+    rig = _Rig()
+    rig.stage.follows = True
+    rig.open(ONE)
+    _is_found_once_and_followed_alone(rig)
+    num_forwards, num_ended = len(rig.stage.forwards), rig.stage.num_ended
+    rig.ask(ONE)
+    assert len(rig.step()) == 1
+    assert len(rig.stage.forwards) == num_forwards
+    rig.core.step()
+    assert (len(rig.stage.forwards), rig.stage.num_ended) == (num_forwards + 1, num_ended)
+
+
+def _is_found_once_and_followed_alone(rig: _Rig) -> None:
+    rig.run_plain(ONE, num_steps=2)
+    rig.core.step()
+    rig.stage.is_done = False
+    assert rig.step() == []
+    rig.core.step()  # two are ahead: no third is queued
+
+
+def test_what_has_come_for_a_link_that_was_dropped_since_is_forgotten() -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    rig.run_plain(ONE, num_steps=2)
+    rig.ask(ONE, other_token=500)
+    rig.core.drop_link(1)
+    rig.run_out()
+    assert rig.core.activity.num_lost == 0

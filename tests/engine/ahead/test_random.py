@@ -25,6 +25,7 @@ class _Spans:
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
+        self.items: list[ItemRecord] = []
 
     def wants(self, trace_parent: str) -> bool:
         return True
@@ -34,6 +35,10 @@ class _Spans:
         self.seen.add(item.trace_parent)
         for span in list(item_spans(item, "score")):
             assert span.end_ns >= span.start_ns, span
+        self.items.append(item)
+
+    def check_nothing_was_noted_after_an_end(self) -> None:
+        assert not any(item.passes for item in self.items)  # making spans has emptied them
 
 
 def _step(core: Core, links: dict[int, Coordinator]) -> None:
@@ -100,4 +105,5 @@ def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int, monkeypa
     assert activity.num_foreseen_used + activity.num_foreseen_unused == scorer.num_foreseen + scorer.num_followed
     assert num_checked > NUM_ROUNDS
     assert len(spans.seen) > NUM_ROUNDS / 2
+    spans.check_nothing_was_noted_after_an_end()
     assert min(activity.num_foreseen_used, activity.num_foreseen_unused, scorer.num_followed) > 20
