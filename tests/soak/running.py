@@ -35,12 +35,12 @@ def soak_all(
     runner = load(folder, device)
     forwards = RunnerSoak(runner, seed)
     forwards.run(num_steps)
-    assert forwards.num_checks
+    assert forwards.num_checks, "no text was computed anew: take more steps"
     say(f"runner: {num_steps} steps, {forwards.num_checks} texts computed anew")
     for make in (TargetSoak, DraftSoak):
         soak = make(runner, seed + 1, num_token_ids=NUM_TOKEN_IDS)
         soak.run(num_steps)
-        assert soak.num_answers
-        assert soak.num_checks
+        assert soak.num_answers, "nothing was answered: take more steps"
+        assert soak.num_checks, "no answer could be checked: take more steps"
         assert soak.num_foreseen is None or min(soak.num_foreseen) > 0
         say(f"{make.__name__}: {num_steps} steps, {soak.num_answers} answers, {soak.num_checks} checked")
