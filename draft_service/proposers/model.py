@@ -15,16 +15,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from draft_service.items import check_extend, proposal_length
 from draft_service.proposers.passes import joined, single
-from draft_service.proposers.terms import KnownTerms
 from outrider.engine.batch import ForwardRow
-from outrider.engine.drafting import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow, DraftTerms
+from outrider.engine.drafting import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow, DraftTerms, fits_loop
 from outrider.engine.drafting.results import Draws
 from outrider.engine.ledger import Session
+from outrider.engine.remembering import Remembering
 from outrider.engine.runner import ModelRunner
 from outrider.engine.sampling.proposing import propose
 from outrider.engine.sampling.rows import LogitRow
@@ -91,7 +92,7 @@ class ModelProposer:
         self._support_mass = support_mass
         self._support_limit = support_limit
         self._can_loop = runner.drafting == DraftingRules(support_mass, support_limit)
-        self._terms = KnownTerms(runner.config.vocab_size)
+        self._terms_of = Remembering(partial(_loop_terms, vocab_size=runner.config.vocab_size))
 
     @property
     def num_pages_free(self) -> int:
@@ -115,7 +116,7 @@ class ModelProposer:
             open=session.open,
             extend=item,
             sequence=session.text,
-            terms=self._terms.of(session.open) if self._can_loop and length else None,
+            terms=self._terms_of(session.open) if self._can_loop and length else None,
             base=item.base_length + len(item.token_ids),
             draft_length=length,
             token_ids=token_ids,
@@ -151,6 +152,11 @@ class ModelProposer:
 def _leave_last(job: ProposalJob, share: int) -> int:
     """What a forward appends of a job's share: what ends in a loop leaves its last token to that."""
     return min(share, job.num_left - 1) if job.terms else share
+
+
+def _loop_terms(open_: Open, vocab_size: int) -> DraftTerms | None:
+    """The terms of a request; None: its tokens cannot be drawn in a loop."""
+    return DraftTerms.of(open_, vocab_size) if fits_loop(open_) else None
 
 
 def _draft_row(job: ProposalJob, terms: DraftTerms) -> DraftRow:

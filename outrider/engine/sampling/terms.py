@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.engine.kernels.scoring import Wish, ask
+from outrider.engine.remembering import Remembering
 from outrider.engine.sampling.forms import Form, coupled_form, form_of, greedy_form, sparse_form, typical_form
 from outrider.engine.sampling.process import SMALLEST_TEMPERATURE, needs_adjusting
 from outrider.engine.sampling.rows import is_greedy
@@ -15,17 +16,12 @@ from outrider.ports import Open
 
 _PAST_FLOAT32 = 2.0**128 - 2.0**103
 """The least that float32 rounds to infinity."""
-_MOST_REMEMBERED = 4096
-"""Sessions. When there are more, all are worked out anew."""
-_remembered: dict[int, Terms] = {}
-"""By the identity of their ``Open``, which they keep alive: to compare two costs more than all else here saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """One session's."""
 
-    open: Open
     form: Form
     is_fused: bool
     """Whether there are kernels for it."""
@@ -41,18 +37,9 @@ class Terms:
     """A row's largest logit is less, or float32 does not hold it once it is divided by the temperature."""
 
 
+@Remembering
 def terms_of(open_: Open) -> Terms:
     """The terms of a session."""
-    known = _remembered.get(id(open_))
-    if known is not None:
-        return known
-    if len(_remembered) >= _MOST_REMEMBERED:
-        _remembered.clear()
-    _remembered[id(open_)] = found = _work_out(open_)
-    return found
-
-
-def _work_out(open_: Open) -> Terms:
     form, sampling = form_of(open_), open_.sampling
     is_cut = not is_greedy(open_) and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
     temperature = 1.0 if is_greedy(open_) else max(sampling.temperature, SMALLEST_TEMPERATURE)
@@ -68,7 +55,6 @@ def _work_out(open_: Open) -> Terms:
         for wish in _wishes(form)
     )
     return Terms(
-        open=open_,
         form=form,
         is_fused=open_.num_logprobs is None and form in {greedy_form, coupled_form, sparse_form, typical_form},
         is_adjusted=needs_adjusting(open_),
