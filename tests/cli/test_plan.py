@@ -31,6 +31,15 @@ def test_the_coordinator_is_told_where_the_models_are() -> None:
     assert made.address == "127.0.0.1:7000"
 
 
+def test_no_port_is_given_twice() -> None:
+    effective = load_all(
+        {("target", "model"): "/t", ("draft", "model"): "/d", ("draft", "health_port"): 9001}, environ={}
+    )
+    ports = iter([9001, 50050, 9002, 9002, 9003])
+    made = plan_stack(effective.settings, explicit=effective.origins, free_port=lambda: next(ports))
+    assert [spec.address for spec in made.models] == ["127.0.0.1:9002", "127.0.0.1:9003"]
+
+
 def test_the_flags_of_each_process_are_its_settings() -> None:
     made = plan({("draft", "model"): "/d", ("target", "page_size"): 64, ("draft", "dtype"): "bfloat16"})
     target = load(TargetSettings, made.models[0].argv, {})

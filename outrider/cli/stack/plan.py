@@ -64,6 +64,7 @@ def plan_stack(settings: Settings, *, explicit: Collection[Place], free_port: Ca
     """The processes for these settings; ``explicit`` are the settings that a user set, which are left as they are."""
     if _share_a_gpu(settings):
         settings = _sharing(settings)
+    free_port = _avoiding(_named_ports(settings), free_port)
     target = _local(settings.target, explicit, free_port)
     models = [_spec(target, "target_service")]
     draft_address = settings.coordinator.draft_address
@@ -74,6 +75,23 @@ def plan_stack(settings: Settings, *, explicit: Collection[Place], free_port: Ca
         update={"target_address": models[0].address, "draft_address": draft_address}
     )
     return StackPlan(tuple(models), _spec(coordinator, "coordinator"), link_security(coordinator))
+
+
+def _avoiding(ports: Collection[int], free_port: Callable[[], int]) -> Callable[[], int]:
+    """``free_port`` without these, and none twice: nobody listens on what was given until the processes are started."""
+    given = set(ports)
+
+    def choose() -> int:
+        port = next(port for port in iter(free_port, None) if port not in given)
+        given.add(port)
+        return port
+
+    return choose
+
+
+def _named_ports(settings: Settings) -> set[int]:
+    sections = (settings.target, settings.draft, settings.coordinator)
+    return {port for one in sections for port in (one.port, one.health_port, one.metrics_port) if port is not None}
 
 
 def _share_a_gpu(settings: Settings) -> bool:
