@@ -54,6 +54,8 @@ def _request(opened: Open, num_drafts: int, support_size: int, generator: np.ran
     drafts = tuple(generator.integers(0, vocab_size, num_drafts).tolist())
     if opened.acceptance_method is not AcceptanceMethod.REJECTION or opened.sampling.temperature == 0:
         return ScoreRequest(opened, (0,) * _BASE, _BASE, drafts)
+    if not num_drafts:
+        return ScoreRequest(opened, (0,) * _BASE, _BASE)
     ids = [generator.choice(vocab_size, support_size, replace=False) for _ in range(num_drafts)]
     counts = np.full(num_drafts, support_size, dtype=np.int32)
     return ScoreRequest(opened, (0,) * _BASE, _BASE, drafts, Support(counts, np.concatenate(ids).astype(np.int32)))

@@ -42,7 +42,7 @@ def _steps_table(results: Sequence[Result]) -> str:
         [f"`{r.name}`", *(number(median_of(r, f"step_{stage}", arm="speculation"), 2) for stage in stages)]
         for r in results
     ]
-    return table("Where a step's time goes, ms", ["run", *stages], rows, [])
+    return table("Where a step's time goes, ms, prompts included", ["run", *stages], rows, [])
 
 
 def serve_tables(results: Sequence[Result]) -> str:

@@ -142,7 +142,7 @@ class TargetSettings(Section):
     max_prefill_beside: Positive = _MAX_PREFILL_BESIDE
     compute_ahead: bool = Field(
         True,
-        description="While no session speculates, compute each one's next token before it is asked for.",
+        description="While no session speculates, compute each one's next two tokens before they are asked for.",
     )
     num_threads: Positive | None = _NUM_THREADS
     num_awake_processors: NonNegative | None = _NUM_AWAKE_PROCESSORS

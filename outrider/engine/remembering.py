@@ -13,7 +13,9 @@ from outrider.ports import Open
 FoundT = TypeVar("FoundT")
 
 MOST_REMEMBERED = 4096
-"""Sessions. When there are more, all are worked out anew."""
+"""Sessions, of which some may have ended; when there are more, the first is forgotten."""
+MOST_IDS = 256
+"""Token ids that a session names at most to be remembered: ended ones take a few kilobytes each, and no more."""
 
 
 class Remembering(Generic[FoundT]):
@@ -27,9 +29,18 @@ class Remembering(Generic[FoundT]):
 
     def __call__(self, open_: Open) -> FoundT:
         """What was worked out for it."""
-        found = self._found.get(id(open_))
-        if found is None:
+        known = self._found.get(id(open_))
+        if known is not None:
+            return known[1]
+        found = self._work_out(open_)
+        if _num_ids(open_) <= MOST_IDS:
             if len(self._found) >= MOST_REMEMBERED:
-                self._found.clear()
-            found = self._found[id(open_)] = (open_, self._work_out(open_))
-        return found[1]
+                del self._found[next(iter(self._found))]
+            self._found[id(open_)] = open_, found
+        return found
+
+
+def _num_ids(open_: Open) -> int:
+    sampling = open_.sampling
+    lists = (sampling.allowed_token_ids, sampling.logit_bias, open_.banned_token_ids, open_.eos_token_ids)
+    return sum(map(len, (*lists, *sampling.bad_words)))

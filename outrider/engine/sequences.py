@@ -105,6 +105,8 @@ class SequenceTable:
         """``extend`` for which ``require_room`` has found room."""
         held, size = sequence.token_ids, self.pool.page_size
         start, count = len(held), len(token_ids)
+        if not count:
+            return []
         if self.pool.has_shared:
             for index in range(start // size, self.pool.pages_for(start + count)):
                 self._own_page(sequence, index, keeps_content=index * size < start)

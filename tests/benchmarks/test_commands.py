@@ -119,3 +119,9 @@ def test_serve_measures_three_real_processes(runner: CliRunner, tmp_path: Path) 
     assert saved.configuration["gate"]["num_ties"] == 0
     flat = json.loads((tmp_path / "flat.json").read_text())
     assert flat["output_lens"] == [12] * 4
+
+
+def test_of_services_that_ran_already_no_flag_tells_how_they_were_started() -> None:
+    flags = {"device": "cuda", "load_format": "safetensors", "settings": []}
+    assert find_pair(None, None, "127.0.0.1:1").told(**flags) == {"device": "cuda"}
+    assert find_pair(None, None, None).told(**flags) == flags

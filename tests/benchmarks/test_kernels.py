@@ -42,6 +42,11 @@ def test_every_kernel_is_checked_timed_and_set_beside_its_floor() -> None:
     assert from_json(to_json(result)) == result
 
 
+def test_a_single_position_has_no_drafts_to_score() -> None:
+    torch.set_num_threads(1)
+    assert len(to_rows(run_plan(dataclasses.replace(PLAN, num_positions=1), device="cpu", dtype="auto"))) == NUM_KERNELS
+
+
 def test_a_kernel_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[str] = []
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from outrider.engine.remembering import MOST_REMEMBERED, Remembering
 from outrider.ports import Open
+from outrider.types import SamplingParams
 from tests.support.core_driver import open_session
 
 
@@ -24,12 +29,28 @@ def test_each_opening_is_worked_out_once_and_gets_its_own() -> None:
     assert len(worked_out) == MOST_REMEMBERED
 
 
-def test_when_there_are_too_many_all_are_worked_out_anew() -> None:
+def test_when_there_are_too_many_the_first_is_forgotten() -> None:
     remembering = Remembering(id)
     opens = [opening() for _ in range(MOST_REMEMBERED + 1)]
     assert [remembering(open_) for open_ in opens] == [id(open_) for open_ in opens]
-    assert len(remembering._found) == 1
+    assert [id(open_) for open_ in opens[1:]] == list(remembering._found)
     assert remembering(opens[0]) == id(opens[0])
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {"allowed_token_ids": tuple(range(300))},
+        {"logit_bias": tuple((token_id, 1.0) for token_id in range(300))},
+        {"bad_words": tuple((token_id, 0) for token_id in range(150))},
+    ],
+)
+def test_long_lists_are_not_kept_for_sessions_that_may_have_ended(lists: dict[str, Any]) -> None:
+    remembering = Remembering(id)
+    sampling = SamplingParams(**lists)
+    open_ = open_session(0, prompt_length=1, max_length=9, num_token_ids=9, sampling=sampling)
+    assert remembering(open_) == id(open_)
+    assert not remembering._found
 
 
 def test_it_keeps_what_it_remembers_from_being_mistaken() -> None:

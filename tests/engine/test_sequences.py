@@ -97,6 +97,14 @@ def test_a_fork_without_room_changes_nothing() -> None:
     table.check_integrity()
 
 
+def test_nothing_appended_to_a_full_sequence_is_nothing() -> None:
+    table = make_table()
+    sequence = table.open(4)
+    table.extend(sequence, [1, 2, 3, 4])
+    assert table.extend(sequence, []) == []
+    assert sequence.length == 4
+
+
 def test_the_copy_to_a_released_fork_is_forgotten() -> None:
     table = make_table()
     parent = table.open(8)

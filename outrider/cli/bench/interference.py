@@ -73,7 +73,7 @@ def interference(
             stack = plan_pair(where, devices, num_speculative_tokens, set_options)
             plan, outcome, facts = asyncio.run(run_with_client(stack, measure, verbose=verbose))
         _show(outcome)
-        facts = {**devices, **facts}
+        facts = {**where.told(**devices), **facts}
         say_weights(facts)
         if save_as is not None:
             save(

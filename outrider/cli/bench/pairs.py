@@ -19,6 +19,9 @@ from outrider.errors import ConfigError
 from outrider.generation import ModelInfo
 from outrider.types import NOISE_MARK, SYNTHETIC_MARK
 
+_OF_STARTING = {"load_format", "settings"}
+"""Flags that have a part only where services are started."""
+
 
 @dataclass(frozen=True, slots=True)
 class Where:
@@ -38,6 +41,12 @@ class Where:
         if self.target is None:
             return f"{info.target_model} / {info.draft_model or 'none'}"
         return pair_name(self.target, self.draft)
+
+    def told(self, **flags: object) -> dict[str, object]:
+        """What a result may say of the run by the command's own flags: how weights were loaded and what was set is not
+        theirs to tell of services that ran already.
+        """
+        return {key: value for key, value in flags.items() if self.address is None or key not in _OF_STARTING}
 
     def weights(self, info: ModelInfo) -> dict[str, object]:
         """What a result has to say of them, wherever they came from."""

@@ -138,8 +138,7 @@ def serve(
         facts = {
             "pair": where.pair(outcome.info),
             "dataset": prompts.dataset,
-            "settings": sorted(set_options or ()),
-            **devices,
+            **where.told(settings=sorted(set_options or ()), **devices),
             **where.weights(outcome.info),
         }
         say_weights(facts)

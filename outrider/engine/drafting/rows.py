@@ -112,5 +112,5 @@ def _bans(open_: Open) -> Iterator[tuple[int, int]]:
     for token_id in open_.banned_token_ids:
         yield token_id, ALWAYS
     if open_.sampling.min_tokens > 0:
-        until = open_.prompt_length + open_.sampling.min_tokens
+        until = min(open_.prompt_length + open_.sampling.min_tokens, ALWAYS)
         yield from ((token_id, until) for token_id in open_.eos_token_ids)

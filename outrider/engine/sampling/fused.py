@@ -264,7 +264,8 @@ def _first_error(finite: Sequence[bool], largest: Sequence[float], bound: float)
 
 def _is_drawable(largest: Sequence[float], bound: float) -> bool:
     """Whether nothing is wrong with finite rows that have these largest logits."""
-    return max(_LOWEST, -bound) < min(largest) and max(largest) < bound
+    # The least and the largest pass over what is no number; a sum does not.
+    return max(_LOWEST, -bound) < min(largest) and max(largest) < bound and not math.isnan(sum(largest))
 
 
 def _tempered(largest: float, bound: float) -> float:

@@ -191,6 +191,11 @@ def test_a_row_that_cannot_be_drawn_from_ends_there_and_hurts_no_other() -> None
     assert isinstance(found[2].error, InvalidRequestError)
 
 
+def test_a_bound_that_no_text_reaches_is_told_to_a_device_all_the_same() -> None:
+    endless = replace(opened(1, temperature=0.0, min_tokens=2**31), eos_token_ids=(3,))
+    assert terms(endless).words == terms(replace(endless, sampling=replace(endless.sampling, min_tokens=2**40))).words
+
+
 def test_which_requests_fit() -> None:
     assert fits_loop(opened(1, temperature=0.0, top_p=0.5, top_k=3))
     assert fits_loop(opened(1, temperature=0.7))
