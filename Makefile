@@ -42,7 +42,6 @@ check: install  ## format, lint, types, import contracts, generated code, genera
 	$(BIN)/lint-imports
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check_generated.sh
 	$(BIN)/python scripts/generate_configuration.py --check
-	$(BIN)/python scripts/generate_modules.py --check
 	$(BIN)/python scripts/generate_metrics.py --check
 	$(BIN)/python scripts/generate_dashboard.py --check
 
@@ -53,9 +52,8 @@ format: install  ## formats the code
 proto: install  ## generates outrider/v1 from proto/
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/generate_protos.sh
 
-docs: install  ## generates docs/configuration.md, docs/modules.md, docs/metrics.md and the dashboard
+docs: install  ## generates docs/configuration.md, docs/metrics.md and the dashboard
 	$(BIN)/python scripts/generate_configuration.py
-	$(BIN)/python scripts/generate_modules.py
 	$(BIN)/python scripts/generate_metrics.py
 	$(BIN)/python scripts/generate_dashboard.py
 

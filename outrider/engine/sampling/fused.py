@@ -54,7 +54,7 @@ class Scoring:
     def __init__(self, logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bool) -> None:
         self._logits = logits
         self._requests = requests
-        self._starts = list(itertools.accumulate((request.num_positions for request in requests), initial=0))
+        self._starts = _starts_of(requests)
         if self._starts[-1] != len(logits):
             raise IntegrityError(f"{len(logits)} rows of logits for {self._starts[-1]} positions to score")
         self._terms = [terms_of(request.open) for request in requests]
@@ -136,8 +136,7 @@ class Scoring:
         raw = self._rows_of(self._adjusted)
         described = [row for i in self._adjusted for row in self._requests[i].rows()]
         requests = [self._requests[i] for i in self._adjusted]
-        starts = list(itertools.accumulate((request.num_positions for request in requests), initial=0))
-        layout = lay_out(requests, starts, range(len(requests)), raw.shape[-1], places=self._adjusted)
+        layout = lay_out(requests, _starts_of(requests), range(len(requests)), raw.shape[-1], places=self._adjusted)
         adjusted = adjust_logits(raw, described)
         return _Part(layout, launch(adjusted, layout.rows), torch.isfinite(raw).all(-1))
 
@@ -168,6 +167,11 @@ class Scoring:
             elif max(flaws[start:stop]) < _SHORT:  # otherwise searched for more widely, or left to `_score`
                 form = answers.form(terms, self._requests[i], slice(start, stop), first_id)
                 self._outcomes[i] = ScoreOutcome(form)
+
+
+def _starts_of(requests: Sequence[ScoreRequest]) -> list[int]:
+    """Where each request's rows begin when they lie one after the other, and where the last one's end."""
+    return list(itertools.accumulate((request.num_positions for request in requests), initial=0))
 
 
 class _Answers:
