@@ -1,23 +1,20 @@
-"""How many KV pages a model gets.
-
-Owns the arithmetic between bytes, tokens and pages and the defaults by device. Refuses to know sequences and tensors.
-"""
+"""Memory that a device has for the KV cache. How many pages that makes is ``outrider.kv_cache.sizing``'s."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from outrider.errors import ConfigError
+from outrider.kv_cache.sizing import KVCacheRequest, count_pages
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_SEQUENCES = 64
 _CPU_SHARE, _CPU_LIMIT_BYTES = 0.25, 4 << 30
 _CUDA_SHARE, _MOST_OF_FREE = 0.85, 0.95
 _CGROUP_FILES = (
@@ -26,33 +23,13 @@ _CGROUP_FILES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KvRequest:
-    """What the pool is to be sized by."""
-
-    page_size: int
-    max_model_len: int
-    bytes_per_token: int
-    num_pages: int | None
-    """Taken as it is."""
-    kv_cache_bytes: int | None
-    """Otherwise as many pages as fit."""
-    gpu_memory_utilization: float | None = None
-    """Otherwise what is left of this share of the GPU's memory; with none of them, a share of what is free."""
-
-
-def choose_num_pages(request: KvRequest, device: torch.device) -> int:
+def choose_num_pages(request: KVCacheRequest, device: torch.device) -> int:
     """The number of pages; ``ConfigError`` when a budget does not even hold one sequence of ``max_model_len``."""
-    if request.page_size < 1:
-        raise ConfigError("page_size", f"must be at least 1, not {request.page_size}")
-    num_pages = request.num_pages if request.num_pages is not None else _pages_by_bytes(request, device)
-    if num_pages < 1:
-        raise ConfigError("num_pages", f"must be at least 1, not {num_pages}")
-    page_bytes = request.page_size * request.bytes_per_token
+    num_pages = count_pages(request, partial(_default_bytes, request, device))
+    num_bytes = num_pages * request.page_size * request.bytes_per_token
     _log.info(
-        "KV cache: %d pages of %d tokens, %.1f MiB on %s",
-        num_pages, request.page_size, num_pages * page_bytes / 2**20, device,
-    )  # fmt: skip
+        "KV cache: %d pages of %d tokens, %.1f MiB on %s", num_pages, request.page_size, num_bytes / 2**20, device
+    )
     return num_pages
 
 
@@ -70,23 +47,7 @@ def naming_what_lacks(device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def _pages_by_bytes(request: KvRequest, device: torch.device) -> int:
-    page_bytes = request.page_size * request.bytes_per_token
-    needed = -(-request.max_model_len // request.page_size)
-    if request.kv_cache_bytes is not None:
-        num_pages = request.kv_cache_bytes // page_bytes
-    else:
-        num_pages = min(_default_bytes(request, device) // page_bytes, needed * _DEFAULT_SEQUENCES)
-    if num_pages < needed:
-        raise ConfigError(
-            "kv_cache_bytes" if request.gpu_memory_utilization is None else "gpu_memory_utilization",
-            f"{num_pages * page_bytes} bytes hold {num_pages * request.page_size} tokens, fewer than max_model_len "
-            f"{request.max_model_len}, which needs {needed * page_bytes} bytes: give more or lower max_model_len",
-        )
-    return int(num_pages)
-
-
-def _default_bytes(request: KvRequest, device: torch.device) -> int:
+def _default_bytes(request: KVCacheRequest, device: torch.device) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         if request.gpu_memory_utilization is None:

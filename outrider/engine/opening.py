@@ -15,12 +15,13 @@ from outrider.engine.drafting import DraftingRules
 from outrider.engine.execution import Execution, Publish, make_cache
 from outrider.engine.graphs import CaptureProgress, GpuForward
 from outrider.engine.loading import Progress, fill_weights, load_weights
-from outrider.engine.memory import KvRequest, choose_num_pages, naming_what_lacks
+from outrider.engine.memory import choose_num_pages, naming_what_lacks
 from outrider.engine.models import Decoder, ModelConfig, read_model_config
 from outrider.engine.models.dummy import noise
 from outrider.engine.parallel.collectives import ALONE, Collectives
 from outrider.engine.synthetic.recipe import synthetic_tensors
 from outrider.errors import ConfigError
+from outrider.kv_cache.sizing import KVCacheRequest
 
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 
@@ -87,7 +88,7 @@ def load_execution(
         else:
             load_weights(decoder, folder, progress)
         bytes_per_token = decoder.part.kv_bytes_per_token(chosen_dtype)
-        request = KvRequest(page_size, length, bytes_per_token, num_pages, kv_cache_bytes, gpu_memory_utilization)
+        request = KVCacheRequest(page_size, length, bytes_per_token, num_pages, kv_cache_bytes, gpu_memory_utilization)
         pages = _choose_pages(decoder, request, drafting, capture_progress)
         return Execution(
             decoder,
@@ -100,7 +101,7 @@ def load_execution(
 
 
 def _choose_pages(
-    decoder: Decoder, request: KvRequest, drafting: DraftingRules | None, progress: CaptureProgress | None
+    decoder: Decoder, request: KVCacheRequest, drafting: DraftingRules | None, progress: CaptureProgress | None
 ) -> int:
     """On a GPU whose free memory decides, forwards are captured once over a cache of one page, and what is free while
     they hold their memory is shared out.

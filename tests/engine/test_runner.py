@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from outrider.engine.batch import ForwardRow
-from outrider.engine.memory import KvRequest, choose_num_pages
+from outrider.engine.memory import choose_num_pages
 from outrider.engine.runner import ModelRunner
 from outrider.engine.sequences import Sequence
 from outrider.errors import ConfigError, InvalidRequestError, ModelError
+from outrider.kv_cache.sizing import KVCacheRequest
 from tests.engine.parity import build, poisoned_runner, random_ids, reference_logits
 
 CPU = torch.device("cpu")
@@ -119,9 +120,9 @@ def test_two_models_live_in_one_process() -> None:
             torch.testing.assert_close(logits.clone(), expected, atol=1e-4, rtol=0)
 
 
-def request(**changes: float | None) -> KvRequest:
+def request(**changes: float | None) -> KVCacheRequest:
     defaults = {"page_size": 16, "max_model_len": 100, "bytes_per_token": 10, "num_pages": None, "kv_cache_bytes": None}
-    return KvRequest(**{**defaults, **changes})  # type: ignore[arg-type]
+    return KVCacheRequest(**{**defaults, **changes})  # type: ignore[arg-type]
 
 
 def test_the_pool_is_sized_by_pages_by_bytes_or_by_memory() -> None:

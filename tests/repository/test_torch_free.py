@@ -34,7 +34,8 @@ def test_the_blocker_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["outrider", "outrider.client", "outrider.transport", "outrider.cli.app", "coordinator"]
+    "module",
+    ["outrider", "outrider.client", "outrider.kv_cache", "outrider.transport", "outrider.cli.app", "coordinator"],
 )
 def test_every_module_of_it_imports(module: str) -> None:
     code = f"""

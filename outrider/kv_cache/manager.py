@@ -1,0 +1,252 @@
+"""KV cache manager: the sequences of one model over one pool of pages.
+
+A sequence takes pages as it grows and gives them back as it is cut. A full page may be shared by any number of
+sequences and is never written again: a sequence that writes into a page that is shared, or can be found through the
+prefix cache, gets a copy of its own first. A page can be found once all tokens in it are committed.
+
+Nothing here waits for a device. A page that was given back may still be written by a forward that was started before;
+its next owner's forward runs after that one, and a page that can be found is written by neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from outrider.errors import IntegrityError, InvalidRequestError
+from outrider.kv_cache.page_pool import PagePool
+from outrider.kv_cache.prefix_cache import PrefixCache
+from outrider.kv_cache.sequence import KVSequence, PageTable
+from outrider.types import extend_prefix_hash
+
+PageCopy = tuple[int, int]
+"""(source page, destination page)."""
+
+
+class KVCacheManager:
+    """All KV sequences of one model."""
+
+    def __init__(self, pool: PagePool, *, prefix_caching: bool = True) -> None:
+        self.pool = pool
+        self.prefix_cache = PrefixCache(pool) if prefix_caching else None
+        """None when prefix caching is off."""
+        self._sequences: set[KVSequence] = set()
+        # Destination -> source, both physical pages. All sources are read before any destination is written.
+        self._pending_copies: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def open(self, max_length: int, cache_salt: str = "") -> KVSequence:
+        """An empty sequence that may grow to ``max_length`` tokens. It takes no pages yet."""
+        if max_length < 1:
+            raise InvalidRequestError("max_length", f"must be at least 1, not {max_length}")
+        root_key = self.prefix_cache.root_key(cache_salt) if self.prefix_cache is not None else b""
+        sequence = KVSequence(max_length, root_key)
+        self._sequences.add(sequence)
+        return sequence
+
+    def adopt_prefix(self, sequence: KVSequence, token_ids: Sequence[int]) -> int:
+        """Give an empty sequence the longest run of cached full pages that ``token_ids`` begin with.
+
+        The last token is never among them: it is computed, for what follows it. Returns the number of tokens adopted.
+        """
+        self._require_open(sequence)
+        if sequence.token_ids:
+            raise InvalidRequestError("sequence", f"holds {sequence.length} tokens, and only an empty one can adopt")
+        cache, size = self.prefix_cache, self.pool.page_size
+        if cache is None:
+            return 0
+        keys: list[bytes] = []
+        wanted = token_ids[: (len(token_ids) - 1) // size * size]
+        pages = cache.find(_noting(cache.page_keys(sequence.root_key, wanted), keys), num_tokens=len(token_ids))
+        self.pool.share(pages)
+        sequence.page_table.extend(pages)
+        sequence.page_keys = keys[: len(pages)]
+        sequence.token_ids = list(token_ids[: len(pages) * size])
+        sequence.num_registered_pages, sequence.num_cached_tokens = len(pages), len(pages) * size
+        return sequence.num_cached_tokens
+
+    def commit(self, sequence: KVSequence, length: int) -> None:
+        """Let the full pages of the first ``length`` tokens be found: those tokens are computed and final."""
+        full = min(length, sequence.length) // self.pool.page_size
+        if full > sequence.num_registered_pages and self.prefix_cache is not None:
+            self._register(self.prefix_cache, sequence, full)
+
+    def pages_needed(self, sequence: KVSequence, count: int) -> int:
+        """Free pages that ``extend`` by ``count`` tokens takes."""
+        start, size = len(sequence.token_ids), self.pool.page_size
+        needed = -(-(start + count) // size) - len(sequence.page_table)
+        if count and start % size:
+            needed += self.pool.references(sequence.page_table[-1]) > 1
+        return needed
+
+    def extend(self, sequence: KVSequence, token_ids: Sequence[int]) -> list[int]:
+        """Append tokens; returns the slot of each. ``OutOfPagesError`` and no change when pages are lacking."""
+        self.require_room(sequence, len(token_ids))
+        return self.extend_checked(sequence, token_ids)
+
+    def extend_checked(self, sequence: KVSequence, token_ids: Sequence[int]) -> list[int]:
+        """``extend`` within the length that ``require_room`` has checked."""
+        held, size = sequence.token_ids, self.pool.page_size
+        start, count = len(held), len(token_ids)
+        if not count:
+            return []
+        table, (index, offset) = sequence.page_table, divmod(start, size)
+        if offset and not self.pool.is_writable(table[index]):
+            self._own_last_page(sequence, count)
+        if start + count > len(table) * size:
+            self._take_pages(sequence, -(-(start + count) // size))
+        held += token_ids
+        if offset + count <= size:  # slots of one page are neighbours
+            first = table[index] * size + offset
+            return list(range(first, first + count))
+        return [table[position // size] * size + position % size for position in range(start, start + count)]
+
+    def require_room(self, sequence: KVSequence, count: int) -> None:
+        """Raise unless the sequence is open and may grow by ``count`` tokens. Changes nothing."""
+        self._require_open(sequence)
+        length = len(sequence.token_ids)
+        if length + count > sequence.max_length:
+            raise InvalidRequestError(
+                "token_ids", f"{count} more tokens after {length} pass the max_length of {sequence.max_length}"
+            )
+
+    def truncate(self, sequence: KVSequence, length: int) -> None:
+        """Keep the first ``length`` tokens, and their pages."""
+        self._require_open(sequence)
+        if not 0 <= length <= sequence.length:
+            raise InvalidRequestError("length", f"cannot keep {length} tokens of {sequence.length}")
+        sequence.forget_tokens(length)
+        self._drop_pages(sequence, self.pool.pages_for(length))
+        self._forget_keys(sequence, length // self.pool.page_size)
+
+    def amend(self, sequence: KVSequence, length: int, token_ids: Sequence[int]) -> None:
+        """Say that what was appended after ``length`` tokens were ``token_ids``, as many or fewer.
+
+        Their KV stays where it was put. What was appended after them is cut.
+        """
+        self._require_open(sequence)
+        if not 0 <= length <= length + len(token_ids) <= sequence.length:
+            raise InvalidRequestError(
+                "length", f"{len(token_ids)} tokens after {length} were not appended to a sequence of {sequence.length}"
+            )
+        sequence.forget_tokens(length)
+        sequence.token_ids += token_ids
+        self._drop_pages(sequence, self.pool.pages_for(sequence.length))
+        self._forget_keys(sequence, length // self.pool.page_size)
+
+    def fork(self, sequence: KVSequence, max_length: int) -> KVSequence:
+        """A second sequence with the same tokens. It takes no pages: all are shared until one of both writes."""
+        self._require_open(sequence)
+        if max_length < sequence.length:
+            raise InvalidRequestError(
+                "max_length", f"{max_length} is less than the {sequence.length} tokens to be forked"
+            )
+        fork = self.open(max_length)
+        self.pool.share(sequence.page_table)
+        fork.page_table, fork.token_ids = sequence.page_table[:], list(sequence.token_ids)
+        fork.root_key, fork.page_keys = sequence.root_key, list(sequence.page_keys)
+        fork.num_registered_pages = sequence.num_registered_pages
+        return fork
+
+    def release(self, sequence: KVSequence) -> None:
+        """Give the sequence's pages back. It must not be used again."""
+        self._require_open(sequence)
+        sequence.is_open = False
+        self._sequences.remove(sequence)
+        self._drop_pages(sequence, 0)
+
+    def prefix_hash(self, sequence: KVSequence, length: int) -> int:
+        """``outrider.types.extend_prefix_hash(0, first length tokens)``."""
+        self._require_open(sequence)
+        return sequence.prefix_hash(length)
+
+    def pages_of(self, sequence: KVSequence) -> PageTable:
+        """A copy of the sequence's page table."""
+        return sequence.page_table[:]
+
+    def pending_copies(self) -> list[PageCopy]:
+        """Copies that the next forward has to make first: all sources are read before any destination is written."""
+        return [(source, destination) for destination, source in self._pending_copies.items()]
+
+    def confirm_copies(self) -> None:
+        """The pending copies were made."""
+        self._pending_copies.clear()
+
+    def check_integrity(self) -> None:
+        """Raise ``IntegrityError`` naming what is wrong, unless pages, keys and lengths agree."""
+        self.pool.check_integrity(sequence.page_table for sequence in self._sequences)
+        if self.prefix_cache is not None:
+            self.prefix_cache.check_integrity()
+        for sequence in self._sequences:
+            self._check_sequence(sequence)
+        for destination in self._pending_copies:
+            if not self.pool.references(destination):
+                raise IntegrityError(f"a copy is due to page {destination}, which is free")
+
+    def _register(self, cache: PrefixCache, sequence: KVSequence, full: int) -> None:
+        keys, size = sequence.page_keys, self.pool.page_size
+        parent = keys[-1] if keys else sequence.root_key
+        keys += cache.page_keys(parent, sequence.token_ids[len(keys) * size : full * size])
+        for index in range(sequence.num_registered_pages, full):
+            cache.register(sequence.page_table[index], keys[index])
+        sequence.num_registered_pages = full
+
+    @staticmethod
+    def _forget_keys(sequence: KVSequence, num_full_pages: int) -> None:
+        del sequence.page_keys[num_full_pages:]
+        sequence.num_registered_pages = min(sequence.num_registered_pages, num_full_pages)
+
+    def _own_last_page(self, sequence: KVSequence, count: int) -> None:
+        """Before a write into a partial page that is shared or can be found: it is given up for a copy."""
+        pool, table = self.pool, sequence.page_table
+        pool.require(self.pages_needed(sequence, count))
+        index, page = len(table) - 1, table[-1]
+        # A source that itself awaits a copy holds nothing yet: copy from where its content will come.
+        source = self._pending_copies.get(page, page)
+        self._drop_pages(sequence, index)
+        self._take_pages(sequence, index + 1)
+        if table[index] != source:  # the pool may give the same page back when it has no other
+            self._pending_copies[table[index]] = source
+
+    def _take_pages(self, sequence: KVSequence, num_pages: int) -> None:
+        table = sequence.page_table
+        after = table[-1] if table else None
+        room = 0 if table else self.pool.pages_for(sequence.max_length)
+        table.extend(self.pool.allocate(num_pages - len(table), after=after, room=room))
+
+    def _drop_pages(self, sequence: KVSequence, num_kept: int) -> None:
+        table = sequence.page_table
+        if len(table) <= num_kept:
+            return
+        dropped = table[num_kept:]
+        del table[num_kept:]
+        for page in self.pool.release(dropped):
+            self._pending_copies.pop(page, None)
+
+    def _check_sequence(self, sequence: KVSequence) -> None:
+        if not sequence.is_open:
+            raise IntegrityError("a released sequence is still in the table")
+        if len(sequence.page_table) != self.pool.pages_for(sequence.length):
+            raise IntegrityError(f"{len(sequence.page_table)} pages are held for {sequence.length} tokens")
+        if sequence.length > sequence.max_length:
+            raise IntegrityError(f"a sequence of {sequence.length} tokens has a max_length of {sequence.max_length}")
+        if sequence.prefix_hash(sequence.length) != extend_prefix_hash(0, sequence.token_ids):
+            raise IntegrityError("a sequence's running hash is not its text's")
+        if sequence.num_registered_pages > sequence.length // self.pool.page_size:
+            raise IntegrityError(f"{sequence.num_registered_pages} pages of {sequence.length} tokens are registered")
+        if self.prefix_cache is not None:
+            keys = list(self.prefix_cache.page_keys(sequence.root_key, sequence.token_ids))
+            if sequence.page_keys != keys[: len(sequence.page_keys)]:
+                raise IntegrityError("a sequence's page keys are not its text's")
+
+    def _require_open(self, sequence: KVSequence) -> None:
+        if sequence not in self._sequences:
+            raise InvalidRequestError("sequence", "was released, or belongs to another cache")
+
+
+def _noting(keys: Iterator[bytes], noted: list[bytes]) -> Iterator[bytes]:
+    """The keys as they are drawn, each noted."""
+    for key in keys:
+        noted.append(key)
+        yield key

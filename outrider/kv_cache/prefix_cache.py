@@ -1,0 +1,89 @@
+"""Prefix cache: full pages found by the tokens they hold and all tokens before them.
+
+A page's key is a keyed 128-bit BLAKE2b hash of the key of the page before it and of its own tokens. The chain begins
+with a hash of the request's ``cache_salt``, so requests of different salts share nothing. The hash's own key is drawn
+at random for each cache: keys cannot be found from outside.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+
+from outrider.errors import IntegrityError
+from outrider.kv_cache.page_pool import PagePool
+
+KEY_BYTES = 16
+
+
+class PrefixCache:
+    """The findable pages of one pool, by key."""
+
+    def __init__(self, pool: PagePool, *, hash_key: bytes | None = None) -> None:
+        self.num_queried_tokens = 0
+        """Tokens that were looked for."""
+        self.num_hit_tokens = 0
+        """Tokens of those that were found."""
+        self.num_evicted_pages = 0
+        """Findable pages that were taken for other content."""
+        self._hash_key = secrets.token_bytes(32) if hash_key is None else hash_key
+        self._pool = pool
+        self._pages: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}
+        pool.on_evict = self._forget
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def root_key(self, cache_salt: str) -> bytes:
+        """The key before the first page."""
+        return self._hash(b"salt", cache_salt.encode())
+
+    def page_keys(self, parent: bytes, token_ids: Sequence[int]) -> Iterator[bytes]:
+        """The key of each full page of ``token_ids``, which follow the page with the key ``parent``."""
+        size = self._pool.page_size
+        for start in range(0, len(token_ids) - size + 1, size):
+            parent = self._hash(parent, array("I", token_ids[start : start + size]).tobytes())
+            yield parent
+
+    def find(self, keys: Iterable[bytes], *, num_tokens: int) -> list[int]:
+        """The pages of the longest run of leading ``keys`` that is there; ``num_tokens`` are being looked for."""
+        pages: list[int] = []
+        for key in keys:
+            page = self._pages.get(key)
+            if page is None:
+                break
+            pages.append(page)
+        self.num_queried_tokens += num_tokens
+        self.num_hit_tokens += len(pages) * self._pool.page_size
+        return pages
+
+    def register(self, page: int, key: bytes) -> bool:
+        """Let a held, full page be found; False, and no change, when another page already has its content."""
+        if key in self._pages:
+            return False
+        if page in self._keys:
+            raise IntegrityError(f"page {page} is registered with another key")
+        self._pages[key] = page
+        self._keys[page] = key
+        self._pool.make_findable(page)
+        return True
+
+    def check_integrity(self) -> None:
+        """Raise ``IntegrityError`` unless keys and pages name each other."""
+        if {page: key for key, page in self._pages.items()} != self._keys:
+            raise IntegrityError("keys and pages of the prefix cache do not name each other")
+        for page in self._keys:
+            if self._pool.is_writable(page):
+                raise IntegrityError(f"page {page} can be found and may be written to")
+        if self._pool.num_evictable > len(self._keys):
+            raise IntegrityError(f"{self._pool.num_evictable} pages are findable, and {len(self._keys)} have a key")
+
+    def _forget(self, page: int) -> None:
+        del self._pages[self._keys.pop(page)]
+        self.num_evicted_pages += 1
+
+    def _hash(self, *parts: bytes) -> bytes:
+        return blake2b(b"".join(parts), digest_size=KEY_BYTES, key=self._hash_key).digest()

@@ -1,0 +1,74 @@
+"""Sequence: token ids whose KV is held, and the pages that hold it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from outrider.types import running_hashes
+
+PageTable: TypeAlias = "array[int]"
+"""Page numbers of 32 bits each, as a device reads them: position p lies in page ``table[p // page_size]``."""
+
+
+def page_table_of(pages: Iterable[int]) -> PageTable:
+    """A page table of these pages."""
+    return array("i", pages)
+
+
+class KVSequence:
+    """One KV sequence. Only its ``KVCacheManager`` changes it."""
+
+    __slots__ = (
+        "_prefix_hashes",
+        "is_open",
+        "max_length",
+        "num_cached_tokens",
+        "num_registered_pages",
+        "page_keys",
+        "page_table",
+        "root_key",
+        "token_ids",
+    )
+
+    def __init__(self, max_length: int, root_key: bytes = b"") -> None:
+        self.max_length = max_length
+        """Tokens that it can grow to."""
+        self.page_table = page_table_of(())
+        """The pages of ``token_ids``, and no others."""
+        self.token_ids: list[int] = []
+        """The tokens whose KV is held, or is computed by a forward that has been started."""
+        self.is_open = True
+        self.num_cached_tokens = 0
+        """Tokens whose KV came from the prefix cache and was not computed for this sequence."""
+        self.num_registered_pages = 0
+        """Leading full pages whose content the prefix cache knows, in these pages or in others."""
+        self.root_key = root_key
+        self.page_keys: list[bytes] = []
+        """Keys of leading full pages, as far as they are known."""
+        self._prefix_hashes = [0]  # of the lengths 0, 1, ... as far as they were asked for
+
+    @property
+    def length(self) -> int:
+        """``num_computed_tokens``, under the name that the sequences of all services have."""
+        return len(self.token_ids)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV is held, or is computed by a forward that has been started."""
+        return len(self.token_ids)
+
+    def prefix_hash(self, length: int) -> int:
+        """The running hash of the first ``length`` tokens. Each token is hashed once in its life."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"a prefix of {length} tokens of a sequence of {self.length}")
+        hashes = self._prefix_hashes
+        if len(hashes) <= length:
+            hashes += running_hashes(hashes[-1], self.token_ids[len(hashes) - 1 : length])
+        return hashes[length]
+
+    def forget_tokens(self, length: int) -> None:
+        """Drop the token ids from ``length`` on. For the manager."""
+        del self.token_ids[length:]
+        del self._prefix_hashes[length + 1 :]

@@ -1,0 +1,55 @@
+"""Size of the KV cache: the arithmetic between bytes, tokens and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.errors import ConfigError
+
+_DEFAULT_SEQUENCES = 64
+"""Sequences of ``max_model_len`` that a pool has room for at most, when only the device's memory bounds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheRequest:
+    """What the pool is to be sized by."""
+
+    page_size: int
+    max_model_len: int
+    bytes_per_token: int
+    num_pages: int | None
+    """Taken as it is."""
+    kv_cache_bytes: int | None
+    """Otherwise as many pages as fit."""
+    gpu_memory_utilization: float | None = None
+    """Otherwise what is left of this share of the GPU's memory; with none of them, a share of what is free."""
+
+
+def count_pages(request: KVCacheRequest, available_bytes: Callable[[], int]) -> int:
+    """The number of pages; ``ConfigError`` when a budget does not even hold one sequence of ``max_model_len``.
+
+    ``available_bytes`` is asked only when the request names no size.
+    """
+    if request.page_size < 1:
+        raise ConfigError("page_size", f"must be at least 1, not {request.page_size}")
+    num_pages = request.num_pages if request.num_pages is not None else _pages_by_bytes(request, available_bytes)
+    if num_pages < 1:
+        raise ConfigError("num_pages", f"must be at least 1, not {num_pages}")
+    return num_pages
+
+
+def _pages_by_bytes(request: KVCacheRequest, available_bytes: Callable[[], int]) -> int:
+    page_bytes = request.page_size * request.bytes_per_token
+    needed = -(-request.max_model_len // request.page_size)
+    if request.kv_cache_bytes is not None:
+        num_pages = request.kv_cache_bytes // page_bytes
+    else:
+        num_pages = min(available_bytes() // page_bytes, needed * _DEFAULT_SEQUENCES)
+    if num_pages < needed:
+        raise ConfigError(
+            "kv_cache_bytes" if request.gpu_memory_utilization is None else "gpu_memory_utilization",
+            f"{num_pages * page_bytes} bytes hold {num_pages * request.page_size} tokens, fewer than max_model_len "
+            f"{request.max_model_len}, which needs {needed * page_bytes} bytes: give more or lower max_model_len",
+        )
+    return num_pages

@@ -1,0 +1,95 @@
+"""A naive model of the KV cache: what every slot holds, and which pages can be found, kept in the plainest way.
+
+Owns the truth that ``KVCacheManager`` is compared with. A slot holds the whole text up to its token, salt included, as
+KV depends on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider.kv_cache import KVCacheManager, KVSequence
+
+Text = tuple[object, ...]
+"""A salt and the tokens after it."""
+
+
+@dataclass
+class NaiveSequence:
+    """What one sequence should hold."""
+
+    real: KVSequence
+    salt: str
+    tokens: list[int] = field(default_factory=list)
+    num_registered: int = 0
+    """Leading pages that were committed: each is offered to the cache once."""
+
+    def text(self, length: int) -> Text:
+        return (self.salt, *self.tokens[:length])
+
+
+class NaiveCache:
+    """Every slot's content, and the findable pages in the order in which they are to be evicted."""
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        self.manager = manager
+        self.size = manager.pool.page_size
+        self.slots: dict[int, Text] = {}
+        self.sequences: list[NaiveSequence] = []
+        self.findable: dict[Text, int] = {}
+        self.num_evicted = 0
+
+    def references(self) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for sequence in self.sequences:
+            for page in sequence.real.page_table:
+                counts[page] = counts.get(page, 0) + 1
+        return counts
+
+    def longest_cached(self, salt: str, tokens: list[int]) -> int:
+        """How many tokens a new sequence may take over; always one less than all at least."""
+        length = 0
+        while length + self.size < len(tokens) and (salt, *tokens[: length + self.size]) in self.findable:
+            length += self.size
+        return length
+
+    def commit(self, sequence: NaiveSequence, length: int) -> None:
+        for index in range(sequence.num_registered, length // self.size):
+            self.findable.setdefault(sequence.text((index + 1) * self.size), sequence.real.page_table[index])
+            sequence.num_registered = index + 1
+
+    def cut(self, sequence: NaiveSequence, length: int) -> None:
+        del sequence.tokens[length:]
+        sequence.num_registered = min(sequence.num_registered, length // self.size)
+
+    def write(self, slot: int, text: Text) -> None:
+        """A forward writes one token's KV: never into a page that can be found, or that another sequence holds."""
+        page = slot // self.size
+        assert page not in self.findable.values(), f"page {page} can be found and is written to"
+        self.slots[slot] = text
+
+    def note_taken(self, before: set[int]) -> None:
+        """Pages that were free before and have another owner now are found no more."""
+        for text, page in list(self.findable.items()):
+            if page in before:
+                del self.findable[text]
+                self.num_evicted += 1
+
+    def check(self) -> None:
+        """All slots of all sequences hold their texts; free and findable pages are as many as there should be."""
+        for sequence in self.sequences:
+            real = sequence.real
+            assert real.token_ids == sequence.tokens
+            for position in range(len(sequence.tokens)):
+                slot = real.page_table[position // self.size] * self.size + position % self.size
+                assert self.slots[slot] == sequence.text(position + 1), f"slot {slot} at {position}"
+        pool, cache = self.manager.pool, self.manager.prefix_cache
+        assert pool.num_used == len(self.references())
+        assert cache is not None
+        assert len(cache) == len(self.findable)
+        for text, page in self.findable.items():
+            first = page * self.size
+            for offset in range(self.size):
+                end = len(text) - self.size + offset + 1
+                assert self.slots[first + offset] == text[:end]
+        self.manager.check_integrity()

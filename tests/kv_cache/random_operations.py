@@ -1,0 +1,177 @@
+"""Random operations on a KV cache beside a naive model.
+
+``python -m tests.kv_cache.random_operations 100000 7`` runs so many operations with a seed.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+
+from outrider.errors import OutOfPagesError
+from outrider.kv_cache import KVCacheManager, PagePool
+from tests.kv_cache.naive import NaiveCache, NaiveSequence
+
+PAGE_SIZE = 4
+NUM_PAGES = 48
+MOST_SEQUENCES = 10
+LONGEST = 64
+
+
+class RandomOperations:
+    """Operations of one seed; ``AssertionError`` or ``IntegrityError`` where cache and model part."""
+
+    def __init__(self, seed: int, *, checks_every: int = 40) -> None:
+        self.random = random.Random(seed)
+        self.manager = KVCacheManager(PagePool(NUM_PAGES, PAGE_SIZE))
+        self.model = NaiveCache(self.manager)
+        self.counts: dict[str, int] = {}
+        """What happened, by what."""
+        self._checks_every = checks_every
+        self._num_texts = 0
+
+    def run(self, num_operations: int) -> None:
+        """So many operations; in the end all sequences are released and all pages free."""
+        operations = (self._open, self._open, self._grow, self._grow, self._grow, self._commit, self._cut, self._amend)
+        for number in range(num_operations):
+            self.random.choice((*operations, self._fork, self._release))()
+            if number % self._checks_every == 0:
+                self.model.check()
+        while self.model.sequences:
+            self._release()
+        self.model.check()
+        assert self.manager.pool.num_used == 0
+
+    def _open(self) -> None:
+        if len(self.model.sequences) == MOST_SEQUENCES:
+            self._release()
+        salt = self.random.choice(("", "", "tenant"))
+        text = self._prompt()
+        real = self.manager.open(LONGEST, salt)
+        sequence = NaiveSequence(real, salt)
+        expected = self.model.longest_cached(salt, text)
+        assert self.manager.adopt_prefix(real, text) == expected == real.num_cached_tokens
+        sequence.tokens = text[:expected]
+        sequence.num_registered = expected // PAGE_SIZE
+        self.model.sequences.append(sequence)
+        self._count("hits" if expected else "misses")
+        self._extend(sequence, text[expected:])
+
+    def _prompt(self) -> list[int]:
+        """Texts of few beginnings, so that many are met again; now and then one that was never there."""
+        if self.random.random() < 0.1:
+            self._num_texts += 1
+        beginning = self.random.randrange(3) if self.random.random() < 0.8 else 100 + self._num_texts
+        shared = [beginning * 1000 + position for position in range(self.random.randint(1, 28))]
+        return shared + [self.random.randrange(2) for _ in range(self.random.randint(0, 9))]
+
+    def _grow(self) -> None:
+        """One forward of some sequences."""
+        chosen = self.random.sample(self.model.sequences, min(self.random.randint(1, 3), len(self.model.sequences)))
+        grown = []
+        for sequence in chosen:
+            count = min(self.random.choice((1, 1, 1, 2, 5, 9)), LONGEST - len(sequence.tokens))
+            grown.append((sequence, [self.random.randrange(2) for _ in range(count)]))
+        self._forward(grown)
+
+    def _extend(self, sequence: NaiveSequence, tokens: list[int]) -> None:
+        self._forward([(sequence, tokens)])
+
+    def _forward(self, grown: list[tuple[NaiveSequence, list[int]]]) -> None:
+        """Pages for all, then the copies, then the new tokens' KV."""
+        writes: list[tuple[NaiveSequence, int, int]] = []
+        for sequence, tokens in grown:
+            writes += [(sequence, *write) for write in zip(self._take_slots(sequence, tokens), tokens, strict=False)]
+        self._copy_pages()
+        assert len({slot for _, slot, _ in writes}) == len(writes)
+        for sequence, slot, token in writes:
+            sequence.tokens.append(token)
+            self.model.write(slot, sequence.text(len(sequence.tokens)))
+
+    def _take_slots(self, sequence: NaiveSequence, tokens: list[int]) -> list[int]:
+        manager, model = self.manager, self.model
+        needed, num_free = manager.pages_needed(sequence.real, len(tokens)), manager.pool.num_free
+        held, before = set(model.references()), list(sequence.real.page_table)
+        try:
+            slots = manager.extend(sequence.real, tokens)
+        except OutOfPagesError:
+            assert needed > num_free
+            assert list(sequence.real.page_table) == before
+            self._count("out of pages")
+            return []
+        assert num_free - manager.pool.num_free == needed
+        taken = set(sequence.real.page_table) - held
+        if not manager.pool.num_free and before:
+            taken.add(before[-1])  # a page that was given up may come back when there is no other
+        model.note_taken(taken & {slot // PAGE_SIZE for slot in slots})
+        return slots
+
+    def _copy_pages(self) -> None:
+        copies = self.manager.pending_copies()
+        self._count("copies", len(copies))
+        read = {
+            (destination, offset): self.model.slots[source * PAGE_SIZE + offset]
+            for source, destination in copies
+            for offset in range(PAGE_SIZE)
+            if source * PAGE_SIZE + offset in self.model.slots
+        }
+        for (destination, offset), content in read.items():
+            self.model.slots[destination * PAGE_SIZE + offset] = content
+        self.manager.confirm_copies()
+
+    def _commit(self) -> None:
+        if self.model.sequences:
+            sequence = self.random.choice(self.model.sequences)
+            length = self.random.randint(0, len(sequence.tokens))
+            self.manager.commit(sequence.real, length)
+            self.model.commit(sequence, length)
+
+    def _cut(self) -> None:
+        if self.model.sequences:
+            sequence = self.random.choice(self.model.sequences)
+            length = max(0, len(sequence.tokens) - self.random.choice((0, 1, 2, 3, 7, 30)))
+            self.manager.truncate(sequence.real, length)
+            self.model.cut(sequence, length)
+
+    def _amend(self) -> None:
+        """Tokens that only the device knew are told afterwards: never any that were committed."""
+        if not self.model.sequences:
+            return
+        sequence = self.random.choice(self.model.sequences)
+        count = min(self.random.randint(1, 6), LONGEST - len(sequence.tokens))
+        start = len(sequence.tokens)
+        self._extend(sequence, [7] * count)
+        if len(sequence.tokens) == start:
+            return
+        told = [self.random.randrange(2) for _ in range(self.random.randint(0, count))]
+        self.manager.amend(sequence.real, start, told)
+        self.model.cut(sequence, start)
+        sequence.tokens += told
+        for position in range(start, len(sequence.tokens)):
+            slot = sequence.real.page_table[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
+            self.model.write(slot, sequence.text(position + 1))
+
+    def _fork(self) -> None:
+        if self.model.sequences and len(self.model.sequences) < MOST_SEQUENCES:
+            parent = self.random.choice(self.model.sequences)
+            num_free = self.manager.pool.num_free
+            real = self.manager.fork(parent.real, LONGEST)
+            assert self.manager.pool.num_free == num_free
+            fork = NaiveSequence(real, parent.salt, list(parent.tokens), parent.num_registered)
+            self.model.sequences.append(fork)
+
+    def _release(self) -> None:
+        if self.model.sequences:
+            sequence = self.model.sequences.pop(self.random.randrange(len(self.model.sequences)))
+            self.manager.release(sequence.real)
+
+    def _count(self, what: str, number: int = 1) -> None:
+        self.counts[what] = self.counts.get(what, 0) + number
+
+
+if __name__ == "__main__":
+    began = time.perf_counter()
+    operations = RandomOperations(int(sys.argv[2]))
+    operations.run(int(sys.argv[1]))
+    sys.stdout.write(f"{operations.counts} in {time.perf_counter() - began:.1f} s\n")

@@ -1,0 +1,16 @@
+"""The KV cache and a naive model do the same under random operations."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kv_cache.random_operations import RandomOperations
+
+
+@pytest.mark.parametrize(("seed", "num_operations"), [(1, 10_000), pytest.param(2, 100_000, marks=pytest.mark.slow)])
+def test_cache_and_naive_model_agree(seed: int, num_operations: int) -> None:
+    operations = RandomOperations(seed)
+    operations.run(num_operations)
+    counts = operations.counts
+    assert min(counts["hits"], counts["misses"], counts["copies"], counts["out of pages"]) > num_operations / 200
+    assert operations.model.num_evicted > num_operations / 200
