@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.text import Detokenizer, StopMatcher, TextTokenizer
-from coordinator.text.stops import StopMatch
+from coordinator.text.stops import StopMatch, _StopText
 from outrider.errors import ConfigError, InvalidRequestError
 from tests.coordinator.tokenizers_for_tests import END, START, byte_fallback, byte_level, text_tokenizer
 
@@ -179,3 +179,45 @@ def test_a_stop_may_not_end_before_it_is_armed_but_may_begin_there() -> None:
     matcher = StopMatcher(("xy",))
     assert matcher.push("xy", armed=False) == "xy"
     assert matcher.push("z") == "z"
+
+
+pushes = st.lists(st.tuples(st.text(alphabet="ab", max_size=6), st.booleans()), max_size=8)
+
+
+@given(pushes, st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3))
+@settings(deadline=None, max_examples=500)
+def test_stops_are_found_as_by_looking_at_every_end(pieces: list[tuple[str, bool]], stops: list[str]) -> None:
+    matcher, text, given_out = StopMatcher(stops), "", ""
+    for piece, armed in pieces:
+        expected = None
+        for end in range(len(text) + 1, len(text) + len(piece) + 1) if armed else ():
+            complete = [stop for stop in stops if (text + piece)[:end].endswith(stop)]
+            if complete:
+                expected = max(complete, key=len), (text + piece)[: end - max(map(len, complete))]
+                break
+        text += piece
+        found = matcher.push(piece, armed=armed)
+        if expected is not None:
+            assert isinstance(found, StopMatch)
+            assert (found.stop, given_out + found.text) == expected
+            return
+        assert isinstance(found, str)
+        given_out += found
+        held = max(size for stop in stops for size in range(len(stop)) if text.endswith(stop[:size]))
+        assert given_out == text[: len(text) - held]
+
+
+def test_long_stop_texts_against_a_repeated_token_take_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_steps, border = 0, _StopText._border
+
+    def counted(stop: _StopText, length: int) -> int:
+        nonlocal num_steps
+        num_steps += 1
+        return border(stop, length)
+
+    monkeypatch.setattr(_StopText, "_border", counted)
+    stops = [" " * (4095 - number) + "x" for number in range(64)]
+    matcher = StopMatcher(stops)
+    given_out = "".join(str(matcher.push(" " * 32)) for _ in range(256))
+    assert given_out == " " * (256 * 32 - 4095)
+    assert num_steps <= len(stops) * 256 * 32  # at most once for each character and stop text
