@@ -80,10 +80,16 @@ def read_file(path: str) -> Source:
 
 def _parse_yaml(path: Path) -> Mapping[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+    except ValueError as error:  # a NUL in the path, or bytes that are no UTF-8
+        raise ConfigError("config", f"{str(path)!r} cannot be read: {error}") from error
     except OSError as error:
         raise ConfigError("config", f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    try:
+        content = yaml.safe_load(text)
+    except RecursionError as error:
+        raise ConfigError("config", f"{path} is nested too deeply: settings are at most two levels deep") from error
+    except yaml.YAMLError as error:
         raise ConfigError("config", f"{path} is not YAML: {error}") from error
     if content is None:
         return {}

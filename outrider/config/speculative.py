@@ -37,6 +37,8 @@ def parse_json(text: str) -> Mapping[str, Any]:
         value = json.loads(text)
     except ValueError as error:
         raise ConfigError(NAME, f"should be a JSON object: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(NAME, "is nested too deeply: should be a JSON object of plain values") from error
     return as_mapping(value)
 
 

@@ -117,7 +117,14 @@ def test_a_section_survives_its_own_flags(section: type[Section], argv: list[str
         (["--model", "m", "--gpu-memory-utilization", "0.5"], {}, "", ["target.gpu_memory_utilization", "cpu"]),
         ([], {}, "", ["target.model", "must be set"]),
         (["--config", "/nowhere.yaml"], {}, "", ["/nowhere.yaml", "cannot be read"]),
+        (["--config", "/no\0where.yaml"], {}, "", ["/no\\x00where.yaml", "cannot be read"]),
+        ([], {}, "[" * 6000, ["config", "settings.yaml", "nested too deeply"]),
+        ([], {}, "{a: " * 6000, ["config", "settings.yaml", "nested too deeply"]),
+        ([], {}, "- " * 6000, ["config", "settings.yaml", "nested too deeply"]),
+        ([], {"OUTRIDER_SPECULATIVE_CONFIG": "[" * 100_000}, "", ["speculative_config", "nested too deeply"]),
+        ([], {"OUTRIDER_SPECULATIVE_CONFIG": '{"a":' * 6000}, "", ["speculative_config", "nested too deeply"]),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_what_is_wrong_is_named(
     tmp_path: Path, argv: Sequence[str], environ: Mapping[str, str], content: str, said: list[str]
