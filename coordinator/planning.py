@@ -16,8 +16,9 @@ from outrider.config import CoordinatorSettings
 from outrider.config.fields import EvidenceForm
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationRequest
+from outrider.limits import BAD_WORDS_TOKENS, ModelLimits
 from outrider.requests import check_against_model, check_request
-from outrider.types import AcceptanceMethod, ModelDescription
+from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 
 
 class Planner:
@@ -35,13 +36,18 @@ class Planner:
         """The target's."""
         return self._target.model_name
 
+    @property
+    def limits(self) -> ModelLimits:
+        """What the target allows."""
+        return ModelLimits(self._target.num_token_ids, self._target.max_model_len)
+
     def plan(self, request: GenerationRequest) -> Plan:
         """The plan of a request; ``InvalidRequestError`` names the field that is wrong."""
         check_request(request)
         self._check_settings(request)
         prompt = self._prompt(request)
         max_tokens = self._max_tokens(request, len(prompt))
-        sampling = replace(request.sampling, bad_words=self._bad_words(request))
+        sampling = self._sampling(request)
         method = request.acceptance_method or self._settings.acceptance_method
         return Plan(
             prompt_token_ids=prompt,
@@ -79,14 +85,21 @@ class Planner:
 
     def _check_settings(self, request: GenerationRequest) -> None:
         """What this coordinator does not offer."""
-        if self._settings.disable_logprobs:
-            for name, value in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
-                if value is not None:
-                    raise InvalidRequestError(name, "is switched off on this server")
+        for name, value in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
+            if value is not None:
+                self._check_logprobs(name, value)
         if self.tokenizer is None:
             for name, texts in (("stop", request.stop), ("bad_words", request.bad_words)):
                 if texts:
                     raise InvalidRequestError(name, "cannot be used, since the target has no tokenizer")
+
+    def _check_logprobs(self, name: str, value: int) -> None:
+        if self._settings.disable_logprobs:
+            raise InvalidRequestError(name, "is switched off on this server")
+        if value > self._settings.max_logprobs:
+            raise InvalidRequestError(
+                name, f"is {value}; at most {self._settings.max_logprobs}, the server's setting max_logprobs"
+            )
 
     def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
         prompt = request.prompt_token_ids
@@ -99,12 +112,19 @@ class Planner:
     def _encode(self, text: str) -> tuple[int, ...]:
         if self.tokenizer is None:
             raise InvalidRequestError("prompt", "must be given as prompt_token_ids, since the target has no tokenizer")
-        return self.tokenizer.encode_prompt(text)
+        return self.tokenizer.encode_prompt(text, limits=self.limits)
+
+    def _sampling(self, request: GenerationRequest) -> SamplingParams:
+        """As the services take it: bad words are tokens, and no allowed id is said twice."""
+        allowed = tuple(dict.fromkeys(request.sampling.allowed_token_ids))
+        return replace(request.sampling, bad_words=self._bad_words(request), allowed_token_ids=allowed)
 
     def _bad_words(self, request: GenerationRequest) -> tuple[tuple[int, ...], ...]:
         if not request.bad_words or self.tokenizer is None:
             return request.sampling.bad_words
-        return request.sampling.bad_words + self.tokenizer.encode_bad_words(request.bad_words)
+        runs = request.sampling.bad_words + self.tokenizer.encode_bad_words(request.bad_words)
+        BAD_WORDS_TOKENS.check("bad_words", sum(map(len, runs)))
+        return runs
 
     def _max_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
         """What fits the model; ``InvalidRequestError`` when the target's whole pool could not hold it."""

@@ -30,6 +30,7 @@ from outrider import __version__
 from outrider.config import CoordinatorSettings
 from outrider.errors import CapacityError, InvalidRequestError, OutriderError, UnavailableError
 from outrider.generation import Delta, GenerationRequest, ModelInfo
+from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.ports import Draft, DraftCommand, DraftEvent, Target, TargetCommand, TargetEvent
 from outrider.readings import Reading
 from outrider.telemetry.tracing import Tracing
@@ -48,8 +49,9 @@ _REFUSALS: dict[type[OutriderError], str] = {
 }
 """Why a request is not taken in."""
 
-LONG_PROMPT_CHARACTERS = 50_000
-"""Longer prompts are tokenized in a thread, so that the streams of others go on."""
+LONG_TEXT_CHARACTERS = 20_000
+LONG_PROMPT_TOKENS = 100_000
+"""Requests with more are planned in a thread, so that the streams of others go on."""
 
 
 class Coordinator:
@@ -148,6 +150,11 @@ class Coordinator:
             draft_pages_free=draft.num_pages_free if draft else 0,
         )
 
+    @property
+    def limits(self) -> ModelLimits:
+        """What the target allows; wide until one was attached."""
+        return ANY_MODEL if self._planner is None else self._planner.limits
+
     def stats(self) -> CoordinatorStats:
         """Figures of this moment."""
         endings, target, draft = self._roster.endings, self._services.target, self._services.draft
@@ -186,7 +193,7 @@ class Coordinator:
 
     async def _take_in(self, request: GenerationRequest, trace: RequestTrace) -> Ticket:
         planner = self._require_planner()
-        if len(request.prompt or "") > LONG_PROMPT_CHARACTERS:
+        if _is_long(request):
             plan = await asyncio.to_thread(planner.plan, request)
             self._require_planner()  # time has passed
         else:
@@ -211,6 +218,12 @@ class Coordinator:
                 target.tokenizer_files, bos_token_id=target.bos_token_id
             )
         self._planner = Planner(self._settings, target, tokenizer)
+
+
+def _is_long(request: GenerationRequest) -> bool:
+    """Whether checking and tokenizing a request takes tens of milliseconds."""
+    num_characters = len(request.prompt or "") + sum(map(len, request.bad_words))
+    return num_characters > LONG_TEXT_CHARACTERS or len(request.prompt_token_ids or ()) > LONG_PROMPT_TOKENS
 
 
 def _source(found: Port[CommandT, EventT] | Source[CommandT, EventT]) -> Source[CommandT, EventT]:

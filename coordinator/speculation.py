@@ -6,8 +6,7 @@ a token is drawn and never on that token, or throwing drafts away would bias the
 
 from __future__ import annotations
 
-MAX_DRAFT_LENGTH = 64
-"""However much a request asks for; more than this is never worth scoring."""
+from outrider.limits import MAX_DRAFT_LENGTH
 
 
 class DraftLengthPolicy:

@@ -7,27 +7,18 @@ coordinator's. Each raises ``InvalidRequestError`` naming the field and saying w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from outrider import limits
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationRequest
+from outrider.limits import MAX_DRAFT_LENGTH, MAX_LOGPROBS, MAX_SEED, MAX_TOKENS, ModelLimits
 from outrider.types import SamplingParams
-
-MAX_SEED = (1 << 64) - 1
-MAX_TOKENS = (1 << 31) - 1
-MAX_LOGPROBS = 1024
-"""Likeliest tokens that may be asked for at each position."""
-MAX_DRAFT_LENGTH = 64
-"""Draft tokens in one proposal; scoring more in one pass never pays."""
-MAX_STOPS = 64
-MAX_PROMPT_CHARACTERS = 2_000_000
-"""Longer than any model's context, shorter than what a message may hold."""
-MAX_PROMPT_TOKENS = 1_000_000
-MAX_REQUEST_ID = 256
 
 
 def check_request(request: GenerationRequest) -> None:
-    """Raise ``InvalidRequestError`` for the first field that no model could accept."""
+    """Raise ``InvalidRequestError`` for the first field that no model could accept; lengths come before values."""
+    check_lengths(request)
     _check_prompt(request)
     _check_integer("max_tokens", request.max_tokens, 1, MAX_TOKENS)
     _check_sampling(request.sampling)
@@ -37,11 +28,25 @@ def check_request(request: GenerationRequest) -> None:
     _check_optional("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     _check_optional("prompt_logprobs", request.prompt_logprobs, 0, MAX_LOGPROBS)
     _check_optional("num_speculative_tokens", request.num_speculative_tokens, 0, MAX_DRAFT_LENGTH)
-    _check_texts("stop", request.stop)
-    _check_texts("bad_words", request.bad_words)
+    _check_texts("stop", request.stop, longest=limits.STOP_TEXT)
+    _check_texts("bad_words", request.bad_words, longest=limits.BAD_WORD)
+    limits.BAD_WORDS_CHARACTERS.check("bad_words", sum(map(len, request.bad_words)))
     _check_ids("stop_token_ids", request.stop_token_ids)
-    _check_length("request_id", len(request.request_id), MAX_REQUEST_ID, "characters")
     _check_encodable("request_id", request.request_id)
+
+
+def check_lengths(request: GenerationRequest) -> None:
+    """Raise ``InvalidRequestError`` for the first list or text that is longer than any model's limits allow."""
+    limits.PROMPT_CHARACTERS.check("prompt", len(request.prompt or ""))
+    limits.PROMPT_TOKENS.check("prompt_token_ids", len(request.prompt_token_ids or ()))
+    limits.STOP_TEXTS.check("stop", len(request.stop))
+    limits.STOP_TOKEN_IDS.check("stop_token_ids", len(request.stop_token_ids))
+    limits.REQUEST_ID.check("request_id", len(request.request_id))
+    sampling = request.sampling
+    limits.LOGIT_BIAS.check("logit_bias", len(sampling.logit_bias))
+    limits.ALLOWED_TOKEN_IDS.check("allowed_token_ids", len(sampling.allowed_token_ids))
+    limits.BAD_WORDS.check("bad_words", len(request.bad_words) + len(sampling.bad_words))
+    limits.BAD_WORDS_TOKENS.check("bad_words", sum(map(len, sampling.bad_words)))
 
 
 def check_against_model(
@@ -51,19 +56,16 @@ def check_against_model(
 
     ``num_token_ids``: ids are below it. ``max_model_len``: the longest prompt and output together.
     """
+    model, sampling = ModelLimits(num_token_ids, max_model_len), request.sampling
     if not prompt_token_ids:
         raise InvalidRequestError(_prompt_field(request), "must give at least one token")
+    model.check_prompt(_prompt_field(request), len(prompt_token_ids))
+    model.check_allowed(len(sampling.allowed_token_ids))
     _check_below(_prompt_field(request), prompt_token_ids, num_token_ids)
-    if len(prompt_token_ids) >= max_model_len:
-        raise InvalidRequestError(
-            _prompt_field(request),
-            f"has {len(prompt_token_ids)} tokens; at most {max_model_len - 1} leave room for one of output",
-        )
-    sampling = request.sampling
     _check_below("stop_token_ids", request.stop_token_ids, num_token_ids)
-    _check_below("logit_bias", (token_id for token_id, _ in sampling.logit_bias), num_token_ids)
+    _check_below("logit_bias", [token_id for token_id, _ in sampling.logit_bias], num_token_ids)
     _check_below("allowed_token_ids", sampling.allowed_token_ids, num_token_ids)
-    _check_below("bad_words", (token_id for word in sampling.bad_words for token_id in word), num_token_ids)
+    _check_below("bad_words", [token_id for word in sampling.bad_words for token_id in word], num_token_ids)
 
 
 def _prompt_field(request: GenerationRequest) -> str:
@@ -76,12 +78,10 @@ def _check_prompt(request: GenerationRequest) -> None:
     if request.prompt is not None:
         if not request.prompt:
             raise InvalidRequestError("prompt", "must not be empty")
-        _check_length("prompt", len(request.prompt), MAX_PROMPT_CHARACTERS, "characters")
         _check_encodable("prompt", request.prompt)
     elif not request.prompt_token_ids:
         raise InvalidRequestError("prompt_token_ids", "must not be empty")
     else:
-        _check_length("prompt_token_ids", len(request.prompt_token_ids), MAX_PROMPT_TOKENS, "ids")
         _check_ids("prompt_token_ids", request.prompt_token_ids)
 
 
@@ -94,7 +94,7 @@ def _check_sampling(sampling: SamplingParams) -> None:
     _check_number("frequency_penalty", sampling.frequency_penalty, at_least=-2.0, at_most=2.0)
     _check_number("presence_penalty", sampling.presence_penalty, at_least=-2.0, at_most=2.0)
     _check_integer("min_tokens", sampling.min_tokens, 0, MAX_TOKENS)
-    _check_ids("logit_bias", (token_id for token_id, _ in sampling.logit_bias))
+    _check_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias])
     for _, bias in sampling.logit_bias:
         _check_number("logit_bias", bias, at_least=-100.0, at_most=100.0)
     _check_ids("allowed_token_ids", sampling.allowed_token_ids)
@@ -132,23 +132,34 @@ def _check_optional(name: str, value: int | None, least: int, most: int) -> None
         _check_integer(name, value, least, most)
 
 
-def _check_ids(name: str, token_ids: Iterable[int]) -> None:
+def _check_ids(name: str, token_ids: Collection[int]) -> None:
+    if _are_integers(token_ids) and _are_within(token_ids, 0, MAX_TOKENS):
+        return
     for token_id in token_ids:
         _check_integer(name, token_id, 0, MAX_TOKENS)
 
 
-def _check_below(name: str, token_ids: Iterable[int], num_token_ids: int) -> None:
-    for token_id in token_ids:
-        if not 0 <= token_id < num_token_ids:
-            raise InvalidRequestError(name, f"token id {token_id} is not from 0 to {num_token_ids - 1}")
+def _check_below(name: str, token_ids: Collection[int], num_token_ids: int) -> None:
+    if _are_within(token_ids, 0, num_token_ids - 1):
+        return
+    wrong = next(token_id for token_id in token_ids if not 0 <= token_id < num_token_ids)
+    raise InvalidRequestError(name, f"token id {wrong} is not from 0 to {num_token_ids - 1}")
 
 
-def _check_texts(name: str, texts: tuple[str, ...]) -> None:
-    if len(texts) > MAX_STOPS:
-        raise InvalidRequestError(name, f"must be at most {MAX_STOPS} texts, not {len(texts)}")
+def _are_integers(values: Iterable[object]) -> bool:
+    """Without a loop of ours: a prompt may hold a million."""
+    return set(map(type, values)) <= {int}
+
+
+def _are_within(values: Collection[int], least: int, most: int) -> bool:
+    return not values or (least <= min(values) and max(values) <= most)
+
+
+def _check_texts(name: str, texts: tuple[str, ...], *, longest: limits.Bound) -> None:
     for text in texts:
         if not isinstance(text, str) or not text:
             raise InvalidRequestError(name, f"must be texts that are not empty, not {text!r}")
+        longest.check(name, len(text))
         _check_encodable(name, text)
 
 
@@ -158,8 +169,3 @@ def _check_encodable(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequestError(name, f"is no Unicode text: {error.reason} at {error.start}") from None
-
-
-def _check_length(name: str, length: int, most: int, unit: str) -> None:
-    if length > most:
-        raise InvalidRequestError(name, f"has {length} {unit}; at most {most}")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from outrider.errors import ConfigError, InvalidRequestError
+from outrider.limits import ANY_MODEL, ModelLimits
 
 TOKENIZER_FILE = "tokenizer.json"
+
+_USUAL_CHARACTERS = 8
+"""Characters a token that text of any kind stays below: a longer text may be too long, and is looked at first."""
+_GROWTH = 4
+"""Each part of such a text is so many times as long as the one before."""
+_SEAM_TOKENS = 64
+"""Tokens that a text's beginning may have more than the text itself has there: the cut may part a token."""
 
 
 class TextTokenizer:
@@ -46,25 +54,38 @@ class TextTokenizer:
             raise ConfigError("coordinator.tokenizer", f"{origin} tokenizer cannot be used: {error}") from error
         return cls(tokenizer, bos_token_id=bos_token_id)
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """A prompt's ids, the one put before every text included."""
-        ids: list[int] = self._tokenizer.encode(text).ids
+    def encode_prompt(self, text: str, *, limits: ModelLimits = ANY_MODEL) -> tuple[int, ...]:
+        """A prompt's ids, the one put before every text included; ``InvalidRequestError`` when they are too many.
+
+        A text that may be too long is tokenized in growing parts: refusing it costs no more than what would fit.
+        """
+        for part in _beginnings(text, limits.max_model_len):
+            num_tokens = len(self._encode(part))
+            if num_tokens > limits.max_model_len + _SEAM_TOKENS:
+                raise InvalidRequestError(
+                    "prompt",
+                    f"has {num_tokens} tokens in its first {len(part)} of {len(text)} characters;"
+                    f" at most {limits.max_model_len - 1} leave room for one of output",
+                )
+        ids = self._encode(text)
         bos = self._bos_token_id
         if bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
         return tuple(ids)
 
+    def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text. Unlike ``encode``, a batch lets other threads run meanwhile."""
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word at the start of a text and after a space, where that makes other tokens."""
-        runs: dict[tuple[int, ...], None] = {}
-        for word in words:
-            # As vLLM does; unlike there, a word that takes another number of tokens after a space is banned too.
-            for text in (word.lstrip(), " " + word.lstrip()):
-                runs[self._encode_word(text)] = None
-        return tuple(runs)
+        # As vLLM does; unlike there, a word that takes another number of tokens after a space is banned too.
+        texts = [text for word in words for text in (word.lstrip(), " " + word.lstrip())]
+        return tuple(dict.fromkeys(map(self._encode_word, texts)))
 
     def _encode_word(self, text: str) -> tuple[int, ...]:
-        ids = tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        ids = tuple(self._encode(text, add_special_tokens=False))
         if not ids or not text.strip():
             raise InvalidRequestError("bad_words", "holds a word without any tokens")
         return ids
@@ -82,3 +103,11 @@ class TextTokenizer:
         if (known := self._num_characters.get(token_id)) is None:
             known = self._num_characters[token_id] = len(self.decode(token_ids))
         return known
+
+
+def _beginnings(text: str, max_model_len: int) -> Iterator[str]:
+    """Growing parts of a text that has more characters than a prompt of this length usually has."""
+    size = _USUAL_CHARACTERS * max_model_len
+    while size < len(text):
+        yield text[:size]
+        size *= _GROWTH

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from outrider.limits import MAX_DRAFT_LENGTH, MAX_LOGPROBS
 from outrider.types import AcceptanceMethod
 
 _VLLM_ACCEPTANCE = {
@@ -65,6 +66,7 @@ Positive = Annotated[Int, Field(ge=1)]
 NonNegative = Annotated[Int, Field(ge=0)]
 Seconds = Annotated[Float, Field(ge=0)]
 PositiveSeconds = Annotated[Float, Field(gt=0)]
-DraftLength = Annotated[Int, Field(ge=0, le=64)]
+DraftLength = Annotated[Int, Field(ge=0, le=MAX_DRAFT_LENGTH)]
+MaxLogprobs = Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)]
 Share = Annotated[Float, Field(gt=0, le=1)]
 NonNegativeFloat = Annotated[Float, Field(ge=0)]

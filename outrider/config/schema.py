@@ -20,6 +20,7 @@ from outrider.config.fields import (
     EvidenceForm,
     LoadFormat,
     LogLevel,
+    MaxLogprobs,
     NonNegative,
     NonNegativeFloat,
     Port,
@@ -283,6 +284,10 @@ class CoordinatorSettings(Section):
         LogprobsMode.RAW, description="raw: of the model's distribution; processed: of the one that was drawn from."
     )
     disable_logprobs: bool = Field(False, description="Refuse requests that ask for logprobs.")
+    max_logprobs: MaxLogprobs = Field(
+        20,
+        description="Most of the likeliest tokens that a request may ask for at each position, of prompt and output.",
+    )
     tls_cert_file: Text | None = _TLS_CERT_FILE
     tls_key_file: Text | None = _TLS_KEY_FILE
     tls_client_ca_file: Text | None = _TLS_CLIENT_CA_FILE

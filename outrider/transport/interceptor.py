@@ -42,7 +42,9 @@ def _guard_unary(behaviour: Callable[..., Awaitable[Any]], method: str) -> Calla
         try:
             return await behaviour(request, context)
         except Exception as error:
-            await _abort(error, context, method)
+            failure = error
+        del request  # gRPC keeps this frame until the collector comes by
+        return await _abort(failure, context, method)
 
     return guarded
 
@@ -56,8 +58,11 @@ def _guard_stream(
             async with contextlib.aclosing(behaviour(request, context)) as messages:
                 async for message in messages:
                     yield message
+            return
         except Exception as error:
-            await _abort(error, context, method)
+            failure = error
+        del request  # gRPC keeps this frame until the collector comes by
+        await _abort(failure, context, method)
 
     return guarded
 
@@ -67,7 +72,16 @@ async def _abort(error: Exception, context: grpc.aio.ServicerContext[Any, Any], 
         raise error
     if not isinstance(error, OutriderError):
         _log.exception("%s failed", method, exc_info=error)
+    _let_frames_go(error)
+    if not isinstance(error, OutriderError):
         error = OutriderError("an internal error; the server's log says more")
     status = rpc_status.to_status(to_status(error))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise error  # not reached: abort raises
+
+
+def _let_frames_go(error: BaseException | None) -> None:
+    """Forget where an error and those behind it were raised: the frames hold the request, and gRPC keeps the error."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

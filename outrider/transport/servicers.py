@@ -14,6 +14,7 @@ import grpc.aio
 
 from outrider.errors import ProtocolError
 from outrider.generation import Delta, GenerationRequest, ModelInfo
+from outrider.limits import ModelLimits
 from outrider.ports import Draft, Target
 from outrider.telemetry.logs import about_request
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES
@@ -44,6 +45,11 @@ class Generator(Protocol):
 
     async def model_info(self) -> ModelInfo:
         """Facts of what is served."""
+        ...
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What the model that is served allows."""
         ...
 
 
@@ -143,6 +149,6 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> contextlib.aclosing[AsyncGenerator[Delta, None]]:
         """The generation; closed, and so cancelled, when the call ends for whatever reason."""
         deadline = context.time_remaining()
-        asked = with_trace(request_from_proto(request), context.invocation_metadata())
+        asked = with_trace(request_from_proto(request, self._generator.limits), context.invocation_metadata())
         about_request.set(log_fields(asked))  # of this call: every call has a context of its own
         return contextlib.aclosing(self._generator.generate_stream(asked, deadline_s=deadline))

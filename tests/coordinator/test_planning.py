@@ -108,6 +108,29 @@ def test_settings_give_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_logprobs_are_bounded_by_a_setting(field: str) -> None:
+    assert planner().plan(ask(**{field: 20}))
+    assert planner(max_logprobs=30).plan(ask(**{field: 30}))
+    with pytest.raises(InvalidRequestError, match=f"{field}: is 31; at most 30, the server's setting max_logprobs"):
+        planner(max_logprobs=30).plan(ask(**{field: 31}))
+
+
+def test_no_allowed_id_is_said_twice() -> None:
+    plan = planner().plan(ask(sampling=SamplingParams(allowed_token_ids=(5, 3, 5, 3))))
+    assert plan.sampling.allowed_token_ids == (5, 3)
+
+
+def test_more_allowed_ids_than_tokens_are_refused_whatever_they_are() -> None:
+    with pytest.raises(InvalidRequestError, match=r"allowed_token_ids: has .* as many as the vocabulary"):
+        planner().plan(ask(sampling=SamplingParams(allowed_token_ids=(5,) * 1001)))
+
+
+def test_a_text_that_cannot_fit_is_refused_by_its_beginning() -> None:
+    with pytest.raises(InvalidRequestError, match=r"prompt: has \d+ tokens in its first \d+ of 200000 characters"):
+        planner().plan(ask(prompt="hello " * 33_333 + "xx"))
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_logprobs_may_be_switched_off(field: str) -> None:
     with pytest.raises(InvalidRequestError, match=field):
         planner(disable_logprobs=True).plan(ask(**{field: 0}))

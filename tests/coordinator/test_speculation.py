@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.speculation import MAX_DRAFT_LENGTH, DraftLengthPolicy
+from coordinator.speculation import DraftLengthPolicy
+from outrider.limits import MAX_DRAFT_LENGTH
 
 
 def test_a_requests_own_length_counts_over_the_default() -> None:

@@ -18,6 +18,7 @@ from outrider.generation import (
     Timing,
     Usage,
 )
+from outrider.limits import ModelLimits
 from outrider.types import AcceptanceMethod, FinishReason, TokenLogprob
 
 INFO = ModelInfo(
@@ -56,6 +57,10 @@ class ScriptedGenerator:
         """Ends without a result: a bug that must not go unnoticed."""
         self._padding = "." * piece_size
         self._changed = asyncio.Event()
+
+    @property
+    def limits(self) -> ModelLimits:
+        return ModelLimits(INFO.num_token_ids, INFO.max_model_len)
 
     async def model_info(self) -> ModelInfo:
         return INFO

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from types import FrameType
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
+from outrider.errors import CapacityError
 from outrider.generation import Delta, GenerationRequest
 from outrider.transport.remote_generation import RemoteGeneration
 from outrider.v1 import generation_pb2
@@ -117,3 +120,29 @@ async def test_without_a_deadline_there_is_none(serve: Serve) -> None:
     async with grpc.aio.insecure_channel(server.address) as channel:
         await GenerationServiceStub(channel).Generate(asked(max_tokens=1))
     assert generator.deadlines == [None]
+
+
+@pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
+@pytest.mark.parametrize("error", [None, CapacityError("full")], ids=["bound", "refused"])
+async def test_a_request_that_failed_is_let_go_at_once(serve: Serve, method: str, error: Exception | None) -> None:
+    """It may hold megabytes, and the collector comes by much later."""
+    generator = ScriptedGenerator()
+    generator.error = error
+    server = await serve("generation", generator)
+    request = asked() if error else asked(stop=["x"] * 65)
+    gc.collect()
+    gc.disable()
+    try:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            call = getattr(GenerationServiceStub(channel), method)(request)
+            assert await call.code() is not grpc.StatusCode.OK
+            del call
+        frames = [found for found in gc.get_objects() if isinstance(found, FrameType)]
+        held = [
+            frame.f_code.co_qualname
+            for frame in frames
+            if any(value is not request and value == request for value in frame.f_locals.values())
+        ]
+    finally:
+        gc.enable()
+    assert held == []

@@ -13,6 +13,8 @@ from outrider.generation import (
     Timing,
     Usage,
 )
+from outrider.limits import ANY_MODEL, ModelLimits
+from outrider.transport.convert.request_bounds import check_request_message
 from outrider.transport.convert.sampling import (
     emitted_from_proto,
     emitted_to_proto,
@@ -60,8 +62,12 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
     return message
 
 
-def request_from_proto(message: pb.GenerateRequest) -> GenerationRequest:
-    """A request as it came; whether its values make sense is ``outrider.requests``' to say."""
+def request_from_proto(message: pb.GenerateRequest, model: ModelLimits = ANY_MODEL) -> GenerationRequest:
+    """A request as it came; ``InvalidRequestError`` for a list or a text that is longer than it may be.
+
+    Whether its values make sense is ``outrider.requests``' to say.
+    """
+    check_request_message(message, model)
     prompt = message.WhichOneof("prompt")
     return GenerationRequest(
         prompt=message.prompt_text if prompt == "prompt_text" else None,

@@ -1,0 +1,86 @@
+"""Bounds of the repeated and variable fields of requests and link messages: one table for the SDK, the public service
+and both ends of a link.
+
+A field is checked by its length before it is converted, copied or looped over. Every refusal is an
+``InvalidRequestError`` that names the field, what was sent and the bound. Knows no transport.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most that a field may hold, and what is counted."""
+
+    most: int
+    unit: str
+
+    def check(self, field: str, count: int) -> None:
+        """Raise ``InvalidRequestError`` naming the field, the count and the bound when ``count`` is above it."""
+        if count > self.most:
+            raise InvalidRequestError(field, f"has {count} {self.unit}; at most {self.most}")
+
+
+MAX_SEED = (1 << 64) - 1
+MAX_TOKENS = (1 << 31) - 1
+MAX_LOGPROBS = 1024
+"""The most that the setting ``max_logprobs`` can allow."""
+MAX_DRAFT_LENGTH = 64
+"""Draft tokens in one proposal; scoring more in one pass never pays."""
+
+# Requests.
+PROMPT_CHARACTERS = Bound(2_000_000, "characters")
+"""Longer than any model's context, shorter than what a message may hold."""
+PROMPT_TOKENS = Bound(1_000_000, "ids")
+LOGIT_BIAS = Bound(1024, "entries")
+STOP_TOKEN_IDS = Bound(1024, "ids")
+ALLOWED_TOKEN_IDS = Bound(1 << 20, "ids")
+"""Where the vocabulary is not known: above that of any model. Where it is known, it is the bound."""
+STOP_TEXTS = Bound(64, "texts")
+STOP_TEXT = Bound(4096, "characters in one text")
+BAD_WORDS = Bound(1024, "entries")
+BAD_WORD = Bound(4096, "characters in one word")
+BAD_WORDS_CHARACTERS = Bound(64 * 4096, "characters in all")
+BAD_WORDS_TOKENS = Bound(64 * 4096, "token ids in all")
+REQUEST_ID = Bound(256, "characters")
+
+# Links. A bad word travels as up to two runs of tokens: at the start of a text and after a space.
+LINK_BAD_WORDS = Bound(2 * BAD_WORDS.most, "entries")
+LINK_ENDING_TOKEN_IDS = Bound(2 * STOP_TOKEN_IDS.most, "ids")
+"""Stop tokens of a request, and the model's own ends of sequence."""
+LINK_BANNED_TOKEN_IDS = Bound(1024, "ids")
+LINK_TOKEN_IDS = Bound(4 * PROMPT_TOKENS.most, "ids")
+"""A session's tokens: its prompt and what came after it."""
+LINK_DRAFT_TOKEN_IDS = Bound(MAX_DRAFT_LENGTH, "ids")
+LINK_ITEMS = Bound(1 << 16, "items")
+"""Commands or events in one message."""
+LINK_TEXT = Bound(4096, "characters")
+"""A name, a reason, an error's message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the model that is served allows; the defaults are for one that is not known yet."""
+
+    num_token_ids: int = ALLOWED_TOKEN_IDS.most
+    max_model_len: int = PROMPT_TOKENS.most + 1
+
+    def check_prompt(self, field: str, num_tokens: int) -> None:
+        """Raise ``InvalidRequestError`` for a prompt that leaves no room for output."""
+        most = self.max_model_len - 1
+        if num_tokens > most:
+            raise InvalidRequestError(field, f"has {num_tokens} tokens; at most {most} leave room for one of output")
+
+    def check_allowed(self, count: int) -> None:
+        """Raise ``InvalidRequestError`` for more allowed ids than there are tokens."""
+        if count > self.num_token_ids:
+            raise InvalidRequestError(
+                "allowed_token_ids", f"has {count} ids; at most {self.num_token_ids}, as many as the vocabulary"
+            )
+
+
+ANY_MODEL = ModelLimits()

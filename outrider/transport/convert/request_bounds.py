@@ -1,0 +1,46 @@
+"""Bounds of a public request, checked on the message: nothing of it is converted, copied or looped over before.
+
+``len`` of a repeated field costs nothing, whatever it holds. What the bounds are is ``outrider.limits``'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from outrider import limits
+from outrider.limits import ModelLimits
+from outrider.v1 import generation_pb2, sampling_pb2
+
+
+def check_request_message(message: generation_pb2.GenerateRequest, model: ModelLimits) -> None:
+    """Raise ``InvalidRequestError`` for the first field that is longer than it may be."""
+    _check_prompt(message, model)
+    limits.STOP_TEXTS.check("stop", len(message.stop))
+    limits.STOP_TOKEN_IDS.check("stop_token_ids", len(message.stop_token_ids))
+    limits.BAD_WORDS.check("bad_words", len(message.bad_words) + len(message.sampling.bad_words))
+    _check_sampling(message.sampling, model)
+    _check_texts("stop", message.stop, limits.STOP_TEXT)
+    _check_texts("bad_words", message.bad_words, limits.BAD_WORD)
+    limits.BAD_WORDS_CHARACTERS.check("bad_words", sum(map(len, message.bad_words)))
+    limits.REQUEST_ID.check("request_id", len(message.request_id))
+
+
+def _check_prompt(message: generation_pb2.GenerateRequest, model: ModelLimits) -> None:
+    if message.WhichOneof("prompt") == "prompt_token_ids":
+        count = len(message.prompt_token_ids.token_ids)
+        limits.PROMPT_TOKENS.check("prompt_token_ids", count)
+        model.check_prompt("prompt_token_ids", count)
+    else:
+        limits.PROMPT_CHARACTERS.check("prompt", len(message.prompt_text))
+
+
+def _check_sampling(message: sampling_pb2.SamplingParams, model: ModelLimits) -> None:
+    limits.LOGIT_BIAS.check("logit_bias", len(message.logit_bias))
+    limits.ALLOWED_TOKEN_IDS.check("allowed_token_ids", len(message.allowed_token_ids))
+    model.check_allowed(len(message.allowed_token_ids))
+    limits.BAD_WORDS_TOKENS.check("bad_words", sum(len(word.token_ids) for word in message.bad_words))
+
+
+def _check_texts(field: str, texts: Iterable[str], longest: limits.Bound) -> None:
+    for text in texts:
+        longest.check(field, len(text))

@@ -1,0 +1,153 @@
+"""Bounds of public requests: each is checked on the message, and said in the same words as by the SDK."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider import limits
+from outrider.client.requests import build_request
+from outrider.errors import InvalidRequestError
+from outrider.limits import ANY_MODEL, ModelLimits
+from outrider.transport.convert.generation import request_from_proto
+from outrider.transport.convert.request_bounds import check_request_message
+from outrider.v1 import generation_pb2 as pb
+from outrider.v1 import sampling_pb2
+
+SMALL = ModelLimits(num_token_ids=100, max_model_len=50)
+
+
+def message(prompt_text: str = "x", **fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(prompt_text=prompt_text, **fields)
+
+
+def sampling(**fields: Any) -> pb.GenerateRequest:
+    return message(sampling=sampling_pb2.SamplingParams(**fields))
+
+
+def of_ids(count: int) -> pb.GenerateRequest:
+    return pb.GenerateRequest(prompt_token_ids=sampling_pb2.TokenSequence(token_ids=[1] * count))
+
+
+AT_THE_BOUND = [
+    message(stop=["s" * 4096] * 64),
+    message(stop_token_ids=[1] * 1024),
+    message(bad_words=["w"] * 1024),
+    message(bad_words=["w" * 4096] * 64),
+    message(request_id="r" * 256),
+    sampling(logit_bias=[sampling_pb2.LogitBias(token_id=number, bias=1) for number in range(1024)]),
+    sampling(bad_words=[sampling_pb2.TokenSequence(token_ids=[1])] * 1024),
+    sampling(allowed_token_ids=[1] * 100),
+    of_ids(49),
+    message("p" * 2_000_000),
+]
+
+PAST_THE_BOUND = [
+    ("stop", "has 65 texts; at most 64", message(stop=["s"] * 65), {"stop": ["s"] * 65}),
+    ("stop", "has 4097 characters in one text; at most 4096", message(stop=["s" * 4097]), {"stop": "s" * 4097}),
+    (
+        "stop_token_ids",
+        "has 1025 ids; at most 1024",
+        message(stop_token_ids=[1] * 1025),
+        {"stop_token_ids": [1] * 1025},
+    ),
+    ("bad_words", "has 1025 entries; at most 1024", message(bad_words=["w"] * 1025), {"bad_words": ["w"] * 1025}),
+    (
+        "bad_words",
+        "has 4097 characters in one word; at most 4096",
+        message(bad_words=["w" * 4097]),
+        {"bad_words": ["w" * 4097]},
+    ),
+    (
+        "bad_words",
+        "has 262145 characters in all; at most 262144",
+        message(bad_words=["w" * 4096] * 64 + ["w"]),
+        {"bad_words": ["w" * 4096] * 64 + ["w"]},
+    ),
+    ("request_id", "has 257 characters; at most 256", message(request_id="r" * 257), {"request_id": "r" * 257}),
+    (
+        "logit_bias",
+        "has 1025 entries; at most 1024",
+        sampling(logit_bias=[sampling_pb2.LogitBias()] * 1025),
+        {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+    ),
+    (
+        "allowed_token_ids",
+        "has 1048577 ids; at most 1048576",
+        sampling(allowed_token_ids=[1] * 1048577),
+        {"allowed_token_ids": [1] * 1048577},
+    ),
+    ("prompt", "has 2000001 characters; at most 2000000", message("p" * 2_000_001), {"prompt": "p" * 2_000_001}),
+    (
+        "prompt_token_ids",
+        "has 1000001 ids; at most 1000000",
+        of_ids(1_000_001),
+        {"prompt": None, "prompt_token_ids": [1] * 1_000_001},
+    ),
+]
+
+
+@pytest.mark.parametrize("asked", AT_THE_BOUND, ids=range(len(AT_THE_BOUND)))
+def test_a_request_at_the_bound_passes(asked: pb.GenerateRequest) -> None:
+    check_request_message(asked, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("field", "found", "asked", "options"), PAST_THE_BOUND, ids=[case[1] for case in PAST_THE_BOUND]
+)
+def test_a_request_past_the_bound_is_refused_alike_by_the_server_and_the_sdk(
+    field: str, found: str, asked: pb.GenerateRequest, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequestError) as on_server:
+        request_from_proto(asked)
+    with pytest.raises(InvalidRequestError) as in_sdk:
+        build_request({"prompt": "x", **options})  # type: ignore[typeddict-item]
+    assert str(on_server.value) == str(in_sdk.value) == f"{field}: {found}"
+    assert on_server.value.field == in_sdk.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "found", "asked"),
+    [
+        (
+            "allowed_token_ids",
+            "has 101 ids; at most 100, as many as the vocabulary",
+            sampling(allowed_token_ids=[1] * 101),
+        ),
+        ("prompt_token_ids", "has 50 tokens; at most 49 leave room for one of output", of_ids(50)),
+        (
+            "bad_words",
+            "has 1025 entries; at most 1024",
+            message(bad_words=["w"], sampling={"bad_words": [{"token_ids": [1]}] * 1024}),
+        ),
+        (
+            "bad_words",
+            "has 262145 token ids in all; at most 262144",
+            sampling(bad_words=[{"token_ids": [1] * 262_145}]),
+        ),
+    ],
+    ids=["vocabulary", "model length", "texts and ids", "ids in all"],
+)
+def test_what_only_the_server_knows_is_refused_on_the_message(
+    field: str, found: str, asked: pb.GenerateRequest
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_request_message(asked, SMALL)
+    assert str(caught.value) == f"{field}: {found}"
+
+
+def test_every_repeated_field_of_a_request_has_a_bound() -> None:
+    """A field that is added to the messages fails here until it has a bound."""
+    repeated = {
+        field.name
+        for descriptor in (pb.GenerateRequest.DESCRIPTOR, sampling_pb2.SamplingParams.DESCRIPTOR)
+        for field in descriptor.fields
+        if field.is_repeated
+    }
+    assert repeated == {"stop", "stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids"}
+
+
+def test_a_model_that_is_not_known_yet_allows_what_any_may() -> None:
+    assert ANY_MODEL.num_token_ids == limits.ALLOWED_TOKEN_IDS.most
+    check_request_message(of_ids(limits.PROMPT_TOKENS.most), ANY_MODEL)
