@@ -10,6 +10,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from functools import partial
 
 from coordinator.service import Coordinator
 from outrider.config import CoordinatorSettings
@@ -73,14 +74,16 @@ def _coordinator(
 ) -> Coordinator:
     """With the targets and where there are any the drafts at the addresses of the settings."""
     security = link_security(settings)
-    interval_s = settings.resolve_interval_s
+    interval_s, timeout_s = settings.resolve_interval_s, settings.link_timeout_ms / 1000
+    to_target = partial(RemoteTarget, connect_timeout_s=timeout_s, link_timeout_s=timeout_s)
+    to_draft = partial(RemoteDraft, connect_timeout_s=timeout_s, link_timeout_s=timeout_s)
     targets = RemoteReplicas(
-        settings.target_address, RemoteTarget, security, interval_s=interval_s, setting="target_address"
+        settings.target_address, to_target, security, interval_s=interval_s, setting="target_address"
     )
     drafts = None
     if settings.draft_address is not None:
         drafts = RemoteReplicas(
-            settings.draft_address, RemoteDraft, security, interval_s=interval_s, setting="draft_address"
+            settings.draft_address, to_draft, security, interval_s=interval_s, setting="draft_address"
         )
     return Coordinator(targets, drafts, settings, on_target=on_target, tracing=tracing)
 

@@ -216,3 +216,5 @@ class ModelDescription:
     version: str = ""
     tensor_parallel_size: int = 1
     """Processes that share the model, each with its part."""
+    heartbeat_interval_ms: int = 0
+    """How often it sends a heartbeat on each link; 0: never, as in process, where no link falls silent."""

@@ -30,6 +30,7 @@ async def serve(settings: TargetSettings) -> None:
         port=settings.port,
         security=service_security(settings),
         probes=Probes.of(settings),
+        link_timeout_s=settings.link_timeout_ms / 1000,
     )
     await host_service(listen, partial(load_model, settings), settings)
 

@@ -85,6 +85,11 @@ _TLS_CLIENT_CA_FILE: Text | None = Field(
 _SERVICE_TOKEN_FILE: Text | None = Field(
     None, description="Bearer tokens, one a line, of which coordinators must bring one; unset: none is asked for."
 )
+_LINK_TIMEOUT_MS: Positive = Field(
+    15_000,
+    description="A coordinator of which nothing is heard for so long, not even a heartbeat, is gone: its sessions are"
+    " released.",
+)
 _HEALTH_PORT: Port | None = Field(
     None, description="Port of health over HTTP: /livez, /readyz, /startupz; unset: only over gRPC."
 )
@@ -151,6 +156,7 @@ class TargetSettings(Section):
     tls_key_file: Text | None = _TLS_KEY_FILE
     tls_client_ca_file: Text | None = _TLS_CLIENT_CA_FILE
     link_token_file: Text | None = _SERVICE_TOKEN_FILE
+    link_timeout_ms: Positive = _LINK_TIMEOUT_MS
     health_port: Port | None = _HEALTH_PORT
     health_host: Text | None = _HEALTH_HOST
     drain_delay_s: Seconds = _DRAIN_DELAY_S
@@ -206,6 +212,7 @@ class DraftSettings(Section):
     tls_key_file: Text | None = _TLS_KEY_FILE
     tls_client_ca_file: Text | None = _TLS_CLIENT_CA_FILE
     link_token_file: Text | None = _SERVICE_TOKEN_FILE
+    link_timeout_ms: Positive = _LINK_TIMEOUT_MS
     health_port: Port | None = _HEALTH_PORT
     health_host: Text | None = _HEALTH_HOST
     drain_delay_s: Seconds = _DRAIN_DELAY_S
@@ -271,6 +278,11 @@ class CoordinatorSettings(Section):
         0, description="No speculation while so many requests run or wait; on again when fewer do. 0: never off."
     )
     draft_timeout_ms: Positive = Field(1000, description="How long a step waits for the draft before it goes without.")
+    link_timeout_ms: Positive = Field(
+        3000,
+        description="A target or draft of which nothing is heard for so long, not even a heartbeat, is gone: its"
+        " sessions go on elsewhere. Connecting may take as long.",
+    )
     target_timeout_s: PositiveSeconds = Field(60.0, description="How long requests wait for a lost target to be back.")
     max_running_requests: Positive = Field(64, description="Requests that run at the same time.")
     max_queue: NonNegative = Field(256, description="Requests that may wait; past it they are refused.")

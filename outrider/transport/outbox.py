@@ -24,6 +24,11 @@ class Outbox(Generic[MessageT]):
         self._changed = asyncio.Event()
         self._closed = False
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all messages were taken."""
+        return not self._waiting
+
     def put(self, message: MessageT) -> bool:
         """Queue a message; False when too many wait or the box is closed."""
         if self._closed or len(self._waiting) >= MAX_WAITING:

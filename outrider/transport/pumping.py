@@ -1,23 +1,33 @@
 """The service's end of a link's stream: commands into a link of this process, its events out.
 
 Reading and writing are independent. Owns what the values of a link do not show: the offer of shared memory, messages
-within their limit, and that the link is closed however the stream ends.
+within their limit, heartbeats, and that the link is closed however the stream ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import grpc.aio
+
+from outrider.errors import UnavailableError
 from outrider.ports import EventBatch, Link, Release
 from outrider.transport.convert.arrays import place_nothing
+from outrider.transport.heartbeats import HEARTBEAT_INTERVAL_S, SilenceWatch
 from outrider.transport.planes import CAPABILITY, shared_file
 from outrider.transport.planes.writer import SharedWriter
 from outrider.transport.splitting import split_events
 from outrider.types import ModelDescription
+
+_log = logging.getLogger(__name__)
+
+LAST_WRITE_S = 1.0
+"""How long the end of a stream waits for a heartbeat that is being written: to a peer that is gone it takes longer."""
 
 
 def with_planes(description: ModelDescription) -> ModelDescription:
@@ -43,26 +53,40 @@ class LinkPump:
         offer: Callable[[str], Any],
         shares_memory: bool,
         max_message_bytes: int,
+        beat: Callable[[], Awaitable[None]] | None = None,
+        silence_timeout_s: float | None = None,
     ) -> None:
         """``encode`` takes a batch and where its tensors may be placed, ``offer`` the name of a shared file.
 
-        ``shares_memory``: whether the other end would read such a file.
+        ``shares_memory``: whether the other end would read such a file. ``beat`` writes a heartbeat; None: none are
+        sent. ``silence_timeout_s``: after how long a silence the other end is gone; None: it sends no heartbeats.
         """
         self._link = link
         self._decode, self._encode, self._offer = decode, encode, offer
         self._max_message_bytes = max_message_bytes
         self._writer = SharedWriter() if shares_memory else None
+        self._beat = beat
+        self._writing = asyncio.Lock()
+        """A stream takes one message at a time."""
+        self._silence: UnavailableError | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._watch = None if silence_timeout_s is None else SilenceWatch(silence_timeout_s, self._on_silent)
 
     async def run(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         """The messages to send; the first side to end or fail ends both."""
         events = self._link.events()
         reading = asyncio.create_task(self._read(requests))
+        beating = asyncio.create_task(self._send_heartbeats())
         try:
             if self._writer is not None and self._writer.name:
-                yield self._offer(self._writer.name)
+                async with self._writing:
+                    yield self._offer(self._writer.name)
             async for batch in events:
                 for message in self._messages(batch):
-                    yield message
+                    async with self._writing:
+                        yield message
+            if self._silence is not None:
+                raise self._silence
             await reading
         finally:
             reading.cancel()
@@ -70,6 +94,7 @@ class LinkPump:
                 # A command that cannot be read is the caller's to hear of, not this clean-up's.
                 await asyncio.wait([reading])
             await self._link.close()
+            await self._stop_heartbeats(beating)
             if self._writer is not None:
                 self._writer.close()
 
@@ -84,11 +109,39 @@ class LinkPump:
 
     async def _read(self, requests: AsyncIterator[Any]) -> None:
         """Until the caller half-closes or sends what cannot be read; either way the link is over."""
+        if self._watch is not None:
+            self._watch.start()
         try:
             async for message in requests:
+                if self._watch is not None:
+                    self._watch.heard()
                 if message.HasField("plane_answer") and self._writer is not None:
                     self._writer.confirm(message.plane_answer.token)
                 if message.commands:
                     self._link.send(self._decode(message))
         finally:
+            if self._watch is not None:
+                self._watch.stop()
             await self._link.close()
+
+    async def _send_heartbeats(self) -> None:
+        """At regular intervals, between other messages."""
+        # A stream that has ended takes no heartbeat, and whoever reads it finds out why.
+        with contextlib.suppress(grpc.aio.BaseError):
+            while self._beat is not None:
+                await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+                async with self._writing:
+                    await self._beat()
+
+    async def _stop_heartbeats(self, beating: asyncio.Task[None]) -> None:
+        """Between two: a stream that ends while a message is being written ends with an internal error of gRPC."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WRITE_S), self._writing:
+                beating.cancel()
+        beating.cancel()
+
+    def _on_silent(self, timeout_s: float) -> None:
+        """Release the sessions now, even while a message to the other end cannot be written."""
+        self._silence = UnavailableError(f"nothing was heard of the coordinator for {timeout_s:g} s")
+        _log.warning("%s: its sessions are released", self._silence)
+        self._closing = asyncio.ensure_future(self._link.close())

@@ -26,6 +26,13 @@ from outrider.transport.convert.arrays import Fetch, fetch_nothing
 from outrider.transport.convert.commands import draft_commands_to_proto, target_commands_to_proto
 from outrider.transport.convert.describing import description_from_proto
 from outrider.transport.convert.events import draft_events_from_proto, target_events_from_proto
+from outrider.transport.heartbeats import CAPABILITY as HEARTBEATS
+from outrider.transport.heartbeats import (
+    DEFAULT_LINK_TIMEOUT_S,
+    HEARTBEAT_INTERVAL_S,
+    MIN_INTERVALS,
+    SilenceWatch,
+)
 from outrider.transport.outbox import Outbox
 from outrider.transport.planes import CAPABILITY
 from outrider.transport.planes.reader import SharedReader
@@ -60,8 +67,15 @@ class RemoteLink(Generic[CommandT, EventT]):
         decode: Callable[[Any, Fetch], EventBatch[EventT]],
         *,
         answer_offer: Callable[[bytes], Any],
+        heartbeat: Any,  # noqa: ANN401 - generated types share no base
+        silence_timeout_s: float = DEFAULT_LINK_TIMEOUT_S,
+        is_heartbeat_announced: bool = False,
     ) -> None:
-        """``answer_offer`` makes the message that says what was found in an offered file."""
+        """``answer_offer`` makes the message that says what was found in an offered file; ``heartbeat`` is a message.
+
+        The link breaks when nothing is heard for ``silence_timeout_s`` of a service that announced heartbeats, or has
+        sent one.
+        """
         self._address = address
         self._channel = channel
         self._encode, self._decode, self._answer_offer = encode, decode, answer_offer
@@ -72,8 +86,11 @@ class RemoteLink(Generic[CommandT, EventT]):
         self._gave_up = False
         self._reading = False
         self._done = asyncio.Event()
+        self._watch = SilenceWatch(silence_timeout_s, self._on_silent)
+        self._is_heartbeat_expected = is_heartbeat_announced
         self._call = attach(self._outbox.take())
         self._call.add_done_callback(self._on_done)
+        self._beating = asyncio.create_task(self._send_heartbeats(heartbeat))
 
     def send(self, commands: Sequence[CommandT]) -> None:
         """Queue one message and return at once; ``UnavailableError`` when the link is gone."""
@@ -84,21 +101,25 @@ class RemoteLink(Generic[CommandT, EventT]):
         messages = split_commands(commands, self._encode, MAX_LINK_MESSAGE_BYTES)
         if not all(self._outbox.put(message) for message in messages):
             # A command that was lost is a link that is lost: the reader has to hear of it too.
-            self._gave_up = True
-            self._broken = UnavailableError(f"{self._address} has stopped reading the link")
-            self._call.cancel()
-            raise self._broken
+            raise self._give_up(f"{self._address} has stopped reading the link")
 
     async def events(self) -> AsyncIterator[EventBatch[EventT]]:
         """The answers, to one reader; ends after ``close``, raises ``UnavailableError`` when the link breaks."""
         self._reading = True
+        self._watch_if_expected()
         try:
             with translating_errors(self._address):
                 async for message in self._call:
-                    if message.HasField("plane_offer"):
+                    self._watch.heard()
+                    if message.HasField("heartbeat"):
+                        self._is_heartbeat_expected = True
+                        self._watch_if_expected()
+                    elif message.HasField("plane_offer"):
                         self._on_offer(message.plane_offer.name)
                     else:
+                        self._watch.pause()
                         yield self._decode(message, self._fetch)
+                        self._watch.resume()
             raise UnavailableError(f"{self._address} ended the link")
         except (OutriderError, asyncio.CancelledError) as error:
             if self._closed:
@@ -111,6 +132,7 @@ class RemoteLink(Generic[CommandT, EventT]):
             raise self._broken from error
         finally:
             self._reading = False
+            self._watch.stop()
 
     @property
     def tensor_plane(self) -> str:
@@ -126,6 +148,27 @@ class RemoteLink(Generic[CommandT, EventT]):
     def _fetch(self, region: SharedMemoryRegion) -> NDArray[np.uint8]:
         return fetch_nothing(region) if self._reader is None else self._reader.fetch(region)
 
+    async def _send_heartbeats(self, heartbeat: Any) -> None:  # noqa: ANN401
+        """At regular intervals, while earlier messages are being taken."""
+        while not self._done.is_set():
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            if self._outbox.is_empty:
+                self._outbox.put(heartbeat)
+
+    def _watch_if_expected(self) -> None:
+        if self._is_heartbeat_expected:
+            self._watch.start()
+
+    def _on_silent(self, timeout_s: float) -> None:
+        self._give_up(f"nothing was heard of {self._address} for {timeout_s:g} s")
+
+    def _give_up(self, reason: str) -> UnavailableError:
+        """Break the link from this end, for the reader and for senders."""
+        self._gave_up = True
+        self._broken = UnavailableError(reason)
+        self._call.cancel()
+        return self._broken
+
     def _on_done(self, call: object) -> None:
         """A sender hears of a break even while nobody reads; why it broke is for the reader to say."""
         if self._broken is None:
@@ -137,11 +180,13 @@ class RemoteLink(Generic[CommandT, EventT]):
         if self._closed:
             return
         self._closed = True
+        self._beating.cancel()
         self._outbox.close()
-        # The service ends the stream when it has released what the link held.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
-                await self._until_done()
+        # The service ends the stream when it has released what the link held; one that is silent is not waited for.
+        if not self._gave_up:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    await self._until_done()
         self._call.cancel()
         await self._channel.close()
 
@@ -163,10 +208,17 @@ class _RemotePort:
         security: ClientSecurity = OPEN_CLIENT,
         *,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S,
         shares_memory: bool = True,
     ) -> None:
-        """``shares_memory``: whether a service of the same host may hand large tensors over in shared memory."""
+        """``link_timeout_s``: the silence after which a link is broken, of a service that sends heartbeats.
+
+        ``shares_memory``: whether a service of the same host may hand large tensors over in shared memory.
+        """
         self.address = address
+        self._link_timeout_s = link_timeout_s
+        self._heartbeat_interval_s = 0.0
+        """As last described; 0: none are sent."""
         self._shares_memory = shares_memory
         self._security = security
         self._connect_timeout_s = connect_timeout_s
@@ -202,7 +254,10 @@ class _RemotePort:
                 raise UnavailableError(trouble) from error
 
     def _link_metadata(self) -> list[tuple[str, str]]:
-        return [*(self._security.metadata() or ()), *([CAPABILITY] if self._shares_memory else [])]
+        return [*(self._security.metadata() or ()), HEARTBEATS, *([CAPABILITY] if self._shares_memory else [])]
+
+    def _silence_timeout_s(self) -> float:
+        return max(self._link_timeout_s, MIN_INTERVALS * self._heartbeat_interval_s)
 
     async def _describe(self, make_stub: Callable[[grpc.aio.Channel], Any]) -> ModelDescription:
         channel = await self._connect()
@@ -211,7 +266,9 @@ class _RemotePort:
                 message = await make_stub(channel).Describe(
                     pb.DescribeRequest(), timeout=self._connect_timeout_s, metadata=self._security.metadata()
                 )
-            return description_from_proto(message)
+            description = description_from_proto(message)
+            self._heartbeat_interval_s = description.heartbeat_interval_ms / 1000
+            return description
         finally:
             await channel.close()
 
@@ -234,6 +291,9 @@ class RemoteDraft(_RemotePort):
             draft_commands_to_proto,
             draft_events_from_proto,
             answer_offer=lambda token: pb.DraftCommands(plane_answer=PlaneAnswer(token=token)),
+            heartbeat=pb.DraftCommands(heartbeat=pb.Heartbeat()),
+            silence_timeout_s=self._silence_timeout_s(),
+            is_heartbeat_announced=self._heartbeat_interval_s > 0,
         )
         return link
 
@@ -256,5 +316,8 @@ class RemoteTarget(_RemotePort):
             target_commands_to_proto,
             target_events_from_proto,
             answer_offer=lambda token: pb.TargetCommands(plane_answer=PlaneAnswer(token=token)),
+            heartbeat=pb.TargetCommands(heartbeat=pb.Heartbeat()),
+            silence_timeout_s=self._silence_timeout_s(),
+            is_heartbeat_announced=self._heartbeat_interval_s > 0,
         )
         return link

@@ -26,6 +26,7 @@ from outrider.transport.channels import (
     Options,
     message_limits,
 )
+from outrider.transport.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S
 from outrider.transport.http_health import HttpHealth, Probes
 from outrider.transport.interceptor import ErrorInterceptor
 from outrider.transport.security import OPEN_SERVER, ServerSecurity, ServerTls, TokenInterceptor
@@ -105,11 +106,15 @@ async def serve_draft(
     port: int,
     security: ServerSecurity = OPEN_SERVER,
     probes: Probes | None = None,
+    link_timeout_s: float = DEFAULT_COORDINATOR_TIMEOUT_S,
 ) -> Server:
-    """Listen for links to a draft; NOT_SERVING until ``set_serving``. ``ConfigError`` when the port is taken."""
+    """Listen for links to a draft; NOT_SERVING until ``set_serving``. ``ConfigError`` when the port is taken.
+
+    ``link_timeout_s``: the silence after which a coordinator is gone and its sessions are released.
+    """
 
     def add(server: grpc.aio.Server) -> None:
-        add_DraftServiceServicer_to_server(DraftServicer(draft), server)
+        add_DraftServiceServicer_to_server(DraftServicer(draft, link_timeout_s=link_timeout_s), server)
 
     name, limits = _service_name(link_pb2, "DraftService"), message_limits(MAX_LINK_MESSAGE_BYTES)
     return await _serve(add, name, limits, host=host, port=port, security=security, probes=probes)
@@ -122,11 +127,15 @@ async def serve_target(
     port: int,
     security: ServerSecurity = OPEN_SERVER,
     probes: Probes | None = None,
+    link_timeout_s: float = DEFAULT_COORDINATOR_TIMEOUT_S,
 ) -> Server:
-    """Listen for links to a target; NOT_SERVING until ``set_serving``. ``ConfigError`` when the port is taken."""
+    """Listen for links to a target; NOT_SERVING until ``set_serving``. ``ConfigError`` when the port is taken.
+
+    ``link_timeout_s``: the silence after which a coordinator is gone and its sessions are released.
+    """
 
     def add(server: grpc.aio.Server) -> None:
-        add_TargetServiceServicer_to_server(TargetServicer(target), server)
+        add_TargetServiceServicer_to_server(TargetServicer(target, link_timeout_s=link_timeout_s), server)
 
     name, limits = _service_name(link_pb2, "TargetService"), message_limits(MAX_LINK_MESSAGE_BYTES)
     return await _serve(add, name, limits, host=host, port=port, security=security, probes=probes)

@@ -27,6 +27,7 @@ from outrider.transport.convert.generation import (
     request_from_proto,
     result_to_proto,
 )
+from outrider.transport.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S, sends_heartbeats, with_heartbeats
 from outrider.transport.pumping import LinkPump, reads_shared_memory, with_planes
 from outrider.transport.trace_metadata import log_fields, with_trace
 from outrider.v1 import generation_pb2, link_pb2, tensor_pb2
@@ -56,13 +57,21 @@ class Generator(Protocol):
 class DraftServicer(DraftServiceServicer):
     """Serves a draft."""
 
-    def __init__(self, draft: Draft, *, max_message_bytes: int = MAX_LINK_MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        *,
+        max_message_bytes: int = MAX_LINK_MESSAGE_BYTES,
+        link_timeout_s: float = DEFAULT_COORDINATOR_TIMEOUT_S,
+    ) -> None:
+        """``link_timeout_s``: the silence after which a coordinator that sends heartbeats is gone."""
         self._draft = draft
         self._max_message_bytes = max_message_bytes
+        self._link_timeout_s = link_timeout_s
 
     async def Describe(self, request: link_pb2.DescribeRequest, context: Context) -> link_pb2.ModelDescription:
         """Facts of the draft."""
-        return description_to_proto(with_planes(await self._draft.describe()))
+        return description_to_proto(with_heartbeats(with_planes(await self._draft.describe())))
 
     async def Attach(
         self, request_iterator: AsyncIterator[link_pb2.DraftCommands], context: Context
@@ -76,6 +85,8 @@ class DraftServicer(DraftServiceServicer):
             offer=lambda name: link_pb2.DraftEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
             shares_memory=reads_shared_memory(context.invocation_metadata()),
             max_message_bytes=self._max_message_bytes,
+            beat=lambda: context.write(link_pb2.DraftEvents(heartbeat=link_pb2.Heartbeat())),
+            silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
         )
         async with contextlib.aclosing(pump.run(request_iterator)) as messages:
             async for message in messages:
@@ -85,13 +96,21 @@ class DraftServicer(DraftServiceServicer):
 class TargetServicer(TargetServiceServicer):
     """Serves a target."""
 
-    def __init__(self, target: Target, *, max_message_bytes: int = MAX_LINK_MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        max_message_bytes: int = MAX_LINK_MESSAGE_BYTES,
+        link_timeout_s: float = DEFAULT_COORDINATOR_TIMEOUT_S,
+    ) -> None:
+        """``link_timeout_s``: the silence after which a coordinator that sends heartbeats is gone."""
         self._target = target
         self._max_message_bytes = max_message_bytes
+        self._link_timeout_s = link_timeout_s
 
     async def Describe(self, request: link_pb2.DescribeRequest, context: Context) -> link_pb2.ModelDescription:
         """Facts of the target."""
-        return description_to_proto(with_planes(await self._target.describe()))
+        return description_to_proto(with_heartbeats(with_planes(await self._target.describe())))
 
     async def Attach(
         self, request_iterator: AsyncIterator[link_pb2.TargetCommands], context: Context
@@ -105,6 +124,8 @@ class TargetServicer(TargetServiceServicer):
             offer=lambda name: link_pb2.TargetEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
             shares_memory=reads_shared_memory(context.invocation_metadata()),
             max_message_bytes=self._max_message_bytes,
+            beat=lambda: context.write(link_pb2.TargetEvents(heartbeat=link_pb2.Heartbeat())),
+            silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
         )
         async with contextlib.aclosing(pump.run(request_iterator)) as messages:
             async for message in messages:
@@ -152,3 +173,8 @@ class GenerationServicer(GenerationServiceServicer):
         asked = with_trace(request_from_proto(request, self._generator.limits), context.invocation_metadata())
         about_request.set(log_fields(asked))  # of this call: every call has a context of its own
         return contextlib.aclosing(self._generator.generate_stream(asked, deadline_s=deadline))
+
+
+def _silence_timeout_s(context: Context, timeout_s: float) -> float | None:
+    """After how long a silence the caller is gone; None for one that sends no heartbeats."""
+    return timeout_s if sends_heartbeats(context.invocation_metadata()) else None

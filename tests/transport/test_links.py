@@ -24,6 +24,7 @@ from outrider.ports import (
     SessionFailed,
     SessionLost,
 )
+from outrider.transport.heartbeats import with_heartbeats
 from outrider.transport.pumping import with_planes
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.types import (
@@ -122,9 +123,9 @@ async def test_one_scenario_in_process_and_over_grpc_gives_equal_events(serve: S
     remote_toys: list[Any] = [ToyDraft(DRAFT_ROWS, V, num_pages=200), ToyTarget(TARGET_ROWS, V, num_pages=200)]
     remote_draft = RemoteDraft((await serve("draft", remote_toys[0])).address)
     remote_target = RemoteTarget((await serve("target", remote_toys[1])).address)
-    # How tensors travel is the wire's to say.
-    assert await remote_draft.describe() == with_planes(toys[0].description)
-    assert await remote_target.describe() == with_planes(toys[1].description)
+    # How tensors travel and whether a link falls silent is the wire's to say.
+    assert await remote_draft.describe() == with_heartbeats(with_planes(toys[0].description))
+    assert await remote_target.describe() == with_heartbeats(with_planes(toys[1].description))
 
     here, there = await draft_scenario(toys[0]), await draft_scenario(remote_draft)
     assert same(tuple(there), tuple(here))

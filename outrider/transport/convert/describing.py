@@ -40,6 +40,7 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
         tensor_planes=[_PLANES[plane] for plane in description.tensor_planes],
         version=description.version,
         tensor_parallel_size=description.tensor_parallel_size,
+        heartbeat_interval_ms=description.heartbeat_interval_ms,
     )
 
 
@@ -67,6 +68,7 @@ def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
         tensor_planes=tuple(_PLANES_BACK[plane] for plane in message.tensor_planes if plane in _PLANES_BACK),
         version=message.version,
         tensor_parallel_size=message.tensor_parallel_size or 1,
+        heartbeat_interval_ms=message.heartbeat_interval_ms,
     )
 
 

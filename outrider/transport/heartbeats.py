@@ -1,0 +1,115 @@
+"""Heartbeats of a link, and what is done about a peer that falls silent.
+
+A process that is stopped, or a network that swallows packets, leaves a connection open. Both ends of a link therefore
+send a heartbeat at regular intervals, and each gives the link up when it hears nothing for its timeout. Everything here
+runs on the event loop, beside the thread that computes: a long forward is no silence. Knows no message and no stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from outrider.types import ModelDescription
+
+HEARTBEAT_INTERVAL_S = 0.5
+DEFAULT_LINK_TIMEOUT_S = 3.0
+"""Of a coordinator, for its services."""
+DEFAULT_COORDINATOR_TIMEOUT_S = 15.0
+"""Of a service, for its coordinators. Longer: to release sessions too early costs their rebuild."""
+MIN_INTERVALS = 3
+"""A timeout is at least so many of the peer's intervals: one late heartbeat is no silence."""
+LOOKS = 12
+"""How often a watch looks within one timeout."""
+
+CAPABILITY = ("outrider-heartbeats", "1")
+"""In the metadata of the call that opens a link: the caller sends heartbeats on it."""
+
+
+def with_heartbeats(description: ModelDescription) -> ModelDescription:
+    """The description of a service that sends heartbeats."""
+    return replace(description, heartbeat_interval_ms=round(1000 * HEARTBEAT_INTERVAL_S))
+
+
+def sends_heartbeats(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
+    """Whether a caller announces heartbeats in its call's metadata."""
+    return CAPABILITY in (metadata or ())
+
+
+class SilenceDetector:
+    """Measures the silence of a peer by looks at the clock.
+
+    A look that comes late counts for at most two periods. A process that was stopped, or an event loop that was
+    blocked, heard nobody in that time, and what its peers sent meanwhile has not been read yet.
+    """
+
+    def __init__(self, timeout_s: float, now: float) -> None:
+        """``now`` is a reading of any monotonic clock, in seconds, as in all methods."""
+        self.timeout_s = timeout_s
+        self.period_s = timeout_s / LOOKS
+        """How often to look."""
+        self._silent_s = 0.0
+        self._looked_at = now
+
+    def heard(self, now: float) -> None:
+        """Note a message: the silence begins anew."""
+        self._silent_s = 0.0
+        self._looked_at = now
+
+    def look(self, now: float) -> bool:
+        """Count the time since the last look or message; whether the peer has been silent for the timeout."""
+        self._silent_s += min(now - self._looked_at, 2 * self.period_s)
+        self._looked_at = now
+        return self._silent_s >= self.timeout_s
+
+
+class SilenceWatch:
+    """Calls ``on_silent`` once when a peer was silent for its timeout; belongs to the running event loop."""
+
+    def __init__(self, timeout_s: float, on_silent: Callable[[float], None]) -> None:
+        """It watches after ``start`` only; ``on_silent`` is given the timeout."""
+        self._detector = SilenceDetector(timeout_s, time.monotonic())
+        self._on_silent = on_silent
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_paused = False
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Begin to watch; idempotent."""
+        if self._timer is None and not self._is_stopped:
+            self._detector.heard(time.monotonic())
+            self._schedule()
+
+    def heard(self) -> None:
+        """Note a message of the peer."""
+        self._detector.heard(time.monotonic())
+
+    def pause(self) -> None:
+        """Count no silence until ``resume``: nothing is being read."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Count again, from 0."""
+        self._is_paused = False
+        self.heard()
+
+    def stop(self) -> None:
+        """Watch no more; idempotent."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _schedule(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._detector.period_s, self._look)
+
+    def _look(self) -> None:
+        if self._is_paused:
+            self.heard()
+        if self._detector.look(time.monotonic()):
+            self.stop()
+            self._on_silent(self._detector.timeout_s)
+        else:
+            self._schedule()
