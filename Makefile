@@ -11,8 +11,11 @@ PACKAGES := outrider draft_service target_service coordinator benchmarks
 CHECKED := $(PACKAGES) tests tools scripts
 TEST_WORKERS ?= 2
 TESTS ?= tests
+SCENARIO ?=
+SEED ?=
+SCALE ?=
 
-.PHONY: help install demo test test-all check format proto docs golden
+.PHONY: help install demo test test-all soak check format proto docs golden
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -34,6 +37,9 @@ test: install  ## the suite without its slow tests; TESTS=tests/cli for a part o
 
 test-all: install  ## the slow tests too: every statistical test with all its draws
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(TESTS)
+
+soak: install  ## faults done to real processes, the long form; SCENARIO=name for one row, SEED=, SCALE=0.1
+	$(BIN)/python -m tests.faults $(SCENARIO) $(if $(SEED),--seed $(SEED)) $(if $(SCALE),--scale $(SCALE))
 
 check: install  ## format, lint, types, import contracts, generated code, generated docs
 	$(BIN)/ruff format --check .

@@ -3,4 +3,4 @@
 # tools. Usage: scripts/sanitize.sh [STEPS]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-exec compute-sanitizer --tool memcheck --error-exitcode 1 "${PYTHON:-python}" -m tests.soak --device cuda --num-steps "${1:-1000}"
+exec compute-sanitizer --tool memcheck --error-exitcode 1 "${PYTHON:-python}" -m tests.random_steps --device cuda --num-steps "${1:-1000}"

@@ -22,7 +22,7 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.03}
 """Of logits, over the largest of them: one forward and several round differently."""
 
 
-class RunnerSoak:
+class RunnerSteps:
     """Random steps of one seed; ``AssertionError`` or ``IntegrityError`` where something is wrong."""
 
     def __init__(self, runner: ModelRunner, seed: int, *, checks_every: int = 10) -> None:

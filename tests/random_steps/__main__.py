@@ -1,4 +1,4 @@
-"""``python -m tests.soak --device cuda --num-steps 10000``; under compute-sanitizer by ``scripts/sanitize.sh``."""
+"""``python -m tests.random_steps --device cuda --num-steps 10000``; ``scripts/sanitize.sh`` under compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.soak.running import soak_all
+from tests.random_steps.running import take_random_steps
 from tests.support.tiny_models import build_tiny_model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.random_steps", description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--num-steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = build_tiny_model(Path(folder) / "model")
-        soak_all(
+        take_random_steps(
             model,
             options.device,
             options.num_steps,

@@ -146,7 +146,7 @@ class _Side:
         return self._generation
 
 
-class TargetSoak(_Side):
+class TargetSteps(_Side):
     """Scores of random drafts, and for a while of none: then the core computes ahead what is mostly asked for next."""
 
     def __init__(self, runner: ModelRunner, seed: int, *, num_token_ids: int) -> None:
@@ -222,7 +222,7 @@ class TargetSoak(_Side):
         self.num_checks += 1
 
 
-class DraftSoak(_Side):
+class DraftSteps(_Side):
     """Proposals, some of which come true."""
 
     def __init__(self, runner: ModelRunner, seed: int, *, num_token_ids: int) -> None:

@@ -1,4 +1,4 @@
-"""All soaks of one device: what the test and the command share."""
+"""All random steps of one device: what the test and the command share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from outrider.engine.drafting import DraftingRules
 from outrider.engine.runner import ModelRunner
-from tests.soak.of_runner import RunnerSoak
-from tests.soak.of_services import DraftSoak, TargetSoak
+from tests.random_steps.of_runner import RunnerSteps
+from tests.random_steps.of_services import DraftSteps, TargetSteps
 
 NUM_TOKEN_IDS = 257
 
 
 def load(folder: Path, device: str, *, dtype: str = "float32", max_model_len: int = 128) -> ModelRunner:
-    """A tiny model with fewer pages than the soaks would like, warmed up (on a GPU: captured) as a service's is."""
+    """A tiny model with fewer pages than the steps would like, warmed up (on a GPU: captured) as a service's is."""
     runner = ModelRunner.load(
         folder,
         device=device,
@@ -28,19 +28,19 @@ def load(folder: Path, device: str, *, dtype: str = "float32", max_model_len: in
     return runner
 
 
-def soak_all(
+def take_random_steps(
     folder: Path, device: str, num_steps: int, *, seed: int = 0, say: Callable[[str], None] = lambda text: None
 ) -> None:
     """So many steps of each kind."""
     runner = load(folder, device)
-    forwards = RunnerSoak(runner, seed)
+    forwards = RunnerSteps(runner, seed)
     forwards.run(num_steps)
     assert forwards.num_checks, "no text was computed anew: take more steps"
     say(f"runner: {num_steps} steps, {forwards.num_checks} texts computed anew")
-    for make in (TargetSoak, DraftSoak):
-        soak = make(runner, seed + 1, num_token_ids=NUM_TOKEN_IDS)
-        soak.run(num_steps)
-        assert soak.num_answers, "nothing was answered: take more steps"
-        assert soak.num_checks, "no answer could be checked: take more steps"
-        assert soak.num_foreseen is None or min(soak.num_foreseen) > 0
-        say(f"{make.__name__}: {num_steps} steps, {soak.num_answers} answers, {soak.num_checks} checked")
+    for make in (TargetSteps, DraftSteps):
+        steps = make(runner, seed + 1, num_token_ids=NUM_TOKEN_IDS)
+        steps.run(num_steps)
+        assert steps.num_answers, "nothing was answered: take more steps"
+        assert steps.num_checks, "no answer could be checked: take more steps"
+        assert steps.num_foreseen is None or min(steps.num_foreseen) > 0
+        say(f"{make.__name__}: {num_steps} steps, {steps.num_answers} answers, {steps.num_checks} checked")

@@ -1,11 +1,11 @@
-"""A few of the random steps at every build; ``scripts/sanitize.sh`` and ``python -m tests.soak`` take thousands."""
+"""A few of the random steps at every build; ``python -m tests.random_steps`` takes thousands."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.soak.running import soak_all
+from tests.random_steps.running import take_random_steps
 from tests.support.tiny_models import cached_tiny_model
 
 torch.set_num_threads(1)
@@ -13,11 +13,11 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral"])
 def test_random_steps_leave_texts_and_pages_right(architecture: str) -> None:
-    soak_all(cached_tiny_model(architecture), "cpu", 250, seed=3)
+    take_random_steps(cached_tiny_model(architecture), "cpu", 250, seed=3)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.timeout(600)
 def test_random_steps_on_a_gpu() -> None:
-    soak_all(cached_tiny_model("llama"), "cuda", 10_000, seed=4)
+    take_random_steps(cached_tiny_model("llama"), "cuda", 10_000, seed=4)

@@ -1,0 +1,163 @@
+"""One service as a real process at fixed ports, started again whenever it ends, as an orchestrator would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from outrider.cli.stack.probe import is_serving
+from tests.faults.readings import Metrics, Usage, metrics_of, usage_of
+
+RESTART_DELAY_S = 0.5
+"""Between a process's end and its next start; what `outrider serve` waits the first time."""
+START_DEADLINE_S = 240.0
+"""Generous: a start imports torch, on a machine that may be busy."""
+_POLL_S = 0.05
+_PORTS = range(12_000, 32_000)
+"""Below the ports that the kernel gives to outgoing connections: nobody takes one while its service is away."""
+
+Say = Callable[[str], None]
+
+
+def choose_port() -> int:
+    """A loopback port that is free now and that no outgoing connection will take."""
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+class ServiceProcess:
+    """A target, draft or coordinator. ``kill`` and ``freeze`` are faults; any other end is noted as a crash."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        flags: Mapping[str, object],
+        *,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.port, self.metrics_port = choose_port(), choose_port()
+        self.log = folder / f"{name}.log"
+        self.crashes: list[str] = []
+        self.num_starts = 0
+        self._command = [module, *_as_flags({**flags, "port": self.port, "metrics-port": self.metrics_port})]
+        self._environment = {"OMP_WAIT_POLICY": "PASSIVE", **_without_settings(), **(environment or {})}
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._is_death_expected = self._is_kept = False
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number; None while there is none."""
+        running = self._process is not None and self._process.returncode is None
+        return self._process.pid if running and self._process is not None else None
+
+    async def start(self) -> None:
+        """Start it, and keep it started from now on."""
+        await self._spawn()
+        self._is_kept = True
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def running(self) -> None:
+        """Return when there is a process, whether it serves yet or not."""
+        while self.pid is None:
+            await asyncio.sleep(_POLL_S)
+
+    async def serving(self) -> None:
+        """Return when it serves; ``AssertionError`` with the end of its log when it takes too long."""
+        deadline = time.monotonic() + START_DEADLINE_S
+        while self.pid is None or not await is_serving(self.address):
+            assert time.monotonic() < deadline, f"{self.name} does not serve:\n{self.last_lines()}"
+            await asyncio.sleep(_POLL_S)
+
+    def kill(self) -> None:
+        """SIGKILL; the process is started again after ``RESTART_DELAY_S``."""
+        if self.pid is not None:
+            self._is_death_expected = True
+            self._signal(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """SIGSTOP: connections stay, and nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    async def stop(self) -> None:
+        """End it for good."""
+        self._is_kept = False
+        self._is_death_expected = True
+        self._signal(signal.SIGKILL)
+        if self._keeper is not None:
+            await self._keeper
+
+    async def metrics(self) -> Metrics | None:
+        """Its metrics; None when it does not answer."""
+        return await metrics_of(self.metrics_port)
+
+    def usage(self) -> Usage | None:
+        """Its memory, files and threads; None while there is no process."""
+        return None if self.pid is None else usage_of(self.pid)
+
+    def last_lines(self, count: int = 15) -> str:
+        """The end of its log."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+        return ""
+
+    async def _spawn(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "outrider.cli.stack.child", str(os.getpid()), *self._command),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+            )
+        self.num_starts += 1
+
+    async def _keep(self) -> None:
+        while self._process is not None:
+            code = await self._process.wait()
+            if not self._is_death_expected:
+                self.crashes.append(f"{self.name} ended by itself with {code}: {self.last_lines(3)}")
+            self._is_death_expected = False
+            if not self._is_kept:
+                return
+            await asyncio.sleep(RESTART_DELAY_S)
+            if not self._is_kept:
+                return
+            await self._spawn()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+def _as_flags(flags: Mapping[str, object]) -> list[str]:
+    return [word for key, value in flags.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+
+
+def _without_settings() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith("OUTRIDER_")}

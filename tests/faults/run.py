@@ -1,0 +1,133 @@
+"""One run of one scenario: its stack, its catalogue with twins, its clients, and what is noted of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider import AsyncClient
+from outrider.generation import GenerationResult
+from tests.faults.plan import Fault, inflict
+from tests.faults.processes import Say
+from tests.faults.report import Result
+from tests.faults.requests import Request, draw_catalogue
+from tests.faults.stack import Stack, undisturbed
+from tests.faults.traffic import PLAIN, Manner, Tally, Traffic
+from tests.faults.watch import History
+
+_CATALOGUE = 40
+_LONGEST = 300
+_SHORT_STREAMS = 5
+_KEPT_GAPS = 10
+
+
+def _say_nothing(text: str) -> None:
+    del text
+
+
+@dataclass(slots=True)
+class Run:
+    """What a scenario works with."""
+
+    stack: Stack
+    rng: random.Random
+    count: int
+    """Faults, messages, streams or seconds: what the scenario counts."""
+    catalogue: Sequence[Request]
+    twins: Mapping[int, GenerationResult]
+    clients: Sequence[AsyncClient]
+    result: Result
+    say: Say
+
+    @property
+    def is_short(self) -> bool:
+        """Whether this is the short form, on a machine that has other things to do."""
+        return self.result.scale == 0
+
+    def traffic(
+        self, num_streams: int, *, manners: Sequence[Manner] = (PLAIN,), options: Mapping[str, Any] | None = None
+    ) -> Traffic:
+        """Streams of the catalogue, so many at a time; a few in the short form."""
+        return Traffic(
+            self.clients,
+            self.catalogue,
+            self.twins,
+            num_streams=min(num_streams, _SHORT_STREAMS) if self.is_short else num_streams,
+            rng=self.rng,
+            manners=manners,
+            options=options,
+        )
+
+    async def suffer(self, plan: Sequence[Fault], traffic: Traffic) -> None:
+        """One fault after another while streams run; the stack recovers in between where a fault says so."""
+        for fault in plan:
+            await asyncio.sleep(fault.pause_s)
+            self.say(f"{fault} ({traffic.tally.num_streams} streams, {len(traffic.tally.problems())} wrong)")
+            await inflict(self.stack, fault)
+            if fault.waits:
+                await self.stack.whole()
+                await traffic.progress()
+        await self.stack.whole()
+
+    def note_streams(self, tally: Tally, *, longest_gap_s: float | None = None) -> None:
+        """Figures of streams; ``longest_gap_s`` bounds the longest wait of any for its next output."""
+        self.result.problems += tally.problems()
+        self.result.add("streams", tally.num_streams)
+        self.result.add("streams different", len(tally.different), 0)
+        self.result.add("streams failed", len(tally.failed), 0)
+        self.result.add("streams hung", len(tally.hung), 0)
+        self.result.add("longest gap", tally.longest_gap_s, longest_gap_s, "s")
+        gaps = sorted(tally.longest_gaps, reverse=True)[:_KEPT_GAPS]
+        self.result.samples["longest_gaps_s"] = [round(gap, 3) for gap, _, _ in gaps]
+
+    async def note_left_over(self) -> None:
+        """Figures of sessions and pages that are still held when no stream runs, and of crashes."""
+        held = await self.stack.idle()
+        self.result.problems += [*held, *self.stack.crashes]
+        self.result.add("sessions and pages left", len(held), 0)
+        self.result.add("crashes", len(self.stack.crashes), 0)
+
+    def note_memory(self, histories: Mapping[str, History], *, most_mib: float | None = None) -> None:
+        """Figures of memory at the end and at the peak, of the process that grew most; restarted ones aside."""
+        growth = max((history.growth_mib for history in histories.values()), default=0.0)
+        peak = max((history.peak_growth_mib for history in histories.values()), default=0.0)
+        self.result.add("memory growth, end", growth, most_mib, "MiB")
+        self.result.add("memory growth, peak", peak, most_mib, "MiB")
+        self.result.samples["memory"] = {name: history.summary() for name, history in histories.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What runs on one stack share: clients of its coordinators, a catalogue of requests, and their twins."""
+
+    clients: Sequence[AsyncClient]
+    catalogue: Sequence[Request]
+    twins: Mapping[int, GenerationResult]
+
+    def run(
+        self, stack: Stack, name: str, *, seed: int, count: int, scale: float = 1.0, say: Say = _say_nothing
+    ) -> Run:
+        """A run of one scenario, with random numbers of its own."""
+        rng = random.Random(f"{seed} {name}")
+        return Run(stack, rng, count, self.catalogue, self.twins, self.clients, Result(name, seed, scale), say)
+
+
+@contextlib.asynccontextmanager
+async def prepared(
+    stack: Stack, *, seed: int, num_requests: int = _CATALOGUE, longest: int = _LONGEST, say: Say = _say_nothing
+) -> AsyncIterator[Prepared]:
+    """Draw a catalogue and make its twins, before anything is disturbed."""
+    catalogue = draw_catalogue(random.Random(f"{seed} requests"), num_requests, longest=longest)
+    async with contextlib.AsyncExitStack() as cleanup:
+        clients = [
+            await cleanup.enter_async_context(AsyncClient(coordinator.address)) for coordinator in stack.coordinators
+        ]
+        began = time.monotonic()
+        twins = await undisturbed(clients[0], catalogue)
+        say(f"{len(catalogue)} requests, {len(twins)} with twins, made in {time.monotonic() - began:.0f} s")
+        yield Prepared(clients, catalogue, twins)

@@ -1,0 +1,176 @@
+"""A stack of real processes: targets, drafts and coordinators on loopback, links through proxies where asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import outrider.demo
+from outrider import AsyncClient
+from outrider.generation import GenerationResult
+from tests.faults.processes import START_DEADLINE_S, ServiceProcess
+from tests.faults.proxy import Proxy
+from tests.faults.requests import Request
+from tests.faults.traffic import Tally, patiently
+
+PAIR = Path(outrider.demo.__file__).parent / "pair"
+IDLE_DEADLINE_S = 60.0
+_NUM_PAGES = 1024
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which processes a stack has, and the settings that are not the defaults."""
+
+    num_targets: int = 1
+    num_drafts: int = 1
+    num_coordinators: int = 1
+    is_proxied: bool = False
+    """Whether the links to targets and drafts pass through proxies."""
+    target: Mapping[str, object] = field(default_factory=dict)
+    draft: Mapping[str, object] = field(default_factory=dict)
+    coordinator: Mapping[str, object] = field(default_factory=dict)
+    coordinator_module: str = "coordinator"
+
+
+class Stack:
+    """The processes of a layout, their proxies, and what holds for all of them."""
+
+    def __init__(self, layout: Layout, folder: Path) -> None:
+        self.layout, self.folder = layout, folder
+        self.targets = [self._model("target", number, layout.target) for number in range(layout.num_targets)]
+        self.drafts = [self._model("draft", number, layout.draft) for number in range(layout.num_drafts)]
+        self.proxies = {process.name: Proxy(process.address) for process in self.models if layout.is_proxied}
+        self.coordinators = [self._coordinator(number) for number in range(layout.num_coordinators)]
+
+    @property
+    def models(self) -> list[ServiceProcess]:
+        """Targets and drafts."""
+        return [*self.targets, *self.drafts]
+
+    @property
+    def processes(self) -> list[ServiceProcess]:
+        """All processes."""
+        return [*self.models, *self.coordinators]
+
+    @property
+    def crashes(self) -> list[str]:
+        """Ends of processes that no fault asked for."""
+        return [crash for process in self.processes for crash in process.crashes]
+
+    def process(self, name: str) -> ServiceProcess:
+        """The process of that name."""
+        return next(process for process in self.processes if process.name == name)
+
+    async def start(self) -> None:
+        """Start everything and wait until the stack is whole."""
+        for proxy in self.proxies.values():
+            await proxy.start()
+        for process in self.processes:
+            await process.start()
+        await self.whole()
+
+    async def stop(self) -> None:
+        """End everything."""
+        await asyncio.gather(*(process.stop() for process in self.processes))
+        for proxy in self.proxies.values():
+            await proxy.close()
+
+    async def whole(self) -> None:
+        """Return when every process serves and every coordinator is attached to every target and draft."""
+        await asyncio.gather(*(process.serving() for process in self.processes))
+        deadline = time.monotonic() + START_DEADLINE_S
+        while lacking := await self._lacking():
+            assert time.monotonic() < deadline, f"not attached: {lacking}"
+            await asyncio.sleep(0.05)
+
+    async def idle(self, deadline_s: float = IDLE_DEADLINE_S) -> list[str]:
+        """Wait until no request runs and no session or page is held; what is still held at the deadline."""
+        deadline = time.monotonic() + deadline_s
+        while held := await self._held():
+            if time.monotonic() > deadline:
+                return held
+            await asyncio.sleep(0.1)
+        return []
+
+    async def _lacking(self) -> list[str]:
+        wanted = {"target": len(self.targets), "draft": len(self.drafts)}
+        lacking = []
+        for coordinator in self.coordinators:
+            metrics = await coordinator.metrics() or {}
+            attached = {side: metrics.get(f"outrider_replicas_attached/{side}", 0) for side in wanted}
+            if any(attached[side] < wanted[side] for side in wanted):
+                lacking.append(f"{coordinator.name} has {attached} of {wanted}")
+        return lacking
+
+    async def _held(self) -> list[str]:
+        held = []
+        for process in self.processes:
+            metrics = await process.metrics()
+            if metrics is None:
+                held.append(f"{process.name} gives no metrics")
+                continue
+            held += [f"{process.name}: {name} {metrics[name]:.0f}" for name in _HELD if metrics.get(name)]
+        return held
+
+    def _model(self, role: str, number: int, settings: Mapping[str, object]) -> ServiceProcess:
+        flags = {"model": PAIR / role, "num_pages": _NUM_PAGES, "num_threads": 1, "log_interval_s": 0, **settings}
+        return ServiceProcess(f"{role}-{number}", f"{role}_service", flags, folder=self.folder)
+
+    def _coordinator(self, number: int) -> ServiceProcess:
+        places = {
+            "target_address": ",".join(self._place(process) for process in self.targets),
+            "draft_address": ",".join(self._place(process) for process in self.drafts),
+        }
+        flags = {key: value for key, value in places.items() if value}
+        return ServiceProcess(
+            f"coordinator-{number}",
+            self.layout.coordinator_module,
+            {**flags, "log_interval_s": 0, **self.layout.coordinator},
+            folder=self.folder,
+        )
+
+    def _place(self, process: ServiceProcess) -> str:
+        proxy = self.proxies.get(process.name)
+        return process.address if proxy is None else proxy.address
+
+
+_HELD = (
+    "outrider_num_requests_running",
+    "outrider_num_requests_waiting",
+    "outrider_sessions_open",
+    "outrider_kv_pages_used",
+)
+"""What is zero when nothing runs."""
+
+
+@contextlib.asynccontextmanager
+async def run_stack(layout: Layout, folder: Path | None = None) -> AsyncIterator[Stack]:
+    """A stack that is whole inside and gone outside. Logs go to ``folder``, or to a temporary one."""
+    with contextlib.ExitStack() as cleanup:
+        place = folder or Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="outrider-faults-")))
+        stack = Stack(layout, place)
+        try:
+            await stack.start()
+            yield stack
+        finally:
+            await stack.stop()
+
+
+async def undisturbed(client: AsyncClient, catalogue: Sequence[Request]) -> dict[int, GenerationResult]:
+    """The twins of the determined requests: what the target gives alone, K = 0, while nothing is wrong."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def result(request: Request) -> tuple[int, GenerationResult]:
+        async with places:
+            reading = await patiently(client, request, Tally(), num_speculative_tokens=0)
+        assert reading.result is not None, f"no twin: {reading.error} for {request}"
+        return request.number, reading.result
+
+    return dict(await asyncio.gather(*(result(request) for request in catalogue if request.is_determined)))
