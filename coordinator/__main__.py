@@ -6,9 +6,13 @@ while a target is attached; a draft never matters to it.
 
 from __future__ import annotations
 
+import os
+
+# gRPC reads it when it is imported. Its own lines are no JSON, and what they tell the log tells too.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 import asyncio
 import logging
-import signal
 from collections.abc import Callable
 from functools import partial
 
@@ -19,6 +23,7 @@ from outrider.telemetry.pulse import beat, coordinator_pulse
 from outrider.telemetry.tracing import Tracing, traced
 from outrider.transport.awake.keeping import processors_awake
 from outrider.transport.discovery import RemoteReplicas
+from outrider.transport.ending import Ending
 from outrider.transport.hosting import run_process
 from outrider.transport.http_health import Probes
 from outrider.transport.remote import RemoteDraft, RemoteTarget
@@ -31,17 +36,17 @@ _log = logging.getLogger(__name__)
 
 async def serve(settings: CoordinatorSettings) -> None:
     """Serve until a signal; raises what kept the coordinator from starting."""
-    stop = _signalled()
+    ending = Ending(asyncio.get_running_loop())
     target_up = asyncio.Queue[bool]()
     async with traced(settings.name, trace_file=settings.trace_file) as tracing:
         coordinator = _coordinator(settings, target_up.put_nowait, tracing)
         with metrics_served(settings, read_on(asyncio.get_running_loop(), coordinator.readings)):
-            await _serve(settings, coordinator, stop, target_up)
+            await _serve(settings, coordinator, ending, target_up)
     _log.info("stopped")
 
 
 async def _serve(
-    settings: CoordinatorSettings, coordinator: Coordinator, stop: asyncio.Event, target_up: asyncio.Queue[bool]
+    settings: CoordinatorSettings, coordinator: Coordinator, ending: Ending, target_up: asyncio.Queue[bool]
 ) -> None:
     server = await serve_generation(
         coordinator,
@@ -56,12 +61,12 @@ async def _serve(
     following = asyncio.create_task(_follow_target(server, target_up))
     pulse = asyncio.create_task(beat(settings.log_interval_s, coordinator.readings, coordinator_pulse))
     try:
-        if await _start_unless(stop, coordinator):
+        if await _start_unless(ending, coordinator):
             settle_process()
             async with processors_awake(settings.num_awake_processors, lambda: coordinator.num_running > 0):
-                await stop.wait()
+                await ending.begun.wait()
                 _log.info("draining")
-                await server.drain(delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)
+                await _drain(server, ending, settings)
     finally:
         following.cancel()
         pulse.cancel()
@@ -88,24 +93,29 @@ def _coordinator(
     return Coordinator(targets, drafts, settings, on_target=on_target, tracing=tracing)
 
 
-def _signalled() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
-
-
 async def _follow_target(server: Server, target_up: asyncio.Queue[bool]) -> None:
     """Health says whether a target is attached, in the order in which it came and went."""
     while True:
         await server.set_serving(await target_up.get())
 
 
-async def _start_unless(stop: asyncio.Event, coordinator: Coordinator) -> bool:
+async def _drain(server: Server, ending: Ending, settings: CoordinatorSettings) -> None:
+    """Let running requests finish within the grace; a second signal ends them at once."""
+    draining = asyncio.create_task(server.drain(delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s))
+    hurried = asyncio.create_task(ending.hurried.wait())
+    try:
+        await asyncio.wait((draining, hurried), return_when=asyncio.FIRST_COMPLETED)
+        if draining.done():
+            await draining
+    finally:
+        for task in (draining, hurried):
+            task.cancel()
+
+
+async def _start_unless(ending: Ending, coordinator: Coordinator) -> bool:
     """Whether the coordinator has started; False when the signal came first. Raises what kept it from starting."""
     starting = asyncio.create_task(coordinator.start())
-    stopping = asyncio.create_task(stop.wait())
+    stopping = asyncio.create_task(ending.begun.wait())
     try:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():

@@ -6,6 +6,11 @@ torch is imported, so that what is wrong with it is said at once.
 
 from __future__ import annotations
 
+import os
+
+# gRPC reads it when it is imported. Its own lines are no JSON, and what they tell the log tells too.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 from functools import partial
 from typing import TYPE_CHECKING
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Annotated
+
+# gRPC reads it when it is imported. Its own lines are not ours, and errors of calls are told without them.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import typer
 
@@ -16,6 +20,7 @@ from outrider.cli.info import info
 from outrider.cli.options import progress
 from outrider.cli.serve import serve
 from outrider.cli.trace.command import trace
+from outrider.telemetry.output import drain_output
 
 app = typer.Typer(
     name="outrider",
@@ -49,6 +54,8 @@ def main() -> None:
     try:
         app()
     except OSError as error:
-        progress.print(f"error: {error}", style="red", markup=False)
+        with contextlib.suppress(OSError, SystemExit):  # it may be the same output
+            progress.print(f"error: {error}", style="red", markup=False)
+        drain_output()
         # What is still buffered cannot be written either; a plain exit would try, and complain once more.
         os._exit(1)

@@ -13,6 +13,7 @@ from outrider.cli.stack.plan import Place, StackPlan, plan_stack
 from outrider.cli.stack.preflight import check, free_port
 from outrider.cli.stack.running import run_until_signal
 from outrider.config import Effective, load_all
+from outrider.telemetry import guard_output
 
 Target = Annotated[str | None, typer.Argument(help="Folder of the target model in the Hugging Face layout.")]
 DraftModel = Annotated[
@@ -111,6 +112,7 @@ def serve(
         ("coordinator", "log_level"): log_level,
         **_metrics_ports(metrics_port),
     }
+    guard_output()
     with errors_as_lines():
         flags.update(parse_set(set_options))
         effective = load_all(flags, speculative_config=speculative_config, config=config)

@@ -5,5 +5,6 @@ Knows no transport, no device and no request. Metrics and tracing come with a la
 
 from outrider.telemetry.endings import exit_cleanly
 from outrider.telemetry.logs import set_up_logging
+from outrider.telemetry.output import guard_output
 
-__all__ = ["exit_cleanly", "set_up_logging"]
+__all__ = ["exit_cleanly", "guard_output", "set_up_logging"]

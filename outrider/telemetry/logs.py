@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TextIO
 
+from outrider.telemetry.output import DroppingStream
+
 about_request: ContextVar[Mapping[str, str]] = ContextVar("about_request", default=MappingProxyType({}))
 """Fields of every record made while something is done for a request: its id, and its trace's where it has one."""
 
@@ -60,11 +62,21 @@ def set_up_logging(level: str = "info", *, service: str, stream: TextIO | None =
     stream = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(stream)
     handler.setFormatter(PlainFormatter(service) if stream.isatty() else JsonFormatter(service))
+    if isinstance(stream, DroppingStream):
+        stream.notice = lambda count: handler.format(_dropped_record(count))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+
+
+def _dropped_record(count: int) -> logging.LogRecord:
+    """The record that stands for lines that could not be written."""
+    message = "%d lines of the log were dropped while it could not be written"
+    record = logging.LogRecord(DroppingStream.__module__, logging.WARNING, "", 0, message, (count,), None)
+    record.fields = {"num_dropped": count}
+    return record
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

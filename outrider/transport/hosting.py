@@ -13,25 +13,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load
-from outrider.errors import LoadingError, RequestCancelledError, UnavailableError
+from outrider.errors import LoadingError, RequestCancelledError
 from outrider.ports import Link
 from outrider.readings import Reading
 from outrider.recording import Recorder
-from outrider.telemetry import exit_cleanly, set_up_logging
+from outrider.telemetry import exit_cleanly, guard_output, set_up_logging
 from outrider.telemetry.metrics.serving import build_info, metrics_served
 from outrider.telemetry.progress import ByteProgress, CountProgress
 from outrider.telemetry.pulse import beat, service_pulse
 from outrider.telemetry.tracing import traced
 from outrider.telemetry.tracing.service_spans import ServiceRecorder
 from outrider.transport.awake.keeping import processors_awake
+from outrider.transport.ending import Ending, Progress
 from outrider.transport.server import Server
 from outrider.transport.tuning import prepare_process, settle_process
 from outrider.types import ModelDescription
@@ -39,7 +38,6 @@ from outrider.types import ModelDescription
 _log = logging.getLogger(__name__)
 
 _IDLE_POLL_S = 0.05
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
@@ -48,7 +46,6 @@ EventT_co = TypeVar("EventT_co", covariant=True)
 
 SettingsT = TypeVar("SettingsT", TargetSettings, DraftSettings, CoordinatorSettings)
 
-Progress = Callable[[int, int], None]
 OnFailure = Callable[[BaseException], None]
 
 
@@ -139,6 +136,7 @@ def run_process(
     """Read a section's settings and serve with them, unless ``follow`` says that there was something else to do; an
     error of ours is one line and exit code 1.
     """
+    guard_output()
     with exit_cleanly():
         settings = load(section)
         set_up_logging(settings.log_level, service=section.name)
@@ -155,7 +153,7 @@ async def host_service(
 
     ``serve`` binds the port; ``load_model`` runs in a thread and says now and then how far it is.
     """
-    ending = _Ending(asyncio.get_running_loop())
+    ending = Ending(asyncio.get_running_loop())
     pending: PendingService[CommandT, EventT] = PendingService()
     server = await serve(pending)
     _log.info("listening on %s", server.address)
@@ -192,56 +190,8 @@ def run(main: Coroutine[Any, Any, None]) -> None:
         uvloop.run(main)
 
 
-class _Ending:
-    """Whether it is time to end, and why: a signal, or the engine's failure. A second signal makes it quick."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.begun = asyncio.Event()
-        self.hurried = asyncio.Event()
-        self.failure: BaseException | None = None
-        self.is_stopped = threading.Event()
-        self._loop = loop
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._stop)
-
-    def stop_listening(self) -> None:
-        """Signals do again what they did before."""
-        for number in _SIGNALS:
-            self._loop.remove_signal_handler(number)
-
-    def fail(self, error: BaseException) -> None:
-        """The engine failed; from any thread."""
-        self._loop.call_soon_threadsafe(self._fail, error)
-
-    def watched(self, progress: Progress) -> Progress:
-        """The same, but raising ``RequestCancelledError`` once a signal has come; from any thread."""
-
-        def watched(done: int, total: int) -> None:
-            if self.is_stopped.is_set():
-                raise RequestCancelledError("stopped while loading")
-            progress(done, total)
-
-        return watched
-
-    def raise_failure(self) -> None:
-        """Raise ``UnavailableError`` if the engine failed."""
-        if self.failure is not None:
-            raise UnavailableError(f"the engine failed: {self.failure}") from self.failure
-
-    def _stop(self) -> None:
-        if self.begun.is_set():
-            self.hurried.set()
-        self.is_stopped.set()
-        self.begun.set()
-
-    def _fail(self, error: BaseException) -> None:
-        self.failure = error
-        self.begun.set()
-        self.hurried.set()
-
-
 async def _load(
-    load_model: Callable[[LoadProgress, OnFailure], Service[CommandT, EventT]], name: str, ending: _Ending
+    load_model: Callable[[LoadProgress, OnFailure], Service[CommandT, EventT]], name: str, ending: Ending
 ) -> Service[CommandT, EventT] | None:
     """The service, or None when a signal came first."""
     weights, captures = ByteProgress(f"loading the {name}"), CountProgress(f"capturing the {name}'s CUDA graphs")
@@ -258,7 +208,7 @@ async def _load(
 async def _run(
     server: Server,
     service: Service[CommandT, EventT],
-    ending: _Ending,
+    ending: Ending,
     settings: TargetSettings | DraftSettings,
     *,
     on_warm: Callable[[ModelDescription], None],
@@ -287,15 +237,10 @@ def _awake_count(settings: TargetSettings | DraftSettings) -> int | None:
     return 0 if count is None and settings.device == "cpu" else count
 
 
-async def _drain(service: Service[CommandT, EventT], ending: _Ending, *, delay_s: float, grace_s: float) -> None:
-    await _wait(ending.hurried, delay_s)
+async def _drain(service: Service[CommandT, EventT], ending: Ending, *, delay_s: float, grace_s: float) -> None:
+    await ending.wait_hurried(delay_s)
     service.refuse_sessions()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace_s):
             while service.num_sessions and not ending.hurried.is_set():
-                await _wait(ending.hurried, _IDLE_POLL_S)
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+                await ending.wait_hurried(_IDLE_POLL_S)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from outrider.cli.stack.preflight import free_port
 
@@ -23,7 +24,13 @@ SERVICES = {"target_service", "draft_service", "coordinator"}
 class Command:
     """`outrider serve` with these arguments; what it writes is read as it comes."""
 
-    def __init__(self, *arguments: str, port: int | None = None, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        port: int | None = None,
+        environment: dict[str, str] | None = None,
+        closes_output_when_ready: bool = False,
+    ) -> None:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "outrider.cli", "serve", *arguments),
@@ -36,12 +43,21 @@ class Command:
         )
         self.out: list[str] = []
         self.err: list[str] = []
+        read = self._read_until_ready if closes_output_when_ready else list.extend
         self._readers = [
-            threading.Thread(target=lines.extend, args=(stream,), daemon=True)
+            threading.Thread(target=read, args=(lines, stream), daemon=True)
             for stream, lines in ((self.process.stdout, self.out), (self.process.stderr, self.err))
         ]
         for reader in self._readers:
             reader.start()
+
+    def _read_until_ready(self, lines: list[str], stream: IO[str]) -> None:
+        """Read up to the line that follows the ready line, then be gone."""
+        with stream:
+            for line in stream:
+                lines.append(line)
+                if self.out:
+                    return
 
     def address(self) -> str:
         """Where it serves, once it says so."""

@@ -147,6 +147,22 @@ def test_kill_of_the_parent_in_the_middle_of_a_stream_leaves_nobody(served: Comm
         list(stream)
 
 
+def test_nobody_reads_what_it_says_and_a_killed_draft_is_back(tiny_pair: tuple[Path, Path]) -> None:
+    command = Command(str(tiny_pair[0]), "--method", "ngram", "-vv", closes_output_when_ready=True)
+    try:
+        address = command.address()
+        before = command.children()["draft_service"]
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: command.children().get("draft_service", before) != before, "a new draft")
+        with Client(address) as client:
+            wait_until(lambda: client.model_info().draft_attached, "the draft attached")
+            assert len(client.generate(**{**LONG, "max_tokens": 8}).token_ids) == 8
+        command.terminate()
+        assert command.wait()[0] == 0
+    finally:
+        command.close()
+
+
 def missing(folder: Path) -> None:
     shutil.rmtree(folder)
 

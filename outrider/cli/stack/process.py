@@ -1,4 +1,7 @@
-"""One child process: started so that it cannot outlive us, read line by line, stopped politely and then firmly."""
+"""One child process: started so that it cannot outlive us, read line by line, stopped politely and then firmly.
+
+Its pipe is read to the end whatever becomes of the lines: a process whose log is not read blocks on it.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,23 @@ import asyncio
 import collections
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from outrider.cli.stack.plan import ServiceSpec
 from outrider.telemetry.endings import ERROR_PREFIX
 
+_log = logging.getLogger(__name__)
+
 _KEPT_LINES = 100
+_CHUNK_BYTES = 64 << 10
 _LINE_LIMIT_BYTES = 1 << 20
+"""A longer line is cut into pieces."""
+_LAST_WORDS_S = 1.0
+"""How long the pipe is read after the process's end: a process that it started may hold the other end."""
 
 
 class ChildProcess:
@@ -36,7 +46,6 @@ class ChildProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            limit=_LINE_LIMIT_BYTES,
             env=_environment(),
             process_group=0,
         )
@@ -55,8 +64,8 @@ class ChildProcess:
     async def wait(self) -> str:
         """Wait for its end; how it ended, for people."""
         await self._process.wait()
-        # Shielded: whoever stops waiting does not stop the reading.
-        await asyncio.shield(self._reader)
+        # The reading goes on when it takes longer, or when this call is cancelled.
+        await asyncio.wait([self._reader], timeout=_LAST_WORDS_S)
         return self._ending()
 
     async def stop(self) -> None:
@@ -80,16 +89,33 @@ class ChildProcess:
         stream = self._process.stdout
         if stream is None:
             return
-        async for raw in stream:
+        async for raw in _lines(stream):
             line = raw.decode(errors="replace").rstrip()
             self._lines.append(line)
-            on_line(line)
+            try:
+                on_line(line)
+            except (Exception, SystemExit):  # a console of rich's exits when its reader has gone
+                _log.debug("a line of the %s service was not shown", self.spec.name, exc_info=True)
 
     def _ending(self) -> str:
         code = self._process.returncode or 0
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         reason = last_error(list(self._lines))
         return f"{reason} ({how})" if reason else how
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The lines until the pipe's end; one without an end in sight is given in pieces."""
+    pending = b""
+    while chunk := await stream.read(_CHUNK_BYTES):
+        *lines, pending = (pending + chunk).split(b"\n")
+        for line in lines:
+            yield line
+        if len(pending) > _LINE_LIMIT_BYTES:
+            yield pending
+            pending = b""
+    if pending:
+        yield pending
 
 
 def last_error(lines: list[str]) -> str:
@@ -118,4 +144,4 @@ def _environment() -> dict[str, str]:
     """Ours without the settings, which the flags say in full, and with output that is not held back."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("OUTRIDER_")}
     # The models take turns; threads that spin while they wait for work take the cores from the one whose turn it is.
-    return {"OMP_WAIT_POLICY": "PASSIVE", **kept, "PYTHONUNBUFFERED": "1"}
+    return {"OMP_WAIT_POLICY": "PASSIVE", "GRPC_VERBOSITY": "NONE", **kept, "PYTHONUNBUFFERED": "1"}

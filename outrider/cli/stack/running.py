@@ -21,6 +21,7 @@ from outrider.cli.stack.plan import ServiceSpec, StackPlan
 from outrider.cli.stack.probe import is_serving
 from outrider.cli.stack.supervisor import Stack
 from outrider.client import AsyncClient
+from outrider.errors import OutriderError
 from outrider.telemetry.progress import ByteProgress
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 
@@ -144,14 +145,15 @@ async def _until_signal(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     return await task
 
 
-async def _inside_stack(plan: StackPlan, verbose: int, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
+async def _inside_stack(plan: StackPlan, verbose: int, work: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
     listener = TerminalListener(verbose)
     with contextlib.closing(listener):
-        async with Stack(plan, probe=is_serving, listener=listener):
+        async with Stack(plan, probe=is_serving, listener=listener) as stack:
             listener.close()
             if verbose:
-                await _report_models(plan)
-            return await work()
+                with contextlib.suppress(OutriderError):  # it died meanwhile: the stack starts it again
+                    await _report_models(plan)
+            return await stack.watch(work())
 
 
 async def _report_models(plan: StackPlan) -> None:

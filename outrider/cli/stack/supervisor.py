@@ -1,26 +1,30 @@
 """Starts the services in order, keeps them running, stops them in order.
 
 Owns the order, the backoff and what is reported. Knows no settings: a plan says what to run, a probe says whether an
-address serves.
+address serves. What a listener does with a report never ends the supervision; a bug in the supervision ends the stack.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from outrider.cli.stack.plan import ServiceSpec, StackPlan
 from outrider.cli.stack.process import ChildProcess
-from outrider.errors import UnavailableError
+from outrider.errors import OutriderError, UnavailableError
+
+_log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _STEADY_S = 60.0
+
+ResultT = TypeVar("ResultT")
 
 Probe = Callable[[str], Awaitable[bool]]
 """Whether a service, asked at its ``probe``, says that it is serving; answers within a bounded time."""
@@ -70,6 +74,21 @@ class Stack:
     ) -> None:
         await self.stop()
 
+    async def watch(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """The work's result; ``OutriderError`` as soon as a service is no longer supervised, which is a bug."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([task, *self._keepers], return_when=asyncio.FIRST_COMPLETED)
+            for keeper in self._keepers:
+                if keeper.done() and not task.done():
+                    error = None if keeper.cancelled() else keeper.exception()
+                    raise OutriderError(
+                        f"the supervision of the {keeper.get_name()} service ended: {error!r}"
+                    ) from error
+            return await task
+        finally:
+            await _end(task)
+
     async def stop(self) -> None:
         """Stop the coordinator, which lets running streams finish, then the models. Cancelled: kill what is left."""
         for keeper in self._keepers:
@@ -87,7 +106,7 @@ class Stack:
         await self._start_models()
         await self._start_service(self.plan.coordinator)
         for spec in (*self.plan.models, self.plan.coordinator):
-            self._keepers.append(asyncio.create_task(self._keep(spec)))
+            self._keepers.append(asyncio.create_task(self._keep(spec), name=spec.name))
 
     async def _start_models(self) -> None:
         try:
@@ -99,7 +118,7 @@ class Stack:
 
     async def _start_service(self, spec: ServiceSpec) -> None:
         """Start one and wait until it serves; ``UnavailableError`` with its own words when it ends before."""
-        self._listener.starting(spec)
+        self._tell(self._listener.starting, spec)
         child = await ChildProcess.start(spec, lambda line: self._listener.line(spec, line))
         self._children[spec.name] = child
         ended = asyncio.create_task(child.wait())
@@ -110,21 +129,45 @@ class Stack:
                 await asyncio.wait([ended], timeout=_POLL_S)
         finally:
             ended.cancel()
-        self._listener.serving(spec)
+        self._tell(self._listener.serving, spec)
 
     async def _keep(self, spec: ServiceSpec) -> None:
         """Start the service again whenever it ends, later and later while it does not last."""
         backoff_s = _FIRST_BACKOFF_S
+        problem = ""
         while True:
             started = time.monotonic()
-            reason = await self._children[spec.name].wait()
+            reason = problem or await self._children[spec.name].wait()
             backoff_s = _FIRST_BACKOFF_S if time.monotonic() - started > _STEADY_S else backoff_s
-            self._listener.lost(spec, reason, backoff_s)
+            self._tell(self._listener.lost, spec, reason, backoff_s)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-            with contextlib.suppress(UnavailableError):
-                await self._start_service(spec)
+            problem = await self._start_again(spec)
+
+    async def _start_again(self, spec: ServiceSpec) -> str:
+        """Why there is no process to wait for; empty when there is one, even one that has ended by now."""
+        try:
+            await self._start_service(spec)
+        except UnavailableError:
+            return ""
+        except OSError as error:  # no process, descriptor or memory left: another time there may be
+            return f"it cannot be started: {error}"
+        return ""
+
+    @staticmethod
+    def _tell(report: Callable[..., None], *facts: object) -> None:
+        """Report to people. What goes wrong there is no reason to leave a service unsupervised."""
+        try:
+            report(*facts)
+        except (Exception, SystemExit):  # a console of rich's exits when its reader has gone
+            _log.debug("a report could not be made", exc_info=True)
 
     async def _stop_children(self, specs: list[ServiceSpec]) -> None:
         children = [self._children[spec.name] for spec in specs if spec.name in self._children]
         await asyncio.gather(*(child.stop() for child in children))
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """Cancel what still runs and see it end; how it ended has been told or is of no interest."""
+    task.cancel()
+    await asyncio.wait([task])
