@@ -77,13 +77,20 @@ class SessionLoop:
         draft: DraftFacts | None = None,
         tokenizer: TextTokenizer | None = None,
     ) -> None:
-        """``draft`` is None while no draft can be reached."""
+        """``draft`` is None while no draft can be reached. Output from before is taken in here, which takes a while
+        for a long one; ``InvalidRequestError`` when it goes on past its end.
+        """
         self.plan = plan
         self.waiting = Waiting.ADMISSION
         self.tokens = CommittedTokens(plan.prompt_token_ids)
         self.output = Output(plan, tokenizer)
         self.tally = Tally()
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        self._ended_before = self.output.replay(plan.emitted_token_ids)
+        """How the output ended that the session goes on from, if it did: nothing is left to generate."""
+        self._unscored = plan.emitted_token_ids[-1:] if self._lacks_only_prompt_logprobs else ()
+        """A session never holds the token that ends it."""
+        self.tokens.extend(plan.emitted_token_ids[: len(plan.emitted_token_ids) - len(self._unscored)])
         self._policy = policy
         self._messages = Messages(plan, self.tokens)
         self._draft = DraftSide(Readiness.AWAY if draft is None else Readiness.CLOSED, draft or DraftFacts())
@@ -94,6 +101,10 @@ class SessionLoop:
         self.why_not = WithoutDraft.NOTHING_PROPOSED
         """Why this step has no proposal, if it has none when it is judged."""
         self._actions: list[Action] = []
+
+    @property
+    def _lacks_only_prompt_logprobs(self) -> bool:
+        return self._ended_before is not None and self.plan.num_prompt_logprobs is not None
 
     @property
     def lacks_draft(self) -> bool:
@@ -110,7 +121,10 @@ class SessionLoop:
     def start(self, session: int) -> None:
         """The session is admitted, for the first time or again, under a number never used on these links."""
         self._messages.session = session
-        self._begin_step()
+        if self._ended_before is None or self._lacks_only_prompt_logprobs:
+            self._begin_step()
+        else:
+            self._end(self._ended_before)
 
     def trace_items(self, trace_parent: str) -> None:
         """Items sent from now on carry this; empty: they are not traced."""
@@ -296,6 +310,10 @@ class SessionLoop:
             logprobs = self._take_logprobs(event, new)
         except OutriderError as error:
             self.fail(error)
+            return
+        if self._ended_before is not None:
+            self.tokens.extend(self._unscored)
+            self._end(self._ended_before)
             return
         self._settle(verdict, base)
         self._grow(new, logprobs)

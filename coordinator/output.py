@@ -13,6 +13,8 @@ from coordinator.actions import Emit, Finish
 from coordinator.plan import Plan
 from coordinator.text import Detokenizer, StopMatcher, TextTokenizer
 from coordinator.text.stops import StopMatch
+from outrider.errors import InvalidRequestError
+from outrider.limits import EMITTED
 from outrider.types import FinishReason, TokenLogprob
 
 
@@ -39,6 +41,7 @@ class Output:
         self._unread: list[int] = []
         """Tokens whose text has not been made."""
         self._texts: list[str] = []
+        """One for each token that has been read, and in the end what was held back."""
         self._num_taken = 0
         """Of the texts."""
         self._logprobs: list[TokenLogprob] = []
@@ -60,12 +63,30 @@ class Output:
         """One for each token; None when not asked for."""
         return None if self._plan.num_logprobs is None else tuple(self._logprobs)
 
-    def take_text(self) -> str:
-        """The text that has become final since this was last asked."""
+    def take_text(self, num_tokens: int | None = None) -> str:
+        """The text that has become final since this was last asked, with the first ``num_tokens`` tokens; None: all.
+
+        Text given out belongs to tokens given out, so that the ids alone say where a generation can be gone on with.
+        """
         self._read()
-        taken = "".join(self._texts[self._num_taken :])
-        self._num_taken = len(self._texts)
+        end = len(self._texts) if num_tokens is None else num_tokens
+        taken = "".join(self._texts[self._num_taken : end])
+        self._num_taken = max(self._num_taken, end)
         return taken
+
+    def replay(self, token_ids: Sequence[int]) -> Finish | None:
+        """Take in output that was given out before, elsewhere; what it ended with, if it did.
+
+        ``InvalidRequestError`` when it goes on past its end.
+        """
+        finish = None
+        for count, token_id in enumerate(token_ids):
+            if finish is not None:
+                raise InvalidRequestError(EMITTED, f"go on after the token at {count - 1}, which ends the generation")
+            finish = self._push_one(token_id)
+        self._read()
+        self._num_taken = len(self._texts)
+        return finish
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> Growth:
         """Add the tokens of one step, up to the one that ends the generation."""

@@ -33,6 +33,12 @@ class Plan:
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
     dense: bool = False
     request_id: str = ""
+    model_name: str = ""
+    """The target's."""
+    emitted_token_ids: tuple[int, ...] = ()
+    """Output that was given out before, elsewhere, from which the session goes on."""
+    tells_progress: bool = False
+    """Whether each delta says how far the call is."""
 
     @property
     def max_length(self) -> int:

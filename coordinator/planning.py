@@ -15,7 +15,7 @@ from coordinator.text import TextTokenizer
 from outrider.config import CoordinatorSettings
 from outrider.config.fields import EvidenceForm
 from outrider.errors import InvalidRequestError
-from outrider.generation import GenerationRequest
+from outrider.generation import GenerationRequest, Started
 from outrider.limits import BAD_WORDS_TOKENS, ModelLimits
 from outrider.requests import check_against_model, check_request
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
@@ -45,6 +45,7 @@ class Planner:
         """The plan of a request; ``InvalidRequestError`` names the field that is wrong."""
         check_request(request)
         self._check_settings(request)
+        self._check_model(request)
         prompt = self._prompt(request)
         max_tokens = self._max_tokens(request, len(prompt))
         sampling = self._sampling(request)
@@ -67,6 +68,9 @@ class Planner:
             logprobs_mode=self._settings.logprobs_mode,
             dense=self._is_dense,
             request_id=request.request_id or uuid.uuid4().hex,
+            model_name=self.model_name,
+            emitted_token_ids=request.resume.emitted_token_ids if request.resume else (),
+            tells_progress=request.resumable,
         )
 
     @property
@@ -101,6 +105,12 @@ class Planner:
                 name, f"is {value}; at most {self._settings.max_logprobs}, the server's setting max_logprobs"
             )
 
+    def _check_model(self, request: GenerationRequest) -> None:
+        """Output of one model is not gone on with by another."""
+        model = request.resume.model if request.resume else ""
+        if model and model != self.model_name:
+            raise InvalidRequestError("resume.model", f"is {model!r}, and this server serves {self.model_name!r}")
+
     def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
         prompt = request.prompt_token_ids
         if prompt is None:
@@ -131,6 +141,19 @@ class Planner:
         max_tokens = min(request.max_tokens, self._target.max_model_len - num_prompt_tokens)
         check_room(self._target, num_prompt_tokens, max_tokens)
         return max_tokens
+
+
+def started(request: GenerationRequest, plan: Plan) -> Started:
+    """What a request left open, as its plan settled it."""
+    return Started(
+        seed=plan.seed,
+        prompt_token_ids=plan.prompt_token_ids if request.prompt is not None else None,
+        max_tokens=plan.max_tokens,
+        acceptance_method=plan.acceptance_method,
+        request_id=plan.request_id,
+        model=plan.model_name,
+        num_emitted_tokens=len(plan.emitted_token_ids),
+    )
 
 
 def check_room(target: ModelDescription, num_prompt_tokens: int, max_tokens: int) -> None:

@@ -15,7 +15,7 @@ from coordinator.attachment import Port
 from coordinator.driver import Driver
 from coordinator.loop import SessionLoop
 from coordinator.meter import Meter
-from coordinator.planning import Planner
+from coordinator.planning import Planner, started
 from coordinator.readings import coordinator_readings
 from coordinator.replicas import Fixed, Source
 from coordinator.reporting import log_refusal
@@ -52,6 +52,8 @@ _REFUSALS: dict[type[OutriderError], str] = {
 LONG_TEXT_CHARACTERS = 20_000
 LONG_PROMPT_TOKENS = 100_000
 """Requests with more are planned in a thread, so that the streams of others go on."""
+LONG_OUTPUT_TOKENS = 500
+"""A longer output from before is read in a thread too."""
 
 
 class Coordinator:
@@ -126,6 +128,8 @@ class Coordinator:
         if deadline_s is not None:
             self._driver.expire_after(ticket, deadline_s)
         try:
+            if request.resumable:
+                yield Delta("", (), started=started(request, ticket.loop.plan))
             async for delta in ticket.deltas():
                 yield delta
         finally:
@@ -194,15 +198,18 @@ class Coordinator:
     async def _take_in(self, request: GenerationRequest, trace: RequestTrace) -> Ticket:
         planner = self._require_planner()
         if _is_long(request):
-            plan = await asyncio.to_thread(planner.plan, request)
+            loop = await asyncio.to_thread(self._prepare, planner, request)
             self._require_planner()  # time has passed
         else:
-            plan = planner.plan(request)
+            loop = self._prepare(planner, request)
         if trace.notes is not None:
             trace.notes.taken_in(planner.model_name)
-        ticket = Ticket(SessionLoop(plan, self._policy, tokenizer=planner.tokenizer), self._meter, trace)
+        ticket = Ticket(loop, self._meter, trace)
         self._driver.submit(ticket)
         return ticket
+
+    def _prepare(self, planner: Planner, request: GenerationRequest) -> SessionLoop:
+        return SessionLoop(planner.plan(request), self._policy, tokenizer=planner.tokenizer)
 
     def _require_planner(self) -> Planner:
         if self._planner is None or self._services.has_given_up:
@@ -221,9 +228,14 @@ class Coordinator:
 
 
 def _is_long(request: GenerationRequest) -> bool:
-    """Whether checking and tokenizing a request takes tens of milliseconds."""
+    """Whether checking, tokenizing and detokenizing for a request takes tens of milliseconds."""
     num_characters = len(request.prompt or "") + sum(map(len, request.bad_words))
-    return num_characters > LONG_TEXT_CHARACTERS or len(request.prompt_token_ids or ()) > LONG_PROMPT_TOKENS
+    num_emitted = len(request.resume.emitted_token_ids) if request.resume else 0
+    return (
+        num_characters > LONG_TEXT_CHARACTERS
+        or len(request.prompt_token_ids or ()) > LONG_PROMPT_TOKENS
+        or num_emitted > LONG_OUTPUT_TOKENS
+    )
 
 
 def _source(found: Port[CommandT, EventT] | Source[CommandT, EventT]) -> Source[CommandT, EventT]:

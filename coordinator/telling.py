@@ -11,30 +11,40 @@ from collections.abc import AsyncIterator, Callable
 
 from coordinator.actions import Emit
 from outrider.errors import OutriderError
-from outrider.generation import Delta, GenerationResult
+from outrider.generation import Delta, GenerationResult, Progress
 
 
 class Telling:
     """The deltas of one request, for one reader."""
 
-    def __init__(self, take_text: Callable[[], str]) -> None:
-        """``take_text`` gives the text that has become final since it was last asked."""
+    def __init__(self, take_text: Callable[[int | None], str], *, num_tokens: int = 0) -> None:
+        """``take_text`` gives the text that has become final with so many tokens (None: all) since it was last asked.
+
+        ``num_tokens``: how many were given out before, elsewhere.
+        """
         self._take_text = take_text
+        self._num_tokens = num_tokens
+        """Given out, those before this included."""
+        self._held_progress: Progress | None = None
+        self._progress: Progress | None = None
+        """With the last output that was released."""
         self._held: list[Emit] = []
         self._released: list[Emit] = []
         self._ending: GenerationResult | OutriderError | None = None
         self._news: asyncio.Future[None] | None = None
         """What the reader waits for."""
 
-    def put(self, emit: Emit) -> None:
+    def put(self, emit: Emit, progress: Progress | None = None) -> None:
         """New output, which the reader is to have with the next ``release``."""
         self._held.append(emit)
+        self._held_progress = progress
 
     def release(self) -> None:
         """The reader may have what was put."""
         if self._held:
             self._released += self._held
             self._held = []
+            self._progress = self._held_progress
             self._wake()
 
     def end(self, ending: GenerationResult | OutriderError) -> None:
@@ -65,7 +75,9 @@ class Telling:
             token_ids = tuple(token_id for emit in emits for token_id in emit.token_ids)
             found = [emit.logprobs for emit in emits if emit.logprobs is not None]
             logprobs = tuple(logprob for some in found for logprob in some) if found else None
-        return Delta(self._take_text(), token_ids, logprobs, result)
+        self._num_tokens += len(token_ids)
+        text = self._take_text(self._num_tokens if result is None else None)
+        return Delta(text, token_ids, logprobs, result, progress=self._progress)
 
     async def _wait(self) -> None:
         self._news = asyncio.get_running_loop().create_future()

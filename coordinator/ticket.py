@@ -22,7 +22,7 @@ from coordinator.tracing import RequestTrace
 from coordinator.tracing.requests import NOT_TRACED
 from coordinator.tracing.watching import WatchedStep
 from outrider.errors import IntegrityError, OutriderError
-from outrider.generation import Delta, GenerationResult, Usage
+from outrider.generation import Delta, GenerationResult, Progress, Usage
 from outrider.ports import DraftCommand, DraftEvent, ItemTiming, Proposal, Scores, TargetCommand, TargetEvent
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Ticket:
         self.stopwatch = Stopwatch(meter)
         self.log_fields: dict[str, str] = {"request_id": loop.plan.request_id, **trace.log_fields}
         """Said in every line of the log about it."""
-        self._telling = Telling(loop.output.take_text)
+        self._telling = Telling(loop.output.take_text, num_tokens=len(loop.plan.emitted_token_ids))
         self._draft_timer = Alarm()
         self._timers: set[asyncio.TimerHandle] = set()
         """Those that have not rung."""
@@ -126,12 +126,12 @@ class Ticket:
         """Note new output; it goes out with the next ``flush``, or with the end."""
         if emit.token_ids:
             self.stopwatch.note_output()
-        self._telling.put(emit)
+        self._telling.put(emit, self._progress() if self.loop.plan.tells_progress else None)
 
     def end(self, ending: Finish | Fail) -> None:
         """The last output, with the result or the error."""
         self._cancel_timers()
-        self.stopwatch.note_end(self.loop.tokens.num_output)
+        self.stopwatch.note_end(self.loop.tally.num_emitted_tokens)
         self.trace.ended(self.loop, ending)
         log_ending(self.loop, ending, self.stopwatch.summary())
         self._telling.end(ending.error if isinstance(ending, Fail) else self._result(ending))
@@ -163,6 +163,9 @@ class Ticket:
         self._draft_timer.cancel()
         for timer in self._timers:
             timer.cancel()
+
+    def _progress(self) -> Progress:
+        return Progress(self.loop.tally.summary(), self.stopwatch.summary())
 
     def _result(self, finish: Finish) -> GenerationResult:
         loop, plan = self.loop, self.loop.plan

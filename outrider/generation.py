@@ -13,6 +13,16 @@ DEFAULT_MAX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Resumption:
+    """Where an interrupted generation goes on."""
+
+    emitted_token_ids: tuple[int, ...] = ()
+    """The output so far, apart from the prompt."""
+    model: str = ""
+    """The target's name as ``Started`` told it; another one refuses. Empty: not compared."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One request for text. Exactly one of ``prompt`` and ``prompt_token_ids`` is set."""
 
@@ -39,6 +49,26 @@ class GenerationRequest:
     """The caller's span, as W3C's ``traceparent``; empty when there is none."""
     trace_state: str = ""
     """W3C's ``tracestate``, handed on as it is."""
+    resumable: bool = False
+    """A stream begins with ``Started``, and each delta carries its ``Progress``."""
+    resume: Resumption | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a resumable generation left to the server, as it was settled there; the first message of its stream."""
+
+    seed: int
+    prompt_token_ids: tuple[int, ...] | None
+    """The prompt as ids where the request gave text, else None."""
+    max_tokens: int
+    """Trimmed to the model's length; emitted tokens included."""
+    acceptance_method: AcceptanceMethod
+    request_id: str
+    model: str
+    """The target's name."""
+    num_emitted_tokens: int
+    """How many tokens the call goes on from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +122,7 @@ class GenerationResult:
     matched_stop: int | str | None
     """The token id or the text that stopped it."""
     logprobs: tuple[TokenLogprob, ...] | None
-    """One for each output token when asked for."""
+    """One for each output token when asked for; a server leaves out those that were resumed from."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None
     """One for each prompt token when asked for; the first has none."""
     usage: Usage
@@ -105,13 +135,25 @@ class GenerationResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one call of a resumable stream is."""
+
+    speculation: SpeculationStats
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New output. The last one of a stream carries the result."""
 
     text: str
+    """What has become final with these tokens and those before them, and nothing of later ones."""
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
     result: GenerationResult | None = None
+    started: Started | None = None
+    """Of the first delta of a resumable stream, which has no output; the SDK keeps it to itself, and ``progress``."""
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,10 @@ BAD_WORD = Bound(4096, "characters in one word")
 BAD_WORDS_CHARACTERS = Bound(64 * 4096, "characters in all")
 BAD_WORDS_TOKENS = Bound(64 * 4096, "token ids in all")
 REQUEST_ID = Bound(256, "characters")
+EMITTED = "resume.emitted_token_ids"
+"""The field of the output that a generation goes on from."""
+EMITTED_TOKEN_IDS = Bound(1_000_000, "ids")
+MODEL_NAME = Bound(1024, "characters")
 
 # Links. A bad word travels as up to two runs of tokens: at the start of a text and after a space.
 LINK_BAD_WORDS = Bound(2 * BAD_WORDS.most, "entries")
@@ -74,6 +78,12 @@ class ModelLimits:
         most = self.max_model_len - 1
         if num_tokens > most:
             raise InvalidRequestError(field, f"has {num_tokens} tokens; at most {most} leave room for one of output")
+
+    def check_emitted(self, num_prompt_tokens: int, num_emitted: int) -> None:
+        """Raise ``InvalidRequestError`` for output that with its prompt is longer than the model takes."""
+        most = self.max_model_len - num_prompt_tokens
+        if num_emitted > most:
+            raise InvalidRequestError(EMITTED, f"has {num_emitted} ids; at most {most} fit the model after the prompt")
 
     def check_allowed(self, count: int) -> None:
         """Raise ``InvalidRequestError`` for more allowed ids than there are tokens."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from outrider import limits
 from outrider.errors import InvalidRequestError
-from outrider.generation import GenerationRequest
+from outrider.generation import GenerationRequest, Resumption
 from outrider.limits import MAX_DRAFT_LENGTH, MAX_LOGPROBS, MAX_SEED, MAX_TOKENS, ModelLimits
 from outrider.types import SamplingParams
 
@@ -33,6 +33,8 @@ def check_request(request: GenerationRequest) -> None:
     limits.BAD_WORDS_CHARACTERS.check("bad_words", sum(map(len, request.bad_words)))
     _check_ids("stop_token_ids", request.stop_token_ids)
     _check_encodable("request_id", request.request_id)
+    if request.resume is not None:
+        _check_resumption(request, request.resume)
 
 
 def check_lengths(request: GenerationRequest) -> None:
@@ -47,6 +49,9 @@ def check_lengths(request: GenerationRequest) -> None:
     limits.ALLOWED_TOKEN_IDS.check("allowed_token_ids", len(sampling.allowed_token_ids))
     limits.BAD_WORDS.check("bad_words", len(request.bad_words) + len(sampling.bad_words))
     limits.BAD_WORDS_TOKENS.check("bad_words", sum(map(len, sampling.bad_words)))
+    if request.resume is not None:
+        limits.EMITTED_TOKEN_IDS.check(limits.EMITTED, len(request.resume.emitted_token_ids))
+        limits.MODEL_NAME.check("resume.model", len(request.resume.model))
 
 
 def check_against_model(
@@ -62,6 +67,10 @@ def check_against_model(
     model.check_prompt(_prompt_field(request), len(prompt_token_ids))
     model.check_allowed(len(sampling.allowed_token_ids))
     _check_below(_prompt_field(request), prompt_token_ids, num_token_ids)
+    if request.resume is not None:
+        emitted = request.resume.emitted_token_ids
+        model.check_emitted(len(prompt_token_ids), len(emitted))
+        _check_below(limits.EMITTED, emitted, num_token_ids)
     _check_below("stop_token_ids", request.stop_token_ids, num_token_ids)
     _check_below("logit_bias", [token_id for token_id, _ in sampling.logit_bias], num_token_ids)
     _check_below("allowed_token_ids", sampling.allowed_token_ids, num_token_ids)
@@ -83,6 +92,16 @@ def _check_prompt(request: GenerationRequest) -> None:
         raise InvalidRequestError("prompt_token_ids", "must not be empty")
     else:
         _check_ids("prompt_token_ids", request.prompt_token_ids)
+
+
+def _check_resumption(request: GenerationRequest, resume: Resumption) -> None:
+    num_emitted = len(resume.emitted_token_ids)
+    if num_emitted > request.max_tokens:
+        raise InvalidRequestError(limits.EMITTED, f"has {num_emitted} ids; at most max_tokens {request.max_tokens}")
+    _check_ids(limits.EMITTED, resume.emitted_token_ids)
+    _check_encodable("resume.model", resume.model)
+    if num_emitted and request.seed is None:
+        raise InvalidRequestError("seed", "must be the one that the interrupted generation had, to go on with it")
 
 
 def _check_sampling(sampling: SamplingParams) -> None:

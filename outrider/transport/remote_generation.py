@@ -19,10 +19,12 @@ from outrider.generation import Delta, GenerationRequest, GenerationResult, Mode
 from outrider.transport.channels import check_address, open_blocking_channel, open_channel
 from outrider.transport.convert.generation import (
     delta_from_proto,
+    first_delta,
     info_from_proto,
     last_delta,
     request_to_proto,
     result_from_proto,
+    started_from_proto,
 )
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity
 from outrider.transport.security.files import Stamp
@@ -50,8 +52,10 @@ class _Fold:
         event = message.WhichOneof("event")
         if event == "delta":
             return delta_from_proto(message.delta)
+        if event == "started":
+            return first_delta(started_from_proto(message.started))
         if event != "result":
-            raise ProtocolError("a message of the stream is neither delta nor result")
+            raise ProtocolError("a message of the stream is neither started, delta nor result")
         self._is_done = True
         return last_delta(result_from_proto(message.result))
 

@@ -26,6 +26,7 @@ from outrider.transport.convert.generation import (
     info_to_proto,
     request_from_proto,
     result_to_proto,
+    started_to_proto,
 )
 from outrider.transport.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S, sends_heartbeats, with_heartbeats
 from outrider.transport.pumping import LinkPump, reads_shared_memory, with_planes
@@ -151,9 +152,11 @@ class GenerationServicer(GenerationServiceServicer):
     async def StreamGenerate(
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[generation_pb2.StreamGenerateResponse]:
-        """Deltas, then exactly one result."""
+        """Deltas, then exactly one result; ``Started`` before them where the stream is to be resumable."""
         async with self._deltas(request, context) as deltas:
             async for delta in deltas:
+                if delta.started is not None:
+                    yield started_to_proto(delta.started)
                 if delta.text or delta.token_ids:
                     yield delta_to_proto(delta)
                 if delta.result is not None:

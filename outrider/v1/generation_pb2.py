@@ -25,35 +25,41 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import sampling_pb2 as outrider_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x1aoutrider/v1/sampling.proto\"\xb2\x04\n\x0fGenerateRequest\x12\x15\n\x0bprompt_text\x18\x01 \x01(\tH\x00\x12\x36\n\x10prompt_token_ids\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.TokenSequenceH\x00\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\tbad_words\x18\x05 \x03(\t\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\n \x01(\x08\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\r \x01(\rH\x05\x88\x01\x01\x12\x38\n\x11\x61\x63\x63\x65ptance_method\x18\x0e \x01(\x0e\x32\x1d.outrider.v1.AcceptanceMethod\x12\x12\n\nrequest_id\x18\x0f \x01(\tB\x08\n\x06promptB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x19\n\x17_num_speculative_tokens\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xb5\x01\n\x10SpeculationStats\x12\x11\n\tnum_steps\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x04 \x03(\r\x12\x1e\n\x16mean_acceptance_length\x18\x05 \x01(\x01\x12\x19\n\x11num_judged_tokens\x18\x06 \x01(\r\"\x86\x01\n\x06Timing\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x15\n\rfirst_token_s\x18\x02 \x01(\x01\x12\x0f\n\x07total_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x64raft_s\x18\x04 \x01(\x01\x12\x10\n\x08target_s\x18\x05 \x01(\x01\x12\x10\n\x08\x61\x63\x63\x65pt_s\x18\x06 \x01(\x01\x12\x0e\n\x06wire_s\x18\x07 \x01(\x01\"\xff\x03\n\x10GenerationResult\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1f\n\x15matched_stop_token_id\x18\x04 \x01(\rH\x00\x12\x1b\n\x11matched_stop_text\x18\x05 \x01(\tH\x00\x12/\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1d.outrider.v1.PositionLogprobs\x12\x36\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1d.outrider.v1.PositionLogprobs\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x32\n\x0bspeculation\x18\t \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12#\n\x06timing\x18\x0c \x01(\x0b\x32\x13.outrider.v1.Timing\x12\x14\n\x0chas_logprobs\x18\r \x01(\x08\x12\x1b\n\x13has_prompt_logprobs\x18\x0e \x01(\x08\x12\x10\n\x08trace_id\x18\x0f \x01(\tB\x0e\n\x0cmatched_stop\"o\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12/\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1d.outrider.v1.PositionLogprobs\x12\x14\n\x0chas_logprobs\x18\x04 \x01(\x08\"w\n\x16StreamGenerateResponse\x12#\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x12.outrider.v1.DeltaH\x00\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.outrider.v1.GenerationResultH\x00\x42\x07\n\x05\x65vent\"A\n\x10GenerateResponse\x12-\n\x06result\x18\x01 \x01(\x0b\x32\x1d.outrider.v1.GenerationResult\"\x15\n\x13GetModelInfoRequest\"\xe8\x02\n\x14GetModelInfoResponse\x12\x14\n\x0ctarget_model\x18\x01 \x01(\t\x12\x13\n\x0b\x64raft_model\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x15\n\rnum_token_ids\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x1e\n\x16num_speculative_tokens\x18\x06 \x01(\r\x12\x38\n\x11\x61\x63\x63\x65ptance_method\x18\x07 \x01(\x0e\x32\x1d.outrider.v1.AcceptanceMethod\x12\x16\n\x0e\x64raft_attached\x18\x08 \x01(\x08\x12\x0f\n\x07version\x18\t \x01(\t\x12\x13\n\x0bnum_running\x18\n \x01(\r\x12\x13\n\x0bnum_waiting\x18\x0b \x01(\r\x12\x19\n\x11target_pages_free\x18\x0c \x01(\r\x12\x18\n\x10\x64raft_pages_free\x18\r \x01(\r*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\x88\x02\n\x11GenerationService\x12G\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse\x12U\n\x0eStreamGenerate\x12\x1c.outrider.v1.GenerateRequest\x1a#.outrider.v1.StreamGenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .outrider.v1.GetModelInfoRequest\x1a!.outrider.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x1aoutrider/v1/sampling.proto\"\xee\x04\n\x0fGenerateRequest\x12\x15\n\x0bprompt_text\x18\x01 \x01(\tH\x00\x12\x36\n\x10prompt_token_ids\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.TokenSequenceH\x00\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\tbad_words\x18\x05 \x03(\t\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\n \x01(\x08\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\r \x01(\rH\x05\x88\x01\x01\x12\x38\n\x11\x61\x63\x63\x65ptance_method\x18\x0e \x01(\x0e\x32\x1d.outrider.v1.AcceptanceMethod\x12\x12\n\nrequest_id\x18\x0f \x01(\t\x12\x11\n\tresumable\x18\x14 \x01(\x08\x12\'\n\x06resume\x18\x15 \x01(\x0b\x32\x17.outrider.v1.ResumptionB\x08\n\x06promptB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x19\n\x17_num_speculative_tokens\"6\n\nResumption\x12\x19\n\x11\x65mitted_token_ids\x18\x01 \x03(\r\x12\r\n\x05model\x18\x02 \x01(\t\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xb5\x01\n\x10SpeculationStats\x12\x11\n\tnum_steps\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x04 \x03(\r\x12\x1e\n\x16mean_acceptance_length\x18\x05 \x01(\x01\x12\x19\n\x11num_judged_tokens\x18\x06 \x01(\r\"\x86\x01\n\x06Timing\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x15\n\rfirst_token_s\x18\x02 \x01(\x01\x12\x0f\n\x07total_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x64raft_s\x18\x04 \x01(\x01\x12\x10\n\x08target_s\x18\x05 \x01(\x01\x12\x10\n\x08\x61\x63\x63\x65pt_s\x18\x06 \x01(\x01\x12\x0e\n\x06wire_s\x18\x07 \x01(\x01\"\xff\x03\n\x10GenerationResult\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1f\n\x15matched_stop_token_id\x18\x04 \x01(\rH\x00\x12\x1b\n\x11matched_stop_text\x18\x05 \x01(\tH\x00\x12/\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1d.outrider.v1.PositionLogprobs\x12\x36\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1d.outrider.v1.PositionLogprobs\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x32\n\x0bspeculation\x18\t \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12#\n\x06timing\x18\x0c \x01(\x0b\x32\x13.outrider.v1.Timing\x12\x14\n\x0chas_logprobs\x18\r \x01(\x08\x12\x1b\n\x13has_prompt_logprobs\x18\x0e \x01(\x08\x12\x10\n\x08trace_id\x18\x0f \x01(\tB\x0e\n\x0cmatched_stop\"\xda\x01\n\x07Started\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x34\n\x10prompt_token_ids\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.TokenSequence\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x38\n\x11\x61\x63\x63\x65ptance_method\x18\x04 \x01(\x0e\x32\x1d.outrider.v1.AcceptanceMethod\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x1a\n\x12num_emitted_tokens\x18\x07 \x01(\r\"c\n\x08Progress\x12\x32\n\x0bspeculation\x18\x01 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\x12#\n\x06timing\x18\x02 \x01(\x0b\x32\x13.outrider.v1.Timing\"\x98\x01\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12/\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1d.outrider.v1.PositionLogprobs\x12\x14\n\x0chas_logprobs\x18\x04 \x01(\x08\x12\'\n\x08progress\x18\x05 \x01(\x0b\x32\x15.outrider.v1.Progress\"\xa0\x01\n\x16StreamGenerateResponse\x12#\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x12.outrider.v1.DeltaH\x00\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.outrider.v1.GenerationResultH\x00\x12\'\n\x07started\x18\x03 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x42\x07\n\x05\x65vent\"A\n\x10GenerateResponse\x12-\n\x06result\x18\x01 \x01(\x0b\x32\x1d.outrider.v1.GenerationResult\"\x15\n\x13GetModelInfoRequest\"\xe8\x02\n\x14GetModelInfoResponse\x12\x14\n\x0ctarget_model\x18\x01 \x01(\t\x12\x13\n\x0b\x64raft_model\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x15\n\rnum_token_ids\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x1e\n\x16num_speculative_tokens\x18\x06 \x01(\r\x12\x38\n\x11\x61\x63\x63\x65ptance_method\x18\x07 \x01(\x0e\x32\x1d.outrider.v1.AcceptanceMethod\x12\x16\n\x0e\x64raft_attached\x18\x08 \x01(\x08\x12\x0f\n\x07version\x18\t \x01(\t\x12\x13\n\x0bnum_running\x18\n \x01(\r\x12\x13\n\x0bnum_waiting\x18\x0b \x01(\r\x12\x19\n\x11target_pages_free\x18\x0c \x01(\r\x12\x18\n\x10\x64raft_pages_free\x18\r \x01(\r*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\x88\x02\n\x11GenerationService\x12G\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse\x12U\n\x0eStreamGenerate\x12\x1c.outrider.v1.GenerateRequest\x1a#.outrider.v1.StreamGenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .outrider.v1.GetModelInfoRequest\x1a!.outrider.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2219
-  _globals['_FINISHREASON']._serialized_end=2343
+  _globals['_FINISHREASON']._serialized_start=2741
+  _globals['_FINISHREASON']._serialized_end=2865
   _globals['_GENERATEREQUEST']._serialized_start=74
-  _globals['_GENERATEREQUEST']._serialized_end=636
-  _globals['_USAGE']._serialized_start=638
-  _globals['_USAGE']._serialized_end=695
-  _globals['_SPECULATIONSTATS']._serialized_start=698
-  _globals['_SPECULATIONSTATS']._serialized_end=879
-  _globals['_TIMING']._serialized_start=882
-  _globals['_TIMING']._serialized_end=1016
-  _globals['_GENERATIONRESULT']._serialized_start=1019
-  _globals['_GENERATIONRESULT']._serialized_end=1530
-  _globals['_DELTA']._serialized_start=1532
-  _globals['_DELTA']._serialized_end=1643
-  _globals['_STREAMGENERATERESPONSE']._serialized_start=1645
-  _globals['_STREAMGENERATERESPONSE']._serialized_end=1764
-  _globals['_GENERATERESPONSE']._serialized_start=1766
-  _globals['_GENERATERESPONSE']._serialized_end=1831
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1833
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1854
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1857
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2217
-  _globals['_GENERATIONSERVICE']._serialized_start=2346
-  _globals['_GENERATIONSERVICE']._serialized_end=2610
+  _globals['_GENERATEREQUEST']._serialized_end=696
+  _globals['_RESUMPTION']._serialized_start=698
+  _globals['_RESUMPTION']._serialized_end=752
+  _globals['_USAGE']._serialized_start=754
+  _globals['_USAGE']._serialized_end=811
+  _globals['_SPECULATIONSTATS']._serialized_start=814
+  _globals['_SPECULATIONSTATS']._serialized_end=995
+  _globals['_TIMING']._serialized_start=998
+  _globals['_TIMING']._serialized_end=1132
+  _globals['_GENERATIONRESULT']._serialized_start=1135
+  _globals['_GENERATIONRESULT']._serialized_end=1646
+  _globals['_STARTED']._serialized_start=1649
+  _globals['_STARTED']._serialized_end=1867
+  _globals['_PROGRESS']._serialized_start=1869
+  _globals['_PROGRESS']._serialized_end=1968
+  _globals['_DELTA']._serialized_start=1971
+  _globals['_DELTA']._serialized_end=2123
+  _globals['_STREAMGENERATERESPONSE']._serialized_start=2126
+  _globals['_STREAMGENERATERESPONSE']._serialized_end=2286
+  _globals['_GENERATERESPONSE']._serialized_start=2288
+  _globals['_GENERATERESPONSE']._serialized_end=2353
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2355
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2376
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2379
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2739
+  _globals['_GENERATIONSERVICE']._serialized_start=2868
+  _globals['_GENERATIONSERVICE']._serialized_end=3132
 # @@protoc_insertion_point(module_scope)

@@ -521,9 +521,9 @@ async def test_the_services_hear_of_a_step_before_users_do(monkeypatch: pytest.M
         sent_before: list[int] = []
         take_text = Output.take_text
 
-        def watched(output: Output) -> str:
+        def watched(output: Output, num_tokens: int | None = None) -> str:
             sent_before.append(len(made.target.link.sent) + len(made.draft.link.sent))
-            return take_text(output)
+            return take_text(output, num_tokens)
 
         monkeypatch.setattr(Output, "take_text", watched)
         await made.run(ask())

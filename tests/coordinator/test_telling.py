@@ -20,7 +20,7 @@ class Texts:
         self.final = ""
         self.num_taken = 0
 
-    def take(self) -> str:
+    def take(self, num_tokens: int | None) -> str:
         taken, self.final = self.final, ""
         self.num_taken += 1
         return taken

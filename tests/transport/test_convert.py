@@ -49,6 +49,11 @@ CASES: dict[str, Case] = {
         lambda delta: generation.delta_to_proto(delta).delta,
         generation.delta_from_proto,
     ),
+    "started": (
+        values.started,
+        lambda started: generation.started_to_proto(started).started,
+        generation.started_from_proto,
+    ),
     "model info": (values.infos, generation.info_to_proto, generation.info_from_proto),
 }
 

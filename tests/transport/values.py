@@ -14,7 +14,10 @@ from outrider.generation import (
     GenerationRequest,
     GenerationResult,
     ModelInfo,
+    Progress,
+    Resumption,
     SpeculationStats,
+    Started,
     Timing,
     Usage,
 )
@@ -227,8 +230,12 @@ requests = st.builds(
     num_speculative_tokens=st.none() | u32,
     acceptance_method=st.none() | methods,
     request_id=text,
+    resumable=st.booleans(),
+    resume=st.none() | st.builds(Resumption, ids, text),
 )
 emitted = st.builds(TokenLogprob, u32, single, u32, st.lists(st.tuples(u32, single), max_size=2).map(tuple))
+speculations = st.builds(SpeculationStats, u32, u32, u32, u32, ids, double)
+timings = st.builds(Timing, double, double, double, double, double, double, double)
 results = st.builds(
     GenerationResult,
     text=text,
@@ -238,12 +245,19 @@ results = st.builds(
     logprobs=st.none() | st.lists(emitted, max_size=3).map(tuple),
     prompt_logprobs=st.none() | st.lists(emitted, max_size=3).map(lambda rest: (None, *rest)),
     usage=st.builds(Usage, u32, u32),
-    speculation=st.builds(SpeculationStats, u32, u32, u32, u32, ids, double),
+    speculation=speculations,
     seed=u64,
     request_id=text,
-    timing=st.builds(Timing, double, double, double, double, double, double, double),
+    timing=timings,
 )
-deltas = st.builds(Delta, text, ids, st.none() | st.lists(emitted, max_size=2).map(tuple))
+deltas = st.builds(
+    Delta,
+    text,
+    ids,
+    st.none() | st.lists(emitted, max_size=2).map(tuple),
+    progress=st.none() | st.builds(Progress, speculations, timings),
+)
+started = st.builds(Started, u64, st.none() | ids, u32, methods, text, text, u32)
 infos = st.builds(
     ModelInfo,
     target_model=text,

@@ -9,7 +9,10 @@ from outrider.generation import (
     GenerationRequest,
     GenerationResult,
     ModelInfo,
+    Progress,
+    Resumption,
     SpeculationStats,
+    Started,
     Timing,
     Usage,
 )
@@ -51,6 +54,8 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
             num_speculative_tokens=request.num_speculative_tokens,
             acceptance_method=method_to_proto(request.acceptance_method),
             request_id=request.request_id,
+            resumable=request.resumable,
+            resume=_resumption_to_proto(request.resume),
         )
         if request.prompt is not None:
             message.prompt_text = request.prompt
@@ -85,7 +90,17 @@ def request_from_proto(message: pb.GenerateRequest, model: ModelLimits = ANY_MOD
         num_speculative_tokens=message.num_speculative_tokens if message.HasField("num_speculative_tokens") else None,
         acceptance_method=_method_of_request(message.acceptance_method),
         request_id=message.request_id,
+        resumable=message.resumable,
+        resume=_resumption_from_proto(message.resume) if message.HasField("resume") else None,
     )
+
+
+def _resumption_to_proto(resume: Resumption | None) -> pb.Resumption | None:
+    return None if resume is None else pb.Resumption(emitted_token_ids=resume.emitted_token_ids, model=resume.model)
+
+
+def _resumption_from_proto(message: pb.Resumption) -> Resumption:
+    return Resumption(tuple(message.emitted_token_ids), message.model)
 
 
 def _method_of_request(number: int) -> AcceptanceMethod | None:
@@ -183,6 +198,7 @@ def delta_to_proto(delta: Delta) -> pb.StreamGenerateResponse:
             token_ids=delta.token_ids,
             logprobs=emitted_to_proto(delta.logprobs or ()),
             has_logprobs=delta.logprobs is not None,
+            progress=_progress_to_proto(delta.progress),
         )
     )
 
@@ -193,7 +209,58 @@ def delta_from_proto(message: pb.Delta) -> Delta:
         text=message.text,
         token_ids=tuple(message.token_ids),
         logprobs=emitted_from_proto(message.logprobs) if message.has_logprobs else None,
+        progress=_progress_from_proto(message.progress) if message.HasField("progress") else None,
     )
+
+
+def _progress_to_proto(progress: Progress | None) -> pb.Progress | None:
+    if progress is None:
+        return None
+    return pb.Progress(
+        speculation=_speculation_to_proto(progress.speculation), timing=_timing_to_proto(progress.timing)
+    )
+
+
+def _progress_from_proto(message: pb.Progress) -> Progress:
+    return Progress(_speculation_from_proto(message.speculation), _timing_from_proto(message.timing))
+
+
+def started_to_proto(started: Started) -> pb.StreamGenerateResponse:
+    """The first message of a resumable stream."""
+    message = pb.Started(
+        seed=started.seed,
+        max_tokens=started.max_tokens,
+        acceptance_method=method_to_proto(started.acceptance_method),
+        request_id=started.request_id,
+        model=started.model,
+        num_emitted_tokens=started.num_emitted_tokens,
+    )
+    if started.prompt_token_ids is not None:
+        message.prompt_token_ids.token_ids.extend(started.prompt_token_ids)
+        message.prompt_token_ids.SetInParent()
+    return pb.StreamGenerateResponse(started=message)
+
+
+def started_from_proto(message: pb.Started) -> Started:
+    """What was settled; ``ProtocolError`` when the acceptance method is none we know."""
+    method = method_from_proto(message.acceptance_method)
+    if method is None:
+        raise ProtocolError("started.acceptance_method: must be said")
+    has_prompt = message.HasField("prompt_token_ids")
+    return Started(
+        seed=message.seed,
+        prompt_token_ids=tuple(message.prompt_token_ids.token_ids) if has_prompt else None,
+        max_tokens=message.max_tokens,
+        acceptance_method=method,
+        request_id=message.request_id,
+        model=message.model,
+        num_emitted_tokens=message.num_emitted_tokens,
+    )
+
+
+def first_delta(started: Started) -> Delta:
+    """The delta that says what was settled and has no output."""
+    return Delta(text="", token_ids=(), started=started)
 
 
 def last_delta(result: GenerationResult) -> Delta:

@@ -15,6 +15,7 @@ from outrider.v1 import generation_pb2, sampling_pb2
 def check_request_message(message: generation_pb2.GenerateRequest, model: ModelLimits) -> None:
     """Raise ``InvalidRequestError`` for the first field that is longer than it may be."""
     _check_prompt(message, model)
+    _check_resumption(message, model)
     limits.STOP_TEXTS.check("stop", len(message.stop))
     limits.STOP_TOKEN_IDS.check("stop_token_ids", len(message.stop_token_ids))
     limits.BAD_WORDS.check("bad_words", len(message.bad_words) + len(message.sampling.bad_words))
@@ -32,6 +33,14 @@ def _check_prompt(message: generation_pb2.GenerateRequest, model: ModelLimits) -
         model.check_prompt("prompt_token_ids", count)
     else:
         limits.PROMPT_CHARACTERS.check("prompt", len(message.prompt_text))
+
+
+def _check_resumption(message: generation_pb2.GenerateRequest, model: ModelLimits) -> None:
+    count = len(message.resume.emitted_token_ids)
+    limits.EMITTED_TOKEN_IDS.check(limits.EMITTED, count)
+    # Of a prompt of text the length is not known yet.
+    model.check_emitted(len(message.prompt_token_ids.token_ids), count)
+    limits.MODEL_NAME.check("resume.model", len(message.resume.model))
 
 
 def _check_sampling(message: sampling_pb2.SamplingParams, model: ModelLimits) -> None:
