@@ -16,6 +16,7 @@ from outrider.telemetry.tracing.caller import active_context
 from outrider.telemetry.tracing.context import TraceContext
 from outrider.types import AcceptanceMethod, SamplingParams
 
+DEFAULT_RESUME_TIMEOUT_S = 60.0
 _MAX_TIMEOUT_S = 365 * 24 * 3600
 """Past some decades a deadline overflows."""
 
@@ -70,7 +71,12 @@ class GenerateOptions(TypedDict, total=False):
     acceptance_method: AcceptanceMethod | str | None
     """"rejection", "coupled" or "typical"; None is the server's."""
     timeout: float | None
-    """Seconds until ``DeadlineError``; None waits for ever."""
+    """Seconds until ``DeadlineError``, over all attempts; None waits for ever."""
+    resume: bool
+    """After an interruption (a server that restarts, a connection that breaks) go on where it was, there or at the next
+    address, False."""
+    resume_timeout: float
+    """Seconds without new output, from the first failure on, after which an interruption is an error, 60."""
     trace_parent: str | None
     """The caller's span as W3C's ``traceparent``; None is OpenTelemetry's active span, where there is one."""
     request_id: str | None
@@ -89,6 +95,7 @@ def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | 
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     _refuse_what_is_not_offered(given)
     timeout = _take_timeout(given)
+    resume_timeout(options)
     trace = _trace(_text("trace_parent", given.get("trace_parent")))
     request = GenerationRequest(
         prompt=_text("prompt", given.get("prompt")),
@@ -111,6 +118,13 @@ def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | 
     )
     check_request(request)
     return request, timeout
+
+
+def resume_timeout(options: GenerateOptions) -> float | None:
+    """Seconds that an interruption may last; None: the generation is not to be resumed."""
+    given = {key: value for key, value in options.items() if value is not None}
+    seconds = _seconds("resume_timeout", given.get("resume_timeout", DEFAULT_RESUME_TIMEOUT_S))
+    return seconds if _flag("resume", given) else None
 
 
 def _refuse_unknown(options: Mapping[str, object]) -> None:
@@ -213,13 +227,15 @@ def _flag(name: str, given: Mapping[str, Any]) -> bool:
 
 def _take_timeout(given: dict[str, Any]) -> float | None:
     timeout = given.pop("timeout", None)
-    if timeout is None:
-        return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= _MAX_TIMEOUT_S:
+    return None if timeout is None else _seconds("timeout", timeout)
+
+
+def _seconds(name: str, value: Any) -> float:  # noqa: ANN401 - a user's value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _MAX_TIMEOUT_S:
         raise InvalidRequestError(
-            "timeout", f"must be a number of seconds above 0 and at most {_MAX_TIMEOUT_S}, not {timeout!r}"
+            name, f"must be a number of seconds above 0 and at most {_MAX_TIMEOUT_S}, not {value!r}"
         )
-    return float(timeout)
+    return float(value)
 
 
 def _refuse_what_is_not_offered(given: dict[str, Any]) -> None:

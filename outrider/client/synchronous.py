@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
 from outrider.client.access import client_security
-from outrider.client.requests import GenerateOptions, build_request
-from outrider.generation import Delta, GenerationRequest, GenerationResult, ModelInfo
+from outrider.client.addresses import Addresses, parse_addresses
+from outrider.client.attempts import Attempts
+from outrider.client.requests import GenerateOptions, build_request, resume_timeout
+from outrider.client.resuming import Generation, ResumableGeneration, SingleGeneration
+from outrider.errors import OutriderError, ProtocolError
+from outrider.generation import Delta, GenerationResult, ModelInfo
 from outrider.tls import Tls
 from outrider.transport.remote_generation import BlockingGeneration
+
+ResultT = TypeVar("ResultT")
 
 
 class Client:
     """Talks to the coordinator at ``address`` ("host:port" or "unix:/path"); connects when first used.
 
-    Safe to use from several threads.
+    Several addresses ("a:1", "b:2"; a list; "a:1,b:2") are coordinators of one model: the first that answers serves,
+    and one that did not is tried last for a while. Safe to use from several threads.
     """
 
     def __init__(
         self,
-        address: str,
-        *,
+        address: str | Iterable[str],
+        *more: str,
         tls: Tls | bool | None = None,
         token: str | None = None,
         allow_plaintext_token: bool = False,
@@ -32,7 +41,12 @@ class Client:
         ``ConfigError`` for files of no use, or a token that would leave this machine without TLS.
         """
         security = client_security(tls, token, allow_plaintext_token=allow_plaintext_token)
-        self._remote = BlockingGeneration(address, security)
+        self._addresses = Addresses(parse_addresses(address, *more))
+        attempt_ms = self._addresses.connect_attempt_ms
+        self._remotes = {
+            name: BlockingGeneration(name, security, connect_attempt_ms=attempt_ms) for name in self._addresses.names
+        }
+        self._num_closed = 0
 
     def __enter__(self) -> Self:
         return self
@@ -45,23 +59,66 @@ class Client:
     def generate(self, **options: Unpack[GenerateOptions]) -> GenerationResult:
         """Generate and return once. Options: ``GenerateOptions``. Raises ``OutriderError`` and nothing else."""
         request, timeout = build_request(options)
-        return self._remote.generate(request, timeout_s=timeout)
+        attempts = self._attempts(timeout, limit := resume_timeout(options))
+        if limit is None:
+            return self._call(attempts, lambda remote, left: remote.generate(request, timeout_s=left))
+        for delta in self._deltas(ResumableGeneration(request), attempts):
+            if delta.result is not None:
+                return delta.result
+        raise ProtocolError("the stream ended without a result")
 
     def stream(self, **options: Unpack[GenerateOptions]) -> Generator[Delta, None, None]:
         """Generate and yield deltas, the last with the result; leaving the loop early cancels the request.
 
-        Bad options are refused at once, not when the first delta is asked for.
+        Bad options are refused at once, not when the first delta is asked for. With ``resume=True`` an interruption is
+        a pause: no output is repeated or lost, and the result is of the whole.
         """
         request, timeout = build_request(options)
-        return self._deltas(request, timeout)
+        attempts = self._attempts(timeout, limit := resume_timeout(options))
+        return self._deltas(SingleGeneration(request) if limit is None else ResumableGeneration(request), attempts)
 
     def model_info(self) -> ModelInfo:
         """Facts of what is served."""
-        return self._remote.model_info()
+        return self._call(self._attempts(None, None), lambda remote, _: remote.model_info())
 
     def close(self) -> None:
-        """End running calls and let go of the connection."""
-        self._remote.close()
+        """End running calls and let go of the connections."""
+        self._num_closed += 1
+        for remote in self._remotes.values():
+            remote.close()
 
-    def _deltas(self, request: GenerationRequest, timeout: float | None) -> Generator[Delta, None, None]:
-        yield from self._remote.stream(request, timeout_s=timeout)
+    def _attempts(self, timeout: float | None, resume_timeout_s: float | None) -> Attempts:
+        num_closed = self._num_closed
+        return Attempts(
+            self._addresses,
+            timeout_s=timeout,
+            resume_timeout_s=resume_timeout_s,
+            is_closed=lambda: self._num_closed != num_closed,
+        )
+
+    def _call(self, attempts: Attempts, call: Callable[[BlockingGeneration, float | None], ResultT]) -> ResultT:
+        while True:
+            address, left = attempts.begin()
+            try:
+                result = call(self._remotes[address], left)
+            except OutriderError as error:
+                time.sleep(attempts.failed(error))
+            else:
+                attempts.heard(is_output=True)
+                return result
+
+    def _deltas(self, generation: Generation, attempts: Attempts) -> Generator[Delta, None, None]:
+        while True:
+            address, left = attempts.begin()
+            stream = self._remotes[address].stream(generation.next_request(), timeout_s=left)
+            try:
+                with contextlib.closing(stream):
+                    for delta in stream:
+                        given = generation.take(delta)
+                        attempts.heard(is_output=given is not None)
+                        if given is not None:
+                            yield given
+                return
+            except OutriderError as error:
+                pause = attempts.failed(error)
+            time.sleep(pause)

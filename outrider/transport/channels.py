@@ -38,7 +38,8 @@ def message_limits(max_bytes: int, *, max_received_bytes: int | None = None) -> 
     return [("grpc.max_receive_message_length", received), ("grpc.max_send_message_length", max_bytes)]
 
 
-def _client_options(max_bytes: int, tls: Tls | None) -> Options:
+def _client_options(max_bytes: int, tls: Tls | None, connect_attempt_ms: int | None = None) -> Options:
+    attempt_ms = CONNECT_ATTEMPT_MS if connect_attempt_ms is None else connect_attempt_ms
     # A name in place of the address's own host: in the certificate, and as the authority that calls name.
     named = [("grpc.ssl_target_name_override", tls.server_name)] if tls is not None and tls.server_name else []
     return [
@@ -49,9 +50,9 @@ def _client_options(max_bytes: int, tls: Tls | None) -> Options:
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         # The least time a connection may take to come about, whatever the backoff: a busy host is not an absent one.
-        ("grpc.min_reconnect_backoff_ms", CONNECT_ATTEMPT_MS),
+        ("grpc.min_reconnect_backoff_ms", attempt_ms),
         # A name that nobody resolves is told as soon.
-        ("grpc.dns_ares_query_timeout", CONNECT_ATTEMPT_MS),
+        ("grpc.dns_ares_query_timeout", attempt_ms),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         # Each port object owns its connection: a broken one is not shared with another.
         ("grpc.use_local_subchannel_pool", 1),
@@ -73,22 +74,30 @@ def check_address(address: str) -> str:
 
 
 def open_channel(
-    address: str, security: ClientSecurity = OPEN_CLIENT, *, max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES
+    address: str,
+    security: ClientSecurity = OPEN_CLIENT,
+    *,
+    max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES,
+    connect_attempt_ms: int | None = None,
 ) -> grpc.aio.Channel:
     """A channel of the running event loop; it connects when first used. ``ConfigError`` for files of no use."""
     tls = _tls(address, security)
-    options = _client_options(max_message_bytes, tls)
+    options = _client_options(max_message_bytes, tls, connect_attempt_ms)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, client_credentials(tls), options=options)
 
 
 def open_blocking_channel(
-    address: str, security: ClientSecurity = OPEN_CLIENT, *, max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES
+    address: str,
+    security: ClientSecurity = OPEN_CLIENT,
+    *,
+    max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES,
+    connect_attempt_ms: int | None = None,
 ) -> grpc.Channel:
     """A channel for plain Python; it connects when first used. ``ConfigError`` for files of no use."""
     tls = _tls(address, security)
-    options = _client_options(max_message_bytes, tls)
+    options = _client_options(max_message_bytes, tls, connect_attempt_ms)
     if tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, client_credentials(tls), options=options)

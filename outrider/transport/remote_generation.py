@@ -68,9 +68,13 @@ class _Fold:
 class RemoteGeneration:
     """The public service at ``address``, for asyncio."""
 
-    def __init__(self, address: str, security: ClientSecurity = OPEN_CLIENT) -> None:
+    def __init__(
+        self, address: str, security: ClientSecurity = OPEN_CLIENT, *, connect_attempt_ms: int | None = None
+    ) -> None:
+        """``connect_attempt_ms``: how long a connection may take to come about; None: as long as to any server."""
         security.check(check_address(address))
         self._address, self._security = address, security
+        self._connect_attempt_ms = connect_attempt_ms
         self._channel: grpc.aio.Channel | None = None
         self._files: Stamp = ()
         self._outdated: list[grpc.aio.Channel] = []
@@ -117,7 +121,7 @@ class RemoteGeneration:
         # And anew when certificates were rotated; what runs on the channel before that goes on.
         loop, files = asyncio.get_running_loop(), self._security.stamp()
         if self._channel is None or self._loop is not loop or self._files != files:
-            opened = open_channel(self._address, self._security)
+            opened = open_channel(self._address, self._security, connect_attempt_ms=self._connect_attempt_ms)
             if self._channel is not None and self._loop is loop:
                 self._outdated.append(self._channel)
             self._channel, self._loop, self._files = opened, loop, files
@@ -139,9 +143,13 @@ class RemoteGeneration:
 class BlockingGeneration:
     """The public service at ``address``, for plain Python; safe to use from several threads."""
 
-    def __init__(self, address: str, security: ClientSecurity = OPEN_CLIENT) -> None:
+    def __init__(
+        self, address: str, security: ClientSecurity = OPEN_CLIENT, *, connect_attempt_ms: int | None = None
+    ) -> None:
+        """``connect_attempt_ms``: how long a connection may take to come about; None: as long as to any server."""
         security.check(check_address(address))
         self._address, self._security = address, security
+        self._connect_attempt_ms = connect_attempt_ms
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._files: Stamp = ()
@@ -186,7 +194,9 @@ class BlockingGeneration:
         with self._lock:
             files = self._security.stamp()
             if self._channel is None or self._files != files:
-                opened = open_blocking_channel(self._address, self._security)
+                opened = open_blocking_channel(
+                    self._address, self._security, connect_attempt_ms=self._connect_attempt_ms
+                )
                 if self._channel is not None:
                     self._outdated.append(self._channel)
                 self._channel, self._files = opened, files

@@ -36,11 +36,29 @@ class Service:
     def stop(self) -> None:
         self.run(self._server.stop())
 
+    def shut_down(self) -> None:
+        """As a process that drains and has no patience: running calls are cancelled."""
+        self.run(self._server.drain(delay_s=0, grace_s=0.01))
+
+    def start_again(self) -> None:
+        """At the same address."""
+        port = int(self.address.rpartition(":")[2])
+        self._server = self.run(serve_generation(self.generator, host="127.0.0.1", port=port))
+
     def close(self) -> None:
         self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+@pytest.fixture
+def services() -> Iterator[tuple[Service, Service]]:
+    """Two of one model."""
+    both = Service(), Service()
+    yield both
+    for service in both:
+        service.close()
 
 
 @pytest.fixture

@@ -183,12 +183,12 @@ def test_the_options_are_the_documented_ones() -> None:
         "max_tokens min_tokens temperature top_p top_k min_p repetition_penalty frequency_penalty presence_penalty"
         " logit_bias bad_words allowed_token_ids seed stop stop_token_ids ignore_eos include_stop_str_in_output"
         " logprobs prompt_logprobs num_speculative_tokens acceptance_method timeout request_id prompt prompt_token_ids"
-        " n best_of use_beam_search trace_parent"
+        " n best_of use_beam_search trace_parent resume resume_timeout"
     )
     assert set(GenerateOptions.__annotations__) == set(documented.split())
     fields = {field.name for values in (GenerationRequest, SamplingParams) for field in dataclasses.fields(values)}
-    # A tracestate has no meaning without the span it belongs to.
-    assert fields - {"sampling", "trace_state"} <= set(GenerateOptions.__annotations__)
+    # A tracestate has no meaning without the span it belongs to; what is resumed the SDK knows by itself.
+    assert fields - {"sampling", "trace_state", "resumable"} <= set(GenerateOptions.__annotations__)
 
 
 def on_the_wire(**fields: Any) -> GenerationRequest:

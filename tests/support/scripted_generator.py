@@ -7,6 +7,7 @@ it raises, and see what it was asked for and how each generation ended.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
 
 from outrider.generation import (
@@ -14,7 +15,9 @@ from outrider.generation import (
     GenerationRequest,
     GenerationResult,
     ModelInfo,
+    Progress,
     SpeculationStats,
+    Started,
     Timing,
     Usage,
 )
@@ -53,6 +56,12 @@ class ScriptedGenerator:
         self.error: Exception | None = None
         """Raised by the next generations, after ``error_after`` tokens."""
         self.error_after = 0
+        self.failures: deque[tuple[int, Exception]] = deque()
+        """Raised by one generation after the other, each when it comes to this token."""
+        self.is_old = False
+        """Knows nothing of resumption."""
+        self.num_too_many = 0
+        """Tokens it claims to go on from that nobody sent."""
         self.forgets_result = False
         """Ends without a result: a bug that must not go unnoticed."""
         self._padding = "." * piece_size
@@ -71,17 +80,32 @@ class ScriptedGenerator:
         self.requests.append(request)
         self.deadlines.append(deadline_s)
         is_finished = False
+        fails_at, failure = self.failures.popleft() if self.failures else (-1, None)
+        first = len(request.resume.emitted_token_ids) if request.resume else 0
         try:
-            for token_id in range(request.max_tokens):
+            if self.error is not None and self.error_after == 0:  # it is not taken in
+                is_finished = True
+                raise self.error
+            if request.resumable and not self.is_old:
+                yield Delta("", (), started=self._started(request, first))
+            if first == request.max_tokens:
+                is_finished = True
+                yield Delta("", (), _logprobs(request, 0, 0), self._result(request, first))
+            for token_id in range(first, request.max_tokens):
                 if self.error is not None and token_id == self.error_after:
                     is_finished = True
                     raise self.error
+                if failure is not None and token_id == fails_at:
+                    is_finished = True
+                    raise failure
                 if self.stop_after == token_id:
                     await asyncio.Event().wait()
                 self._note(num_emitted=1)
-                result = self._result(request) if token_id + 1 == request.max_tokens else None
+                result = self._result(request, first) if token_id + 1 == request.max_tokens else None
                 is_finished = result is not None
-                yield Delta(self._text(token_id), (token_id,), _logprobs(request, token_id, token_id + 1), result)
+                logprobs = _logprobs(request, token_id, token_id + 1)
+                progress = self._progress(token_id + 1 - first) if request.resumable else None
+                yield Delta(self._text(token_id), (token_id,), logprobs, result, progress=progress)
         finally:
             self._note(num_finished=int(is_finished), num_abandoned=int(not is_finished))
 
@@ -100,7 +124,27 @@ class ScriptedGenerator:
     def _text(self, token_id: int) -> str:
         return f"<{token_id}>{self._padding}"
 
-    def _result(self, request: GenerationRequest) -> GenerationResult | None:
+    def _started(self, request: GenerationRequest, first: int) -> Started:
+        return Started(
+            seed=17 if request.seed is None else request.seed,
+            prompt_token_ids=None if request.prompt is None else tuple(request.prompt.encode()),
+            max_tokens=request.max_tokens,
+            acceptance_method=request.acceptance_method or AcceptanceMethod.COUPLED,
+            request_id=request.request_id or "made up",
+            model=INFO.target_model,
+            num_emitted_tokens=first + self.num_too_many,
+        )
+
+    @staticmethod
+    def _progress(num_tokens: int) -> Progress:
+        """Each step but the prefill has a proposal of two, none of which is accepted."""
+        count = num_tokens - 1
+        return Progress(
+            SpeculationStats(num_tokens, 2 * count, 0, count, (count,) if count else (), float(count > 0)),
+            Timing(0.125, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0),
+        )
+
+    def _result(self, request: GenerationRequest, first: int) -> GenerationResult | None:
         if self.forgets_result:
             return None
         count = request.max_tokens
@@ -109,7 +153,7 @@ class ScriptedGenerator:
             token_ids=tuple(range(count)),
             finish_reason=FinishReason.LENGTH,
             matched_stop=None,
-            logprobs=_logprobs(request, 0, count),
+            logprobs=_logprobs(request, first, count),
             prompt_logprobs=None,
             usage=Usage(3, count),
             speculation=SpeculationStats(5, 4, 3, 4, (1, 0, 1), 2.5),

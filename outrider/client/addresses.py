@@ -1,0 +1,59 @@
+"""Addresses of coordinators: how they are given, and in which order they are tried."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from outrider.errors import ConfigError
+
+DOWN_S = 30.0
+"""How long an address that did not answer is tried after the others."""
+CONNECT_ATTEMPT_MS = 2_000
+"""How long a connection may take to come about where there is another address to try."""
+
+
+def parse_addresses(address: str | Iterable[str], *more: str) -> tuple[str, ...]:
+    """Addresses from one text ("a:1" or "a:1,b:2"), a list of texts, or several arguments; each counts once.
+
+    ``ConfigError`` when none is given. What an address may be is checked where it is used.
+    """
+    given = [address] if isinstance(address, str) else list(address)
+    named = [*given, *more]
+    if len(named) == 1 and isinstance(named[0], str):  # elsewhere a comma may be part of a socket's path
+        named = named[0].split(",")
+    for name in named:
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigError("address", f"should be host:port or unix:/path, or several of them, not {name!r}")
+    if not named:
+        raise ConfigError("address", "at least one must be given")
+    return tuple(dict.fromkeys(name.strip() for name in named))
+
+
+class Addresses:
+    """Coordinators that serve one model, the preferred one first. Safe to share between threads."""
+
+    def __init__(self, names: Sequence[str], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.names = tuple(names)
+        self._clock = clock
+        self._down_since: dict[str, float] = {}
+
+    @property
+    def connect_attempt_ms(self) -> int | None:
+        """How long a connection to one of them may take to come about; None: as long as to any server."""
+        return CONNECT_ATTEMPT_MS if len(self.names) > 1 else None
+
+    def in_order(self) -> list[str]:
+        """All of them; those that did not answer of late come last, the one that was left alone longest first."""
+        recent = self._clock() - DOWN_S
+        down = {name: since for name, since in tuple(self._down_since.items()) if since > recent}
+        return sorted(self.names, key=lambda name: down.get(name, -math.inf))
+
+    def note_down(self, name: str) -> None:
+        """It did not answer, or broke off."""
+        self._down_since[name] = self._clock()
+
+    def note_up(self, name: str) -> None:
+        """It answers."""
+        self._down_since.pop(name, None)

@@ -1,0 +1,114 @@
+"""Attempts at one request: which address comes next, after what pause, and when an error is final.
+
+Owns no connection and never sleeps: the two clients do what is said here, each in its own way.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from outrider.client.addresses import Addresses
+from outrider.errors import CapacityError, DeadlineError, OutriderError, RequestCancelledError, UnavailableError
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+
+
+class Attempts:
+    """The attempts at one request.
+
+    Without ``resume_timeout_s`` each address is tried once, until one has answered. With it every interruption is
+    followed by another attempt, until so many seconds have passed since the first failure without new output.
+    """
+
+    def __init__(
+        self,
+        addresses: Addresses,
+        *,
+        timeout_s: float | None,
+        resume_timeout_s: float | None,
+        is_closed: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """``timeout_s`` is the caller's, over all attempts. ``jitter`` gives numbers from 0 to 1."""
+        self._addresses = addresses
+        self._timeout_s, self._resume_timeout_s = timeout_s, resume_timeout_s
+        self._is_closed, self._clock, self._jitter = is_closed, clock, jitter
+        self._deadline: float | None = None
+        """Counted from the first attempt."""
+        self._address = ""
+        self._untried: list[str] = []
+        """Of this round."""
+        self._num_rounds = 0
+        """Without new output."""
+        self._failing_since: float | None = None
+        self._has_heard = False
+
+    def begin(self) -> tuple[str, float | None]:
+        """The next address, and the seconds that its call has; ``DeadlineError`` when the caller's time is up."""
+        if self._is_closed():
+            raise RequestCancelledError("the client was closed")
+        left = self._seconds_left()
+        if left is not None and left <= 0:
+            raise DeadlineError(f"no answer came within the timeout of {self._timeout_s:g} s")
+        self._untried = self._untried or self._addresses.in_order()
+        self._address = self._untried.pop(0)
+        return self._address, left
+
+    def heard(self, *, is_output: bool) -> None:
+        """The address answers. Only new output ends an interruption: a server may answer and fail again and again."""
+        if not self._has_heard or self._failing_since is not None:
+            self._addresses.note_up(self._address)
+        self._has_heard = True
+        if is_output:
+            self._untried, self._num_rounds, self._failing_since = [], 0, None
+
+    def failed(self, error: OutriderError) -> float:
+        """The seconds to wait before the next attempt; raises the error when there is none."""
+        if self._is_closed() or not self._may_pass(error):
+            raise error
+        if not isinstance(error, CapacityError):
+            self._addresses.note_down(self._address)
+        if self._resume_timeout_s is None:
+            if self._has_heard or not self._untried:
+                raise error
+            return 0.0
+        return self._pause_or_raise(error, self._resume_timeout_s)
+
+    def _may_pass(self, error: OutriderError) -> bool:
+        """Whether an error is about availability: another address, or the same one later, may do better."""
+        if isinstance(error, UnavailableError):
+            return True
+        if self._resume_timeout_s is None:
+            return False
+        # A server that shuts down cancels its calls. A full queue refuses new requests; this one was taken in before.
+        return isinstance(error, RequestCancelledError) or (isinstance(error, CapacityError) and self._has_heard)
+
+    def _pause_or_raise(self, error: OutriderError, resume_timeout_s: float) -> float:
+        now = self._clock()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        pause = self._pause(error)
+        if now + pause - self._failing_since > resume_timeout_s:
+            raise error
+        left = self._seconds_left()
+        return pause if left is None else min(pause, max(0.0, left))
+
+    def _seconds_left(self) -> float | None:
+        """Of the caller's time; None: there is no end to it."""
+        if self._timeout_s is None:
+            return None
+        now = self._clock()
+        self._deadline = now + self._timeout_s if self._deadline is None else self._deadline
+        return self._deadline - now
+
+    def _pause(self, error: OutriderError) -> float:
+        """0 while there are addresses to try; then exponential, with jitter, so that clients do not come at once."""
+        if self._untried:
+            return 0.0
+        longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._num_rounds, 30))
+        self._num_rounds += 1
+        pause = longest * (0.5 + 0.5 * self._jitter())
+        return max(pause, error.retry_after_ms / 1000) if isinstance(error, CapacityError) else pause
