@@ -219,7 +219,7 @@ async def test_a_long_output_is_read_without_holding_up_the_event_loop(monkeypat
     ("field", "words", "fields"),
     [
         ("resume.emitted_token_ids", "from 0 to 7", {"resume": Resumption((1, 8))}),
-        ("resume.emitted_token_ids", "at most 24", {"resume": Resumption((1,) * 25)}),
+        ("resume.emitted_token_ids", "at most max_tokens 24", {"resume": Resumption((1,) * 25)}),
         ("resume.emitted_token_ids", "at most", {"max_tokens": 10_000, "resume": Resumption((1,) * 9_000)}),
         ("resume.emitted_token_ids", "after the token at 0", {"stop_token_ids": (5,), "resume": Resumption((5, 1))}),
         ("resume.model", "'other'", {"resume": Resumption((1,), "other")}),

@@ -40,6 +40,7 @@ AT_THE_BOUND = [
     sampling(bad_words=[sampling_pb2.TokenSequence(token_ids=[1])] * 1024),
     sampling(allowed_token_ids=[1] * 100),
     of_ids(49),
+    message(resume=pb.Resumption(emitted_token_ids=[1] * 50, model="m" * 1024)),
     message("p" * 2_000_000),
 ]
 
@@ -126,8 +127,14 @@ def test_a_request_past_the_bound_is_refused_alike_by_the_server_and_the_sdk(
             "has 262145 token ids in all; at most 262144",
             sampling(bad_words=[{"token_ids": [1] * 262_145}]),
         ),
+        (
+            "resume.emitted_token_ids",
+            "has 51 ids; at most 50 fit the model after the prompt",
+            message(resume=pb.Resumption(emitted_token_ids=[1] * 51)),
+        ),
+        ("resume.model", "has 1025 characters; at most 1024", message(resume=pb.Resumption(model="m" * 1025))),
     ],
-    ids=["vocabulary", "model length", "texts and ids", "ids in all"],
+    ids=["vocabulary", "model length", "texts and ids", "ids in all", "emitted", "model name"],
 )
 def test_what_only_the_server_knows_is_refused_on_the_message(
     field: str, found: str, asked: pb.GenerateRequest
@@ -141,11 +148,16 @@ def test_every_repeated_field_of_a_request_has_a_bound() -> None:
     """A field that is added to the messages fails here until it has a bound."""
     repeated = {
         field.name
-        for descriptor in (pb.GenerateRequest.DESCRIPTOR, sampling_pb2.SamplingParams.DESCRIPTOR)
+        for descriptor in (
+            pb.GenerateRequest.DESCRIPTOR,
+            pb.Resumption.DESCRIPTOR,
+            sampling_pb2.SamplingParams.DESCRIPTOR,
+        )
         for field in descriptor.fields
         if field.is_repeated
     }
-    assert repeated == {"stop", "stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids"}
+    lists = {"stop", "stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids", "emitted_token_ids"}
+    assert repeated == lists
 
 
 def test_a_model_that_is_not_known_yet_allows_what_any_may() -> None:
