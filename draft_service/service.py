@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from outrider.engine.graphs import CaptureProgress
     from outrider.engine.loading import Progress
     from outrider.engine.runner import ModelRunner
-    from outrider.engine.sequences import Sequence as KvSequence
+    from outrider.kv_cache import KVSequence
 
-    ModelCore = ServiceCore[KvSequence, Extend, ProposalJob, Proposal | Branches]
+    ModelCore = ServiceCore[KVSequence, Extend, ProposalJob, Proposal | Branches]
 
 NgramCore = ServiceCore[PlainText, Extend, LookupJob, Proposal | Branches]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from outrider.engine.ledger import check_ids
-from outrider.engine.sequences import Sequence as KvSequence
 from outrider.errors import InvalidRequestError
+from outrider.kv_cache import KVSequence
 from outrider.ports import Open, Score
 from outrider.types import AcceptanceMethod, CandidateLogprobs, Support
 
@@ -17,7 +17,7 @@ class ScoreJob:
 
     open: Open
     score: Score
-    sequence: KvSequence
+    sequence: KVSequence
     token_ids: tuple[int, ...]
     """Committed and drafted tokens to be appended."""
     base: int

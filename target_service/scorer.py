@@ -11,15 +11,15 @@ from dataclasses import replace
 
 from outrider.engine.ledger import Session
 from outrider.engine.runner import ModelRunner
-from outrider.engine.sequences import Sequence as KvSequence
 from outrider.engine.stage import Flight, Following, Pass
 from outrider.errors import IntegrityError
+from outrider.kv_cache import KVSequence
 from outrider.ports import Score, Scores
 from outrider.types import ScoreForm, SparseScores, TokenScores, TypicalScores
 from target_service.flight import ScoringFlight
 from target_service.jobs import ScoreJob, check_score
 
-TargetSession = Session[KvSequence]
+TargetSession = Session[KVSequence]
 
 
 class Scorer:
@@ -62,9 +62,12 @@ class Scorer:
 
     def foresee(self, session: TargetSession, answer: Scores) -> Score | None:
         """The next plain step, where the answer says by itself which token comes next and does not end the session."""
+        return self._plain_step(session, answer) if session.text.length == answer.base_length else None
+
+    def _plain_step(self, session: TargetSession, answer: Scores) -> Score | None:
         token_id, base = next_token(answer.form), answer.base_length
         opened = session.open
-        if token_id is None or token_id in opened.eos_token_ids or session.text.length != base:
+        if token_id is None or token_id in opened.eos_token_ids:
             return None
         if base + 1 >= opened.max_length:  # the token after it is the last, and nobody asks what follows that
             return None
@@ -86,11 +89,12 @@ class Scorer:
         flight, base = following.flight, answer.base_length
         if not isinstance(flight, ScoringFlight):
             raise IntegrityError("a flight of another stage")
-        self._runner.sequences.truncate(session.text, base)
-        item = self.foresee(session, answer)
+        item = self._plain_step(session, answer)
         if item is None or item.token_ids[0] != flight.fed_token(index):
+            self._runner.sequences.truncate(session.text, base)
             return None
-        self._runner.sequences.extend(session.text, item.token_ids)
+        # Its KV is where the flight has put it.
+        self._runner.sequences.amend(session.text, base, item.token_ids)
         job = following.jobs[index]
         job.score, job.token_ids = item, item.token_ids
         return item

@@ -18,15 +18,15 @@ from outrider.engine.parallel.opening import open_runner
 from outrider.engine.runner import ModelRunner
 from outrider.engine.sampling.fused import warm_up_scoring
 from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE
-from outrider.engine.sequences import Sequence as KvSequence
 from outrider.engine.worker import OnFailure
+from outrider.kv_cache import KVSequence
 from outrider.ports import Open, Score, TargetCommand, TargetEvent
 from outrider.ports import Scores as ScoresEvent
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 from target_service.jobs import ScoreJob
 from target_service.scorer import Scorer
 
-TargetCore = ServiceCore[KvSequence, Score, ScoreJob, ScoresEvent]
+TargetCore = ServiceCore[KVSequence, Score, ScoreJob, ScoresEvent]
 
 
 class TargetService(LocalPort[TargetCommand, TargetEvent]):

@@ -17,8 +17,8 @@ from outrider.engine.batch import ForwardRow
 from outrider.engine.drafting import MAX_STEPS, DraftRow, DraftTerms
 from outrider.engine.runner import ModelRunner
 from outrider.engine.sampling import LogitRow, propose
-from outrider.engine.sequences import Sequence
 from outrider.errors import ConfigError, OutriderError
+from outrider.kv_cache import KVSequence
 from outrider.ports import Open
 from outrider.types import AcceptanceMethod, SamplingParams
 
@@ -145,7 +145,7 @@ def time_draft_loop(runner: ModelRunner, case: Case, *, num_samples: int, num_wa
         )
 
 
-def draft(runner: ModelRunner, sequences: list[Sequence], last: list[int], num_tokens: int) -> list[list[int]]:
+def draft(runner: ModelRunner, sequences: list[KVSequence], last: list[int], num_tokens: int) -> list[list[int]]:
     """[num_tokens][B] greedy tokens after each sequence's last."""
     request = Open(
         session=0,
@@ -169,7 +169,7 @@ def draft(runner: ModelRunner, sequences: list[Sequence], last: list[int], num_t
 
 
 def _draft_in_loops(
-    runner: ModelRunner, request: Open, sequences: list[Sequence], last: list[int], num_tokens: int
+    runner: ModelRunner, request: Open, sequences: list[KVSequence], last: list[int], num_tokens: int
 ) -> list[list[int]]:
     """The same where the device draws: one launch for as many tokens as that takes."""
     terms = DraftTerms.of(request, runner.config.vocab_size)
@@ -185,9 +185,9 @@ def _draft_in_loops(
 
 
 @contextmanager
-def _sequences(runner: ModelRunner, count: int, max_length: int) -> Iterator[list[Sequence]]:
+def _sequences(runner: ModelRunner, count: int, max_length: int) -> Iterator[list[KVSequence]]:
     """Sequences that are released at the end, whatever happens; `OutOfPagesError` when the cache is too small."""
-    opened: list[Sequence] = []
+    opened: list[KVSequence] = []
     try:
         for _ in range(count):
             opened.append(runner.sequences.open(max_length))
@@ -197,7 +197,7 @@ def _sequences(runner: ModelRunner, count: int, max_length: int) -> Iterator[lis
             runner.sequences.release(sequence)
 
 
-def _fill(runner: ModelRunner, sequences: list[Sequence], length: int) -> None:
+def _fill(runner: ModelRunner, sequences: list[KVSequence], length: int) -> None:
     """Prefill each sequence to a length with tokens of its own."""
     for row, sequence in enumerate(sequences):
         tokens = _token_ids(runner, length, row=row)
@@ -205,7 +205,7 @@ def _fill(runner: ModelRunner, sequences: list[Sequence], length: int) -> None:
             runner.forward([ForwardRow(sequence, tokens[begin : begin + _CHUNK], 0)])
 
 
-def _truncate(runner: ModelRunner, sequences: list[Sequence], length: int) -> None:
+def _truncate(runner: ModelRunner, sequences: list[KVSequence], length: int) -> None:
     for sequence in sequences:
         runner.sequences.truncate(sequence, length)
 

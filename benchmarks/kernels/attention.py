@@ -16,8 +16,7 @@ from outrider.engine.device_inputs import BatchFrame, BatchShape, pack, unpack
 from outrider.engine.kernels.launching import num_processors
 from outrider.engine.kernels.paged_attention import AttentionPlan, DevicePlan, paged_attention, plan_attention
 from outrider.engine.kernels.paged_attention.device_plan import num_counters
-from outrider.engine.pages import PagePool
-from outrider.engine.sequences import SequenceTable
+from outrider.kv_cache import KVCacheManager, PagePool
 
 Span = tuple[int, int]
 """A row's context and how many queries end it."""
@@ -59,7 +58,7 @@ def _attention(place: Place, name: str, size: str, spans: list[Span], sizes: Lay
 
 
 def _batch(spans: list[Span], pages: int) -> ForwardBatch:
-    table = SequenceTable(PagePool(pages, PAGE_SIZE))
+    table = KVCacheManager(PagePool(pages, PAGE_SIZE))
     sequences = [table.open(context) for context, _ in spans]
     for sequence, (context, queries) in zip(sequences, spans, strict=True):
         table.extend(sequence, [0] * (context - queries))

@@ -30,13 +30,13 @@ from outrider.engine.runner import ModelRunner
 from outrider.engine.sampling.proposing import propose
 from outrider.engine.sampling.rows import LogitRow
 from outrider.engine.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
-from outrider.engine.sequences import Sequence as KvSequence
 from outrider.engine.stage import Pass
 from outrider.engine.waiting import mark_reached
 from outrider.errors import OutriderError
+from outrider.kv_cache import KVSequence
 from outrider.ports import Extend, Open, Proposal
 
-DraftSession = Session[KvSequence]
+DraftSession = Session[KVSequence]
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class ProposalJob:
 
     open: Open
     extend: Extend
-    sequence: KvSequence
+    sequence: KVSequence
     terms: DraftTerms | None
     """By which its tokens are drawn in one launch; None: they are not."""
     base: int

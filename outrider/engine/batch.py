@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
 
-from outrider.engine.sequences import PageCopy, Pages, Sequence, SequenceTable
 from outrider.errors import InvalidRequestError
+from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PageTable
 
 
 @dataclass(slots=True)  # frozen, it would take twice as long to make
 class ForwardRow:
     """Append these tokens to this sequence."""
 
-    sequence: Sequence
+    sequence: KVSequence
     token_ids: TokenIds[int]
     num_logits: int = 1
     """Logits are wanted after each of the last so many of them; 0 for a prefill chunk that is not the last."""
@@ -33,7 +33,7 @@ class ForwardBatch:
     token_ids: list[int]  # [T]
     positions: list[int]  # [T] of each token in its sequence
     slots: list[int]  # [T] where its KV goes: page * page_size + offset
-    page_tables: list[Pages]  # [B][P] pages of each row's context
+    page_tables: list[PageTable]  # [B][P] pages of each row's context
     query_starts: list[int]  # [B+1]
     context_lengths: list[int]  # [B] tokens of the sequence, those of this forward included
     logit_indices: list[int]  # [N] rows of the hidden states that go through the head, in the order of the rows
@@ -46,9 +46,9 @@ class ForwardBatch:
         return len(self.context_lengths)
 
 
-def check_rows(table: SequenceTable, rows: TokenIds[ForwardRow]) -> None:
+def check_rows(table: KVCacheManager, rows: TokenIds[ForwardRow]) -> None:
     """Raise ``InvalidRequestError`` unless every row can be planned; changes nothing."""
-    seen: set[Sequence] = set()
+    seen: set[KVSequence] = set()
     for row in rows:
         if row.sequence in seen:
             raise InvalidRequestError("sequence", "stands in two rows of one forward")
@@ -61,13 +61,13 @@ def check_rows(table: SequenceTable, rows: TokenIds[ForwardRow]) -> None:
         table.require_room(row.sequence, count)
 
 
-def plan_forward(table: SequenceTable, rows: TokenIds[ForwardRow]) -> ForwardBatch:
+def plan_forward(table: KVCacheManager, rows: TokenIds[ForwardRow]) -> ForwardBatch:
     """Extend every row's sequence and lay the batch out; ``InvalidRequestError`` and no change if any row is bad."""
     check_rows(table, rows)
     return plan_checked(table, rows)
 
 
-def plan_checked(table: SequenceTable, rows: TokenIds[ForwardRow]) -> ForwardBatch:
+def plan_checked(table: KVCacheManager, rows: TokenIds[ForwardRow]) -> ForwardBatch:
     """``plan_forward`` of rows that ``check_rows`` has let pass."""
     token_ids: list[int] = []
     positions: list[int] = []
@@ -75,7 +75,7 @@ def plan_checked(table: SequenceTable, rows: TokenIds[ForwardRow]) -> ForwardBat
     logit_indices: list[int] = []
     query_starts = [0]
     context_lengths: list[int] = []
-    page_tables: list[Pages] = []
+    page_tables: list[PageTable] = []
     end = 0
     for row in rows:
         sequence, ids = row.sequence, row.token_ids

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from outrider.engine.batch import ForwardBatch
 from outrider.engine.kernels.paged_attention import DevicePlan, PagedRows
 from outrider.engine.models.decoder import DeviceBatch
-from outrider.engine.sequences import Pages
+from outrider.kv_cache import PageTable
 
 _NO_SLOT = -1
 IntArray = NDArray[np.int32]
@@ -88,7 +88,7 @@ def starts_of(page_tables: Iterable[Sequence[int]]) -> list[int]:
     return list(itertools.accumulate(map(len, page_tables), initial=0))
 
 
-def join_padded(parts: Iterable[tuple[Sequence[int], int, int]], page_tables: Iterable[Pages]) -> IntArray:
+def join_padded(parts: Iterable[tuple[Sequence[int], int, int]], page_tables: Iterable[PageTable]) -> IntArray:
     """Parts, each filled up: (numbers, how many they are to be, with what), and the pages after them."""
     fixed: list[int] = []
     for values, size, filler in parts:

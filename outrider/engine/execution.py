@@ -23,8 +23,8 @@ from outrider.engine.kernels.launching import has_kernels
 from outrider.engine.kernels.paged_attention import plan_attention
 from outrider.engine.models import Decoder
 from outrider.engine.models.decoder import DeviceBatch
-from outrider.engine.sequences import PageCopy
 from outrider.engine.steps import Operation, Step, batch_of, copies_of, copy_step, forward_step, no_numbers
+from outrider.kv_cache import PageCopy
 
 Publish = Callable[[Step], None]
 """Called with a step that is about to be run; returns when nothing of the step is needed any more."""

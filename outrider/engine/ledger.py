@@ -41,7 +41,7 @@ TextT_inv = TypeVar("TextT_inv", bound=Text)
 
 
 class TextStore(Protocol[TextT_inv]):
-    """Keeps texts; ``outrider.engine.sequences.SequenceTable`` is one."""
+    """Keeps texts; ``outrider.kv_cache.KVCacheManager`` is one."""
 
     def open(self, max_length: int) -> TextT_inv:
         """An empty text that can grow to ``max_length``; ``OutOfPagesError`` when there is no room."""

@@ -24,10 +24,8 @@ from outrider.engine.loading import Progress
 from outrider.engine.memory import naming_what_lacks
 from outrider.engine.models import ModelConfig
 from outrider.engine.opening import LoadFormat, Ranks, load_execution
-from outrider.engine.pages import PagePool
-from outrider.engine.sequences import PageCopy, SequenceTable
-from outrider.engine.sequences import Sequence as KvSequence
 from outrider.errors import ConfigError, InvalidRequestError
+from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool
 
 _WARM_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 _GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 512)
@@ -46,7 +44,7 @@ class ModelRunner:
         """Forwards that rows went through since loading; warm-up does not count."""
         self.capture_seconds = 0.0
         """How long the warm-up spent on CUDA graphs."""
-        self.sequences = SequenceTable(PagePool(execution.num_pages, execution.page_size))
+        self.sequences = KVCacheManager(PagePool(execution.num_pages, execution.page_size), reserves=True)
         self._execution = execution
         self._ranks = ranks
 
@@ -132,7 +130,7 @@ class ModelRunner:
         """Whether ``forward_drawn`` can be."""
         return self._execution.takes_drawn
 
-    def forward_drawn(self, sequences: Sequence[KvSequence], drawn: torch.Tensor) -> torch.Tensor:
+    def forward_drawn(self, sequences: Sequence[KVSequence], drawn: torch.Tensor) -> torch.Tensor:
         """``forward`` of one more token of each sequence that only the device knows: ``drawn`` [R] int32; logits
         [R, V], of the weights' type. Numbers that are no ids are taken for others that are.
 

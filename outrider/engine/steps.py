@@ -15,7 +15,7 @@ import numpy as np
 
 from outrider.engine.batch import ForwardBatch
 from outrider.engine.device_inputs import BatchShape, IntArray, pack
-from outrider.engine.sequences import PageCopy, pages_in
+from outrider.kv_cache import PageCopy, page_table_of
 
 
 class Operation(enum.IntEnum):
@@ -80,7 +80,7 @@ def batch_of(step: Step) -> ForwardBatch:
         token_ids=token_ids,
         positions=positions,
         slots=slots,
-        page_tables=[pages_in(pages[start:stop]) for start, stop in itertools.pairwise(page_starts)],
+        page_tables=[page_table_of(pages[start:stop]) for start, stop in itertools.pairwise(page_starts)],
         query_starts=query_starts,
         context_lengths=context_lengths,
         logit_indices=logit_indices[:num_logits],

@@ -302,4 +302,4 @@ def test_reports_cover_all_rounds(driver: Driver) -> None:
     (report,) = driver.reports
     assert report.forward_ns > 0
     assert report.queue_ns + report.forward_ns + report.sample_ns <= report.total_ns
-    assert report.num_pages_free == 256 - 15
+    assert report.num_pages_free == driver.core.num_pages_free < 256

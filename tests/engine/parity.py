@@ -10,7 +10,8 @@ import torch
 
 from outrider.engine.batch import ForwardRow
 from outrider.engine.runner import ModelRunner
-from outrider.engine.sequences import Sequence
+from outrider.kv_cache import KVSequence
+from tests.support.scattering import take_every_other_page
 from tests.support.tiny_models import cached_tiny_model, load_reference
 
 TOLERANCE = 1e-4
@@ -36,9 +37,7 @@ def poisoned_runner(folder: Path, *, page_size: int, num_pages: int = 800, scatt
     """A runner whose every free KV slot is NaN; ``scattered``: no two free pages are neighbours."""
     runner = ModelRunner.load(folder, dtype="float32", page_size=page_size, num_pages=num_pages)
     if scattered:
-        singles = [runner.sequences.open(1) for _ in range(num_pages)]
-        for sequence in singles[::2]:
-            runner.sequences.release(sequence)
+        take_every_other_page(runner.sequences)
     with torch.inference_mode():
         runner.kv_cache.fill_(float("nan"))
     return runner
@@ -51,7 +50,7 @@ def build(architecture: str, **config: Any) -> Path:
 class Scripted:
     """One sequence of a runner, every logit of which is compared with the reference's."""
 
-    def __init__(self, runner: ModelRunner, folder: Path, sequence: Sequence) -> None:
+    def __init__(self, runner: ModelRunner, folder: Path, sequence: KVSequence) -> None:
         self.runner = runner
         self.folder = folder
         self.sequence = sequence

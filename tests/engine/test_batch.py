@@ -7,13 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from outrider.engine.batch import ForwardRow, plan_forward
-from outrider.engine.pages import PagePool
-from outrider.engine.sequences import Sequence, SequenceTable
 from outrider.errors import InvalidRequestError
+from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 
 
 def test_a_ragged_batch_is_laid_out_row_after_row() -> None:
-    table = SequenceTable(PagePool(8, 4))
+    table = KVCacheManager(PagePool(8, 4))
     first, second = table.open(12), table.open(12)
     table.extend(first, [1, 2, 3, 4, 5])
     batch = plan_forward(table, [ForwardRow(second, [7, 8, 9], 1), ForwardRow(first, [6, 7], 2)])
@@ -29,16 +28,17 @@ def test_a_ragged_batch_is_laid_out_row_after_row() -> None:
     assert (first.length, second.length) == (7, 3)
 
 
-def test_fork_copies_and_copies_on_write_go_with_the_next_forward() -> None:
-    table = SequenceTable(PagePool(8, 4))
+def test_copies_before_a_write_go_with_the_forward_that_writes() -> None:
+    table = KVCacheManager(PagePool(8, 4))
     parent = table.open(12)
     table.extend(parent, list(range(10)))
-    child, copies = table.fork(parent, 12)
-    shared = parent.page_table[1]
+    child = table.fork(parent, 12)
+    full, partial = parent.page_table[1:]
     table.truncate(parent, 6)
     batch = plan_forward(table, [ForwardRow(parent, [1], 1), ForwardRow(child, [1], 1)])
-    assert parent.page_table[1] != shared == child.page_table[1]
-    assert sorted(batch.page_copies) == sorted([*copies, (shared, parent.page_table[1])])
+    assert parent.page_table[1] != full == child.page_table[1]
+    assert child.page_table[2] == partial  # it is the only holder by then
+    assert batch.page_copies == ((full, parent.page_table[1]),)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_fork_copies_and_copies_on_write_go_with_the_next_forward() -> None:
         (lambda a, b: [ForwardRow(a, [1]), ForwardRow(a, [1])], "sequence"),
     ],
 )
-def test_a_bad_row_changes_nothing(spoil: Callable[[Sequence, Sequence], list[ForwardRow]], field: str) -> None:
-    table = SequenceTable(PagePool(8, 4))
+def test_a_bad_row_changes_nothing(spoil: Callable[[KVSequence, KVSequence], list[ForwardRow]], field: str) -> None:
+    table = KVCacheManager(PagePool(8, 4))
     first, second = table.open(8), table.open(8)
     with pytest.raises(InvalidRequestError) as raised:
         plan_forward(table, spoil(first, second))

@@ -47,7 +47,7 @@ def random_steps(runner: ModelRunner, num_steps: int) -> list[torch.Tensor]:
         if choose.random() < 0.2:
             table.release(sequences[place])
             parent = sequences[place - 1]
-            sequences[place] = table.fork(parent, 60)[0] if choose.random() < 0.5 else table.open(60)
+            sequences[place] = table.fork(parent, 60) if choose.random() < 0.5 else table.open(60)
         rows = []
         for sequence in choose.sample(sequences, choose.randint(1, 5)):
             count = choose.choice((1, 1, 1, 2, 4, 5, 8, 19))

@@ -15,15 +15,14 @@ from outrider.engine.graphs import captured_shapes, choose_shape
 from outrider.engine.kernels.paged_attention import DevicePlan
 from outrider.engine.kernels.paged_attention.device_plan import MAX_SPLITS, choose_splits, num_counters
 from outrider.engine.models.decoder import DeviceBatch
-from outrider.engine.pages import PagePool
-from outrider.engine.sequences import SequenceTable
+from outrider.kv_cache import KVCacheManager, PagePool
 
 WINDOWS = frozenset((None, 5))
 
 
 def make_batch() -> ForwardBatch:
     """Rows of three and of one token, whose contexts take two pages and three."""
-    table = SequenceTable(PagePool(8, 4))
+    table = KVCacheManager(PagePool(8, 4))
     first, second = table.open(12), table.open(16)
     table.extend(first, [1, 2, 3, 4])
     table.extend(second, [1] * 8)

@@ -16,8 +16,8 @@ from outrider.engine.kernels.paged_attention import paged_attention, plan_attent
 from outrider.engine.kernels.rms_norm import PreparedNorm, prepare_norm
 from outrider.engine.kernels.rms_norm.few_ops import FewOpsNorm
 from outrider.engine.kernels.rms_norm.reference import ReferenceNorm
-from outrider.engine.pages import PagePool
-from outrider.engine.sequences import SequenceTable
+from outrider.kv_cache import KVCacheManager, PagePool
+from tests.support.scattering import take_every_other_page
 
 CPU = torch.device("cpu")
 
@@ -48,10 +48,9 @@ def test_paged_attention_reads_its_context_and_nothing_else(
     scattered: bool, heads: tuple[int, int], window: int | None
 ) -> None:
     num_heads, num_kv_heads = heads
-    table = SequenceTable(PagePool(60, 3))
+    table = KVCacheManager(PagePool(60, 3))
     if scattered:
-        for single in [table.open(1) for _ in range(60)][::2]:
-            table.release(single)
+        take_every_other_page(table)
     sequences = [table.open(30) for _ in range(3)]
     for sequence, length in zip(sequences, (0, 7, 12), strict=True):
         table.extend(sequence, [0] * length)

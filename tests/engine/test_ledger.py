@@ -9,9 +9,8 @@ import pytest
 
 from outrider.engine import ledger as ledger_module
 from outrider.engine.ledger import Ledger, Limits, Session
-from outrider.engine.pages import PagePool
-from outrider.engine.sequences import Sequence, SequenceTable
 from outrider.errors import NonFiniteLogitsError
+from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 from outrider.ports import Open, Refused, Release, SessionFailed, SessionLost
 from outrider.types import AcceptanceMethod, SamplingParams, extend_prefix_hash
 
@@ -28,23 +27,27 @@ OPEN = Open(
 
 
 @pytest.fixture
-def table() -> SequenceTable:
-    return SequenceTable(PagePool(4, 4))
+def table() -> KVCacheManager:
+    return KVCacheManager(PagePool(4, 4), reserves=True)
 
 
 @pytest.fixture
-def ledger(table: SequenceTable) -> Ledger[Sequence]:
+def ledger(table: KVCacheManager) -> Ledger[KVSequence]:
     return Ledger(table, Limits(vocab_size=50, max_model_len=16, trims=False))
 
 
-def found(ledger: Ledger[Sequence], generation: int = 2) -> Session[Sequence]:
+def found(ledger: Ledger[KVSequence], generation: int = 2) -> Session[KVSequence]:
     session = ledger.find(0, 7, generation)
     assert isinstance(session, Session)
     return session
 
 
-def test_open_reserves_and_release_gives_back(ledger: Ledger[Sequence], table: SequenceTable) -> None:
+def test_a_session_takes_pages_as_it_grows_and_release_gives_them_back(
+    ledger: Ledger[KVSequence], table: KVCacheManager
+) -> None:
     assert ledger.open(0, OPEN) is None
+    assert table.pool.num_free == 4
+    table.extend(found(ledger).text, [1, 2, 3, 4, 5])
     assert table.pool.num_free == 2
     assert ledger.release(0, Release(7, 2))
     assert table.pool.num_free == 4
@@ -52,7 +55,7 @@ def test_open_reserves_and_release_gives_back(ledger: Ledger[Sequence], table: S
 
 
 def test_no_room_is_refused_and_leaves_a_tombstone_until_opened_anew(
-    ledger: Ledger[Sequence], table: SequenceTable
+    ledger: Ledger[KVSequence], table: KVCacheManager
 ) -> None:
     assert ledger.open(0, replace(OPEN, session=1, max_length=12)) is None
     refused = ledger.open(0, OPEN)
@@ -64,7 +67,7 @@ def test_no_room_is_refused_and_leaves_a_tombstone_until_opened_anew(
     assert found(ledger, 4).open.generation == 3
 
 
-def test_older_items_are_ignored(ledger: Ledger[Sequence]) -> None:
+def test_older_items_are_ignored(ledger: Ledger[KVSequence]) -> None:
     ledger.open(0, OPEN)
     found(ledger, 5)
     assert ledger.find(0, 7, 4) is None
@@ -74,7 +77,7 @@ def test_older_items_are_ignored(ledger: Ledger[Sequence]) -> None:
     assert isinstance(ledger.find(0, 7, 6), Session)
 
 
-def test_a_released_session_ignores_items_and_an_unknown_one_is_lost(ledger: Ledger[Sequence]) -> None:
+def test_a_released_session_ignores_items_and_an_unknown_one_is_lost(ledger: Ledger[KVSequence]) -> None:
     assert isinstance(ledger.find(0, 7, 0), SessionLost)
     ledger.open(0, OPEN)
     ledger.release(0, Release(7, 2))
@@ -82,7 +85,7 @@ def test_a_released_session_ignores_items_and_an_unknown_one_is_lost(ledger: Led
     assert isinstance(ledger.find(1, 7, 9), SessionLost)  # another link's session of the same number
 
 
-def test_opening_anew_starts_empty_in_the_same_room(ledger: Ledger[Sequence], table: SequenceTable) -> None:
+def test_opening_anew_starts_empty_in_the_same_room(ledger: Ledger[KVSequence], table: KVCacheManager) -> None:
     ledger.open(0, replace(OPEN, max_length=16))
     table.extend(found(ledger).text, [1, 2, 3])
     assert ledger.open(0, replace(OPEN, max_length=16, generation=3)) is None
@@ -92,7 +95,7 @@ def test_opening_anew_starts_empty_in_the_same_room(ledger: Ledger[Sequence], ta
 
 
 def test_the_same_open_twice_is_one_and_another_with_its_generation_fails(
-    ledger: Ledger[Sequence], table: SequenceTable
+    ledger: Ledger[KVSequence], table: KVCacheManager
 ) -> None:
     ledger.open(0, OPEN)
     assert ledger.open(0, OPEN) is None
@@ -102,7 +105,7 @@ def test_the_same_open_twice_is_one_and_another_with_its_generation_fails(
     assert table.pool.num_free == 4
 
 
-def test_rewind_keeps_what_is_there_and_the_same_text(ledger: Ledger[Sequence], table: SequenceTable) -> None:
+def test_rewind_keeps_what_is_there_and_the_same_text(ledger: Ledger[KVSequence], table: KVCacheManager) -> None:
     ledger.open(0, OPEN)
     session = found(ledger)
     table.extend(session.text, [1, 2, 3])
@@ -116,7 +119,7 @@ def test_rewind_keeps_what_is_there_and_the_same_text(ledger: Ledger[Sequence], 
     assert session.text.token_ids == [1, 2]
 
 
-def test_failing_frees_and_names_the_error(ledger: Ledger[Sequence], table: SequenceTable) -> None:
+def test_failing_frees_and_names_the_error(ledger: Ledger[KVSequence], table: KVCacheManager) -> None:
     ledger.open(0, OPEN)
     failed = ledger.fail(0, 7, 2, NonFiniteLogitsError("nan"))
     assert failed == SessionFailed(7, 2, "NonFiniteLogitsError", "nan")
@@ -124,17 +127,20 @@ def test_failing_frees_and_names_the_error(ledger: Ledger[Sequence], table: Sequ
     assert ledger.find(0, 7, 3) is None
 
 
-def test_dropping_a_link_frees_its_sessions_alone(ledger: Ledger[Sequence], table: SequenceTable) -> None:
+def test_dropping_a_link_frees_its_sessions_alone(ledger: Ledger[KVSequence], table: KVCacheManager) -> None:
     for link_id in (0, 1):
         ledger.open(link_id, OPEN)
+        session = ledger.find(link_id, 7, 1)
+        assert isinstance(session, Session)
+        table.extend(session.text, [1, 2, 3])
     ledger.drop_link(0)
-    assert table.pool.num_free == 2
+    assert table.pool.num_free == 3
     assert len(ledger) == 1
     assert isinstance(ledger.find(1, 7, 2), Session)
     assert isinstance(ledger.find(0, 7, 2), SessionLost)
 
 
-def test_tombstones_are_bounded(ledger: Ledger[Sequence], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tombstones_are_bounded(ledger: Ledger[KVSequence], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "MAX_TOMBSTONES", 3)
     for session in range(5):
         ledger.open(0, replace(OPEN, session=session))
@@ -165,7 +171,7 @@ def test_tombstones_are_bounded(ledger: Ledger[Sequence], monkeypatch: pytest.Mo
     ],
 )
 def test_a_bad_open_fails_and_names_the_field(
-    ledger: Ledger[Sequence], table: SequenceTable, field: str, changes: dict[str, Any]
+    ledger: Ledger[KVSequence], table: KVCacheManager, field: str, changes: dict[str, Any]
 ) -> None:
     failed = ledger.open(0, replace(OPEN, **changes))
     assert isinstance(failed, SessionFailed)
@@ -174,7 +180,7 @@ def test_a_bad_open_fails_and_names_the_field(
     assert ledger.find(0, 7, 2) is None
 
 
-def test_a_draft_takes_a_longer_session_as_far_as_it_fits(table: SequenceTable) -> None:
+def test_a_draft_takes_a_longer_session_as_far_as_it_fits(table: KVCacheManager) -> None:
     ledger = Ledger(table, Limits(vocab_size=0, max_model_len=16, trims=True))
     assert ledger.open(0, replace(OPEN, max_length=1000)) is None
     assert found(ledger).reserved_length == 16

@@ -90,8 +90,7 @@ def test_every_shape_of_forward_gives_the_reference_logits(name: str) -> None:
     forward_and_check(runner, (third, text[:4], None), (first, other[:5], None), (second, other[30:31], None))
     forked = open_scripted(runner, folder, 1)
     runner.sequences.release(forked.sequence)
-    forked.sequence, copies = runner.sequences.fork(second.sequence, 60)
-    assert len(copies) == 1
+    forked.sequence = runner.sequences.fork(second.sequence, 60)
     forward_and_check(runner, (second, text[:6], None), (forked, text[50:54], None), (first, text[60:61], None))
     runner.sequences.truncate(second.sequence, 13)  # into a page that the fork still holds
     forward_and_check(runner, (second, text[70:75], None))
@@ -154,8 +153,8 @@ def test_forks_of_forks_keep_their_own_texts() -> None:
     text = random_ids(40, seed=6)
     forward_and_check(runner, (root, text[:10], 1))
     branches = [root]
-    for _ in range(3):  # each is forked before the copy its parent awaits has been made
-        sequence, _ = runner.sequences.fork(branches[-1].sequence, 40)
+    for _ in range(3):
+        sequence = runner.sequences.fork(branches[-1].sequence, 40)
         branches.append(type(root)(runner, folder, sequence))
     rows = [(branch, text[10 + index : 15 + index], None) for index, branch in enumerate(branches)]
     forward_and_check(runner, *rows)

@@ -12,8 +12,8 @@ import torch
 from outrider.engine.batch import ForwardRow
 from outrider.engine.memory import choose_num_pages
 from outrider.engine.runner import ModelRunner
-from outrider.engine.sequences import Sequence
 from outrider.errors import ConfigError, InvalidRequestError, ModelError
+from outrider.kv_cache import KVSequence
 from outrider.kv_cache.sizing import KVCacheRequest
 from tests.engine.parity import build, poisoned_runner, random_ids, reference_logits
 
@@ -26,12 +26,12 @@ CPU = torch.device("cpu")
         (lambda s: [ForwardRow(s, [1, 272])], "272 is not from 0 to 271"),
         (lambda s: [ForwardRow(s, [-1])], "-1 is not from 0 to 271"),
         (lambda s: [ForwardRow(s, [])], "at least one token"),
-        (lambda s: [ForwardRow(s, [1] * 21)], "pass the 25 that were reserved"),
+        (lambda s: [ForwardRow(s, [1] * 21)], "pass the max_length of 25"),
         (lambda s: [ForwardRow(s, [1], 2)], "must be from 0 to 1"),
     ],
 )
 def test_a_bad_row_is_refused_before_anything_changes(
-    spoil: Callable[[Sequence], list[ForwardRow]], message: str
+    spoil: Callable[[KVSequence], list[ForwardRow]], message: str
 ) -> None:
     runner = poisoned_runner(build("llama"), page_size=4)
     healthy, sequence = runner.sequences.open(25), runner.sequences.open(25)

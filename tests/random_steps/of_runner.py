@@ -12,8 +12,8 @@ import torch
 
 from outrider.engine.batch import ForwardRow
 from outrider.engine.runner import ModelRunner
-from outrider.engine.sequences import Sequence
 from outrider.errors import OutOfPagesError
+from outrider.kv_cache import KVSequence
 
 MOST_SEQUENCES = 12
 MOST_ROWS = 8
@@ -29,7 +29,7 @@ class RunnerSteps:
         self.runner = runner
         self.num_checks = 0
         self._random = random.Random(seed)
-        self._live: list[Sequence] = []
+        self._live: list[KVSequence] = []
         self._checks_every = checks_every
 
     def run(self, num_steps: int) -> None:
@@ -55,7 +55,7 @@ class RunnerSteps:
         if self._live and len(self._live) < MOST_SEQUENCES:
             parent = self._random.choice(self._live)
             longest = self._random.randint(max(1, parent.length), self.runner.max_model_len)
-            self._add(lambda: self.runner.sequences.fork(parent, longest)[0])
+            self._add(lambda: self.runner.sequences.fork(parent, longest))
 
     def _add(self, make: object) -> None:
         before = self.runner.sequences.pool.num_free
@@ -74,7 +74,7 @@ class RunnerSteps:
     def _num_rows(self) -> int:
         return self._random.randint(0, min(MOST_ROWS, len(self._live)))
 
-    def _row(self, sequence: Sequence) -> ForwardRow | None:
+    def _row(self, sequence: KVSequence) -> ForwardRow | None:
         count = min(self._random.choice(LENGTHS), sequence.max_length - sequence.length)
         tokens = [self._random.randrange(self.runner.config.vocab_size) for _ in range(count)]
         return ForwardRow(sequence, tokens, self._random.randint(0, count)) if count else None

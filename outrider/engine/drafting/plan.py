@@ -22,8 +22,8 @@ from outrider.engine.drafting.rows import DraftRow, Words
 from outrider.engine.kernels.draft_sampling.layout import NUM_COLUMNS
 from outrider.engine.kernels.paged_attention import DevicePlan, PagedRows
 from outrider.engine.models.decoder import DeviceBatch
-from outrider.engine.sequences import PageCopy, Pages, SequenceTable
 from outrider.engine.steps import Operation, Step
+from outrider.kv_cache import KVCacheManager, PageCopy, PageTable
 
 _NO_SLOT = -1
 
@@ -62,7 +62,7 @@ class DraftPlan:
     token_ids: list[Sequence[int]]  # [B] each row's, before its first draw
     positions: list[int]  # [B] of the first of them
     slots: list[list[int]]  # [B] of all that is appended, drawn tokens included
-    page_tables: list[Pages]  # [B][P] of all that is appended
+    page_tables: list[PageTable]  # [B][P] of all that is appended
     parameters: list[Words]  # [B, NUM_COLUMNS]
     num_steps: int
     page_copies: tuple[PageCopy, ...]
@@ -74,7 +74,7 @@ class DraftPlan:
         return LoopShape(len(self.token_ids), self.num_steps, max(map(len, self.token_ids)))
 
 
-def plan_draft(table: SequenceTable, rows: Sequence[DraftRow]) -> DraftPlan:
+def plan_draft(table: KVCacheManager, rows: Sequence[DraftRow]) -> DraftPlan:
     """Extend every row's sequence, for which there is room, by what will be appended, as yet without the ids of what
     will be drawn.
     """

@@ -15,7 +15,7 @@ from outrider.engine.kernels.draft_sampling.layout import ALWAYS, MAX_BANNED, Co
 from outrider.engine.sampling.process import SMALLEST_TEMPERATURE
 from outrider.engine.sampling.rows import has_penalties, is_coupled, is_greedy, needs_evidence
 from outrider.engine.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
-from outrider.engine.sequences import Sequence
+from outrider.kv_cache import KVSequence
 from outrider.ports import Open
 from outrider.randomness.streams import Stream
 
@@ -57,7 +57,7 @@ class DraftRow:
     """Append these tokens to this sequence and draw what follows, one token after the other."""
 
     terms: DraftTerms
-    sequence: Sequence
+    sequence: KVSequence
     token_ids: TokenIds[int]
     """1 to ``MAX_CATCH_UP``."""
     num_drafts: int

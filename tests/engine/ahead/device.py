@@ -14,14 +14,12 @@ from types import SimpleNamespace
 import torch
 
 from outrider.engine.batch import ForwardBatch, ForwardRow, plan_forward
-from outrider.engine.pages import PagePool
 from outrider.engine.sampling.fused import Scoring
 from outrider.engine.sampling.process import needs_adjusting
 from outrider.engine.sampling.rows import ScoreRequest
 from outrider.engine.sampling.scoring import score
-from outrider.engine.sequences import Sequence as KvSequence
-from outrider.engine.sequences import SequenceTable
 from outrider.engine.stage import Following
+from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 from outrider.ports import Score, Scores
 from outrider.types import extend_prefix_hash
 from target_service.jobs import ScoreJob
@@ -40,7 +38,7 @@ class Runner:
     device = torch.device("cpu")
 
     def __init__(self, num_pages: int) -> None:
-        self.sequences = SequenceTable(PagePool(num_pages, PAGE_SIZE))
+        self.sequences = KVCacheManager(PagePool(num_pages, PAGE_SIZE), reserves=True)
         self.config = SimpleNamespace(vocab_size=VOCAB_SIZE)
         self._slots = [-1] * (num_pages * PAGE_SIZE)
 
@@ -48,11 +46,16 @@ class Runner:
         batch = plan_forward(self.sequences, rows)
         return self._run(batch, batch.token_ids)
 
-    def forward_drawn(self, sequences: Sequence[KvSequence], drawn: torch.Tensor) -> torch.Tensor:
+    def forward_drawn(self, sequences: Sequence[KVSequence], drawn: torch.Tensor) -> torch.Tensor:
         batch = plan_forward(self.sequences, [ForwardRow(sequence, (0,)) for sequence in sequences])
         return self._run(batch, drawn.clamp(0, VOCAB_SIZE - 1).tolist())
 
     def _run(self, batch: ForwardBatch, token_ids: Sequence[int]) -> torch.Tensor:
+        places = range(PAGE_SIZE)
+        read = {copy: [self._slots[copy[0] * PAGE_SIZE + place] for place in places] for copy in batch.page_copies}
+        for (_, destination), content in read.items():
+            self._slots[destination * PAGE_SIZE : (destination + 1) * PAGE_SIZE] = content
+        self.sequences.confirm_copies()
         for slot, token_id in zip(batch.slots, token_ids, strict=True):
             self._slots[slot] = token_id
         texts: list[list[int]] = []

@@ -18,10 +18,9 @@ from outrider.engine.drafting.plan import LoopShape, pack_draft, plan_draft
 from outrider.engine.drafting.results import Draws, read_draws
 from outrider.engine.kernels.paged_attention import DevicePlan
 from outrider.engine.models.decoder import DeviceBatch
-from outrider.engine.pages import PagePool
 from outrider.engine.sampling import Drawn, LogitRow, propose
-from outrider.engine.sequences import Sequence, SequenceTable
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError
+from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 from outrider.ports import Open
 from outrider.types import AcceptanceMethod, SamplingParams, SparseEvidence
 from tests.support.core_driver import open_session
@@ -82,7 +81,7 @@ class Rig:
     """A loop over a table of sequences whose pages are scattered."""
 
     def __init__(self) -> None:
-        self.table = SequenceTable(PagePool(NUM_PAGES, PAGE_SIZE))
+        self.table = KVCacheManager(PagePool(NUM_PAGES, PAGE_SIZE))
         for single in [self.table.open(1) for _ in range(NUM_PAGES)][::2]:
             self.table.release(single)
         self.kv = torch.full((NUM_PAGES * PAGE_SIZE, 2), -7)
@@ -90,7 +89,7 @@ class Rig:
         frame = BatchFrame(PAGE_SIZE, frozenset((None,)), torch.zeros(1, dtype=torch.int32))
         self.loop = DraftLoop(self.model, self.kv, frame, RULES, pages_per_row=20)
 
-    def sequence(self, text: list[int]) -> Sequence:
+    def sequence(self, text: list[int]) -> KVSequence:
         sequence = self.table.open(60)
         for token, slot in enumerate(self.table.extend(sequence, text)):
             self.kv[slot] = torch.tensor([text[token], token])

@@ -9,9 +9,8 @@ import numpy as np
 from outrider.engine.drafting import DraftRow, DraftTerms
 from outrider.engine.drafting.results import Draws, read_draws
 from outrider.engine.kernels.draft_sampling.layout import NUM_FIELDS, Field
-from outrider.engine.pages import PagePool
-from outrider.engine.sequences import SequenceTable
 from outrider.errors import IntegrityError, InvalidRequestError, NonFiniteLogitsError
+from outrider.kv_cache import KVCacheManager, PagePool
 from outrider.types import SamplingParams, SparseEvidence
 from tests.support.core_driver import open_session
 
@@ -22,7 +21,7 @@ def row(num_drafts: int, **sampling: Any) -> DraftRow:
     opened = open_session(
         0, prompt_length=1, max_length=20, num_token_ids=VOCAB_SIZE, sampling=SamplingParams(**sampling)
     )
-    sequence = SequenceTable(PagePool(2, 16)).open(20)
+    sequence = KVCacheManager(PagePool(2, 16)).open(20)
     return DraftRow(DraftTerms.of(opened, VOCAB_SIZE), sequence, [1], num_drafts, 1)
 
 

@@ -45,8 +45,8 @@ from outrider.engine.kernels.sum_norm import SharedRows, flag_bytes
 from outrider.engine.kernels.sum_norm.kernel import sum_and_norm
 from outrider.engine.kernels.swiglu.kernel import swiglu
 from outrider.engine.kernels.swiglu.reference import swiglu as reference_swiglu
-from outrider.engine.pages import PagePool
-from outrider.engine.sequences import SequenceTable
+from outrider.kv_cache import KVCacheManager, PagePool
+from tests.support.scattering import take_every_other_page
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -170,9 +170,8 @@ def ragged_batch(
     page_size: int, contexts: list[int], queries: list[int], num_pages: int
 ) -> tuple[ForwardBatch, list[int]]:
     """Rows whose pages are scattered; and the slots that hold their contexts."""
-    table = SequenceTable(PagePool(num_pages, page_size))
-    for single in [table.open(1) for _ in range(num_pages)][::2]:
-        table.release(single)
+    table = KVCacheManager(PagePool(num_pages, page_size))
+    take_every_other_page(table)
     sequences = [table.open(context) for context in contexts]
     for sequence, context, count in zip(sequences, contexts, queries, strict=True):
         table.extend(sequence, [0] * (context - count))

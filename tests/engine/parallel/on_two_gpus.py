@@ -39,7 +39,7 @@ def said(runner: ModelRunner) -> tuple[list[int], torch.Tensor]:
             logits.append(runner.forward(rows))
             runner.sequences.truncate(first, first.length - 5)
         logits.append(runner.forward([ForwardRow(first, [token], 1)]))
-    forked, _ = runner.sequences.fork(first, 150)
+    forked = runner.sequences.fork(first, 150)
     logits.append(runner.forward([ForwardRow(forked, [7, 8], 2), ForwardRow(first, [9], 1)]))
     return tokens, torch.cat(logits).cpu()
 

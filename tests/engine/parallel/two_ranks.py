@@ -58,10 +58,10 @@ def logits_of(runner: ModelRunner) -> torch.Tensor:
     found = [runner.forward([ForwardRow(first, text[:20], 20)])]
     found.append(runner.forward([ForwardRow(first, text[20:25], 5), ForwardRow(second, other[:11], 1)]))
     runner.sequences.truncate(first, 18)
-    forked, copies = runner.sequences.fork(second, 30)
-    assert copies
+    forked = runner.sequences.fork(second, 30)  # both write into its last page
     rows = [ForwardRow(first, other[11:14], 3), ForwardRow(second, text[:2], 2), ForwardRow(forked, text[5:6], 1)]
     found.append(runner.forward(rows))
+    assert forked.page_table[-1] != second.page_table[-1]
     runner.forward([ForwardRow(second, [1], 0)])
     return torch.cat(found)
 
