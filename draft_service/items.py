@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outrider.engine.ledger import check_ids
 from outrider.errors import InvalidRequestError
+from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import Extend, Open
 
 
@@ -11,8 +12,8 @@ def check_extend(opened: Open, item: Extend, *, vocab_size: int) -> None:
     """Raise ``InvalidRequestError`` naming the field for which an item cannot be served."""
     if item.base_length < 0:
         raise InvalidRequestError("base_length", "must not be negative")
-    if item.draft_length < 0:
-        raise InvalidRequestError("draft_length", "must not be negative")
+    if not 0 <= item.draft_length <= MAX_DRAFT_LENGTH:
+        raise InvalidRequestError("draft_length", f"must be from 0 to {MAX_DRAFT_LENGTH}, not {item.draft_length}")
     base = item.base_length + len(item.token_ids)
     if not base:
         raise InvalidRequestError("token_ids", "must hold at least one token when nothing is kept")

@@ -62,6 +62,14 @@ LINK_TOKEN_IDS = Bound(4 * PROMPT_TOKENS.most, "ids")
 LINK_DRAFT_TOKEN_IDS = Bound(MAX_DRAFT_LENGTH, "ids")
 LINK_ITEMS = Bound(1 << 16, "items")
 """Commands or events in one message."""
+LINK_SUPPORT_IDS = Bound(1 << 22, "ids")
+"""Of all positions of one proposal: 65,536 for each of 64."""
+LINK_LOGPROBS = Bound(MAX_LOGPROBS, "tokens asked for")
+LINK_POSITIONS = Bound(MAX_DRAFT_LENGTH + 1, "positions")
+LINK_CANDIDATES = Bound(1 << 20, "candidates of one position")
+TENSOR_DIMENSIONS = Bound(2, "dimensions")
+LINK_BRANCHES = Bound(1024, "branches")
+LINK_FILES = Bound(64, "files")
 LINK_TEXT = Bound(4096, "characters")
 """A name, a reason, an error's message."""
 

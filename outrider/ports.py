@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from outrider.errors import InvalidRequestError
 from outrider.types import (
     AcceptanceMethod,
     CandidateLogprobs,
@@ -64,6 +65,15 @@ class Release:
 
     session: int
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A command that broke a bound of the wire, as a service receives it: its session fails, others are unharmed."""
+
+    session: int
+    generation: int
+    error: InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from outrider.engine.stage import CommonEvent, EventT, ItemT, JobT, Stage, TextT
 from outrider.engine.telling import Telling
 from outrider.engine.trouble import log_trouble
 from outrider.errors import OutriderError
-from outrider.ports import Open, Release, SessionFailed, SessionLost
+from outrider.ports import Open, Rejected, Release, SessionFailed, SessionLost
 
 
 class Arrivals(Generic[TextT, ItemT, JobT, EventT]):
@@ -58,6 +58,17 @@ class Arrivals(Generic[TextT, ItemT, JobT, EventT]):
             key = link_id, command.session
             self._give_up(key, "released")
             self._note_end(key)
+
+    def reject(self, link_id: int, command: Rejected) -> None:
+        """A session ends, because a command for it broke a bound."""
+        key = link_id, command.session
+        if self._ledger.is_overtaken(*key, command.generation):
+            return
+        known = self._ledger.get(*key)
+        failure = self._ledger.fail(*key, command.generation, command.error)
+        self._give_up(key, "rejected")
+        self._note_end(key)
+        self._telling.put(link_id, failure, known.open if known else None)
 
     def item(self, link_id: int, item: ItemT, arrived_ns: int) -> None:
         """A session asks for something, as ever, or instead of what it asked for before."""

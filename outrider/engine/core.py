@@ -28,7 +28,7 @@ from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE, is_running
 from outrider.engine.stage import AheadStage, EventT, ItemT, JobT, Stage, TextT
 from outrider.engine.telling import Telling, Told
 from outrider.errors import OutriderError
-from outrider.ports import Open, Release
+from outrider.ports import Open, Rejected, Release
 from outrider.recording import Recorder
 
 DEFAULT_MAX_BATCHED_TOKENS = 512
@@ -107,7 +107,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         return 0.0 if self._telling.has_any else self._rest_s
 
     def handle(
-        self, link_id: int, commands: Sequence[Open | Release | ItemT], *, arrived_ns: int | None = None
+        self, link_id: int, commands: Sequence[Open | Release | Rejected | ItemT], *, arrived_ns: int | None = None
     ) -> None:
         """Take in one message of a link; computes nothing."""
         arrived = self._clock() if arrived_ns is None else arrived_ns
@@ -116,6 +116,8 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
                 self._arrivals.open(link_id, command)
             elif isinstance(command, Release):
                 self._arrivals.release(link_id, command)
+            elif isinstance(command, Rejected):
+                self._arrivals.reject(link_id, command)
             else:
                 self._arrivals.item(link_id, command, arrived)
         if (started := self._forwards.under_way) is not None:

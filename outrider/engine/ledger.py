@@ -130,6 +130,10 @@ class Ledger(Generic[TextT]):
         books = self._links.get(link_id)
         return books.sessions.get(session) if books is not None else None
 
+    def is_overtaken(self, link_id: int, session: int, generation: int) -> bool:
+        """Whether a newer item has been seen for the session."""
+        return generation < self._books_of(link_id).newest_generation(session)
+
     def holds(self, session: Session[TextT]) -> bool:
         """Whether this very session is still open."""
         return self.get(*session.key) is session

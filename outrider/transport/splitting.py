@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from outrider.errors import InvalidRequestError
+from outrider.limits import LINK_ITEMS
 from outrider.transport.convert.events import NUMBERS_IN_A_TIMING
 from outrider.v1 import link_pb2 as pb
 
@@ -57,9 +58,10 @@ def split_commands(
     commands: Sequence[CommandT], encode: Callable[[Sequence[CommandT]], MessageT], max_bytes: int
 ) -> list[MessageT]:
     """The commands in order, in messages of at most ``max_bytes``; one command alone is sent whatever its length."""
-    message: Any = encode(commands)
-    if len(commands) < 2 or message.ByteSize() <= max_bytes:
-        return [message]
+    if len(commands) <= LINK_ITEMS.most:
+        message: Any = encode(commands)
+        if len(commands) < 2 or message.ByteSize() <= max_bytes:
+            return [message]
     middle = len(commands) // 2
     return [
         *split_commands(commands[:middle], encode, max_bytes),

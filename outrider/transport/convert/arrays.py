@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ProtocolError
+from outrider.limits import TENSOR_DIMENSIONS, Bound
 from outrider.types import FloatArray, IntArray
 from outrider.v1 import tensor_pb2
 
@@ -36,14 +37,20 @@ def ints_to_bytes(values: IntArray) -> bytes:
     return np.ascontiguousarray(values, dtype=_INT).tobytes()
 
 
-def floats_from_bytes(name: str, content: bytes) -> FloatArray:
-    """The float32 values of a field; ``ProtocolError`` when its length is not theirs."""
-    return _from_bytes(name, content, _FLOAT).astype(np.float32, copy=False)
+def floats_from_bytes(name: str, content: bytes, bound: Bound | None = None) -> FloatArray:
+    """The float32 values of a field; ``ProtocolError`` when its length is not theirs.
+
+    ``InvalidRequestError`` when they are more than ``bound`` allows; None: a message's length is the bound.
+    """
+    return _from_bytes(name, content, _FLOAT, bound).astype(np.float32, copy=False)
 
 
-def ints_from_bytes(name: str, content: bytes) -> IntArray:
-    """The int32 values of a field; ``ProtocolError`` when its length is not theirs."""
-    return _from_bytes(name, content, _INT).astype(np.int32, copy=False)
+def ints_from_bytes(name: str, content: bytes, bound: Bound) -> IntArray:
+    """The int32 values of a field; ``ProtocolError`` when its length is not theirs.
+
+    ``InvalidRequestError`` when they are more than ``bound`` allows.
+    """
+    return _from_bytes(name, content, _INT, bound).astype(np.int32, copy=False)
 
 
 def place_nothing(values: FloatArray) -> None:
@@ -67,7 +74,10 @@ def tensor_from_proto(name: str, message: tensor_pb2.Tensor, fetch: Fetch = fetc
     """The float32 array of a tensor; ``ProtocolError`` when it is of another type, place or length."""
     payload = message.WhichOneof("payload")
     if message.dtype != "float32" or payload not in ("inline", "shared_memory"):
-        raise ProtocolError(f"{name}: must be a float32 tensor, inline or shared, not {message.dtype or 'nothing'}")
+        raise ProtocolError(
+            f"{name}: must be a float32 tensor, inline or shared, not {message.dtype[:20] or 'nothing'}"
+        )
+    TENSOR_DIMENSIONS.check(name, len(message.shape))
     shape = tuple(message.shape)
     if payload == "inline":
         values = floats_from_bytes(name, message.inline)
@@ -85,7 +95,9 @@ def _require_whole(name: str, num_bytes: int, dtype: np.dtype[ScalarT]) -> None:
         raise ProtocolError(f"{name}: {num_bytes} bytes are no whole number of {dtype.itemsize}-byte values")
 
 
-def _from_bytes(name: str, content: bytes, dtype: np.dtype[ScalarT]) -> NDArray[ScalarT]:
+def _from_bytes(name: str, content: bytes, dtype: np.dtype[ScalarT], bound: Bound | None) -> NDArray[ScalarT]:
+    if bound is not None:
+        bound.check(name, len(content) // dtype.itemsize)
     _require_whole(name, len(content), dtype)
     # A copy: memory of its own, so that a tensor can be made from it without another.
     return np.frombuffer(content, dtype=dtype).copy()

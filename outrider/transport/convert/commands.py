@@ -7,10 +7,18 @@ a message of their own would only be copied into it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from outrider import ports
 from outrider.errors import ProtocolError
+from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_SUPPORT_IDS
 from outrider.transport.convert.arrays import ints_from_bytes, ints_to_bytes
+from outrider.transport.convert.link_bounds import (
+    check_extend,
+    check_open,
+    check_score,
+    command_within,
+)
 from outrider.transport.convert.one_of import Readers, read_one_of
 from outrider.transport.convert.ranges import out_of_range_breaks_the_contract
 from outrider.transport.convert.sampling import (
@@ -48,7 +56,8 @@ def open_to_proto(command: ports.Open) -> pb.Open:
 
 
 def open_from_proto(message: pb.Open) -> ports.Open:
-    """``ProtocolError`` when no acceptance method is said."""
+    """``ProtocolError`` when no acceptance method is said, ``InvalidRequestError`` for a field that is too long."""
+    check_open(message)
     method = method_from_proto(message.acceptance_method)
     if method is None:
         raise ProtocolError("acceptance_method: must be said on a link")
@@ -95,7 +104,8 @@ def write_extend(message: pb.Extend, command: ports.Extend) -> None:
 
 
 def extend_from_proto(message: pb.Extend) -> ports.Extend:
-    """An extension."""
+    """An extension; ``InvalidRequestError`` for a field that is too long."""
+    check_extend(message)
     return ports.Extend(
         message.session,
         message.generation,
@@ -124,7 +134,8 @@ def write_score(message: pb.Score, command: ports.Score) -> None:
 
 
 def score_from_proto(message: pb.Score) -> ports.Score:
-    """A score."""
+    """A score; ``InvalidRequestError`` for a field that is too long."""
+    check_score(message)
     return ports.Score(
         message.session,
         message.generation,
@@ -140,7 +151,10 @@ def score_from_proto(message: pb.Score) -> ports.Score:
 def _support_from_proto(counts: bytes, token_ids: bytes) -> Support | None:
     if not counts and not token_ids:
         return None
-    return Support(ints_from_bytes("support_counts", counts), ints_from_bytes("support_token_ids", token_ids))
+    return Support(
+        ints_from_bytes("support_counts", counts, LINK_DRAFT_TOKEN_IDS),
+        ints_from_bytes("support_token_ids", token_ids, LINK_SUPPORT_IDS),
+    )
 
 
 def draft_commands_to_proto(commands: Iterable[ports.DraftCommand]) -> pb.DraftCommands:
@@ -158,15 +172,16 @@ def draft_commands_to_proto(commands: Iterable[ports.DraftCommand]) -> pb.DraftC
     return message
 
 
-def draft_commands_from_proto(message: pb.DraftCommands) -> tuple[ports.DraftCommand, ...]:
-    """One message to a draft; ``ProtocolError`` for a command nobody knows."""
+def draft_commands_from_proto(message: pb.DraftCommands) -> tuple[ports.DraftCommand | ports.Rejected, ...]:
+    """One message to a draft; ``ProtocolError`` for a command nobody knows, ``InvalidRequestError`` for too many."""
+    LINK_ITEMS.check("commands", len(message.commands))
     return tuple([_draft_command_from_proto(command) for command in message.commands])
 
 
-def _draft_command_from_proto(message: pb.DraftCommand) -> ports.DraftCommand:
+def _draft_command_from_proto(message: pb.DraftCommand) -> ports.DraftCommand | ports.Rejected:
     if message.HasField("extend"):  # nearly always
-        return extend_from_proto(message.extend)
-    command: ports.DraftCommand = read_one_of(message, "command", _COMMON_READERS)
+        return command_within(extend_from_proto, message.extend)
+    command: ports.DraftCommand | ports.Rejected = read_one_of(message, "command", _COMMON_READERS)
     return command
 
 
@@ -185,16 +200,17 @@ def target_commands_to_proto(commands: Iterable[ports.TargetCommand]) -> pb.Targ
     return message
 
 
-def target_commands_from_proto(message: pb.TargetCommands) -> tuple[ports.TargetCommand, ...]:
-    """One message to a target; ``ProtocolError`` for a command nobody knows."""
+def target_commands_from_proto(message: pb.TargetCommands) -> tuple[ports.TargetCommand | ports.Rejected, ...]:
+    """One message to a target; ``ProtocolError`` for a command nobody knows, ``InvalidRequestError`` for too many."""
+    LINK_ITEMS.check("commands", len(message.commands))
     return tuple([_target_command_from_proto(command) for command in message.commands])
 
 
-def _target_command_from_proto(message: pb.TargetCommand) -> ports.TargetCommand:
+def _target_command_from_proto(message: pb.TargetCommand) -> ports.TargetCommand | ports.Rejected:
     if message.HasField("score"):  # nearly always
-        return score_from_proto(message.score)
-    command: ports.TargetCommand = read_one_of(message, "command", _COMMON_READERS)
+        return command_within(score_from_proto, message.score)
+    command: ports.TargetCommand | ports.Rejected = read_one_of(message, "command", _COMMON_READERS)
     return command
 
 
-_COMMON_READERS: Readers = {"open": open_from_proto, "release": release_from_proto}
+_COMMON_READERS: Readers = {"open": partial(command_within, open_from_proto), "release": release_from_proto}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from outrider.errors import ProtocolError
+from outrider.errors import InvalidRequestError, ProtocolError
+from outrider.transport.convert.link_bounds import check_description, shortened
 from outrider.transport.convert.sampling import method_from_proto, method_to_proto
 from outrider.types import AcceptanceMethod, ModelDescription
 from outrider.v1 import link_pb2 as pb
@@ -47,7 +48,11 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
 def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
     """All of it; methods and planes that this version does not know are left out."""
     if message.role not in ("draft", "target"):
-        raise ProtocolError(f"role: must be draft or target, not {message.role!r}")
+        raise ProtocolError(f"role: must be draft or target, not {shortened(message.role)!r}")
+    try:
+        check_description(message)
+    except InvalidRequestError as error:
+        raise ProtocolError(str(error)) from error
     return ModelDescription(
         role=message.role,
         model_name=message.model_name,

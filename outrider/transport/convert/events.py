@@ -12,7 +12,9 @@ from typing import Any
 
 from outrider import ports
 from outrider.errors import ProtocolError
+from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS
 from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
+from outrider.transport.convert.link_bounds import check_branches, check_scores, event_within, shortened
 from outrider.transport.convert.one_of import Readers, read_one_of
 from outrider.transport.convert.ranges import out_of_range_breaks_the_contract
 from outrider.transport.convert.scores import (
@@ -38,7 +40,8 @@ def write_proposal(message: pb.Proposal, event: ports.Proposal, place: Place) ->
 
 
 def proposal_from_proto(message: pb.Proposal, fetch: Fetch = fetch_nothing) -> ports.Proposal:
-    """A proposal."""
+    """A proposal; ``InvalidRequestError`` when it is longer than any may be."""
+    LINK_DRAFT_TOKEN_IDS.check("token_ids", len(message.token_ids))
     return ports.Proposal(
         message.session,
         message.generation,
@@ -68,7 +71,8 @@ def branches_to_proto(event: ports.Branches, place: Place = place_nothing) -> pb
 
 
 def branches_from_proto(message: pb.Branches, fetch: Fetch = fetch_nothing) -> ports.Branches:
-    """Pushed branches."""
+    """Pushed branches; ``InvalidRequestError`` when they are more or longer than any may be."""
+    check_branches(message)
     return ports.Branches(
         session=message.session,
         generation=message.generation,
@@ -97,7 +101,8 @@ def write_scores(message: pb.Scores, event: ports.Scores, place: Place) -> None:
 
 
 def scores_from_proto(message: pb.Scores, fetch: Fetch = fetch_nothing) -> ports.Scores:
-    """Scores; ``ProtocolError`` when they are of no known form."""
+    """Scores; ``ProtocolError`` when they are of no known form, ``InvalidRequestError`` for too many positions."""
+    check_scores(message)
     return ports.Scores(
         message.session,
         message.generation,
@@ -109,15 +114,16 @@ def scores_from_proto(message: pb.Scores, fetch: Fetch = fetch_nothing) -> ports
 
 
 def _lost_from_proto(message: pb.SessionLost) -> ports.SessionLost:
-    return ports.SessionLost(message.session, message.generation, message.reason)
+    return ports.SessionLost(message.session, message.generation, shortened(message.reason))
 
 
 def _failed_from_proto(message: pb.SessionFailed) -> ports.SessionFailed:
-    return ports.SessionFailed(message.session, message.generation, message.code, message.message, message.field)
+    said = map(shortened, (message.code, message.message, message.field))
+    return ports.SessionFailed(message.session, message.generation, *said)
 
 
 def _refused_from_proto(message: pb.Refused) -> ports.Refused:
-    return ports.Refused(message.session, message.generation, message.retry_after_ms, message.reason)
+    return ports.Refused(message.session, message.generation, message.retry_after_ms, shortened(message.reason))
 
 
 _COMMON_READERS: Readers = {
@@ -202,7 +208,8 @@ def draft_events_to_proto(batch: ports.EventBatch[ports.DraftEvent], place: Plac
 def draft_events_from_proto(
     message: pb.DraftEvents, fetch: Fetch = fetch_nothing
 ) -> ports.EventBatch[ports.DraftEvent]:
-    """One message from a draft; ``ProtocolError`` for an event nobody knows."""
+    """One message from a draft; ``ProtocolError`` for an event nobody knows, and for too many."""
+    _check_num_events(message)
     return _batch_from_proto(message, [_draft_event_from_proto(event, fetch) for event in message.events])
 
 
@@ -218,27 +225,34 @@ def target_events_to_proto(batch: ports.EventBatch[ports.TargetEvent], place: Pl
 def target_events_from_proto(
     message: pb.TargetEvents, fetch: Fetch = fetch_nothing
 ) -> ports.EventBatch[ports.TargetEvent]:
-    """One message from a target; ``ProtocolError`` for an event nobody knows."""
+    """One message from a target; ``ProtocolError`` for an event nobody knows, and for too many."""
+    _check_num_events(message)
     return _batch_from_proto(message, [_target_event_from_proto(event, fetch) for event in message.events])
 
 
 def _draft_event_from_proto(message: pb.DraftEvent, fetch: Fetch) -> ports.DraftEvent:
     if message.HasField("proposal"):  # nearly always
-        return proposal_from_proto(message.proposal, fetch)
+        return event_within(proposal_from_proto, message.proposal, fetch)
     if message.HasField("branches"):
-        return branches_from_proto(message.branches, fetch)
+        return event_within(branches_from_proto, message.branches, fetch)
     event: ports.DraftEvent = read_one_of(message, "event", _COMMON_READERS)
     return event
 
 
 def _target_event_from_proto(message: pb.TargetEvent, fetch: Fetch) -> ports.TargetEvent:
     if message.HasField("scores"):  # nearly always
-        return scores_from_proto(message.scores, fetch)
+        return event_within(scores_from_proto, message.scores, fetch)
     event: ports.TargetEvent = read_one_of(message, "event", _COMMON_READERS)
     return event
 
 
+def _check_num_events(message: pb.DraftEvents | pb.TargetEvents) -> None:
+    count = len(message.events)
+    if count > LINK_ITEMS.most:
+        raise ProtocolError(f"events: has {count} {LINK_ITEMS.unit}; at most {LINK_ITEMS.most}")
+
+
 def _batch_from_proto(message: pb.DraftEvents | pb.TargetEvents, events: Sequence[Any]) -> ports.EventBatch[Any]:
     report = report_from_proto(message.report) if message.HasField("report") else None
-    timings = timings_from_proto(list(message.item_timings_ns), num_events=len(events))
+    timings = timings_from_proto(message.item_timings_ns, num_events=len(events))
     return ports.EventBatch(tuple(events), report, timings)

@@ -19,7 +19,7 @@ def check_request_message(message: generation_pb2.GenerateRequest, model: ModelL
     limits.STOP_TEXTS.check("stop", len(message.stop))
     limits.STOP_TOKEN_IDS.check("stop_token_ids", len(message.stop_token_ids))
     limits.BAD_WORDS.check("bad_words", len(message.bad_words) + len(message.sampling.bad_words))
-    _check_sampling(message.sampling, model)
+    check_sampling(message.sampling, model)
     _check_texts("stop", message.stop, limits.STOP_TEXT)
     _check_texts("bad_words", message.bad_words, limits.BAD_WORD)
     limits.BAD_WORDS_CHARACTERS.check("bad_words", sum(map(len, message.bad_words)))
@@ -43,7 +43,8 @@ def _check_resumption(message: generation_pb2.GenerateRequest, model: ModelLimit
     limits.MODEL_NAME.check("resume.model", len(message.resume.model))
 
 
-def _check_sampling(message: sampling_pb2.SamplingParams, model: ModelLimits) -> None:
+def check_sampling(message: sampling_pb2.SamplingParams, model: ModelLimits) -> None:
+    """Raise ``InvalidRequestError`` for the first list that is longer than it may be; bad words are counted before."""
     limits.LOGIT_BIAS.check("logit_bias", len(message.logit_bias))
     limits.ALLOWED_TOKEN_IDS.check("allowed_token_ids", len(message.allowed_token_ids))
     model.check_allowed(len(message.allowed_token_ids))

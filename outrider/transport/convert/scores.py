@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from outrider.errors import ProtocolError
+from outrider.limits import LINK_CANDIDATES, LINK_DRAFT_TOKEN_IDS, LINK_POSITIONS, LINK_SUPPORT_IDS
 from outrider.transport.convert.arrays import (
     Fetch,
     Place,
@@ -56,9 +57,9 @@ def evidence_from_proto(message: pb.Evidence, fetch: Fetch = fetch_nothing) -> E
     if form == "sparse":
         sparse = message.sparse
         return SparseEvidence(
-            counts=ints_from_bytes("counts", sparse.counts),
-            token_ids=ints_from_bytes("token_ids", sparse.token_ids),
-            probs=floats_from_bytes("probs", sparse.probs),
+            counts=ints_from_bytes("counts", sparse.counts, LINK_DRAFT_TOKEN_IDS),
+            token_ids=ints_from_bytes("token_ids", sparse.token_ids, LINK_SUPPORT_IDS),
+            probs=floats_from_bytes("probs", sparse.probs, LINK_SUPPORT_IDS),
         )
     if form == "dense":
         return DenseEvidence(tensor_from_proto("dense", message.dense, fetch))
@@ -89,17 +90,17 @@ def write_form(message: pb.Scores, form: ScoreForm, place: Place = place_nothing
 
 def _sparse_from_proto(message: pb.SparseScores) -> SparseScores:
     return SparseScores(
-        support_probs=floats_from_bytes("support_probs", message.support_probs),
-        outside_mass=floats_from_bytes("outside_mass", message.outside_mass),
-        outside_token_ids=ints_from_bytes("outside_token_ids", message.outside_token_ids),
+        support_probs=floats_from_bytes("support_probs", message.support_probs, LINK_SUPPORT_IDS),
+        outside_mass=floats_from_bytes("outside_mass", message.outside_mass, LINK_POSITIONS),
+        outside_token_ids=ints_from_bytes("outside_token_ids", message.outside_token_ids, LINK_POSITIONS),
     )
 
 
 def _typical_from_proto(message: pb.TypicalScores) -> TypicalScores:
     return TypicalScores(
-        draft_token_probs=floats_from_bytes("draft_token_probs", message.draft_token_probs),
-        entropies=floats_from_bytes("entropies", message.entropies),
-        argmax_token_ids=ints_from_bytes("argmax_token_ids", message.argmax_token_ids),
+        draft_token_probs=floats_from_bytes("draft_token_probs", message.draft_token_probs, LINK_POSITIONS),
+        entropies=floats_from_bytes("entropies", message.entropies, LINK_POSITIONS),
+        argmax_token_ids=ints_from_bytes("argmax_token_ids", message.argmax_token_ids, LINK_POSITIONS),
         bonus_token_id=message.bonus_token_id,
     )
 
@@ -146,11 +147,11 @@ def candidates_from_proto(messages: Iterable[pb.CandidateLogprobs]) -> tuple[Can
 
 def _position_from_proto(message: pb.CandidateLogprobs) -> CandidateLogprobs:
     position = CandidateLogprobs(
-        token_ids=ints_from_bytes("token_ids", message.token_ids),
-        logprobs=floats_from_bytes("logprobs", message.logprobs),
-        ranks=ints_from_bytes("ranks", message.ranks),
-        top_token_ids=ints_from_bytes("top_token_ids", message.top_token_ids),
-        top_logprobs=floats_from_bytes("top_logprobs", message.top_logprobs),
+        token_ids=ints_from_bytes("token_ids", message.token_ids, LINK_CANDIDATES),
+        logprobs=floats_from_bytes("logprobs", message.logprobs, LINK_CANDIDATES),
+        ranks=ints_from_bytes("ranks", message.ranks, LINK_CANDIDATES),
+        top_token_ids=ints_from_bytes("top_token_ids", message.top_token_ids, LINK_CANDIDATES),
+        top_logprobs=floats_from_bytes("top_logprobs", message.top_logprobs, LINK_CANDIDATES),
     )
     candidates = {position.token_ids.size, position.logprobs.size, position.ranks.size}
     if len(candidates) > 1 or position.top_token_ids.size != position.top_logprobs.size:

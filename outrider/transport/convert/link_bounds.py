@@ -1,0 +1,90 @@
+"""Bounds of the items of a link, both ways, checked on the message before any of it is converted.
+
+An item that breaks one ends its session alone: the message around it is well formed. What the bounds are is
+``outrider.limits``'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from outrider import limits, ports
+from outrider.errors import InvalidRequestError
+from outrider.limits import ANY_MODEL
+from outrider.transport.convert.request_bounds import check_sampling
+from outrider.v1 import link_pb2 as pb
+
+ValueT = TypeVar("ValueT")
+
+
+def command_within(read: Callable[[Any], ValueT], message: Any) -> ValueT | ports.Rejected:  # noqa: ANN401
+    """A command, or what stands for one that broke a bound."""
+    try:
+        return read(message)
+    except InvalidRequestError as error:
+        return ports.Rejected(message.session, message.generation, error)
+
+
+def event_within(
+    read: Callable[..., ValueT],
+    message: Any,  # noqa: ANN401 - generated types share no base
+    *rest: Any,  # noqa: ANN401
+) -> ValueT | ports.SessionFailed:
+    """An event, or the failure of its session when it broke a bound."""
+    try:
+        return read(message, *rest)
+    except InvalidRequestError as error:
+        return ports.SessionFailed(message.session, message.generation, "ProtocolError", str(error), error.field)
+
+
+def check_open(message: pb.Open) -> None:
+    """Raise ``InvalidRequestError`` for the first field that is longer than it may be."""
+    limits.LINK_BAD_WORDS.check("bad_words", len(message.sampling.bad_words))
+    check_sampling(message.sampling, ANY_MODEL)
+    limits.LINK_ENDING_TOKEN_IDS.check("eos_token_ids", len(message.eos_token_ids))
+    limits.LINK_BANNED_TOKEN_IDS.check("banned_token_ids", len(message.banned_token_ids))
+    limits.LINK_LOGPROBS.check("num_logprobs", message.num_logprobs)
+    limits.LINK_LOGPROBS.check("num_prompt_logprobs", message.num_prompt_logprobs)
+    limits.REQUEST_ID.check("request_id", len(message.request_id))
+    limits.REQUEST_ID.check("trace_id", len(message.trace_id))
+
+
+def check_extend(message: pb.Extend) -> None:
+    """Raise ``InvalidRequestError`` for the first field that is longer than it may be."""
+    limits.LINK_TOKEN_IDS.check("token_ids", len(message.token_ids))
+    limits.REQUEST_ID.check("trace_parent", len(message.trace_parent))
+
+
+def check_score(message: pb.Score) -> None:
+    """Raise ``InvalidRequestError`` for the first field that is longer than it may be, but for the arrays."""
+    limits.LINK_TOKEN_IDS.check("token_ids", len(message.token_ids))
+    limits.LINK_DRAFT_TOKEN_IDS.check("draft_token_ids", len(message.draft_token_ids))
+    limits.REQUEST_ID.check("trace_parent", len(message.trace_parent))
+
+
+def check_branches(message: pb.Branches) -> None:
+    """Raise ``InvalidRequestError`` for more branches, or longer ones, than there may be."""
+    limits.LINK_BRANCHES.check("branches", len(message.branches))
+    for branch in message.branches:
+        limits.LINK_DRAFT_TOKEN_IDS.check("branches", len(branch.token_ids))
+
+
+def check_scores(message: pb.Scores) -> None:
+    """Raise ``InvalidRequestError`` for more positions than can be asked for."""
+    limits.LINK_POSITIONS.check("tokens", len(message.tokens.token_ids))
+    limits.LINK_POSITIONS.check("logprobs", len(message.logprobs))
+    limits.LINK_TOKEN_IDS.check("prompt_logprobs", len(message.prompt_logprobs))
+
+
+def check_description(message: pb.ModelDescription) -> None:
+    """Raise ``InvalidRequestError`` for the first list that is longer than it may be."""
+    limits.LINK_ENDING_TOKEN_IDS.check("eos_token_ids", len(message.eos_token_ids))
+    limits.LINK_FILES.check("tokenizer_files", len(message.tokenizer_files))
+    limits.LINK_FILES.check("acceptance_methods", len(message.acceptance_methods))
+    limits.LINK_FILES.check("tensor_planes", len(message.tensor_planes))
+
+
+def shortened(text: str) -> str:
+    """A text for people, cut where it is longer than it may be."""
+    return text[: limits.LINK_TEXT.most]

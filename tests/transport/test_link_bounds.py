@@ -1,0 +1,256 @@
+"""Bounds of the items of a link, both ways: one that breaks a bound ends its session and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc.aio
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from draft_service.service import DraftService
+from outrider import limits, ports
+from outrider.errors import InvalidRequestError, ProtocolError
+from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, message_limits
+from outrider.transport.convert.commands import draft_commands_from_proto, target_commands_from_proto
+from outrider.transport.convert.describing import description_from_proto
+from outrider.transport.convert.events import draft_events_from_proto, target_events_from_proto
+from outrider.transport.splitting import split_commands
+from outrider.v1 import link_pb2 as pb
+from outrider.v1 import sampling_pb2, tensor_pb2
+from outrider.v1.link_pb2_grpc import DraftServiceStub
+from tests.transport.conftest import Serve
+
+Fill = Callable[[Any], None]
+
+
+def ids(name: str, count: int) -> Fill:
+    return lambda message: getattr(message, name).extend([1] * count)
+
+
+def text(name: str, count: int) -> Fill:
+    return lambda message: setattr(message, name, "x" * count)
+
+
+def array(name: str, count: int) -> Fill:
+    return lambda message: setattr(message, name, bytes(4 * count))
+
+
+OPEN: dict[str, Fill] = {
+    "eos_token_ids": ids("eos_token_ids", 2049),
+    "banned_token_ids": ids("banned_token_ids", 1025),
+    "request_id": text("request_id", 257),
+    "trace_id": text("trace_id", 257),
+}
+SAMPLING: dict[str, Fill] = {
+    "logit_bias": lambda message: message.logit_bias.extend([sampling_pb2.LogitBias()] * 1025),
+    "bad_words": lambda message: message.bad_words.extend([sampling_pb2.TokenSequence()] * 2049),
+    "allowed_token_ids": ids("allowed_token_ids", (1 << 20) + 1),
+}
+EXTEND: dict[str, Fill] = {"token_ids": ids("token_ids", 4_000_001), "trace_parent": text("trace_parent", 257)}
+SCORE: dict[str, Fill] = {
+    "token_ids": ids("token_ids", 4_000_001),
+    "draft_token_ids": ids("draft_token_ids", 65),
+    "support_counts": array("support_counts", 65),
+    "support_token_ids": array("support_token_ids", (1 << 22) + 1),
+    "trace_parent": text("trace_parent", 257),
+}
+
+
+def variable_fields(kind: type[Message]) -> set[str]:
+    sizeless = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+    return {field.name for field in kind.DESCRIPTOR.fields if field.is_repeated or field.type in sizeless}
+
+
+@pytest.mark.parametrize(
+    ("kind", "bounded"),
+    [(pb.Open, OPEN), (sampling_pb2.SamplingParams, SAMPLING), (pb.Extend, EXTEND), (pb.Score, SCORE)],
+    ids=["Open", "SamplingParams", "Extend", "Score"],
+)
+def test_every_variable_field_of_a_command_is_listed_here(kind: type[Message], bounded: dict[str, Fill]) -> None:
+    assert variable_fields(kind) == set(bounded)
+
+
+def opened(session: int = 1) -> pb.Open:
+    method = sampling_pb2.ACCEPTANCE_METHOD_COUPLED
+    return pb.Open(session=session, generation=1, acceptance_method=method, max_length=8, num_token_ids=9)
+
+
+def rejected(commands: tuple[object, ...]) -> ports.Rejected:
+    """The command in the middle; those beside it are whole."""
+    before, found, after = commands
+    assert [type(before), type(after)] == [ports.Release, ports.Release]
+    assert isinstance(found, ports.Rejected)
+    return found
+
+
+@pytest.mark.parametrize("field", [*OPEN, *SAMPLING])
+def test_an_open_past_a_bound_is_rejected_alone(field: str) -> None:
+    command = opened()
+    fill, message = (OPEN[field], command) if field in OPEN else (SAMPLING[field], command.sampling)
+    fill(message)
+    release = pb.DraftCommand(release=pb.Release(session=7))
+    commands = pb.DraftCommands(commands=[release, pb.DraftCommand(open=command), release])
+    found = rejected(draft_commands_from_proto(commands))
+    assert (found.session, found.generation, found.error.field) == (1, 1, field)
+
+
+def test_an_open_with_too_many_logprobs_is_rejected() -> None:
+    command = opened()
+    command.num_logprobs = 1025
+    release = pb.TargetCommand(release=pb.Release(session=7))
+    commands = pb.TargetCommands(commands=[release, pb.TargetCommand(open=command), release])
+    assert rejected(target_commands_from_proto(commands)).error.field == "num_logprobs"
+
+
+@pytest.mark.parametrize("field", EXTEND)
+def test_an_extend_past_a_bound_is_rejected_alone(field: str) -> None:
+    extend, release = pb.Extend(session=3, generation=4), pb.DraftCommand(release=pb.Release(session=7))
+    EXTEND[field](extend)
+    commands = pb.DraftCommands(commands=[release, pb.DraftCommand(extend=extend), release])
+    found = rejected(draft_commands_from_proto(commands))
+    assert (found.session, found.generation, found.error.field) == (3, 4, field)
+
+
+@pytest.mark.parametrize("field", SCORE)
+def test_a_score_past_a_bound_is_rejected_alone(field: str) -> None:
+    score, release = pb.Score(session=3, generation=4), pb.TargetCommand(release=pb.Release(session=7))
+    SCORE[field](score)
+    commands = pb.TargetCommands(commands=[release, pb.TargetCommand(score=score), release])
+    found = rejected(target_commands_from_proto(commands))
+    assert (found.session, found.generation, found.error.field) == (3, 4, field)
+
+
+def sparse(**arrays: int) -> pb.Evidence:
+    return pb.Evidence(sparse=pb.SparseEvidence(**{name: bytes(4 * count) for name, count in arrays.items()}))
+
+
+def tensor(*shape: int) -> tensor_pb2.Tensor:
+    return tensor_pb2.Tensor(dtype="float32", shape=shape, inline=bytes(4 * math.prod(shape)))
+
+
+CANDIDATES = [field.name for field in pb.CandidateLogprobs.DESCRIPTOR.fields]
+SPARSE = {"support_probs": (1 << 22) + 1, "outside_mass": 66, "outside_token_ids": 66}
+TYPICAL = ["draft_token_probs", "entropies", "argmax_token_ids"]
+
+
+def typical(name: str) -> pb.TypicalScores:
+    scores = pb.TypicalScores()
+    setattr(scores, name, bytes(4 * 66))
+    return scores
+
+
+def candidates(name: str) -> pb.CandidateLogprobs:
+    return pb.CandidateLogprobs(**{name: bytes(4 * (1 << 20) + 4)})
+
+
+@pytest.mark.parametrize(
+    ("field", "event"),
+    [
+        ("token_ids", pb.DraftEvent(proposal=pb.Proposal(token_ids=[1] * 65))),
+        ("counts", pb.DraftEvent(proposal=pb.Proposal(evidence=sparse(counts=65)))),
+        ("token_ids", pb.DraftEvent(proposal=pb.Proposal(evidence=sparse(token_ids=(1 << 22) + 1)))),
+        ("probs", pb.DraftEvent(proposal=pb.Proposal(evidence=sparse(probs=(1 << 22) + 1)))),
+        ("dense", pb.DraftEvent(proposal=pb.Proposal(evidence=pb.Evidence(dense=tensor(1, 1, 1))))),
+        ("branches", pb.DraftEvent(branches=pb.Branches(branches=[pb.Branch()] * 1025))),
+        ("branches", pb.DraftEvent(branches=pb.Branches(branches=[pb.Branch(token_ids=[1] * 65)]))),
+    ],
+    ids=itertools.count(),
+)
+def test_a_drafts_event_past_a_bound_is_its_sessions_failure(field: str, event: pb.DraftEvent) -> None:
+    getattr(event, str(event.WhichOneof("event"))).session = 5
+    beside = pb.DraftEvent(proposal=pb.Proposal(session=6, token_ids=[1] * 64))
+    found, other = draft_events_from_proto(pb.DraftEvents(events=[event, beside])).events
+    assert isinstance(found, ports.SessionFailed)
+    assert (found.session, found.code, found.field) == (5, "ProtocolError", field)
+    assert isinstance(other, ports.Proposal)
+
+
+@pytest.mark.parametrize(
+    ("field", "scores"),
+    [
+        ("tokens", pb.Scores(tokens=pb.TokenScores(token_ids=[1] * 66))),
+        ("logprobs", pb.Scores(tokens=pb.TokenScores(), logprobs=[pb.CandidateLogprobs()] * 66)),
+        ("target_probs", pb.Scores(dense=pb.DenseScores(target_probs=tensor(1, 1, 1)))),
+        *((name, pb.Scores(tokens=pb.TokenScores(), logprobs=[candidates(name)])) for name in CANDIDATES),
+        *((name, pb.Scores(sparse=pb.SparseScores(**{name: bytes(4 * count)}))) for name, count in SPARSE.items()),
+        *((name, pb.Scores(typical=typical(name))) for name in TYPICAL),
+    ],
+    ids=itertools.count(),
+)
+def test_scores_past_a_bound_are_their_sessions_failure(field: str, scores: pb.Scores) -> None:
+    beside = pb.Scores(session=6, tokens=pb.TokenScores(token_ids=[1] * 65))
+    events = [pb.TargetEvent(scores=scores), pb.TargetEvent(scores=beside)]
+    found, other = target_events_from_proto(pb.TargetEvents(events=events)).events
+    assert isinstance(found, ports.SessionFailed)
+    assert (found.code, found.field) == ("ProtocolError", field)
+    assert isinstance(other, ports.Scores)
+
+
+def test_what_a_service_says_for_people_is_cut() -> None:
+    lost = pb.DraftEvent(session_lost=pb.SessionLost(reason="r" * 10_000))
+    failed = pb.DraftEvent(session_failed=pb.SessionFailed(message="m" * 10_000))
+    events = draft_events_from_proto(pb.DraftEvents(events=[lost, failed])).events
+    assert [len(events[0].reason), len(events[1].message)] == [4096, 4096]  # type: ignore[union-attr]
+
+
+def test_too_many_items_in_a_message_are_refused_and_never_sent() -> None:
+    release = ports.Release(1, 1)
+    sizes: list[int] = []
+
+    def encode(commands: Any) -> pb.DraftCommands:
+        sizes.append(len(commands))
+        return pb.DraftCommands()
+
+    split_commands([release] * (limits.LINK_ITEMS.most + 1), encode, 1 << 20)
+    assert max(sizes) <= limits.LINK_ITEMS.most < sum(sizes)
+    many = [pb.DraftCommand()] * (limits.LINK_ITEMS.most + 1)
+    with pytest.raises(InvalidRequestError, match="commands: has 65537 items; at most 65536"):
+        draft_commands_from_proto(pb.DraftCommands(commands=many))
+    with pytest.raises(ProtocolError, match="events: has 65537 items; at most 65536"):
+        draft_events_from_proto(pb.DraftEvents(events=[pb.DraftEvent()] * (limits.LINK_ITEMS.most + 1)))
+
+
+def test_a_description_past_a_bound_breaks_the_contract() -> None:
+    with pytest.raises(ProtocolError, match="tokenizer_files: has 65 files; at most 64"):
+        description_from_proto(pb.ModelDescription(role="draft", tokenizer_files=[pb.TokenizerFile()] * 65))
+
+
+async def test_a_command_past_a_bound_fails_its_session_and_the_link_goes_on(serve: Serve) -> None:
+    draft = DraftService.with_ngram(min_n=1, max_n=2)
+    server = await serve("draft", draft)
+    bad = opened(1)
+    SAMPLING["logit_bias"](bad.sampling)
+    tokens = [1, 2, 1, 2, 1]
+    commands = [
+        pb.DraftCommand(open=bad),
+        pb.DraftCommand(open=opened(2)),
+        pb.DraftCommand(extend=pb.Extend(session=2, generation=2, token_ids=tokens, draft_length=2)),
+        pb.DraftCommand(open=opened(3)),
+        pb.DraftCommand(extend=pb.Extend(session=3, generation=2, token_ids=tokens, draft_length=65)),
+        pb.DraftCommand(extend=pb.Extend(session=1, generation=2, token_ids=tokens, draft_length=2)),
+    ]
+
+    async def sent() -> AsyncIterator[pb.DraftCommands]:
+        yield pb.DraftCommands(commands=commands)
+        await answered
+
+    answered = asyncio.get_running_loop().create_future()
+    found: dict[int, Any] = {}
+    async with grpc.aio.insecure_channel(server.address, options=message_limits(MAX_LINK_MESSAGE_BYTES)) as channel:
+        async for message in DraftServiceStub(channel).Attach(sent()):
+            for event in message.events:
+                answer = getattr(event, event.WhichOneof("event"))
+                found[answer.session] = answer
+            if len(found) == 3 and not answered.done():
+                answered.set_result(None)
+    await draft.close()
+    assert (found[1].code, found[1].field) == ("InvalidRequestError", "logit_bias")
+    assert found[1].message == "logit_bias: has 1025 entries; at most 1024"
+    assert list(found[2].token_ids) == [2, 1]
+    assert (found[3].code, found[3].field) == ("InvalidRequestError", "draft_length")
