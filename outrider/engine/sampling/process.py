@@ -11,13 +11,13 @@ Shape letters: ``N`` rows, ``V`` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from outrider.engine.sampling.penalties import apply_penalties
-from outrider.engine.sampling.rows import LogitRow, RowSpan, is_greedy, needs_history, spans_of
+from outrider.engine.sampling.rows import LogitRow, RowSpan, has_penalties, is_greedy, spans_of
+from outrider.engine.sampling.token_rules import TokenRules, rules_of
 from outrider.engine.sampling.truncation import truncate
 from outrider.engine.sampling.workspace import Workspace
 from outrider.ports import Open
@@ -49,21 +49,27 @@ def adjust_logits(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V]
 
 def needs_adjusting(open_: Open) -> bool:
     """Whether ``adjust_logits`` does more than to keep ids below the limit."""
+    return _has_rules(open_) or has_penalties(open_.sampling)
+
+
+def _has_rules(open_: Open) -> bool:
+    """Whether single tokens are banned or moved."""
     sampling = open_.sampling
     return bool(
         sampling.allowed_token_ids
         or sampling.min_tokens
         or sampling.logit_bias
+        or sampling.bad_words
         or open_.banned_token_ids
-        or needs_history(sampling)
     )
 
 
 def _adjust(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
     _limit_ids(workspace, spans)
-    _keep_allowed(workspace, spans)
-    _ban(workspace, spans)
-    _add_bias(workspace, spans)
+    ruled = [span for span in spans if _has_rules(span.open)]
+    rules = [rules_of(span.open, workspace.vocab_size, workspace.logits.device) for span in ruled]
+    _ban(workspace, ruled, rules)
+    _add_bias(workspace, ruled, rules)
     apply_penalties(workspace, spans)
 
 
@@ -77,58 +83,41 @@ def _limit_ids(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
             workspace.writable()[span.start : span.stop, span.open.num_token_ids :] = _MASKED
 
 
-def _keep_allowed(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
-    wanted = [span for span in spans if span.open.sampling.allowed_token_ids]
-    if not wanted:
-        return
-    logits = workspace.writable()
-    banned = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-    for span in wanted:
-        allowed = _known(span.open.sampling.allowed_token_ids, workspace.vocab_size)
-        banned[span.start : span.stop] = True
-        banned[span.start : span.stop, workspace.tensor(allowed)] = False
-    logits.masked_fill_(banned, _MASKED)
+def _ban(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequence[TokenRules]) -> None:
+    """Ids that are not allowed or are banned, ends before the minimum length, and what would complete a bad word."""
+    for span, of_session in zip(spans, rules, strict=True):
+        if of_session.banned is not None:
+            workspace.writable()[span.start : span.stop].masked_fill_(of_session.banned, _MASKED)
+        if of_session.ending_ids is not None and (below := _below_minimum(span)):
+            workspace.writable()[workspace.tensor(below).unsqueeze(1), of_session.ending_ids] = _MASKED
+    _ban_completions(workspace, spans, rules)
 
 
-def _ban(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
-    """Banned ids, ends before the minimum length, and the last token of a bad word that would be completed."""
+def _below_minimum(span: RowSpan) -> list[int]:
+    """Indices of the rows before the minimum length."""
+    least = span.open.sampling.min_tokens
+    return [index for index, row in zip(span.indices, span.rows, strict=True) if row.num_output_tokens < least]
+
+
+def _ban_completions(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequence[TokenRules]) -> None:
     pairs = [
         (index, token_id)
-        for span in spans
+        for span, of_session in zip(spans, rules, strict=True)
+        if of_session.bad_words
         for index, row in zip(span.indices, span.rows, strict=True)
-        for token_id in _known(_banned_ids(row), workspace.vocab_size)
+        for token_id in of_session.completed(row.tokens, min(row.open.prompt_length, row.length), row.length)
     ]
     if pairs:
         indices, token_ids = workspace.tensor([i for i, _ in pairs]), workspace.tensor([t for _, t in pairs])
         workspace.writable()[indices, token_ids] = _MASKED
 
 
-def _banned_ids(row: LogitRow) -> Iterator[int]:
-    yield from row.open.banned_token_ids
-    if row.num_output_tokens < row.open.sampling.min_tokens:
-        yield from row.open.eos_token_ids
-    for word in row.open.sampling.bad_words:
-        if word and _would_complete(row, word):
-            yield word[-1]
-
-
-def _would_complete(row: LogitRow, word: Sequence[int]) -> bool:
-    start = row.length - (len(word) - 1)
-    return start >= min(row.open.prompt_length, row.length) and tuple(row.tokens[start : row.length]) == word[:-1]
-
-
-def _add_bias(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
-    entries = [
-        (index, token_id, bias)
-        for span in spans
-        for token_id, bias in span.open.sampling.logit_bias
-        if 0 <= token_id < workspace.vocab_size
-        for index in span.indices
-    ]
-    if entries:
-        indices, token_ids, biases = zip(*entries, strict=True)
-        places = (workspace.tensor(indices), workspace.tensor(token_ids))
-        workspace.writable().index_put_(places, workspace.tensor(biases, torch.float32), accumulate=True)
+def _add_bias(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequence[TokenRules]) -> None:
+    for span, of_session in zip(spans, rules, strict=True):
+        if of_session.bias is not None:
+            token_ids, biases = of_session.bias
+            rows = workspace.writable()[span.start : span.stop]
+            rows.index_add_(1, token_ids, biases.expand(len(span.rows), -1))
 
 
 def _divide_by_temperature(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
@@ -138,8 +127,3 @@ def _divide_by_temperature(workspace: Workspace, spans: Sequence[RowSpan]) -> No
     if any(temperature != 1.0 for temperature in temperatures):
         column = workspace.column([max(temperature, SMALLEST_TEMPERATURE) for temperature in temperatures])
         workspace.writable().div_(column)
-
-
-def _known(token_ids: Iterable[int], vocab_size: int) -> list[int]:
-    """Those the vocabulary has: a draft's may be smaller than the one a request was checked against."""
-    return [token_id for token_id in token_ids if 0 <= token_id < vocab_size]
