@@ -1,7 +1,8 @@
-"""Errors into statuses, for every handler of ours, so that handlers have no try/except."""
+"""Errors into statuses, for every handler, so that handlers have no try/except."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -11,14 +12,27 @@ import grpc
 import grpc.aio
 from grpc_status import rpc_status
 
-from outrider.errors import OutriderError
+from outrider.errors import InvalidRequestError, OutriderError
+from outrider.telemetry.rate_limit import RateLimit
+from outrider.transport.malformed import tolerant, well_formed
 from outrider.transport.status import to_status
 
 _log = logging.getLogger(__name__)
+_LINKS = "/Attach"
+_WARNING_INTERVAL_S = 10.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns our errors into their statuses, and others into INTERNAL with a log entry and no inside told."""
+    """Errors of ours become their statuses; others INTERNAL, with a log entry and nothing of their text told.
+
+    Messages that cannot be parsed are INVALID_ARGUMENT. A link that ends for its caller's fault is one warning, and no
+    more than one in ten seconds.
+    """
+
+    def __init__(self) -> None:
+        self._warnings = RateLimit(_WARNING_INTERVAL_S)
 
     async def intercept_service(
         self,
@@ -27,57 +41,76 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:  # noqa: ANN401 - a handler has no public type that can be rebuilt
         """Wrap the handler that would have served the call."""
         handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        handler = handler._replace(request_deserializer=tolerant(handler.request_deserializer))
         method = handler_call_details.method
-        if handler is None or not method.startswith("/outrider."):
-            return handler
-        if handler.unary_unary is not None:
-            return handler._replace(unary_unary=_guard_unary(handler.unary_unary, method))
-        if handler.unary_stream is not None:
-            return handler._replace(unary_stream=_guard_stream(handler.unary_stream, method))
-        return handler._replace(stream_stream=_guard_stream(handler.stream_stream, method))
+        for shape in ("unary_unary", "stream_unary"):
+            if (behaviour := getattr(handler, shape)) is not None:
+                return handler._replace(**{shape: self._guard_unary(behaviour, method)})
+        for shape in ("unary_stream", "stream_stream"):
+            if (behaviour := getattr(handler, shape)) is not None:
+                return handler._replace(**{shape: self._guard_stream(behaviour, method)})
+        return handler
 
+    def _guard_unary(self, behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+        async def guarded(request: Any, context: Context) -> Any:  # noqa: ANN401
+            try:
+                return await behaviour(well_formed(request), context)
+            except Exception as error:
+                failure = error
+            del request  # gRPC keeps this frame until the collector comes by
+            return await self._abort(failure, context, method)
 
-def _guard_unary(behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: ANN401
+        return guarded
+
+    def _guard_stream(
+        self, behaviour: Callable[..., AsyncGenerator[Any, None]], method: str
+    ) -> Callable[..., AsyncGenerator[Any, None]]:
+        async def guarded(request: Any, context: Context) -> AsyncGenerator[Any, None]:  # noqa: ANN401
+            try:
+                # Closed at once when the call is cancelled, not when the collector comes by.
+                async with contextlib.aclosing(behaviour(well_formed(request), context)) as messages:
+                    async for message in messages:
+                        yield message
+                return
+            except Exception as error:
+                failure = error
+            del request  # gRPC keeps this frame until the collector comes by
+            await self._abort(failure, context, method)
+
+        return guarded
+
+    async def _abort(self, error: Exception, context: Context, method: str) -> NoReturn:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        if isinstance(error, grpc.aio.BaseError):
+            raise asyncio.CancelledError from error  # the call has ended: there is nothing to send to
+        if not isinstance(error, OutriderError):
+            _log.exception("%s failed", method, exc_info=error)
+        elif isinstance(error, InvalidRequestError) and method.endswith(_LINKS):
+            self._warn_of_link(error, context)
+        _let_frames_go(error)
+        if not isinstance(error, OutriderError):
+            error = OutriderError("an internal error; the server's log says more")
+        status = rpc_status.to_status(to_status(error))
         try:
-            return await behaviour(request, context)
-        except Exception as error:
-            failure = error
-        del request  # gRPC keeps this frame until the collector comes by
-        return await _abort(failure, context, method)
+            await context.abort(status.code, status.details, status.trailing_metadata)
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.BaseError as gone:
+            raise asyncio.CancelledError from gone
+        raise error  # not reached: abort raises
 
-    return guarded
-
-
-def _guard_stream(
-    behaviour: Callable[..., AsyncGenerator[Any, None]], method: str
-) -> Callable[..., AsyncGenerator[Any, None]]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any, None]:  # noqa: ANN401
-        try:
-            # Closed at once when the call is cancelled, not when the collector comes by.
-            async with contextlib.aclosing(behaviour(request, context)) as messages:
-                async for message in messages:
-                    yield message
-            return
-        except Exception as error:
-            failure = error
-        del request  # gRPC keeps this frame until the collector comes by
-        await _abort(failure, context, method)
-
-    return guarded
-
-
-async def _abort(error: Exception, context: grpc.aio.ServicerContext[Any, Any], method: str) -> NoReturn:
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    if not isinstance(error, OutriderError):
-        _log.exception("%s failed", method, exc_info=error)
-    _let_frames_go(error)
-    if not isinstance(error, OutriderError):
-        error = OutriderError("an internal error; the server's log says more")
-    status = rpc_status.to_status(to_status(error))
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    raise error  # not reached: abort raises
+    def _warn_of_link(self, error: InvalidRequestError, context: Context) -> None:
+        num_suppressed = self._warnings.take()
+        if num_suppressed is not None:
+            _log.warning(
+                "a link from %s was closed: %s",
+                context.peer(),
+                error,
+                extra={"fields": {"num_suppressed": num_suppressed}},
+            )
 
 
 def _let_frames_go(error: BaseException | None) -> None:

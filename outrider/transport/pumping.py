@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc.aio
 
-from outrider.errors import UnavailableError
+from outrider.errors import InvalidRequestError, ProtocolError, UnavailableError
 from outrider.ports import EventBatch, Link, Release
 from outrider.transport.convert.arrays import place_nothing
 from outrider.transport.heartbeats import HEARTBEAT_INTERVAL_S, SilenceWatch
@@ -118,11 +118,18 @@ class LinkPump:
                 if message.HasField("plane_answer") and self._writer is not None:
                     self._writer.confirm(message.plane_answer.token)
                 if message.commands:
-                    self._link.send(self._decode(message))
+                    self._link.send(self._read_commands(message))
         finally:
             if self._watch is not None:
                 self._watch.stop()
             await self._link.close()
+
+    def _read_commands(self, message: Any) -> Any:  # noqa: ANN401
+        """The commands of a message; ``InvalidRequestError`` for a broken contract, which is the caller's fault."""
+        try:
+            return self._decode(message)
+        except ProtocolError as error:
+            raise InvalidRequestError("commands", str(error)) from error
 
     async def _send_heartbeats(self) -> None:
         """At regular intervals, between other messages."""

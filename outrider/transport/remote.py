@@ -249,7 +249,8 @@ class _RemotePort:
         try:
             await HealthStub(channel).Check(HealthCheckRequest(), timeout=self._connect_timeout_s)
         except grpc.RpcError as error:
-            trouble = explain(error.details() or "", self.address, self._security.tls_for(self.address))
+            tls = self._security.tls_for(self.address)
+            trouble = await asyncio.to_thread(explain, error.details() or "", self.address, tls)
             if trouble is not None:
                 raise UnavailableError(trouble) from error
 

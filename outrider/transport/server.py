@@ -7,6 +7,7 @@ anything, so that an orchestrator does not restart a process for what is wrong e
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,17 @@ from outrider.v1.link_pb2_grpc import add_DraftServiceServicer_to_server, add_Ta
 LIVENESS = "liveness"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+_GRPC_LOG = logging.getLogger("grpc._cython.cygrpc")
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """False for an answer that found its call ended: its caller's time was up, or it went away."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not issubclass(kind, grpc.aio.BaseError)
+
+
+_GRPC_LOG.addFilter(_is_worth_a_line)
 
 _OPTIONS: Options = [
     *KEEPALIVE,

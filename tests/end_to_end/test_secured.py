@@ -98,7 +98,10 @@ def test_who_lacks_either_is_told_so(secured: Secured) -> None:
 @pytest.mark.parametrize("service", ["target_service", "draft_service"])
 def test_the_services_ask_too(secured: Secured, service: str) -> None:
     address = secured.command.address_of(service)
-    with Client(address, tls=False) as client, pytest.raises(UnavailableError, match="if it speaks TLS"):
+    with (
+        Client(address, tls=False) as client,
+        pytest.raises(UnavailableError, match="speaks TLS and closed the connection"),
+    ):
         client.model_info()
     bare = Tls(ca_file=secured.tls.ca_file)
     with Client(address, tls=bare) as client, pytest.raises(UnavailableError, match="client certificate"):

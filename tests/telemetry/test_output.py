@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,3 +136,18 @@ def test_a_process_ends_as_it_would_with_any_output(output: str, ending: str, co
         if output == "closed pipe":
             process.stdout.close()
         assert process.wait(DEADLINE_S) == code
+
+
+@pytest.mark.parametrize("module", ["coordinator", "draft_service"])
+def test_grpc_adds_no_line_of_its_own_to_a_log(module: str) -> None:
+    """It would write one of its own when a port is taken."""
+    environment = {key: value for key, value in os.environ.items() if key != "GRPC_VERBOSITY"}
+    more = {"coordinator": ("--target-address", "127.0.0.1:1"), "draft_service": ("--method", "ngram")}[module]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [sys.executable, "-m", module, "--port", str(taken.getsockname()[1]), *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
+    assert done.returncode == 1
+    *records, error = done.stderr.splitlines()
+    assert "it is in use" in error
+    for record in records:
+        json.loads(record)

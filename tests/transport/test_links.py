@@ -295,7 +295,7 @@ async def test_a_message_that_cannot_be_read_ends_the_link_with_its_reason(serve
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async with asyncio.timeout(20):
                 await call.read()
-    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "DraftCommand" in (caught.value.details() or "")
     assert draft.link.is_closed
 

@@ -2,21 +2,29 @@
 
 gRPC tells a failed handshake by a text of its TLS library; that table is here. A peer that closes the connection during
 the handshake says no more than that it did: TLS 1.3 lets a client believe it is connected before the server has judged
-the client's certificate.
+the client's certificate. A process that is ending closes its connections too, so TLS is named only where the server at
+the address does speak it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from outrider.tls import Tls
+from outrider.transport.security.probing import speaks_tls
 
 _ADDRESS = "ADDRESS"
 _CLOSED = ("Socket closed", "Connection reset", "Broken pipe", "EOF")
 
 
-def explain(details: str, address: str, tls: Tls | None) -> str | None:
-    """The trouble behind the text of a connection that failed; None where it has nothing to do with TLS."""
+def explain(details: str, address: str, tls: Tls | None, *, probe: Callable[[str], bool] = speaks_tls) -> str | None:
+    """The trouble behind the text of a connection that failed; None where it has nothing to do with TLS.
+
+    ``probe`` says whether the server at an address speaks TLS; it is asked, and may block for a second, when the
+    connection was closed at once.
+    """
     if tls is None:
-        return _explain_plain(details, address)
+        return _explain_plain(details, address, probe)
     for found, message in (
         ("certificate has expired", f"the certificate of {_ADDRESS} has expired; it needs a new one"),
         ("certificate is not yet valid", f"the certificate of {_ADDRESS} is not valid yet; are the clocks right?"),
@@ -26,17 +34,17 @@ def explain(details: str, address: str, tls: Tls | None) -> str | None:
     ):
         if found in details:
             return message.replace(_ADDRESS, address)
-    return _explain_closed(details, address, tls)
+    return _explain_closed(details, address, tls, probe)
 
 
-def _explain_plain(details: str, address: str) -> str | None:
-    if not _is_closed_at_once(details):
+def _explain_plain(details: str, address: str, probe: Callable[[str], bool]) -> str | None:
+    if not _is_closed_at_once(details) or not probe(address):
         return None
-    return f"{address} closed the connection at once; if it speaks TLS, this side has to as well (tls_ca_file)"
+    return f"{address} speaks TLS and closed the connection; this side should speak it as well (tls_ca_file)"
 
 
-def _explain_closed(details: str, address: str, tls: Tls) -> str | None:
-    if not _is_closed_at_once(details):
+def _explain_closed(details: str, address: str, tls: Tls, probe: Callable[[str], bool]) -> str | None:
+    if not _is_closed_at_once(details) or not probe(address):
         return None
     if tls.cert_file is None:
         return (

@@ -122,8 +122,10 @@ async def test_a_certificate_that_has_expired_on_the_other_side(authority: Autho
 async def test_a_plain_client_at_a_tls_server_and_the_reverse(serve_with: ServeWith, authority: Authority) -> None:
     behind_tls = ServerSecurity(ServerTls(**authority.issue()))
     tls = Tls(ca_file=authority.ca_file, prefix="link_tls_")
-    assert "if it speaks TLS" in await trouble(at_localhost(await serve_with(behind_tls)), None)
-    assert "if it speaks TLS" in await trouble_of_link(at_localhost(await serve_with(behind_tls, role="target")), None)
+    assert "speaks TLS and closed the connection" in await trouble(at_localhost(await serve_with(behind_tls)), None)
+    assert "speaks TLS and closed the connection" in await trouble_of_link(
+        at_localhost(await serve_with(behind_tls, role="target")), None
+    )
     told = await trouble(at_localhost(await serve_with(ServerSecurity())), tls)
     assert "does not speak TLS" in told and "tls_cert_file" in told
     assert "does not speak TLS" in await trouble_of_link(
@@ -257,9 +259,9 @@ async def test_no_error_of_tls_is_foreign(serve_with: ServeWith, authority: Auth
     """Whatever goes wrong is an ``OutriderError``, also in streams and for facts."""
     address = at_localhost(await serve_with(ServerSecurity(ServerTls(**authority.issue()))))
     async with AsyncClient(address) as client:
-        with pytest.raises(OutriderError, match="if it speaks TLS"):
+        with pytest.raises(OutriderError, match="speaks TLS and closed the connection"):
             await client.model_info()
-        with pytest.raises(OutriderError, match="if it speaks TLS"):
+        with pytest.raises(OutriderError, match="speaks TLS and closed the connection"):
             async for _ in client.stream(prompt="x", timeout=20):
                 pass
 

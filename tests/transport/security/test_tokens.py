@@ -182,7 +182,7 @@ async def test_the_environment_says_what_the_arguments_leave_open(
     with pytest.raises(UnauthenticatedError):
         await ask(address, "not-that-one")
     async with AsyncClient(address, tls=False) as client:
-        with pytest.raises(Exception, match="if it speaks TLS"):
+        with pytest.raises(Exception, match="speaks TLS and closed the connection"):
             await client.model_info()
     monkeypatch.setenv("OUTRIDER_TLS", "perhaps")
     with pytest.raises(ConfigError, match="OUTRIDER_TLS: should be 1 or 0, not 'perhaps'"):

@@ -1,0 +1,54 @@
+"""Malformed requests: bytes that are no message of the method's type, as ``InvalidRequestError`` inside the handler.
+
+gRPC answers an exception of a deserializer with UNKNOWN and logs its traceback. Here the deserializer gives a marker
+instead, and what stands before the handler raises for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from outrider.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Stands for a message that could not be parsed."""
+
+    num_bytes: int
+
+
+def tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """The deserializer, giving ``Malformed`` for bytes that it cannot parse."""
+    if deserialize is None:
+        return None
+
+    def parse(data: bytes) -> Any:  # noqa: ANN401 - generated messages share no base
+        try:
+            return deserialize(data)
+        except (DecodeError, ValueError):  # protobuf's pure Python form raises both
+            return Malformed(len(data))
+
+    return parse
+
+
+def well_formed(request: Any) -> Any:  # noqa: ANN401
+    """A message, or a stream of messages, that raises ``InvalidRequestError`` in place of ``Malformed``."""
+    if isinstance(request, Malformed):
+        raise _error(request)
+    return _well_formed_stream(request) if hasattr(request, "__aiter__") else request
+
+
+async def _well_formed_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, Malformed):
+            raise _error(request)
+        yield request
+
+
+def _error(request: Malformed) -> InvalidRequestError:
+    return InvalidRequestError("request", f"its {request.num_bytes} bytes are no message of this method's type")

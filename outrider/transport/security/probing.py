@@ -1,0 +1,30 @@
+"""Whether a server speaks TLS, asked of it directly: gRPC's errors do not tell a TLS server from one that is ending."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+_TIMEOUT_S = 0.5
+
+
+def speaks_tls(address: str) -> bool:
+    """Whether the server at "host:port" answers a TLS handshake; blocks for a second at most."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # nothing is sent to it that needs trust
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S) as plain:
+            return _shakes_hands(context, plain, host)
+    except (OSError, ValueError):  # nobody there any more, or a socket file
+        return False
+
+
+def _shakes_hands(context: ssl.SSLContext, plain: socket.socket, host: str) -> bool:
+    try:
+        with context.wrap_socket(plain, server_hostname=host.strip("[]")):
+            return True
+    except ssl.SSLError as error:  # an alert is an answer in TLS; an early end or other bytes are none
+        return "ALERT" in (error.reason or "")
