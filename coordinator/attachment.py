@@ -13,7 +13,14 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
 from coordinator.turns import OfSession, Turns
-from outrider.errors import ConfigError, LoadingError, OutriderError, PairMismatchError, UnavailableError
+from outrider.errors import (
+    ConfigError,
+    DeadlineError,
+    LoadingError,
+    OutriderError,
+    PairMismatchError,
+    UnavailableError,
+)
 from outrider.ports import EventBatch, Link
 from outrider.types import ModelDescription
 
@@ -24,11 +31,14 @@ EventT = TypeVar("EventT", bound=OfSession)
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)
 
-FIRST_RETRY_S = 0.1
+RETRY_S = 0.1
+"""Between two tries to reach a service: it may be there at any moment, and trying costs little."""
 LONGEST_RETRY_S = 2.0
+"""Between two tries of what a service refuses, such as a wrong token: that mends itself seldom, and is not cheap."""
 
 _FATAL = (ConfigError, PairMismatchError)
 """What no waiting mends."""
+_UNREACHABLE = (UnavailableError, DeadlineError)
 
 
 class Port(Protocol[CommandT_contra, EventT_co]):
@@ -126,20 +136,21 @@ class Attachment(Generic[CommandT, EventT]):
             self._farewell = asyncio.ensure_future(_close(self._link))
 
     async def _keep_attached(self) -> None:
-        wait_s = FIRST_RETRY_S
+        wait_s = RETRY_S
         while True:
             try:
                 link = await self._attach()
-                wait_s = FIRST_RETRY_S
+                wait_s = RETRY_S
                 await self._read(link)
             except OutriderError as error:
                 self._log_trouble(error)
                 self._tell_first_try(error)
+                wait_s = RETRY_S if isinstance(error, _UNREACHABLE) else min(2 * wait_s, LONGEST_RETRY_S)
             except Exception:
                 _log.exception("the %s link failed", self._name)
+                wait_s = min(2 * wait_s, LONGEST_RETRY_S)
             await self._lose_link()
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LONGEST_RETRY_S)
 
     def _log_trouble(self, error: OutriderError) -> None:
         """Once, however often the same is met again."""

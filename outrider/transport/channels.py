@@ -20,6 +20,8 @@ MAX_PUBLIC_MESSAGE_BYTES = 64 << 20
 MAX_REQUEST_BYTES = 8 << 20
 """What a server takes from a user: more than any prompt that ``outrider.requests`` lets pass."""
 CONNECT_ATTEMPT_MS = 5_000
+MAX_BACKOFF_MS = 2_000
+"""Between two attempts of a channel to connect."""
 
 Options = list[tuple[str, int | str]]
 
@@ -38,7 +40,9 @@ def message_limits(max_bytes: int, *, max_received_bytes: int | None = None) -> 
     return [("grpc.max_receive_message_length", received), ("grpc.max_send_message_length", max_bytes)]
 
 
-def _client_options(max_bytes: int, tls: Tls | None, connect_attempt_ms: int | None = None) -> Options:
+def _client_options(
+    max_bytes: int, tls: Tls | None, connect_attempt_ms: int | None = None, *, max_backoff_ms: int = MAX_BACKOFF_MS
+) -> Options:
     attempt_ms = CONNECT_ATTEMPT_MS if connect_attempt_ms is None else connect_attempt_ms
     # A name in place of the address's own host: in the certificate, and as the authority that calls name.
     named = [("grpc.ssl_target_name_override", tls.server_name)] if tls is not None and tls.server_name else []
@@ -53,7 +57,7 @@ def _client_options(max_bytes: int, tls: Tls | None, connect_attempt_ms: int | N
         ("grpc.min_reconnect_backoff_ms", attempt_ms),
         # A name that nobody resolves is told as soon.
         ("grpc.dns_ares_query_timeout", attempt_ms),
-        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.max_reconnect_backoff_ms", max_backoff_ms),
         # Each port object owns its connection: a broken one is not shared with another.
         ("grpc.use_local_subchannel_pool", 1),
     ]
@@ -79,10 +83,11 @@ def open_channel(
     *,
     max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES,
     connect_attempt_ms: int | None = None,
+    max_backoff_ms: int = MAX_BACKOFF_MS,
 ) -> grpc.aio.Channel:
     """A channel of the running event loop; it connects when first used. ``ConfigError`` for files of no use."""
     tls = _tls(address, security)
-    options = _client_options(max_message_bytes, tls, connect_attempt_ms)
+    options = _client_options(max_message_bytes, tls, connect_attempt_ms, max_backoff_ms=max_backoff_ms)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, client_credentials(tls), options=options)

@@ -15,11 +15,11 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 import numpy as np
-from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from numpy.typing import NDArray
 
-from outrider.errors import OutriderError, UnavailableError
+from outrider.errors import LoadingError, OutriderError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, DraftLink, EventBatch, TargetCommand, TargetEvent, TargetLink
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, open_channel
 from outrider.transport.convert.arrays import Fetch, fetch_nothing
@@ -51,6 +51,10 @@ CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
 
 CONNECT_TIMEOUT_S = 5.0
+MAX_BACKOFF_MS = 120
+"""Between two attempts to connect: a service that is back is taken up at once, and a refused connection costs little."""
+LOADING_WAIT_S = 2.0
+"""How long a service that loads may say nothing before it is asked again."""
 FAREWELL_S = 1.0
 """How long ``close`` waits for the service to say that the link's sessions are released."""
 
@@ -117,9 +121,11 @@ class RemoteLink(Generic[CommandT, EventT]):
                     elif message.HasField("plane_offer"):
                         self._on_offer(message.plane_offer.name)
                     else:
+                        self._reading = False
                         self._watch.pause()
                         yield self._decode(message, self._fetch)
                         self._watch.resume()
+                        self._reading = True
             raise UnavailableError(f"{self._address} ended the link")
         except (OutriderError, asyncio.CancelledError) as error:
             if self._closed:
@@ -193,9 +199,14 @@ class RemoteLink(Generic[CommandT, EventT]):
     async def _until_done(self) -> None:
         """A call is done when all that came is read, so it is read here when nobody else does."""
         if not self._reading:
-            with contextlib.suppress(grpc.RpcError):
+            try:
                 async for _ in self._call:
                     pass
+            except grpc.RpcError:
+                pass  # how it ended is of no interest any more
+            except asyncio.CancelledError:
+                if not self._call.cancelled():
+                    raise
         await self._done.wait()
 
 
@@ -219,12 +230,16 @@ class _RemotePort:
         self._link_timeout_s = link_timeout_s
         self._heartbeat_interval_s = 0.0
         """As last described; 0: none are sent."""
+        self._is_loading = False
+        """As last described."""
         self._shares_memory = shares_memory
         self._security = security
         self._connect_timeout_s = connect_timeout_s
 
     async def _connect(self) -> grpc.aio.Channel:
-        channel = open_channel(self.address, self._security, max_message_bytes=MAX_LINK_MESSAGE_BYTES)
+        channel = open_channel(
+            self.address, self._security, max_message_bytes=MAX_LINK_MESSAGE_BYTES, max_backoff_ms=MAX_BACKOFF_MS
+        )
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 await self._until_ready(channel)
@@ -263,6 +278,9 @@ class _RemotePort:
     async def _describe(self, make_stub: Callable[[grpc.aio.Channel], Any]) -> ModelDescription:
         channel = await self._connect()
         try:
+            if self._is_loading:
+                await self._until_serving(channel)
+            self._is_loading = False
             with translating_errors(self.address, self._security):
                 message = await make_stub(channel).Describe(
                     pb.DescribeRequest(), timeout=self._connect_timeout_s, metadata=self._security.metadata()
@@ -270,15 +288,29 @@ class _RemotePort:
             description = description_from_proto(message)
             self._heartbeat_interval_s = description.heartbeat_interval_ms / 1000
             return description
+        except LoadingError:
+            self._is_loading = True
+            raise
         finally:
             await channel.close()
+
+    async def _until_serving(self, channel: grpc.aio.Channel) -> None:
+        """Return as soon as the service's health says SERVING, and after a while in any case."""
+        with contextlib.suppress(grpc.RpcError, TimeoutError):
+            async with asyncio.timeout(LOADING_WAIT_S):
+                async for answer in HealthStub(channel).Watch(HealthCheckRequest()):
+                    if answer.status == HealthCheckResponse.SERVING:
+                        return
 
 
 class RemoteDraft(_RemotePort):
     """``ports.Draft`` at "host:port" or "unix:/path"."""
 
     async def describe(self) -> ModelDescription:
-        """Facts of the draft; ``UnavailableError`` when it cannot be reached."""
+        """Facts of the draft; ``UnavailableError`` when it cannot be reached, ``LoadingError`` while it loads.
+
+        After a ``LoadingError`` the next call waits for the draft to serve, for a bounded time.
+        """
         return await self._describe(DraftServiceStub)
 
     async def attach(self) -> DraftLink:
@@ -303,7 +335,10 @@ class RemoteTarget(_RemotePort):
     """``ports.Target`` at "host:port" or "unix:/path"."""
 
     async def describe(self) -> ModelDescription:
-        """Facts of the target; ``UnavailableError`` when it cannot be reached."""
+        """Facts of the target; ``UnavailableError`` when it cannot be reached, ``LoadingError`` while it loads.
+
+        After a ``LoadingError`` the next call waits for the target to serve, for a bounded time.
+        """
         return await self._describe(TargetServiceStub)
 
     async def attach(self) -> TargetLink:
