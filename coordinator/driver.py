@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from coordinator import actions
+from coordinator.draft_timeout import DraftTimeout
 from coordinator.judging import sound_proposals, verdicts_of
-from coordinator.loop import SessionLoop
+from coordinator.loop import SessionLoop, Waiting
 from coordinator.placement import Placement
 from coordinator.planning import check_room
 from coordinator.replicas import Source
@@ -47,6 +48,8 @@ class Driver:
         self._roster = roster
         self._on_target = on_target
         self._draft_timeout_s, self._target_timeout_s = draft_timeout_s, target_timeout_s
+        self._draft_timeouts: dict[DraftReplica | None, DraftTimeout] = {}
+        """Of the drafts that are attached."""
         self.services = Services(targets, drafts, self, on_model=on_model, target_timeout_s=target_timeout_s)
         self._placement = Placement(self.services)
         self._untold: dict[Ticket, None] = {}
@@ -95,12 +98,17 @@ class Driver:
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         """Events of a draft, of which no user has to be told."""
         self._has_commands = True
+        timeout = self._draft_timeouts.get(replica)
+        if timeout is not None and batch.events:
+            timeout.heard(asyncio.get_running_loop().time())
         sound = sound_proposals(batch.events, self._find_loop)
         for event, timing in batch.timed():
             ticket = self._roster.find(event.session)
             if ticket is not None and ticket.draft is replica:
                 if ticket.trace.notes is not None:
                     ticket.trace.notes.answered(event, timing, is_draft=True)
+                if timeout is not None and (waited_s := ticket.end_draft_wait()) is not None:
+                    timeout.note_wait(waited_s)
                 is_sound = event.session in sound
                 self._advance(ticket, partial(ticket.hear_draft, event, is_sound=is_sound), timing)
 
@@ -119,7 +127,7 @@ class Driver:
         orphans = [ticket for ticket in self._roster.running() if ticket.target is replica]
         for ticket in orphans:
             self._placement.leave_target(ticket)
-            self._deliver(ticket, ticket.lose_target)
+            self._deliver(ticket, partial(ticket.lose_target, patience_s=self._target_timeout_s))
         self._find_targets(orphans)
         for ticket in orphans:
             if ticket.target is None and not ticket.is_over:
@@ -131,10 +139,12 @@ class Driver:
 
     def draft_attached(self, replica: DraftReplica) -> None:
         """A draft is there: sessions without one may speculate."""
+        self._draft_timeouts[replica] = DraftTimeout(self._draft_timeout_s)
         self._find_drafts(self._roster.running())
 
     def draft_lost(self, replica: DraftReplica) -> None:
         """A draft's link is gone: its sessions go on with another, or without."""
+        self._draft_timeouts.pop(replica, None)
         orphans = [ticket for ticket in self._roster.running() if ticket.draft is replica]
         for ticket in orphans:
             self._placement.leave_draft(ticket)
@@ -232,7 +242,9 @@ class Driver:
             case actions.Emit():
                 ticket.emit(action)
             case actions.SetDraftTimer(timer):
-                ticket.set_draft_timer(self._draft_timeout_s, partial(self._time_out_draft, ticket, timer))
+                timeout = self._draft_timeouts.get(ticket.draft)
+                delay_s = self._draft_timeout_s if timeout is None else timeout.seconds
+                ticket.set_draft_timer(delay_s, partial(self._time_out_draft, ticket, timer))
             case actions.ClearDraftTimer():
                 ticket.clear_draft_timer()
             case actions.RetryDraftAfter(retry_after_ms):
@@ -244,7 +256,19 @@ class Driver:
                 self._end(ticket, action)
 
     def _time_out_draft(self, ticket: Ticket, timer: int) -> None:
+        timeout = self._draft_timeouts.get(ticket.draft)
+        was_silent = timeout is not None and timeout.is_silent
+        if timeout is not None and ticket.draft_wait_began is not None:
+            timeout.passed(ticket.draft_wait_began)
         self._deliver(ticket, partial(ticket.loop.draft_timed_out, timer))
+        if timeout is not None and timeout.is_silent and not was_silent:
+            self._go_on_without(ticket.draft)
+
+    def _go_on_without(self, draft: DraftReplica | None) -> None:
+        """Let no other session wait for a draft that answers nobody; its answers are taken when they come."""
+        for ticket in self._roster.running():
+            if ticket.draft is draft and ticket.loop.waiting is Waiting.DRAFT:
+                self._deliver(ticket, partial(ticket.loop.draft_timed_out, ticket.loop.step))
 
     def _fail_what_outgrew(self, target: ModelDescription) -> None:
         """Targets that came back smaller will never have room for some: they would wait for it for ever."""

@@ -169,15 +169,16 @@ class SessionLoop:
             self._draft.losses = 0
             self._draft.forget(Readiness.CLOSED)
 
-    def target_lost(self) -> None:
+    def target_lost(self, *, is_patience_over: bool = True) -> None:
         """The target's link is gone, and with it what the target held.
 
-        A session that was waiting for an answer may be why: it is not sent for ever to targets that break over it.
+        A session that was waiting for an answer may be why: it is not sent for ever to targets that break over it. But
+        targets may break for other reasons, several times in a row: it fails when the time for an answer is over too.
         """
         if self._target.asked is not None:
             self._target.losses += 1
         self._target.lose(Readiness.AWAY)
-        if self._target.losses > MAX_LOSSES_IN_A_ROW:
+        if self._target.losses > MAX_LOSSES_IN_A_ROW and is_patience_over:
             self.fail(UnavailableError(f"the target was lost {self._target.losses} times over this request"))
 
     def target_back(self) -> None:

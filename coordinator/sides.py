@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from outrider.types import Evidence
 
 MAX_LOSSES_IN_A_ROW = 5
-"""How often a session may be lost without an answer between; past it a target is given up, and a draft left alone."""
+"""How often a session may be lost without an answer between; past it a target is given up, and a draft left alone.
+
+Targets whose links break are given up only when they have not answered the session for ``target_timeout_s``, too."""
 
 
 class Readiness(enum.Enum):

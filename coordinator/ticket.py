@@ -50,6 +50,9 @@ class Ticket:
         self.log_fields: dict[str, str] = {"request_id": loop.plan.request_id, **trace.log_fields}
         """Said in every line of the log about it."""
         self._telling = Telling(loop.output.take_text, num_tokens=len(loop.plan.emitted_token_ids))
+        self.draft_wait_began: float | None = None
+        """When it began to wait for a proposal that has not come; by the event loop's clock."""
+        self._heard_target_at = self.stopwatch.now()
         self._draft_timer = Alarm()
         self._timers: set[asyncio.TimerHandle] = set()
         """Those that have not rung."""
@@ -66,12 +69,15 @@ class Ticket:
     def admit(self) -> None:
         """Note that it runs."""
         self.stopwatch.note_admitted()
+        self._heard_target_at = self.stopwatch.now()
         if self.trace.notes is not None:
             self.trace.notes.admitted()
 
     def hear_target(self, event: TargetEvent, verdict: Verdict | None = None) -> None:
         """Hand the state machine what the target says, and the verdict if it has been reached already."""
-        if not isinstance(event, Scores):
+        if isinstance(event, Scores):
+            self._heard_target_at = self.stopwatch.now()
+        else:
             log_trouble("target", event)
         self.loop.on_target_event(event, verdict)
 
@@ -81,10 +87,10 @@ class Ticket:
             log_trouble("draft", event)
         self.loop.on_draft_event(event, is_sound=is_sound)
 
-    def lose_target(self) -> None:
-        """The target's link is gone."""
+    def lose_target(self, *, patience_s: float) -> None:
+        """The target's link is gone; ``patience_s``: for how long targets may be lost over it without an answer."""
         _log.info("the session's target is gone: it goes on, rebuilt, when there is one for it")
-        self.loop.target_lost()
+        self.loop.target_lost(is_patience_over=self.stopwatch.now() - self._heard_target_at > patience_s)
 
     def lose_draft(self) -> None:
         """The draft's link is gone."""
@@ -143,7 +149,13 @@ class Ticket:
 
     def set_draft_timer(self, delay_s: float, ring: Callable[[], None]) -> None:
         """Replace the draft's timer."""
+        self.draft_wait_began = asyncio.get_running_loop().time()
         self._draft_timer.set(delay_s, ring)
+
+    def end_draft_wait(self) -> float | None:
+        """How long ago it began to wait for the proposal that has come, in seconds; None if it did not wait."""
+        began, self.draft_wait_began = self.draft_wait_began, None
+        return None if began is None else asyncio.get_running_loop().time() - began
 
     def clear_draft_timer(self) -> None:
         """Stop the draft's timer, if it runs."""

@@ -277,7 +277,11 @@ class CoordinatorSettings(Section):
     disable_by_batch_size: NonNegative = Field(
         0, description="No speculation while so many requests run or wait; on again when fewer do. 0: never off."
     )
-    draft_timeout_ms: Positive = Field(1000, description="How long a step waits for the draft before it goes without.")
+    draft_timeout_ms: Positive = Field(
+        1000,
+        description="Longest that a step waits for the draft before it goes without; half of it where the draft answers"
+        " quickly, and no wait while it answers nothing.",
+    )
     link_timeout_ms: Positive = Field(
         3000,
         description="A target or draft of which nothing is heard for so long, not even a heartbeat, is gone: its"

@@ -52,7 +52,7 @@ EventT = TypeVar("EventT")
 
 CONNECT_TIMEOUT_S = 5.0
 MAX_BACKOFF_MS = 120
-"""Between two attempts to connect: a service that is back is taken up at once, and a refused connection costs little."""
+"""Between two attempts to connect: a service that is back is taken up at once, and a refused attempt costs little."""
 LOADING_WAIT_S = 2.0
 """How long a service that loads may say nothing before it is asked again."""
 FAREWELL_S = 1.0

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from coordinator import attachment as attachment_module
 from coordinator.attachment import Attachment
 from coordinator.turns import Turns
 from outrider import __version__
-from outrider.errors import LoadingError, UnavailableError
+from outrider.errors import DeadlineError, LoadingError, OutriderError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch
 from outrider.types import ModelDescription
 
@@ -86,12 +87,38 @@ class _NotYet(_OneLink):
 
     def __init__(self) -> None:
         super().__init__()
-        self._first = [UnavailableError("nobody there"), LoadingError("still loading"), LoadingError("still loading")]
+        self.first: list[OutriderError] = [
+            UnavailableError("nobody there"),
+            LoadingError("still loading"),
+            LoadingError("still loading"),
+        ]
 
     async def describe(self) -> ModelDescription:
-        if self._first:
-            raise self._first.pop(0)
+        if self.first:
+            raise self.first.pop(0)
         return await super().describe()
+
+
+async def test_a_service_that_cannot_be_reached_is_tried_again_without_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attachment_module, "RETRY_S", 0.001)
+    port, attached = _NotYet(), asyncio.Event()
+    port.first = [UnavailableError("nobody there"), DeadlineError("no answer"), LoadingError("loading")] * 100
+    attachment: Attachment[DraftCommand, DraftEvent] = Attachment(
+        port,
+        "draft",
+        turns=Turns(),
+        accept=_accept,
+        on_attached=attached.set,
+        on_batch=lambda batch: None,
+        on_lost=lambda: None,
+    )
+    attachment.start()
+    async with asyncio.timeout(30):  # with pauses that double up to 2 s it takes ten minutes
+        await attached.wait()
+    port.link.may_close.set()
+    await attachment.close()
 
 
 async def test_only_what_is_not_as_it_should_be_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -326,6 +326,19 @@ def test_a_request_over_which_targets_break_is_given_up() -> None:
     assert driven.loop.waiting is Waiting.NOTHING
 
 
+def test_a_request_outlives_targets_that_break_often_in_a_short_time() -> None:
+    plan = plan_of(max_tokens=40, seed=8)
+    setting = Setting(draft_rows=OTHER_ROWS)
+    driven = setting.bench.add(plan)
+    for _ in range(5 * MAX_LOSSES_IN_A_ROW):
+        setting.bench.to_target.clear()
+        setting.target_core.release_all()
+        setting.bench.tell(driven, lambda loop: loop.target_lost(is_patience_over=False))
+        setting.bench.tell(driven, SessionLoop.target_back)
+    setting.bench.run()
+    assert driven.token_ids == Setting(draft_rows=OTHER_ROWS).run(plan).token_ids
+
+
 def test_a_target_without_room_parks_the_session_and_the_draft_is_released() -> None:
     setting, plan = Setting(), plan_of(seed=3)
     setting.target.faults.refuse = 1
