@@ -16,6 +16,7 @@ from outrider.cli.options import Verbose, errors_as_lines, output, progress
 from outrider.cli.stack.plan import Place, StackPlan, plan_stack
 from outrider.cli.stack.preflight import check_model_folder, free_port
 from outrider.cli.stack.running import run_with_client
+from outrider.cli.stack.secret import make_link_secret
 from outrider.client import AsyncClient
 from outrider.config import load_all
 from outrider.demo import DRAFT, TARGET
@@ -75,7 +76,9 @@ def plan_demo(more: Mapping[Place, object], *, target: Path = TARGET, draft: Pat
         **more,
     }
     # A demonstration is the same everywhere: neither variables nor a file have a say.
-    return plan_stack(load_all(settings, environ={}).settings, explicit=settings, free_port=free_port)
+    return plan_stack(
+        load_all(settings, environ={}).settings, explicit=settings, free_port=free_port, secret=make_link_secret()
+    )
 
 
 async def _show(client: AsyncClient, course: Course) -> bool:

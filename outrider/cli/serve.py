@@ -12,6 +12,7 @@ from outrider.cli.settings_flags import ConfigFile, SetOptions, SpeculativeConfi
 from outrider.cli.stack.plan import Place, StackPlan, plan_stack
 from outrider.cli.stack.preflight import check, free_port
 from outrider.cli.stack.running import run_until_signal
+from outrider.cli.stack.secret import make_link_secret
 from outrider.config import Effective, load_all
 from outrider.telemetry import guard_output
 
@@ -122,7 +123,7 @@ def serve(
 def prepare(effective: Effective) -> StackPlan:
     """The plan for these settings, after what can be refused at once has been."""
     check(effective.settings)
-    return plan_stack(effective.settings, explicit=effective.origins, free_port=free_port)
+    return plan_stack(effective.settings, explicit=effective.origins, free_port=free_port, secret=make_link_secret())
 
 
 def _both(key: str, value: object, draft_value: object = None) -> dict[Place, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +11,16 @@ import pytest
 from outrider.cli.stack.plan import StackPlan, address_of, plan_stack
 from outrider.cli.stack.process import last_error
 from outrider.cli.stack.running import told
+from outrider.cli.stack.secret import LinkSecret, make_link_secret
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load, load_all
 from outrider.config.fields import DraftMethod
+from outrider.transport.security import OPEN_CLIENT
 
 
-def plan(flags: Mapping[tuple[str, str], Any]) -> StackPlan:
+def plan(flags: Mapping[tuple[str, str], Any], secret: LinkSecret | None = None) -> StackPlan:
     effective = load_all({("target", "model"): "/t", **flags}, environ={})
     ports = iter(range(9001, 9010))
-    return plan_stack(effective.settings, explicit=effective.origins, free_port=lambda: next(ports))
+    return plan_stack(effective.settings, explicit=effective.origins, free_port=lambda: next(ports), secret=secret)
 
 
 def test_the_coordinator_is_told_where_the_models_are() -> None:
@@ -46,6 +49,42 @@ def test_the_flags_of_each_process_are_its_settings() -> None:
     draft = load(DraftSettings, made.models[1].argv, {})
     assert (target.model, target.page_size, target.port) == ("/t", 64, 9001)
     assert (draft.model, draft.dtype, draft.method) == ("/d", "bfloat16", DraftMethod.DRAFT_MODEL)
+
+
+def test_the_models_ask_for_the_secret_and_the_coordinator_brings_it() -> None:
+    secret = make_link_secret()
+    token = Path(secret.path).read_text().strip()
+    made = plan({("draft", "model"): "/d"}, secret)
+    files = [
+        load(TargetSettings, made.models[0].argv, {}).link_token_file,
+        load(DraftSettings, made.models[1].argv, {}).link_token_file,
+        load(CoordinatorSettings, made.coordinator.argv, {}).link_token_file,
+    ]
+    assert files == [secret.path] * 3
+    assert all(spec.inherited == secret.descriptors for spec in (*made.models, made.coordinator))
+    assert not any(token in word for spec in (*made.models, made.coordinator) for word in spec.argv)
+    assert made.link.token is not None and made.link.token() == token
+    assert Path(make_link_secret().path).read_text().strip() != token
+    assert Path(secret.path).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {("target", "link_token_file"): "/tokens"},
+        {("coordinator", "draft_address"): "elsewhere:50052"},
+    ],
+    ids=["tokens are configured", "a draft of another host"],
+)
+def test_no_secret_where_links_are_not_the_stacks_alone(
+    flags: Mapping[tuple[str, str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.cli.stack.plan.link_security", lambda _: OPEN_CLIENT)  # reads no file
+    made = plan(flags, LinkSecret("/secret", (9,)))
+    assert load(CoordinatorSettings, made.coordinator.argv, {}).link_token_file is None
+    assert made.models[0].inherited == ()
+    given = load(TargetSettings, made.models[0].argv, {}).link_token_file
+    assert given == flags.get(("target", "link_token_file"))
 
 
 def test_without_a_draft_there_is_no_draft_process() -> None:

@@ -22,6 +22,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from outrider import Client
 from outrider.errors import UnavailableError
 from outrider.generation import Delta
+from outrider.v1 import link_pb2
+from outrider.v1.link_pb2_grpc import DraftServiceStub, TargetServiceStub
 from tests.end_to_end.commands import DEADLINE_S, SERVICES, Command, is_alive, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -99,6 +101,20 @@ def test_every_service_answers_reflection(served: Command, module: str) -> None:
     names = {service.name for service in listed.list_services_response.service}
     assert {PUBLIC_NAMES[module], "grpc.health.v1.Health"} <= names
     assert described.file_descriptor_response.file_descriptor_proto
+
+
+@pytest.mark.parametrize("module", ["target_service", "draft_service"])
+def test_a_stranger_gets_no_link_to_a_served_model(served: Command, module: str) -> None:
+    stub: Any = {"target_service": TargetServiceStub, "draft_service": DraftServiceStub}[module]
+    with channel_to(served.address_of(module)) as channel:
+        calls: tuple[Callable[[], Any], ...] = (
+            lambda: stub(channel).Describe(link_pb2.DescribeRequest(), timeout=20),
+            lambda: next(stub(channel).Attach(iter(()), timeout=20)),
+        )
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as caught:
+                call()
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_draft_killed_in_the_middle_of_a_stream_is_not_noticed(served: Command, client: Client) -> None:

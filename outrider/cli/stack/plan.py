@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from outrider.cli.stack.secret import LinkSecret
 from outrider.config import CoordinatorSettings, DraftSettings, Settings, TargetSettings, to_argv
 from outrider.config.fields import DraftMethod
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity, link_security
@@ -38,6 +39,8 @@ class ServiceSpec:
     """After SIGTERM; past it the process is killed."""
     health_url: str = ""
     """Where it is asked over HTTP whether it serves, since its address speaks TLS; empty: at its address."""
+    inherited: tuple[int, ...] = ()
+    """Open files that it gets under the numbers they have here."""
 
     @property
     def probe(self) -> str:
@@ -60,8 +63,19 @@ class StackPlan:
         return self.coordinator.address
 
 
-def plan_stack(settings: Settings, *, explicit: Collection[Place], free_port: Callable[[], int]) -> StackPlan:
-    """The processes for these settings; ``explicit`` are the settings that a user set, which are left as they are."""
+def plan_stack(
+    settings: Settings,
+    *,
+    explicit: Collection[Place],
+    free_port: Callable[[], int],
+    secret: LinkSecret | None = None,
+) -> StackPlan:
+    """The processes for these settings; ``explicit`` are the settings that a user set, which are left as they are.
+
+    The models ask for the ``secret``, unless tokens are configured or the coordinator has links out of the stack.
+    """
+    if secret is not None and _is_open(settings):
+        return _inheriting(secret, plan_stack(_secured(settings, secret), explicit=explicit, free_port=free_port))
     if _share_a_gpu(settings):
         settings = _sharing(settings)
     free_port = _avoiding(_named_ports(settings), free_port)
@@ -75,6 +89,30 @@ def plan_stack(settings: Settings, *, explicit: Collection[Place], free_port: Ca
         update={"target_address": models[0].address, "draft_address": draft_address}
     )
     return StackPlan(tuple(models), _spec(coordinator, "coordinator"), link_security(coordinator))
+
+
+def _is_open(settings: Settings) -> bool:
+    """Whether the links are the stack's alone and no tokens are configured for them."""
+    configured = (section.link_token_file for section in (settings.target, settings.draft, settings.coordinator))
+    has_own_draft = settings.draft.method is not DraftMethod.NONE or settings.coordinator.draft_address is None
+    return has_own_draft and not any(configured)
+
+
+def _secured(settings: Settings, secret: LinkSecret) -> Settings:
+    token = {"link_token_file": secret.path}
+    # What goes to an address of this host does not leave it, whatever the address.
+    sent = {**token, "allow_plaintext_link_token": True}
+    return replace(
+        settings,
+        target=settings.target.model_copy(update=token),
+        draft=settings.draft.model_copy(update=token),
+        coordinator=settings.coordinator.model_copy(update=sent),
+    )
+
+
+def _inheriting(secret: LinkSecret, plan: StackPlan) -> StackPlan:
+    models = tuple(replace(spec, inherited=secret.descriptors) for spec in plan.models)
+    return replace(plan, models=models, coordinator=replace(plan.coordinator, inherited=secret.descriptors))
 
 
 def _avoiding(ports: Collection[int], free_port: Callable[[], int]) -> Callable[[], int]:

@@ -48,6 +48,7 @@ class ChildProcess:
             stderr=asyncio.subprocess.STDOUT,
             env=_environment(),
             process_group=0,
+            pass_fds=spec.inherited,
         )
         return cls(spec, process, on_line)
 

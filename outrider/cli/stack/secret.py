@@ -1,0 +1,49 @@
+"""The secret of a stack's links: a bearer token made at its start, which only its processes can read."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_NUM_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSecret:
+    """A file that holds the token: neither a command line nor a variable does."""
+
+    path: str
+    """Where the stack's processes read it."""
+    descriptors: tuple[int, ...] = ()
+    """Open files that they have to inherit for that."""
+
+
+def make_link_secret() -> LinkSecret:
+    """A new token. On Linux it is in memory alone; elsewhere in a private folder that is removed at the end."""
+    token = secrets.token_urlsafe(_NUM_BYTES)
+    if hasattr(os, "memfd_create"):
+        return _in_memory(token)
+    return _in_folder(token)
+
+
+def _in_memory(token: str) -> LinkSecret:
+    """An anonymous file: no folder has to be writable, and nothing is left when the last process has ended."""
+    descriptor = os.memfd_create("outrider-link-token")
+    os.fchmod(descriptor, 0o600)
+    os.write(descriptor, f"{token}\n".encode())
+    # The number is the same in each process that inherits it.
+    return LinkSecret(f"/proc/self/fd/{descriptor}", (descriptor,))
+
+
+def _in_folder(token: str) -> LinkSecret:
+    folder = tempfile.mkdtemp(prefix="outrider-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder, "link-token")
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"{token}\n")
+    return LinkSecret(str(path))
