@@ -12,6 +12,7 @@ from typing import Any
 
 from outrider import AsyncClient
 from outrider.generation import GenerationResult
+from tests.faults.pages import touch_pages
 from tests.faults.plan import Fault, inflict
 from tests.faults.processes import Say
 from tests.faults.report import Result
@@ -62,6 +63,11 @@ class Run:
             manners=manners,
             options=options,
         )
+
+    async def touch_pages(self) -> None:
+        """Fill every KV page once, so that memory which is used for the first time is not taken for a leak."""
+        for process in self.stack.targets:
+            self.say(f"{await touch_pages(self.clients[0], process)} of {process.name}'s pages touched")
 
     async def suffer(self, plan: Sequence[Fault], traffic: Traffic) -> None:
         """One fault after another while streams run; the stack recovers in between where a fault says so."""

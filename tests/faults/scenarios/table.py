@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.faults.run import Run
-from tests.faults.scenarios import links, processes
+from tests.faults.scenarios import crowds, fuzz, links, processes
 from tests.faults.stack import Layout
 
 
@@ -36,5 +36,9 @@ SCENARIOS = {
         Scenario("stop-drafts", 5, "stops of 10 s", _ONE, processes.stop_drafts),
         Scenario("stop-targets", 5, "stops of 10 s", _TWO_TARGETS, processes.stop_targets),
         Scenario("link-faults", 500, "faults", _REPLICAS, links.link_faults),
+        Scenario("fuzz", 100_000, "messages", _ONE, fuzz.fuzz),
+        Scenario("crowd", 1000, "streams at once", _ONE, crowds.crowd),
+        Scenario("deaf-readers", 200, "readers that never read", _ONE, crowds.deaf_readers),
+        Scenario("churn", 1800, "seconds", _ONE, crowds.churn),
     )
 }
