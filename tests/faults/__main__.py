@@ -7,9 +7,11 @@ a JSON file, which keeps what it holds of other scenarios. Exit code 1 when a fi
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,10 @@ import uvloop
 from tests.faults.report import Result, table, write
 from tests.faults.run import prepared
 from tests.faults.scenarios.table import SCENARIOS, Scenario
-from tests.faults.stack import run_stack
+
+_LIMIT_S = 3 * 3600
+"""After which a scenario is broken off."""
+_SHOWN_PROBLEMS, _SHOWN_CHARACTERS = 10, 1500
 
 
 def main() -> None:
@@ -29,8 +34,8 @@ def main() -> None:
     all_pass = True
     for name in options.scenarios:
         result = uvloop.run(play(SCENARIOS[name], options.seed, options.scale, options.logs))
-        for problem in result.problems:
-            say(f"{name}: {problem}")
+        for problem in result.problems[:_SHOWN_PROBLEMS]:
+            say(f"{name}: {problem[:_SHOWN_CHARACTERS]}")
         all_pass &= result.passes
         held = write(options.output, result)
     sys.stdout.write(f"{table(held)}\n")
@@ -38,18 +43,27 @@ def main() -> None:
 
 
 async def play(scenario: Scenario, seed: int, scale: float, logs: Path | None) -> Result:
-    """One scenario on a stack of its own."""
+    """One scenario on a stack of its own; what makes it break off is a problem of its result."""
     count = max(1, round(scenario.count * scale))
     folder = None if logs is None else logs / scenario.name
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    async with run_stack(scenario.layout, folder) as stack, prepared(stack, seed=seed, say=say) as shared:
-        run = shared.run(stack, scenario.name, seed=seed, count=count, scale=scale, say=say)
-        say(f"{scenario.name}: seed {seed}, {count} {scenario.counted}")
-        await scenario.play(run)
-    run.result.seconds = time.monotonic() - began
-    return run.result
+    say(f"{scenario.name}: seed {seed}, {count} {scenario.counted}")
+    began, result = time.monotonic(), Result(scenario.name, seed, scale)
+    try:
+        async with (
+            asyncio.timeout(_LIMIT_S),
+            scenario.stack(folder) as stack,
+            prepared(stack, seed=seed, say=say) as shared,
+        ):
+            run = shared.run(stack, scenario.name, seed=seed, count=count, scale=scale, say=say)
+            result = run.result
+            await scenario.play(run)
+    except (Exception, ExceptionGroup) as error:
+        result.problems.append(f"broke off: {''.join(traceback.format_exception(error))}")
+        result.add("broke off", 1, 0)
+    result.seconds = time.monotonic() - began
+    return result
 
 
 def say(text: str) -> None:

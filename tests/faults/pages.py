@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from outrider import AsyncClient
 from outrider.errors import CapacityError
-from tests.faults.processes import ServiceProcess
+from tests.faults.processes import Process
 
 _PAGE_SIZE = 16
 _PROMPT_TOKENS = 1500
@@ -17,7 +17,7 @@ _OUTPUT_TOKENS = 40
 _VOCABULARY = 2000
 
 
-async def touch_pages(client: AsyncClient, process: ServiceProcess) -> int:
+async def touch_pages(client: AsyncClient, process: Process) -> int:
     """Run long prompts, no two alike, that together need every page; the most pages in use at a time."""
     metrics = await process.metrics() or {}
     num_pages = int(metrics["outrider_kv_pages_free"] + metrics["outrider_kv_pages_used"])
@@ -34,7 +34,7 @@ async def _fill(client: AsyncClient, number: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _most_used(process: ServiceProcess) -> AsyncIterator[list[int]]:
+async def _most_used(process: Process) -> AsyncIterator[list[int]]:
     most = [0]
 
     async def look() -> None:

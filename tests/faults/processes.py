@@ -24,6 +24,8 @@ _POLL_S = 0.05
 _PORTS = range(12_000, 32_000)
 """Below the ports that the kernel gives to outgoing connections: nobody takes one while its service is away."""
 
+_SHOWN_LINES = 10
+
 Say = Callable[[str], None]
 
 
@@ -36,28 +38,11 @@ def choose_port() -> int:
             return port
 
 
-class ServiceProcess:
-    """A target, draft or coordinator. ``kill`` and ``freeze`` are faults; any other end is noted as a crash."""
+class Process:
+    """A service of a stack as faults and readings see it; who starts it is a subclass's."""
 
-    def __init__(
-        self,
-        name: str,
-        module: str,
-        flags: Mapping[str, object],
-        *,
-        folder: Path,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name = name
-        self.port, self.metrics_port = choose_port(), choose_port()
-        self.log = folder / f"{name}.log"
-        self.crashes: list[str] = []
-        self.num_starts = 0
-        self._command = [module, *_as_flags({**flags, "port": self.port, "metrics-port": self.metrics_port})]
-        self._environment = {"OMP_WAIT_POLICY": "PASSIVE", **_without_settings(), **(environment or {})}
-        self._process: asyncio.subprocess.Process | None = None
-        self._keeper: asyncio.Task[None] | None = None
-        self._is_death_expected = self._is_kept = False
+    def __init__(self, name: str, *, port: int, metrics_port: int) -> None:
+        self.name, self.port, self.metrics_port = name, port, metrics_port
 
     @property
     def address(self) -> str:
@@ -67,14 +52,24 @@ class ServiceProcess:
     @property
     def pid(self) -> int | None:
         """The process's number; None while there is none."""
-        running = self._process is not None and self._process.returncode is None
-        return self._process.pid if running and self._process is not None else None
+        raise NotImplementedError
 
-    async def start(self) -> None:
-        """Start it, and keep it started from now on."""
-        await self._spawn()
-        self._is_kept = True
-        self._keeper = asyncio.create_task(self._keep())
+    @property
+    def crashes(self) -> list[str]:
+        """Ends that no fault asked for."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """SIGKILL; somebody starts it again."""
+        self._signal(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """SIGSTOP: connections stay, and nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
 
     async def running(self) -> None:
         """Return when there is a process, whether it serves yet or not."""
@@ -88,19 +83,59 @@ class ServiceProcess:
             assert time.monotonic() < deadline, f"{self.name} does not serve:\n{self.last_lines()}"
             await asyncio.sleep(_POLL_S)
 
+    async def metrics(self) -> Metrics | None:
+        """Its metrics; None when it does not answer."""
+        return await metrics_of(self.metrics_port)
+
+    def usage(self) -> Usage | None:
+        """Its memory, files and threads; None while there is no process."""
+        pid = self.pid
+        return None if pid is None else usage_of(pid)
+
+    def last_lines(self) -> str:
+        """The end of its log, where there is one."""
+        return ""
+
+    def _signal(self, number: signal.Signals) -> None:
+        pid = self.pid
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+class ServiceProcess(Process):
+    """A target, draft or coordinator that this process starts, and starts again whenever it ends."""
+
+    def __init__(self, name: str, module: str, flags: Mapping[str, object], *, folder: Path) -> None:
+        super().__init__(name, port=choose_port(), metrics_port=choose_port())
+        self.log = folder / f"{name}.log"
+        self._command = [module, *as_flags({**flags, "port": self.port, "metrics-port": self.metrics_port})]
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._crashes: list[str] = []
+        self._is_death_expected = self._is_kept = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number; None while there is none."""
+        running = self._process is not None and self._process.returncode is None
+        return self._process.pid if running and self._process is not None else None
+
+    @property
+    def crashes(self) -> list[str]:
+        """Ends that no fault asked for."""
+        return self._crashes
+
+    async def start(self) -> None:
+        """Start it, and keep it started from now on."""
+        await self._spawn()
+        self._is_kept = True
+        self._keeper = asyncio.create_task(self._keep())
+
     def kill(self) -> None:
         """SIGKILL; the process is started again after ``RESTART_DELAY_S``."""
-        if self.pid is not None:
-            self._is_death_expected = True
-            self._signal(signal.SIGKILL)
-
-    def freeze(self) -> None:
-        """SIGSTOP: connections stay, and nothing is answered."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """SIGCONT."""
-        self._signal(signal.SIGCONT)
+        self._is_death_expected = self.pid is not None
+        super().kill()
 
     async def stop(self) -> None:
         """End it for good."""
@@ -110,18 +145,10 @@ class ServiceProcess:
         if self._keeper is not None:
             await self._keeper
 
-    async def metrics(self) -> Metrics | None:
-        """Its metrics; None when it does not answer."""
-        return await metrics_of(self.metrics_port)
-
-    def usage(self) -> Usage | None:
-        """Its memory, files and threads; None while there is no process."""
-        return None if self.pid is None else usage_of(self.pid)
-
-    def last_lines(self, count: int = 15) -> str:
+    def last_lines(self) -> str:
         """The end of its log."""
         with contextlib.suppress(OSError):
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:])
         return ""
 
     async def _spawn(self) -> None:
@@ -131,33 +158,28 @@ class ServiceProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env={"OMP_WAIT_POLICY": "PASSIVE", **without_settings()},
                 start_new_session=True,
             )
-        self.num_starts += 1
 
     async def _keep(self) -> None:
         while self._process is not None:
             code = await self._process.wait()
             if not self._is_death_expected:
-                self.crashes.append(f"{self.name} ended by itself with {code}: {self.last_lines(3)}")
+                self._crashes.append(f"{self.name} ended by itself with {code}: {self.last_lines()}")
             self._is_death_expected = False
-            if not self._is_kept:
-                return
-            await asyncio.sleep(RESTART_DELAY_S)
+            if self._is_kept:
+                await asyncio.sleep(RESTART_DELAY_S)
             if not self._is_kept:
                 return
             await self._spawn()
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
 
-
-def _as_flags(flags: Mapping[str, object]) -> list[str]:
+def as_flags(flags: Mapping[str, object]) -> list[str]:
+    """Settings as words of a command line."""
     return [word for key, value in flags.items() for word in (f"--{key.replace('_', '-')}", str(value))]
 
 
-def _without_settings() -> dict[str, str]:
+def without_settings() -> dict[str, str]:
+    """The environment without Outrider's variables."""
     return {key: value for key, value in os.environ.items() if not key.startswith("OUTRIDER_")}

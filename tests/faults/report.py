@@ -24,8 +24,8 @@ class Figure:
 
     @property
     def passes(self) -> bool:
-        """Whether it keeps its bound."""
-        return self.bound is None or self.value <= self.bound
+        """Whether it keeps its bound; below zero is a failure to say how much."""
+        return self.bound is None or 0 <= self.value <= self.bound
 
 
 @dataclass(slots=True)

@@ -123,6 +123,12 @@ class Prepared:
         return Run(stack, rng, count, self.catalogue, self.twins, self.clients, Result(name, seed, scale), say)
 
 
+def _orders(stack: Stack) -> list[list[str]]:
+    """The coordinators' addresses, each of them first once."""
+    addresses = [coordinator.address for coordinator in stack.coordinators]
+    return [addresses[first:] + addresses[:first] for first in range(len(addresses))]
+
+
 @contextlib.asynccontextmanager
 async def prepared(
     stack: Stack, *, seed: int, num_requests: int = _CATALOGUE, longest: int = _LONGEST, say: Say = _say_nothing
@@ -130,9 +136,7 @@ async def prepared(
     """Draw a catalogue and make its twins, before anything is disturbed."""
     catalogue = draw_catalogue(random.Random(f"{seed} requests"), num_requests, longest=longest)
     async with contextlib.AsyncExitStack() as cleanup:
-        clients = [
-            await cleanup.enter_async_context(AsyncClient(coordinator.address)) for coordinator in stack.coordinators
-        ]
+        clients = [await cleanup.enter_async_context(AsyncClient(addresses)) for addresses in _orders(stack)]
         began = time.monotonic()
         twins = await undisturbed(clients[0], catalogue)
         say(f"{len(catalogue)} requests, {len(twins)} with twins, made in {time.monotonic() - began:.0f} s")

@@ -13,14 +13,14 @@ from pathlib import Path
 import outrider.demo
 from outrider import AsyncClient
 from outrider.generation import GenerationResult
-from tests.faults.processes import START_DEADLINE_S, ServiceProcess
+from tests.faults.processes import START_DEADLINE_S, Process, ServiceProcess
 from tests.faults.proxy import Proxy
 from tests.faults.requests import Request
 from tests.faults.traffic import Tally, patiently
 
 PAIR = Path(outrider.demo.__file__).parent / "pair"
 IDLE_DEADLINE_S = 60.0
-_NUM_PAGES = 1024
+NUM_PAGES = 1024
 _AT_ONCE = 16
 
 
@@ -40,47 +40,32 @@ class Layout:
 
 
 class Stack:
-    """The processes of a layout, their proxies, and what holds for all of them."""
+    """Processes that make up a service for users, and what holds for all of them."""
 
-    def __init__(self, layout: Layout, folder: Path) -> None:
-        self.layout, self.folder = layout, folder
-        self.targets = [self._model("target", number, layout.target) for number in range(layout.num_targets)]
-        self.drafts = [self._model("draft", number, layout.draft) for number in range(layout.num_drafts)]
-        self.proxies = {process.name: Proxy(process.address) for process in self.models if layout.is_proxied}
-        self.coordinators = [self._coordinator(number) for number in range(layout.num_coordinators)]
+    def __init__(
+        self,
+        targets: Sequence[Process],
+        drafts: Sequence[Process],
+        coordinators: Sequence[Process],
+        proxies: Mapping[str, Proxy],
+    ) -> None:
+        self.targets, self.drafts, self.coordinators = targets, drafts, coordinators
+        self.proxies = proxies
+        """By the name of the process that they stand in front of."""
 
     @property
-    def models(self) -> list[ServiceProcess]:
-        """Targets and drafts."""
-        return [*self.targets, *self.drafts]
-
-    @property
-    def processes(self) -> list[ServiceProcess]:
+    def processes(self) -> list[Process]:
         """All processes."""
-        return [*self.models, *self.coordinators]
+        return [*self.targets, *self.drafts, *self.coordinators]
 
     @property
     def crashes(self) -> list[str]:
         """Ends of processes that no fault asked for."""
         return [crash for process in self.processes for crash in process.crashes]
 
-    def process(self, name: str) -> ServiceProcess:
+    def process(self, name: str) -> Process:
         """The process of that name."""
         return next(process for process in self.processes if process.name == name)
-
-    async def start(self) -> None:
-        """Start everything and wait until the stack is whole."""
-        for proxy in self.proxies.values():
-            await proxy.start()
-        for process in self.processes:
-            await process.start()
-        await self.whole()
-
-    async def stop(self) -> None:
-        """End everything."""
-        await asyncio.gather(*(process.stop() for process in self.processes))
-        for proxy in self.proxies.values():
-            await proxy.close()
 
     async def whole(self) -> None:
         """Return when every process serves and every coordinator is attached to every target and draft."""
@@ -119,27 +104,6 @@ class Stack:
             held += [f"{process.name}: {name} {metrics[name]:.0f}" for name in _HELD if metrics.get(name)]
         return held
 
-    def _model(self, role: str, number: int, settings: Mapping[str, object]) -> ServiceProcess:
-        flags = {"model": PAIR / role, "num_pages": _NUM_PAGES, "num_threads": 1, "log_interval_s": 0, **settings}
-        return ServiceProcess(f"{role}-{number}", f"{role}_service", flags, folder=self.folder)
-
-    def _coordinator(self, number: int) -> ServiceProcess:
-        places = {
-            "target_address": ",".join(self._place(process) for process in self.targets),
-            "draft_address": ",".join(self._place(process) for process in self.drafts),
-        }
-        flags = {key: value for key, value in places.items() if value}
-        return ServiceProcess(
-            f"coordinator-{number}",
-            self.layout.coordinator_module,
-            {**flags, "log_interval_s": 0, **self.layout.coordinator},
-            folder=self.folder,
-        )
-
-    def _place(self, process: ServiceProcess) -> str:
-        proxy = self.proxies.get(process.name)
-        return process.address if proxy is None else proxy.address
-
 
 _HELD = (
     "outrider_num_requests_running",
@@ -155,12 +119,38 @@ async def run_stack(layout: Layout, folder: Path | None = None) -> AsyncIterator
     """A stack that is whole inside and gone outside. Logs go to ``folder``, or to a temporary one."""
     with contextlib.ExitStack() as cleanup:
         place = folder or Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="outrider-faults-")))
-        stack = Stack(layout, place)
+        targets = [_model("target", number, layout.target, place) for number in range(layout.num_targets)]
+        drafts = [_model("draft", number, layout.draft, place) for number in range(layout.num_drafts)]
+        models = [*targets, *drafts]
+        proxies = {model.name: Proxy(model.address) for model in models if layout.is_proxied}
+        addresses = {name: getattr(proxies.get(name), "address", model.address) for name, model in _named(models)}
+        coordinators = [_coordinator(number, layout, addresses, place) for number in range(layout.num_coordinators)]
+        stack = Stack(targets, drafts, coordinators, proxies)
         try:
-            await stack.start()
+            await asyncio.gather(*(proxy.start() for proxy in proxies.values()))
+            await asyncio.gather(*(process.start() for process in (*models, *coordinators)))
+            await stack.whole()
             yield stack
         finally:
-            await stack.stop()
+            await asyncio.gather(*(process.stop() for process in (*models, *coordinators)))
+            await asyncio.gather(*(proxy.close() for proxy in proxies.values()))
+
+
+def _model(role: str, number: int, settings: Mapping[str, object], folder: Path) -> ServiceProcess:
+    flags = {"model": PAIR / role, "num_pages": NUM_PAGES, "num_threads": 1, "log_interval_s": 0, **settings}
+    return ServiceProcess(f"{role}-{number}", f"{role}_service", flags, folder=folder)
+
+
+def _coordinator(number: int, layout: Layout, addresses: Mapping[str, str], folder: Path) -> ServiceProcess:
+    flags: dict[str, object] = {"log_interval_s": 0, **layout.coordinator}
+    for role in ("target", "draft"):
+        if places := [address for name, address in addresses.items() if name.startswith(role)]:
+            flags[f"{role}_address"] = ",".join(places)
+    return ServiceProcess(f"coordinator-{number}", layout.coordinator_module, flags, folder=folder)
+
+
+def _named(processes: Sequence[Process]) -> list[tuple[str, Process]]:
+    return [(process.name, process) for process in processes]
 
 
 async def undisturbed(client: AsyncClient, catalogue: Sequence[Request]) -> dict[int, GenerationResult]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.faults.processes import ServiceProcess
+from tests.faults.processes import Process
 from tests.faults.readings import Usage
 
 _EVERY_S = 0.5
@@ -70,7 +70,7 @@ class History:
 
 
 @contextlib.asynccontextmanager
-async def watched(processes: Sequence[ServiceProcess]) -> AsyncIterator[dict[str, History]]:
+async def watched(processes: Sequence[Process]) -> AsyncIterator[dict[str, History]]:
     """Histories by name, which grow inside."""
     histories = {process.name: History(process.name) for process in processes}
     began = time.monotonic()

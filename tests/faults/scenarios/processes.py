@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tests.faults.plan import Kind, draw_plan
 from tests.faults.run import Run
 from tests.faults.watch import watched
 
 NUM_STREAMS = 16
 STOP_S = (10.0, 10.0)
+RESUMING = {"resume": True}
 
 
 async def kill_drafts(run: Run) -> None:
@@ -18,6 +22,12 @@ async def kill_drafts(run: Run) -> None:
 async def kill_targets(run: Run) -> None:
     """SIGKILL of targets under load."""
     await _suffer(run, Kind.KILL, [target.name for target in run.stack.targets], overlapping=0.1)
+
+
+async def kill_coordinators(run: Run) -> None:
+    """SIGKILL of coordinators under load; streams resume, on another coordinator or on the same one restarted."""
+    names = [coordinator.name for coordinator in run.stack.coordinators]
+    await _suffer(run, Kind.KILL, names, overlapping=0.4, options=RESUMING)
 
 
 async def stop_drafts(run: Run) -> None:
@@ -31,12 +41,18 @@ async def stop_targets(run: Run) -> None:
 
 
 async def _suffer(
-    run: Run, kind: Kind, victims: list[str], *, overlapping: float = 0.0, longest_gap_s: float | None = None
+    run: Run,
+    kind: Kind,
+    victims: list[str],
+    *,
+    overlapping: float = 0.0,
+    longest_gap_s: float | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     hold_s = (2.0, 3.0) if run.is_short else STOP_S
     plan = draw_plan(run.rng, run.count, kinds=[kind], victims=victims, hold_s=hold_s, overlapping=overlapping)
     async with watched(run.stack.processes) as histories:
-        async with run.traffic(NUM_STREAMS) as traffic:
+        async with run.traffic(NUM_STREAMS, options=options) as traffic:
             await traffic.progress()
             await run.suffer(plan, traffic)
         await run.note_left_over()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tests.faults.run import Run
-from tests.faults.scenarios import crowds, fuzz, links, processes
-from tests.faults.stack import Layout
+from tests.faults.scenarios import crowds, fuzz, links, processes, serve
+from tests.faults.served import Output, run_served
+from tests.faults.stack import Layout, Stack, run_stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +23,17 @@ class Scenario:
     """At scale 1: faults, messages, streams or seconds."""
     counted: str
     """What that counts."""
-    layout: Layout
+    layout: Layout | Output
+    """A stack of this layout, or `outrider serve` with this output."""
     play: Callable[[Run], Coroutine[Any, Any, None]]
+
+    def stack(self, folder: Path | None) -> AbstractAsyncContextManager[Stack]:
+        """The stack that it is played on; logs go to the folder."""
+        return run_served(self.layout) if isinstance(self.layout, Output) else run_stack(self.layout, folder)
 
 
 _ONE = Layout()
+_TWO_COORDINATORS = Layout(num_coordinators=2)
 _TWO_TARGETS = Layout(num_targets=2)
 _REPLICAS = Layout(num_targets=2, num_drafts=2, is_proxied=True)
 
@@ -33,12 +42,17 @@ SCENARIOS = {
     for scenario in (
         Scenario("kill-drafts", 100, "kills", _ONE, processes.kill_drafts),
         Scenario("kill-targets", 50, "kills", _ONE, processes.kill_targets),
+        Scenario("kill-coordinators", 20, "kills", _TWO_COORDINATORS, processes.kill_coordinators),
         Scenario("stop-drafts", 5, "stops of 10 s", _ONE, processes.stop_drafts),
         Scenario("stop-targets", 5, "stops of 10 s", _TWO_TARGETS, processes.stop_targets),
         Scenario("link-faults", 500, "faults", _REPLICAS, links.link_faults),
         Scenario("fuzz", 100_000, "messages", _ONE, fuzz.fuzz),
         Scenario("crowd", 1000, "streams at once", _ONE, crowds.crowd),
         Scenario("deaf-readers", 200, "readers that never read", _ONE, crowds.deaf_readers),
+        *(
+            Scenario(f"serve-{output.replace(' ', '-')}", 4500, "requests of one token", output, serve.serve)
+            for output in (Output.CLOSED_PIPE, Output.STALLED_PIPE, Output.FULL_DISK)
+        ),
         Scenario("churn", 1800, "seconds", _ONE, crowds.churn),
     )
 }

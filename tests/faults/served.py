@@ -1,0 +1,157 @@
+"""A stack under `outrider serve`, whose own output can not be written."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from tests.faults.processes import Process, as_flags, choose_port, without_settings
+from tests.faults.stack import NUM_PAGES, PAIR, Stack
+
+_MODULES = {"target": "target_service", "draft": "draft_service", "coordinator": "coordinator"}
+_STOP_DEADLINE_S = 120.0
+
+
+class Output(enum.StrEnum):
+    """What becomes of what `outrider serve` writes."""
+
+    WRITTEN = "written"
+    CLOSED_PIPE = "closed pipe"
+    """Its reader goes away when the stack is whole."""
+    STALLED_PIPE = "stalled pipe"
+    """Its reader stops reading when the stack is whole."""
+    FULL_DISK = "full disk"
+    """Its log cannot grow any more when the stack is whole."""
+
+
+class ServedProcess(Process):
+    """A service that `outrider serve` starts and restarts, found by its parent."""
+
+    def __init__(self, role: str, serve: subprocess.Popen[bytes], *, port: int, metrics_port: int) -> None:
+        super().__init__(f"{role}-0", port=port, metrics_port=metrics_port)
+        self._serve, self._module = serve, _MODULES[role]
+        self._seen: list[int] = []
+        self._num_kills = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The child of `outrider serve` that runs this service's module."""
+        found = next((pid for pid in children(self._serve.pid) if self._module in _words(pid)), None)
+        if found is not None and found not in self._seen:
+            self._seen.append(found)
+        return found
+
+    @property
+    def crashes(self) -> list[str]:
+        """Ends that no fault asked for."""
+        unasked = len(self._seen) - 1 - self._num_kills
+        return [f"{self.name} ended {unasked} times by itself"] if unasked > 0 else []
+
+    def kill(self) -> None:
+        """SIGKILL; `outrider serve` starts it again."""
+        self._num_kills += self.pid is not None
+        super().kill()
+
+
+class ServedStack(Stack):
+    """The three services of one `outrider serve`, and the command itself."""
+
+    def __init__(self, serve: subprocess.Popen[bytes], ports: dict[str, tuple[int, int]]) -> None:
+        made = {role: ServedProcess(role, serve, port=port, metrics_port=at) for role, (port, at) in ports.items()}
+        super().__init__([made["target"]], [made["draft"]], [made["coordinator"]], {})
+        self._serve = serve
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the command itself has ended."""
+        return self._serve.poll() is not None
+
+    async def terminate(self) -> tuple[int | None, int]:
+        """SIGTERM; the exit code (None: it had to be killed) and how many of its processes were left."""
+        pids = children(self._serve.pid)
+        self._serve.send_signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(self._serve.wait), _STOP_DEADLINE_S)
+        return self._serve.poll(), sum(_is_alive(pid) for pid in pids)
+
+
+@contextlib.asynccontextmanager
+async def run_served(output: Output) -> AsyncIterator[ServedStack]:
+    """`outrider serve` on the embedded pair with an output of this kind; whole inside, gone outside."""
+    with tempfile.TemporaryDirectory(prefix="outrider-faults-") as folder:
+        log = Path(folder) / "serve.log"
+        reading, writing = os.pipe()
+        ports = {role: (choose_port(), choose_port()) for role in _MODULES}
+        with log.open("wb") as file:
+            serve = subprocess.Popen(
+                [sys.executable, "-m", "outrider.cli", "serve", *_arguments(ports)],
+                stdout=file if output in {Output.WRITTEN, Output.FULL_DISK} else writing,
+                stderr=subprocess.STDOUT,
+                env=without_settings(),
+                start_new_session=True,
+            )
+        os.close(writing)
+        stack = ServedStack(serve, ports)
+        try:
+            await stack.whole()
+            _spoil(output, serve, reading, log)
+            yield stack
+        finally:
+            serve.kill()
+            serve.wait()
+            with contextlib.suppress(OSError):
+                os.close(reading)
+
+
+def _spoil(output: Output, serve: subprocess.Popen[bytes], reading: int, log: Path) -> None:
+    if output is Output.CLOSED_PIPE:
+        os.close(reading)
+    if output is Output.FULL_DISK:
+        size = log.stat().st_size
+        resource.prlimit(serve.pid, resource.RLIMIT_FSIZE, (size, size))
+
+
+def _arguments(ports: dict[str, tuple[int, int]]) -> list[str]:
+    settings = {
+        f"{role}.{key}": value for role, pair in ports.items() for key, value in zip(_PORT_KEYS, pair, strict=True)
+    }
+    settings |= {"target.num_pages": NUM_PAGES, "draft.num_pages": NUM_PAGES}
+    flags = as_flags({"draft_model": PAIR / "draft", "num_threads": 1, "log_level": "debug"})
+    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return [str(PAIR / "target"), "-v", *flags, *sets]
+
+
+_PORT_KEYS = ("port", "metrics_port")
+
+
+def children(parent: int) -> list[int]:
+    """Processes whose parent is this one."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(folder.name))
+    return found
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False
