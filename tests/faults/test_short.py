@@ -22,7 +22,32 @@ NUM_REQUESTS, LONGEST = 16, 60
 PATIENT = {"target_timeout_s": 600, "draft_timeout_ms": 2000}
 """Processes start slowly on a busy machine."""
 LAYOUT = Layout(num_targets=2, is_proxied=True, coordinator=PATIENT)
-COUNTS = {"kill-drafts": 2, "kill-targets": 2, "stop-drafts": 1, "stop-targets": 1, "link-faults": 10}
+COUNTS = {
+    "kill-drafts": 1,
+    "kill-targets": 1,
+    "kill-coordinators": 1,
+    "stop-drafts": 1,
+    "stop-targets": 1,
+    "link-faults": 10,
+    "fuzz": 200,
+    "crowd": 30,
+    "deaf-readers": 3,
+    "churn": 3,
+}
+
+EXACT = (
+    "streams different",
+    "streams failed",
+    "streams hung",
+    "sessions and pages left",
+    "crashes",
+    "processes lost",
+    "of these ended by an error",
+    "supervisor ended early",
+    "exit code after SIGTERM",
+    "processes left",
+)
+"""Figures that are zero on any machine."""
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -60,8 +85,11 @@ def suite() -> Iterator[Suite]:
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_stream_is_its_twin_and_every_page_is_free(suite: Suite, name: str) -> None:
     result = suite.play(name)
+    check(result)
+
+
+def check(result: Result) -> None:
     figures = {figure.name: figure.value for figure in result.figures}
-    assert not result.problems, (f"seed {SEED}", result.problems)
     assert figures["streams"] > 0
-    for exact in ("streams different", "streams failed", "streams hung", "sessions and pages left", "crashes"):
-        assert figures[exact] == 0, exact
+    wrong = {name: figures[name] for name in EXACT if figures.get(name)}
+    assert not wrong, (f"seed {result.seed}", result.problems)

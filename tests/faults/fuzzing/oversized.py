@@ -36,7 +36,7 @@ class Filling:
         content = self._content(size)
         for field in reversed(self.path[:-1]):
             content = _delimited(field, content)
-        return _HONEST + content
+        return HONEST + content
 
     def _content(self, size: int) -> bytes:
         field = self.path[-1]
@@ -89,4 +89,5 @@ def _varint(number: int) -> bytes:
     return bytes([*out, number])
 
 
-_HONEST = generation_pb2.GenerateRequest(prompt_text="def f", max_tokens=4).SerializeToString()
+HONEST = generation_pb2.GenerateRequest(prompt_text="def f", max_tokens=4).SerializeToString()
+"""Comes before every filling."""
