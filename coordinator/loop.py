@@ -49,7 +49,7 @@ from coordinator.sides import (
 from coordinator.speculation import DraftLengthPolicy
 from coordinator.tally import Tally
 from coordinator.text import TextTokenizer
-from outrider.errors import DeadlineError, OutriderError, ProtocolError, UnavailableError
+from outrider.errors import DeadlineError, LostTooOftenError, OutriderError, ProtocolError
 from outrider.ports import DraftEvent, Proposal, Refused, Scores, SessionFailed, SessionLost, TargetEvent
 from outrider.types import FinishReason, SparseEvidence, SparseScores, TokenLogprob
 
@@ -179,7 +179,7 @@ class SessionLoop:
             self._target.losses += 1
         self._target.lose(Readiness.AWAY)
         if self._target.losses > MAX_LOSSES_IN_A_ROW and is_patience_over:
-            self.fail(UnavailableError(f"the target was lost {self._target.losses} times over this request"))
+            self.fail(LostTooOftenError(f"the target was lost {self._target.losses} times over this request"))
 
     def target_back(self) -> None:
         """A target can be reached again; the session is rebuilt from the tokens here."""
@@ -348,7 +348,7 @@ class SessionLoop:
         self._target.losses += 1
         self._target.lose(Readiness.CLOSED)
         if self._target.losses > MAX_LOSSES_IN_A_ROW:
-            self.fail(UnavailableError(f"the target lost the session {self._target.losses} times: {event.reason}"))
+            self.fail(LostTooOftenError(f"the target lost the session {self._target.losses} times: {event.reason}"))
         elif self.waiting is Waiting.TARGET:
             self._send_score()
 

@@ -20,6 +20,7 @@ from outrider.errors import (
     DeadlineError,
     IntegrityError,
     InvalidRequestError,
+    LostTooOftenError,
     NonFiniteLogitsError,
     ProtocolError,
     UnavailableError,
@@ -27,8 +28,8 @@ from outrider.errors import (
 from outrider.types import FinishReason
 
 _USUAL = (
-    CapacityError, DeadlineError, IntegrityError, InvalidRequestError, NonFiniteLogitsError, ProtocolError,
-    UnavailableError,
+    CapacityError, DeadlineError, IntegrityError, InvalidRequestError, LostTooOftenError,
+    NonFiniteLogitsError, ProtocolError, UnavailableError,
 )  # fmt: skip
 USUAL_FAILURES = tuple(error.__name__ for error in _USUAL)
 

@@ -12,7 +12,8 @@
     │   └── OutOfPagesError        the KV pool cannot hold a session
     ├── UnauthenticatedError     the caller's token is missing or not known
     ├── UnavailableError         the other side is not there, or a link to it broke
-    │   └── LoadingError           it is there and still loads its model
+    │   ├── LoadingError           it is there and still loads its model
+    │   └── LostTooOftenError      it was lost over one request again and again
     ├── DeadlineError            the caller's time is up
     ├── RequestCancelledError    the caller went away or asked to end it
     ├── ProtocolError            the other side broke the contract
@@ -81,6 +82,10 @@ class UnavailableError(OutriderError):
 
 class LoadingError(UnavailableError):
     """The other side is there and still loads its model: as it should be, for a while."""
+
+
+class LostTooOftenError(UnavailableError):
+    """A service, or its session, was lost several times in a row over one request: sent again it may do so again."""
 
 
 class DeadlineError(OutriderError):

@@ -22,6 +22,7 @@ from outrider.cli.options import (
     progress,
 )
 from outrider.cli.statistics import print_statistics
+from outrider.client.requests import DEFAULT_RESUME_TIMEOUT_S
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULT_MAX_TOKENS
 
@@ -69,6 +70,10 @@ def generate(
         str | None, _option("--acceptance-method", "rejection, coupled or typical.", "the server's")
     ] = None,
     timeout: Annotated[float | None, _option("--timeout", "Seconds until it is given up.", "none")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption, here or elsewhere.")] = False,
+    resume_timeout: Annotated[
+        float, typer.Option(help="Seconds that an interruption may last.")
+    ] = DEFAULT_RESUME_TIMEOUT_S,
     request_id: Annotated[str, typer.Option(help="Names the request in logs.")] = "",
     echo: Annotated[bool, typer.Option("--echo", help="Write the prompt first.")] = False,
     stats: Annotated[
@@ -114,6 +119,8 @@ def generate(
             num_speculative_tokens=num_speculative_tokens,
             acceptance_method=acceptance_method,
             timeout=timeout,
+            resume=resume,
+            resume_timeout=resume_timeout,
             request_id=request_id or None,
         ):
             _write(delta.text)

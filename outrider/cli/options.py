@@ -15,7 +15,10 @@ from outrider.transport.security import TokenFile
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 
-Address = Annotated[str, typer.Option("--address", "-a", help="Where the coordinator is: host:port or unix:/path.")]
+Address = Annotated[
+    str,
+    typer.Option("--address", "-a", help="Where the coordinator is: host:port or unix:/path; several by commas."),
+]
 UseTls = Annotated[bool, typer.Option("--tls", help="Speak TLS, trusting public authorities.")]
 TlsCaFile = Annotated[
     str | None, typer.Option("--tls-ca-file", help="Speak TLS, trusting these authorities (PEM). OUTRIDER_TLS_CA_FILE.")

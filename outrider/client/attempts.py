@@ -10,17 +10,27 @@ import time
 from collections.abc import Callable
 
 from outrider.client.addresses import Addresses
-from outrider.errors import CapacityError, DeadlineError, OutriderError, RequestCancelledError, UnavailableError
+from outrider.errors import (
+    CapacityError,
+    DeadlineError,
+    LostTooOftenError,
+    OutriderError,
+    RequestCancelledError,
+    UnavailableError,
+)
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+MAX_FRUITLESS = 30
+"""How often in a row a request may be taken up without new output: more would be sending it for ever."""
 
 
 class Attempts:
     """The attempts at one request.
 
     Without ``resume_timeout_s`` each address is tried once, until one has answered. With it every interruption is
-    followed by another attempt, until so many seconds have passed since the first failure without new output.
+    followed by another attempt, until for so many seconds none has taken the request up, or too many that did gave no
+    output.
     """
 
     def __init__(
@@ -46,6 +56,8 @@ class Attempts:
         """Without new output."""
         self._failing_since: float | None = None
         self._has_heard = False
+        self._num_fruitless = 0
+        """Times that the request was taken up since there was output."""
 
     def begin(self) -> tuple[str, float | None]:
         """The next address, and the seconds that its call has; ``DeadlineError`` when the caller's time is up."""
@@ -59,12 +71,14 @@ class Attempts:
         return self._address, left
 
     def heard(self, *, is_output: bool) -> None:
-        """The address answers. Only new output ends an interruption: a server may answer and fail again and again."""
+        """The address has taken the request up, or gives new output."""
         if not self._has_heard or self._failing_since is not None:
             self._addresses.note_up(self._address)
-        self._has_heard = True
+        self._has_heard, self._failing_since = True, None
         if is_output:
-            self._untried, self._num_rounds, self._failing_since = [], 0, None
+            self._untried, self._num_rounds, self._num_fruitless = [], 0, 0
+        else:
+            self._num_fruitless += 1
 
     def failed(self, error: OutriderError) -> float:
         """The seconds to wait before the next attempt; raises the error when there is none."""
@@ -80,6 +94,8 @@ class Attempts:
 
     def _may_pass(self, error: OutriderError) -> bool:
         """Whether an error is about availability: another address, or the same one later, may do better."""
+        if isinstance(error, LostTooOftenError):
+            return False
         if isinstance(error, UnavailableError):
             return True
         if self._resume_timeout_s is None:
@@ -91,7 +107,7 @@ class Attempts:
         now = self._clock()
         self._failing_since = now if self._failing_since is None else self._failing_since
         pause = self._pause(error)
-        if now + pause - self._failing_since > resume_timeout_s:
+        if now + pause - self._failing_since > resume_timeout_s or self._num_fruitless > MAX_FRUITLESS:
             raise error
         left = self._seconds_left()
         return pause if left is None else min(pause, max(0.0, left))

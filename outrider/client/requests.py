@@ -76,7 +76,7 @@ class GenerateOptions(TypedDict, total=False):
     """After an interruption (a server that restarts, a connection that breaks) go on where it was, there or at the next
     address, False."""
     resume_timeout: float
-    """Seconds without new output, from the first failure on, after which an interruption is an error, 60."""
+    """Seconds that may pass until a server takes the generation up again, 60; then the interruption is an error."""
     trace_parent: str | None
     """The caller's span as W3C's ``traceparent``; None is OpenTelemetry's active span, where there is one."""
     request_id: str | None

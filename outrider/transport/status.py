@@ -37,6 +37,7 @@ CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.LoadingError: grpc.StatusCode.UNAVAILABLE,
+    errors.LostTooOftenError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.RequestCancelledError: grpc.StatusCode.CANCELLED,
     errors.ProtocolError: grpc.StatusCode.INTERNAL,
@@ -151,9 +152,18 @@ def _from_foreign(code: grpc.StatusCode, details: str, address: str) -> Outrider
         return errors.CapacityError(f"{address} has no room: {details}")
     if code is grpc.StatusCode.UNAVAILABLE:
         return errors.UnavailableError(f"{address} cannot be reached: {details}")
+    if _is_broken_stream(code, details):
+        return errors.UnavailableError(f"the connection to {address} broke: {details}")
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return errors.InvalidRequestError("request", details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.DeadlineError(f"{address} did not answer in time")
     kind = _NEAREST.get(code, OutriderError)
     return make_error(kind.__name__, f"{address} answered {code.name}: {details}")
+
+
+def _is_broken_stream(code: grpc.StatusCode, details: str) -> bool:
+    """GRPC and proxies tell of some connections that broke within a stream by other codes than UNAVAILABLE."""
+    if code is grpc.StatusCode.INTERNAL:
+        return "RST_STREAM" in details
+    return code is grpc.StatusCode.UNKNOWN and "Stream removed" in details

@@ -9,13 +9,14 @@ import pytest
 
 from outrider import AsyncClient, Client
 from outrider.client.addresses import DOWN_S, Addresses, parse_addresses
-from outrider.client.attempts import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempts
+from outrider.client.attempts import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_FRUITLESS, Attempts
 from outrider.errors import (
     CapacityError,
     ConfigError,
     DeadlineError,
     InvalidRequestError,
     LoadingError,
+    LostTooOftenError,
     OutriderError,
     RequestCancelledError,
     UnavailableError,
@@ -134,16 +135,28 @@ def test_an_interruption_ends_with_its_error_when_it_lasts_too_long() -> None:
         failed_once(attempts)
 
 
-def test_an_answer_without_output_does_not_end_an_interruption() -> None:
-    """A request that every server breaks over is not sent for ever."""
+def test_a_request_that_is_taken_up_has_all_the_time_again() -> None:
+    """Servers that restart again and again before there is output are waited for each time."""
     clock = Clock()
     attempts = attempts_at("a", clock=clock, resume=10)
-    for _ in range(3):
+    for _ in range(5):
         attempts.begin()
         attempts.heard(is_output=False)
         attempts.failed(GONE)
-        clock.now += 4
+        clock.now += 9
+    clock.now += 9
+    with pytest.raises(UnavailableError):
+        failed_once(attempts)
+
+
+def test_a_request_that_is_taken_up_without_output_is_not_sent_for_ever() -> None:
+    attempts = attempts_at("a", resume=10)
+    for _ in range(MAX_FRUITLESS):
+        attempts.begin()
+        attempts.heard(is_output=False)
+        attempts.failed(GONE)
     attempts.begin()
+    attempts.heard(is_output=False)
     with pytest.raises(UnavailableError):
         attempts.failed(GONE)
 
@@ -165,6 +178,7 @@ def test_the_callers_timeout_is_over_all_attempts() -> None:
     [
         (GONE, True),
         (LoadingError("still loads"), True),
+        (LostTooOftenError("the target was lost 6 times over this request"), False),
         (RequestCancelledError("shut down"), True),
         (CapacityError("the queue is full", retry_after_ms=300), True),
         (InvalidRequestError("prompt", "is wrong"), False),

@@ -102,6 +102,9 @@ FOREIGN: list[tuple[grpc.StatusCode, str, type[OutriderError]]] = [
     (grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (9 vs. 4)", InvalidRequestError),
     (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams", CapacityError),
     (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", errors.ProtocolError),
+    (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", errors.UnavailableError),
+    (grpc.StatusCode.UNKNOWN, "Stream removed", errors.UnavailableError),
+    (grpc.StatusCode.INTERNAL, "Exception deserializing response!", OutriderError),
 ]
 
 
