@@ -12,7 +12,7 @@ import torch
 
 from outrider import __version__
 from outrider.engine.synthetic.recipe import FILE
-from outrider.engine.tokenizer_files import read_tokenizer
+from outrider.engine.tokenizer_files import check_tokenizer, read_tokenizer
 from outrider.types import NOISE_MARK, SYNTHETIC_MARK, ModelDescription
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def describe_model(
     """Facts of a loaded model and of the tokenizer in its folder; ``ModelError`` when the two do not fit."""
     config = runner.config
     tokenizer = read_tokenizer(Path(folder), vocab_size=config.vocab_size)
+    check_tokenizer(Path(folder), tokenizer)
     return ModelDescription(
         role=role,
         model_name=Path(folder).resolve().name + _mark(Path(folder), load_format),

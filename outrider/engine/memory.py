@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from outrider.errors import ConfigError
+from outrider.engine.models import ModelConfig
+from outrider.engine.models.weights import checkpoint_shapes
+from outrider.errors import ConfigError, ModelError
 from outrider.kv_cache.sizing import KVCacheRequest, count_pages
 
 _log = logging.getLogger(__name__)
@@ -45,6 +49,23 @@ def naming_what_lacks(device: torch.device) -> Iterator[None]:
             f"weights, CUDA graphs and KV cache do not fit: {free:.1f} of the {total:.1f} GiB of {device} are free. "
             "Services that share a GPU each need a part of it: set gpu_memory_utilization or kv_cache_bytes of both",
         ) from error
+
+
+def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int) -> None:
+    """Raise ``ModelError`` when the weights take more memory than the device has in all."""
+    num_values = sum(math.prod(shape) for _, shape in checkpoint_shapes(config))
+    needed, total = num_values * dtype.itemsize // num_ranks, _total_bytes(device)
+    if needed > total:
+        raise ModelError(
+            f"the weights that config.json asks for take {needed / 2**30:.1f} GiB as {dtype}, and {device} has"
+            f" {total / 2**30:.1f} GiB in all"
+        )
+
+
+def _total_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _default_bytes(request: KVCacheRequest, device: torch.device) -> int:

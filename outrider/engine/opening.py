@@ -11,11 +11,12 @@ from typing import Literal, Protocol
 
 import torch
 
+from outrider.engine.checkpoint import read_checkpoint
 from outrider.engine.drafting import DraftingRules
 from outrider.engine.execution import Execution, Publish, make_cache
 from outrider.engine.graphs import CaptureProgress, GpuForward
 from outrider.engine.loading import Progress, fill_weights, load_weights
-from outrider.engine.memory import choose_num_pages, naming_what_lacks
+from outrider.engine.memory import check_weights_fit, choose_num_pages, naming_what_lacks
 from outrider.engine.models import Decoder, ModelConfig, read_model_config
 from outrider.engine.models.dummy import noise
 from outrider.engine.parallel.collectives import ALONE, Collectives
@@ -75,11 +76,14 @@ def load_execution(
     ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = read_model_config(folder)
+    if load_format == "safetensors":
+        read_checkpoint(folder, config)  # before memory is taken for what config.json promises
     length = _choose_length(config, max_model_len)
     chosen_dtype, chosen_device = _choose_dtype(config, dtype), torch.device(device)
     with torch.inference_mode(), naming_what_lacks(chosen_device):
         collectives = ALONE if ranks is None else ranks.open_collectives(chosen_device, chosen_dtype)
         collectives.shard.check(config)
+        check_weights_fit(config, chosen_dtype, chosen_device, collectives.shard.size)
         decoder = Decoder(config, dtype=chosen_dtype, device=chosen_device, ranks=collectives)
         if load_format == "dummy":
             fill_weights(decoder, noise(decoder))

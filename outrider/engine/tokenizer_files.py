@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
+from outrider.engine.models.json_files import is_there, one_line, parse_object, read_bytes, shown
 from outrider.errors import ModelError
 
 FILE_NAMES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json")
@@ -38,28 +41,51 @@ class TokenizerFacts:
 
 def read_tokenizer(folder: Path, *, vocab_size: int) -> TokenizerFacts:
     """Read a folder's tokenizer files; ``ModelError`` when they cannot be read or do not fit the model."""
-    files = {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
+    files = {name: read_bytes(folder / name) for name in FILE_NAMES if is_there(folder / name)}
     if "tokenizer.json" not in files:
         return TokenizerFacts(files=files)
-    contents = {name: _parse(folder / name, content) for name, content in files.items()}
+    contents = {name: parse_object(folder / name, content) for name, content in files.items()}
     tokenizer = contents["tokenizer.json"]
     try:
-        ids = _ids_by_token(tokenizer)
+        ids = _checked(folder / "tokenizer.json", _ids_by_token(tokenizer), vocab_size)
         facts = TokenizerFacts(
             files=files,
             num_token_ids=max(ids.values(), default=-1) + 1,
             bos_token_id=_bos_token_id(tokenizer, contents.get("tokenizer_config.json", {}), ids),
             sha256=tokenizer_hash(tokenizer),
         )
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ModelError(
-            f"{folder / 'tokenizer.json'} is not a tokenizer of the tokenizers library: {error!r}"
+            f"{folder / 'tokenizer.json'} is not a tokenizer of the tokenizers library: {type(error).__name__}"
+            f" {one_line(error)}"
         ) from error
-    if facts.num_token_ids > vocab_size:
+    if facts.bos_token_id is not None and not 0 <= facts.bos_token_id < vocab_size:
         raise ModelError(
-            f"{folder / 'tokenizer.json'} has token id {facts.num_token_ids - 1}; the model has only {vocab_size} rows"
+            f"{folder / 'tokenizer.json'} puts id {facts.bos_token_id} first; the model has only {vocab_size} rows"
         )
     return facts
+
+
+def check_tokenizer(folder: Path, facts: TokenizerFacts) -> None:
+    """Raise ``ModelError`` when the tokenizers library, which the coordinator uses, cannot read the folder's file."""
+    content = facts.files.get("tokenizer.json")
+    if content is None:
+        return
+    try:
+        Tokenizer.from_buffer(content)
+    except BaseException as error:  # the library raises bare Exception, and from its own bugs what is none
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise ModelError(f"{folder / 'tokenizer.json'} cannot be used as a tokenizer: {one_line(error)}") from error
+
+
+def _checked(path: Path, ids: dict[str, int], vocab_size: int) -> dict[str, int]:
+    for token, token_id in ids.items():
+        if type(token_id) is not int or token_id < 0:
+            raise ModelError(f"{path}: the id of token {shown(token)} should be a whole number, not {shown(token_id)}")
+        if token_id >= vocab_size:
+            raise ModelError(f"{path} has token id {shown(token_id)}; the model has only {vocab_size} rows")
+    return ids
 
 
 def tokenizer_hash(tokenizer: Json) -> str:
@@ -74,16 +100,6 @@ def tokenizer_hash(tokenizer: Json) -> str:
         ),
     }
     return hashlib.sha256(json.dumps(deciding, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _parse(path: Path, content: bytes) -> Json:
-    try:
-        parsed = json.loads(content)
-    except ValueError as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise ModelError(f"{path} holds no JSON object")
-    return parsed
 
 
 def _ids_by_token(tokenizer: Json) -> dict[str, int]:

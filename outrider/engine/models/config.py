@@ -7,7 +7,6 @@ asks for a model's name. Refuses to know weights and devices.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from outrider.engine.models.config_schema import CONFIG_FILE, GENERATION_CONFIG_FILE, MAX_POSITION
+from outrider.engine.models.json_files import is_there, one_line, read_object, validated
 from outrider.errors import ModelError
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 _ARCHITECTURE_OF_TYPE = {
@@ -92,44 +94,38 @@ def read_model_config(folder: Path) -> ModelConfig:
     """Read a folder in the Hugging Face layout; ``ModelError`` says what is missing, malformed or not supported."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder: give a folder with config.json and *.safetensors")
-    raw = _read_json(folder / "config.json")
+    path = folder / "config.json"
+    raw = read_object(path)
     architecture = _architecture(folder, raw)
     if raw.get("quantization_config"):
         raise ModelError(f"{folder}: quantised weights are not supported yet (config.json has quantization_config)")
+    checked = validated(path, CONFIG_FILE, raw)
     fields = _read_fields(folder, architecture)
     try:
+        checked.check_vocabulary(fields["vocab_size"])
         return _convert(fields, architecture, _eos_token_ids(folder, fields))
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ModelError(f"{path} does not describe a {architecture}: {one_line(error)}") from error
 
 
 def _read_fields(folder: Path, architecture: str) -> dict[str, Any]:
+    """The fields as transformers has them, with the defaults of the architecture."""
     try:
         return dict(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
     except Exception as error:  # transformers raises whatever its validators raise
-        raise ModelError(f"{folder / 'config.json'} does not describe a {architecture}: {error}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{path} is missing: a model folder has config.json and *.safetensors") from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds no JSON object")
-    return content
+        raise ModelError(f"{folder / 'config.json'} does not describe a {architecture}: {one_line(error)}") from error
 
 
 def _architecture(folder: Path, raw: dict[str, Any]) -> str:
     named = raw.get("architectures") or [_ARCHITECTURE_OF_TYPE.get(str(raw.get("model_type")), raw.get("model_type"))]
-    architecture = str(named[0])
+    architecture = named[0] if isinstance(named, list) else named
     if architecture not in SUPPORTED_ARCHITECTURES:
-        raise ModelError(
-            f"{folder}: {architecture} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
-        )
-    return architecture
+        supported = ", ".join(SUPPORTED_ARCHITECTURES)
+        name = architecture if isinstance(architecture, str) else repr(architecture)
+        raise ModelError(f"{folder}: {name[:60]} is not supported; supported are {supported}")
+    return str(architecture)
 
 
 def _convert(fields: dict[str, Any], architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
@@ -158,8 +154,16 @@ def _convert(fields: dict[str, Any], architecture: str, eos_token_ids: tuple[int
         rope=rope,
         eos_token_ids=eos_token_ids,
         bos_token_id=fields["bos_token_id"],
-        dtype=getattr(torch, fields.get("dtype") or "float32"),
+        dtype=_dtype(fields.get("dtype")),
     )
+
+
+def _dtype(name: object) -> torch.dtype:
+    named = str(name or "float32").removeprefix("torch.")
+    if named not in SUPPORTED_DTYPES:
+        raise ModelError(f"torch_dtype {named[:60]!r} is not supported; supported are {', '.join(SUPPORTED_DTYPES)}")
+    found: torch.dtype = getattr(torch, named)
+    return found
 
 
 def _sliding_windows(fields: dict[str, Any], architecture: str) -> tuple[int | None, ...]:
@@ -202,6 +206,13 @@ def _read_rope(fields: dict[str, Any]) -> RopeConfig:
 
 def _max_position(max_position_embeddings: int, rope: RopeConfig) -> int:
     """Linear and dynamic scaling stretch what config.json gives, yarn what it was trained at; llama3's is final."""
+    longest = _stretched(max_position_embeddings, rope)
+    if longest > MAX_POSITION:
+        raise ModelError(f"max_position_embeddings and its scaling make {longest} tokens; at most {MAX_POSITION}")
+    return longest
+
+
+def _stretched(max_position_embeddings: int, rope: RopeConfig) -> int:
     if rope.rope_type in {"linear", "dynamic"}:
         return int(max_position_embeddings * rope.factor)
     if rope.rope_type == "yarn":
@@ -210,12 +221,19 @@ def _max_position(max_position_embeddings: int, rope: RopeConfig) -> int:
 
 
 def _eos_token_ids(folder: Path, fields: dict[str, Any]) -> tuple[int, ...]:
-    """Every end token of generation_config.json, else of config.json."""
+    """Every end token of generation_config.json, else of config.json; ``ModelError`` for one without a row."""
     path = folder / "generation_config.json"
-    named = _read_json(path).get("eos_token_id") if path.exists() else None
+    named = None
+    if is_there(path):
+        special = validated(path, GENERATION_CONFIG_FILE, read_object(path))
+        try:
+            special.check_vocabulary(fields["vocab_size"])
+        except ValueError as error:
+            raise ModelError(f"{path.name}: {error}") from error
+        named = special.eos_token_id
     if named is None:
         named = fields["eos_token_id"]
     if named is None:
         return ()
-    # An id that the head has no row for can never be drawn, so it ends nothing.
-    return tuple(int(end) for end in (named if isinstance(named, list) else [named]) if 0 <= end < fields["vocab_size"])
+    # What config.json leaves open is the architecture's default, for which a small model may have no row.
+    return tuple(end for end in (named if isinstance(named, list) else [named]) if 0 <= end < fields["vocab_size"])

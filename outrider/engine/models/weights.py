@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.engine.models.config import ModelConfig
 from outrider.engine.models.decoder import Attention, Decoder, DecoderLayer, Mlp
 from outrider.engine.models.linear import Linear
 
@@ -56,9 +57,40 @@ def weight_targets(decoder: Decoder) -> dict[str, WeightTarget]:
     return targets
 
 
-def is_ignored(name: str, decoder: Decoder) -> bool:
+def is_ignored(name: str, config: ModelConfig) -> bool:
     """Whether a checkpoint may have this tensor though nothing is done with it."""
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and decoder.config.tied_embeddings)
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)
+
+
+def checkpoint_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor that a checkpoint of this model must have; takes no memory for any."""
+    yield "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
+    yield "model.norm.weight", (config.hidden_size,)
+    if not config.tied_embeddings:
+        yield "lm_head.weight", (config.vocab_size, config.hidden_size)
+    layer = list(_layer_shapes(config))
+    for index in range(config.num_layers):
+        yield from ((f"model.layers.{index}.{name}", shape) for name, shape in layer)
+
+
+def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, keys = config.num_heads * size, config.num_kv_heads * size
+    yield from (("input_layernorm.weight", (hidden,)), ("post_attention_layernorm.weight", (hidden,)))
+    if config.qk_norm:
+        yield from (("self_attn.q_norm.weight", (size,)), ("self_attn.k_norm.weight", (size,)))
+    for name, rows, columns, has_bias in (
+        ("self_attn.q_proj", queries, hidden, config.qkv_bias),
+        ("self_attn.k_proj", keys, hidden, config.qkv_bias),
+        ("self_attn.v_proj", keys, hidden, config.qkv_bias),
+        ("self_attn.o_proj", hidden, queries, config.output_bias),
+        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
+        ("mlp.up_proj", inner, hidden, config.mlp_bias),
+        ("mlp.down_proj", hidden, inner, config.mlp_bias),
+    ):
+        yield f"{name}.weight", (rows, columns)
+        if has_bias:
+            yield f"{name}.bias", (rows,)
 
 
 def _layer_targets(layer: DecoderLayer, decoder: Decoder) -> Iterator[tuple[str, WeightTarget]]:

@@ -62,7 +62,7 @@ def read_recipe(folder: Path) -> Recipe:
     """The folder's recipe; ``ModelError`` when it has none or it is no recipe."""
     path = folder / FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_bytes())
         recipe = Recipe(
             role=str(content["role"]),
             acceptance=float(content["acceptance"]),
@@ -73,7 +73,7 @@ def read_recipe(folder: Path) -> Recipe:
         raise ModelError(
             f"{folder} has no {FILE}: load_format synthetic is for folders of tools/make_synthetic_pair.py"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ModelError(f"{path} is no recipe of a synthetic model: {error!r}") from error
     if recipe.role not in ROLES:
         raise ModelError(f"{path}: role must be target or draft, not {recipe.role!r}")

@@ -1,0 +1,121 @@
+"""Schema of ``config.json`` and ``generation_config.json``: types and ranges of every field that the engine reads.
+
+The ranges are far beyond any model: they keep nonsense from being computed with. Whether sizes are those of the weights
+is the checkpoint's to say. Fields that are not named here are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+MAX_POSITION = (1 << 31) - 1
+Count = Annotated[int, Field(ge=1)]
+PositiveNumber = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+RopeTheta = Annotated[float, Field(gt=1, le=1e12, allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=-MAX_POSITION, le=MAX_POSITION)]
+"""Whether the vocabulary has it is said in words of its own."""
+
+_STRICT = ConfigDict(strict=True, extra="ignore")
+
+
+class RopeParameters(BaseModel):
+    """``rope_parameters``, or ``rope_scaling`` of older files."""
+
+    model_config = _STRICT
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: RopeTheta | None = None
+    factor: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] | None = None
+    original_max_position_embeddings: Annotated[int, Field(ge=1, le=MAX_POSITION)] | None = None
+    attention_factor: PositiveNumber | None = None
+    beta_fast: PositiveNumber | None = None
+    beta_slow: PositiveNumber | None = None
+    mscale: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = None
+    mscale_all_dim: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = None
+    truncate: bool | None = None
+    low_freq_factor: PositiveNumber | None = None
+    high_freq_factor: PositiveNumber | None = None
+    partial_rotary_factor: PositiveNumber | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if low is not None and high is not None and high <= low:
+            raise ValueError(f"high_freq_factor should be above low_freq_factor {low}, and is {high}")
+        return self
+
+
+class SpecialTokens(BaseModel):
+    """Ids with a meaning; ``generation_config.json`` is read for these alone."""
+
+    model_config = _STRICT
+
+    eos_token_id: TokenId | list[TokenId] | None = None
+    bos_token_id: TokenId | None = None
+    pad_token_id: TokenId | None = None
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise ``ValueError`` naming the first id that is not from 0 to ``vocab_size`` - 1; a pad of -1 is none."""
+        eos = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        pad = None if self.pad_token_id == -1 else self.pad_token_id
+        _check_ids("eos_token_id", eos, vocab_size)
+        _check_ids("bos_token_id", [self.bos_token_id], vocab_size)
+        _check_ids("pad_token_id", [pad], vocab_size)
+
+
+class ConfigFile(SpecialTokens):
+    """``config.json``; what is missing has the default of its architecture."""
+
+    architectures: Annotated[list[str], Field(min_length=1)] | None = None
+    model_type: str | None = None
+    vocab_size: Annotated[Count, Field(le=1 << 24)] | None = None
+    hidden_size: Annotated[Count, Field(le=1 << 20)] | None = None
+    intermediate_size: Annotated[Count, Field(le=1 << 24)] | None = None
+    num_hidden_layers: Annotated[Count, Field(le=10_000)] | None = None
+    num_attention_heads: Annotated[Count, Field(le=1 << 16)] | None = None
+    num_key_value_heads: Annotated[Count, Field(le=1 << 16)] | None = None
+    head_dim: Annotated[Count, Field(le=1 << 14, multiple_of=2)] | None = None
+    max_position_embeddings: Annotated[Count, Field(le=MAX_POSITION)] | None = None
+    rms_norm_eps: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    rope_theta: RopeTheta | None = None
+    rope_scaling: RopeParameters | None = None
+    rope_parameters: RopeParameters | None = None
+    hidden_act: str | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    tie_word_embeddings: bool | None = None
+    sliding_window: Annotated[Count, Field(le=MAX_POSITION)] | None = None
+    use_sliding_window: bool | None = None
+    max_window_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    layer_types: Annotated[list[str], Field(max_length=10_000)] | None = None
+    torch_dtype: str | None = None
+    dtype: str | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        heads, kv_heads, hidden = self.num_attention_heads, self.num_key_value_heads, self.hidden_size
+        if heads and kv_heads and heads % kv_heads:
+            raise ValueError(f"num_key_value_heads should divide num_attention_heads {heads}, and {kv_heads} does not")
+        if heads and hidden and self.head_dim is None and hidden % (2 * heads):
+            raise ValueError(
+                f"hidden_size should be a multiple of 2 x num_attention_heads {heads}, and {hidden} is not"
+            )
+        if self.layer_types is not None and self.num_hidden_layers not in (None, len(self.layer_types)):
+            raise ValueError(
+                f"layer_types should name num_hidden_layers {self.num_hidden_layers}, and has {len(self.layer_types)}"
+            )
+        return self
+
+
+CONFIG_FILE: TypeAdapter[ConfigFile] = TypeAdapter(ConfigFile)
+GENERATION_CONFIG_FILE: TypeAdapter[SpecialTokens] = TypeAdapter(SpecialTokens)
+
+
+def _check_ids(field: str, token_ids: Iterable[Any], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if token_id is not None and not 0 <= token_id < vocab_size:
+            raise ValueError(f"{field} should be from 0 to {vocab_size - 1}, as vocab_size has it, not {token_id}")

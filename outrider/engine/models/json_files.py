@@ -1,0 +1,103 @@
+"""JSON files of a model folder: read whole, and checked against a schema before anything is believed.
+
+Every trouble is a ``ModelError`` of one line that names the file, the field and what was expected. Refuses to know what
+the fields mean.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from outrider.errors import ModelError
+
+ValueT = TypeVar("ValueT")
+
+_MAX_FILE_BYTES = 1 << 30
+"""Of a JSON file; the largest tokenizers take some tens of megabytes."""
+_MAX_SHOWN = 60
+"""Characters of a wrong value."""
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there; ``ModelError`` when what is there is no file that can be read, a dangling link say."""
+    try:
+        if path.is_file():
+            return True
+        if path.is_symlink():
+            raise ModelError(f"{path} is a link to nowhere, or to no file")
+        if path.exists():
+            raise ModelError(f"{path} is no regular file")
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    return False
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's content."""
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ModelError(f"{path} has more than {_MAX_FILE_BYTES} bytes, too many for a file of settings")
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds."""
+    if not is_there(path):
+        raise ModelError(f"{path} is missing: a model folder has config.json and *.safetensors")
+    return parse_object(path, read_bytes(path))
+
+
+def parse_object(path: Path, content: bytes, what: str = "") -> dict[str, Any]:
+    """The JSON object that the content of a file, or the part of it called ``what``, is."""
+    where = f"{path}{what}"
+    try:
+        parsed = json.loads(content)
+    except RecursionError as error:
+        raise ModelError(f"{where} cannot be read as JSON: it is nested too deeply") from error
+    except ValueError as error:
+        raise ModelError(f"{where} cannot be read as JSON: {one_line(error)}") from error
+    if not isinstance(parsed, dict):
+        raise ModelError(f"{where} holds no JSON object")
+    return parsed
+
+
+def validated(path: Path, schema: TypeAdapter[ValueT], content: object, what: str = "") -> ValueT:
+    """The content as the schema has it; ``ModelError`` names the first field at fault and what was expected."""
+    try:
+        return schema.validate_python(content)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False)[0]
+        raise ModelError(f"{path}{what}: {_trouble(found)}") from error
+    except RecursionError as error:
+        raise ModelError(f"{path}{what} is nested too deeply") from error
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line of bounded length."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    return said if len(said) <= 300 else f"{said[:297]}..."
+
+
+def shown(value: object) -> str:
+    """A wrong value, on one line of bounded length."""
+    try:
+        said = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of thousands of digits
+        return type(value).__name__
+    return said if len(said) <= _MAX_SHOWN else f"{said[: _MAX_SHOWN - 3]}..."
+
+
+def _trouble(found: Any) -> str:  # noqa: ANN401 - pydantic's own dictionary
+    # The branches of a union follow the field in the location; a field's own name is what a reader can look for.
+    place = ".".join(str(part)[:_MAX_SHOWN] for part in found["loc"])
+    message = found["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    value = "" if found["type"] == "missing" else f", not {shown(found['input'])}"
+    if not place or message.startswith(place):
+        return f"{message}{value if place else ''}"
+    return f"{place} {message[0].lower()}{message[1:]}{value}"
