@@ -20,9 +20,9 @@ def tokens_by_id(tokenizer_json: bytes) -> dict[int, str]:
         vocab = parsed["model"]["vocab"]
         tokens = {i: t for t, i in vocab.items()} if isinstance(vocab, dict) else dict(enumerate(t for t, _ in vocab))
         tokens |= {added["id"]: added["content"] for added in parsed.get("added_tokens") or []}
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return {}
-    return tokens
+    return tokens if all(type(token_id) is int for token_id in tokens) else {}
 
 
 def check_same_ids(names: str, of_target: Mapping[int, str], of_draft: Mapping[int, str]) -> None:

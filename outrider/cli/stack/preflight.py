@@ -84,10 +84,14 @@ def check_tokenizers(target: Path, draft: Path) -> None:
 
 
 def _check_config(path: Path, role: str) -> None:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ModelError(f"{role} model: {path} is no regular file")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{role} model: {path.parent} has no config.json") from None
+    except RecursionError as error:
+        raise ModelError(f"{role} model: {path} cannot be read: it is nested too deeply") from error
     except (OSError, ValueError) as error:
         raise ModelError(f"{role} model: {path} cannot be read: {error}") from error
     if not isinstance(config, dict):
