@@ -164,7 +164,7 @@ def _load_model(
     from outrider.engine.describing import describe_model
     from outrider.engine.parallel.opening import open_runner
 
-    runner = open_runner(settings, progress=progress, capture_progress=capture_progress, on_failure=on_failure)
+    runner = open_runner(settings, progress=progress, on_failure=on_failure)
     description = describe_model("draft", settings.model or "", runner, load_format=settings.load_format)
     runner.warm_up(capture_progress)
     proposer = ModelProposer(runner, support_mass=settings.support_mass, support_limit=settings.support_limit)

@@ -71,7 +71,7 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
 
         ``progress`` counts bytes of weights, ``capture_progress`` CUDA graphs.
         """
-        runner = open_runner(settings, progress=progress, capture_progress=capture_progress, on_failure=on_failure)
+        runner = open_runner(settings, progress=progress, on_failure=on_failure)
         description = describe_model("target", settings.model, runner, load_format=settings.load_format)
         runner.warm_up(capture_progress)
         warm_up_scoring(runner.config.vocab_size, runner.dtype, runner.device)

@@ -23,7 +23,9 @@ from outrider.ports import Open
 from outrider.types import AcceptanceMethod, SamplingParams
 
 GATE_TOKENS = 8
-_CHUNK = 512
+_FILLED_AT_ONCE = 2048
+"""Tokens of a forward that prefills."""
+GREEDY = SamplingParams(temperature=0.0)
 _IN_A_ROW = 8
 """Forwards that are timed together on a device: while one is computed, the next is prepared."""
 _SEED = 1
@@ -44,6 +46,8 @@ class Case:
     """In a forward, a row; in a draft loop, the draft length."""
     context: int
     """Tokens of each sequence after the forward, or before the draft loop."""
+    sampling: SamplingParams = GREEDY
+    """Of a draft loop."""
 
 
 def check_against_single_tokens(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> float:
@@ -132,12 +136,14 @@ def _device_seconds(work: Callable[[], object]) -> float:
 
 
 def time_draft_loop(runner: ModelRunner, case: Case, *, num_samples: int, num_warmups: int) -> list[float]:
-    """Seconds of a greedy proposal of `case.num_tokens`, from one committed token to the last draft token."""
+    """Seconds of a proposal of `case.num_tokens`, from one committed token to the last draft token, with what it was
+    drawn from.
+    """
     with _sequences(runner, case.batch_size, case.context + case.num_tokens) as sequences:
         _fill(runner, sequences, case.context - 1)
         last = _token_ids(runner, case.batch_size, row=2)
         return timed_samples(
-            lambda: draft(runner, sequences, last, case.num_tokens),
+            lambda: draft(runner, sequences, last, case.num_tokens, case.sampling),
             runner.device,
             num_samples=num_samples,
             num_warmups=num_warmups,
@@ -145,12 +151,14 @@ def time_draft_loop(runner: ModelRunner, case: Case, *, num_samples: int, num_wa
         )
 
 
-def draft(runner: ModelRunner, sequences: list[KVSequence], last: list[int], num_tokens: int) -> list[list[int]]:
-    """[num_tokens][B] greedy tokens after each sequence's last."""
+def draft(
+    runner: ModelRunner, sequences: list[KVSequence], last: list[int], num_tokens: int, sampling: SamplingParams = GREEDY
+) -> list[list[int]]:
+    """[num_tokens][B] tokens after each sequence's last."""
     request = Open(
         session=0,
         generation=0,
-        sampling=SamplingParams(temperature=0.0),
+        sampling=sampling,
         seed=0,
         acceptance_method=AcceptanceMethod.REJECTION,
         prompt_length=1,
@@ -198,11 +206,14 @@ def _sequences(runner: ModelRunner, count: int, max_length: int) -> Iterator[lis
 
 
 def _fill(runner: ModelRunner, sequences: list[KVSequence], length: int) -> None:
-    """Prefill each sequence to a length with tokens of its own."""
-    for row, sequence in enumerate(sequences):
-        tokens = _token_ids(runner, length, row=row)
-        for begin in range(0, length, _CHUNK):
-            runner.forward([ForwardRow(sequence, tokens[begin : begin + _CHUNK], 0)])
+    """Prefill each sequence to a length with tokens of its own, several in one forward."""
+    step = max(1, min(length, _FILLED_AT_ONCE))
+    texts = [_token_ids(runner, length, row=row) for row in range(len(sequences))]
+    group = max(1, _FILLED_AT_ONCE // step)
+    for start in range(0, len(sequences), group):
+        for begin in range(0, length, step):
+            pairs = zip(sequences[start : start + group], texts[start : start + group], strict=True)
+            runner.forward([ForwardRow(sequence, text[begin : begin + step], 0) for sequence, text in pairs])
 
 
 def _truncate(runner: ModelRunner, sequences: list[KVSequence], length: int) -> None:

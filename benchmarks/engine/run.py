@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from benchmarks.engine.floor import Device, Work, forward_work, measure_device
 from benchmarks.engine.measuring import (
     GATE_TOKENS,
+    GREEDY,
     Case,
     check_against_single_tokens,
     check_draft_loop,
@@ -28,6 +29,7 @@ from outrider.engine.opening import LoadFormat
 from outrider.engine.parallel.opening import open_runner
 from outrider.engine.placement import prepare_device
 from outrider.engine.runner import ModelRunner
+from outrider.types import SamplingParams
 
 FORWARD, ON_DEVICE, DRAFT_LOOP = "forward", "forward_on_device", "draft_loop"
 
@@ -41,18 +43,27 @@ class Plan:
     """Of a forward, a row."""
     contexts: tuple[int, ...] = (256,)
     draft_lengths: tuple[int, ...] = (4,)
+    samplings: tuple[SamplingParams, ...] = (GREEDY,)
+    """Of the draft loops."""
+    most_tokens: int | None = None
+    """Of all rows of a forward together; larger ones are left out."""
     num_samples: int = 20
     num_warmups: int = 3
 
     @property
     def forwards(self) -> tuple[Case, ...]:
         """The grid of forwards."""
-        return self._grid(self.num_tokens)
+        most = self.most_tokens
+        return tuple(
+            case for case in self._grid(self.num_tokens) if most is None or case.batch_size * case.num_tokens <= most
+        )
 
     @property
     def draft_loops(self) -> tuple[Case, ...]:
         """The grid of draft loops."""
-        return self._grid(self.draft_lengths)
+        return tuple(
+            replace(case, sampling=sampling) for case in self._grid(self.draft_lengths) for sampling in self.samplings
+        )
 
     @property
     def pages_for(self) -> int:
@@ -115,7 +126,10 @@ def _work(runner: ModelRunner, batch_size: int, num_tokens: int, context: int) -
 
 
 def _labels(case: Case, floor: float) -> dict[str, str | int | float | bool]:
+    sampling = case.sampling
+    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
     return {
+        **(drawn if sampling != GREEDY else {}),
         "batch_size": case.batch_size,
         "num_tokens": case.num_tokens,
         "context": case.context,
@@ -133,8 +147,15 @@ def to_rows(series: tuple[Series, ...]) -> list[tuple[str, int, int, int, float,
             floor = float(labels["floor_ms"])
             over = ratio(milliseconds, floor) or 0.0
             case = labels["batch_size"], labels["num_tokens"], labels["context"]
-            rows.append((item.name.replace("_", " "), *case, milliseconds, floor, over))
+            rows.append((_what(item), *case, milliseconds, floor, over))
     return rows
+
+
+def _what(item: Series) -> str:
+    name = item.name.replace("_", " ")
+    if "temperature" not in item.labels:
+        return name
+    return f"{name}, T={item.labels['temperature']:g} p={item.labels['top_p']:g} k={item.labels['top_k']}"
 
 
 def to_result(series: tuple[Series, ...], runner: ModelRunner, *, name: str, configuration: dict[str, Any]) -> Result:

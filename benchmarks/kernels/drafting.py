@@ -7,6 +7,8 @@ compares with the reference on the CPU, row by row.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -17,7 +19,15 @@ from outrider.engine.kernels.draft_sampling.layout import NUM_FIELDS, Field, Met
 from outrider.engine.kernels.draft_sampling.reference import ReferenceSampler
 from outrider.randomness.streams import Stream
 
-_METHODS = {"greedy": Method.GREEDY, "coupled": Method.COUPLED, "rejection": Method.SPARSE}
+_TOP_P, _TOP_P_AND_K = {"temperature": 0.6, "top_p": 0.9}, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
+_WAYS: dict[str, tuple[Method, dict[str, Any]]] = {
+    "greedy": (Method.GREEDY, {}),
+    "coupled": (Method.COUPLED, {}),
+    "coupled, top-p": (Method.CUT_COUPLED, _TOP_P),
+    "rejection": (Method.SPARSE, {}),
+    "rejection, top-p": (Method.SPARSE, _TOP_P),
+    "rejection, top-p and top-k": (Method.SPARSE, _TOP_P_AND_K),
+}
 _RULES = DraftingRules()
 _NUM_CHECKED = 4
 """Rows; the reference is slow."""
@@ -30,13 +40,14 @@ def drafting_cases(place: Place, *, num_rows: int) -> Iterator[KernelCase]:
     """A case for each way of drawing one token of ``num_rows`` sessions."""
     vocab_size = 128_256 if place.is_large else 2048
     logits = [3 * place.random(num_rows, vocab_size) for _ in range(_NUM_SETS if place.is_large else 1)]
-    for name, method in _METHODS.items():
-        numbers = [_parameters(method, seed, vocab_size).to_numbers() for seed in range(num_rows)]
+    for name, (method, changes) in _WAYS.items():
+        plain = [_parameters(method, seed, vocab_size) for seed in range(num_rows)]
+        numbers = [replace(row, **changes).to_numbers() for row in plain]
         yield _case(place, name, logits, torch.tensor(numbers, dtype=torch.int32, device=place.device))
 
 
 def _parameters(method: Method, seed: int, vocab_size: int) -> RowParameters:
-    stream = Stream.COUPLED if method is Method.COUPLED else Stream.PROPOSAL
+    stream = Stream.COUPLED if method in {Method.COUPLED, Method.CUT_COUPLED} else Stream.PROPOSAL
     return RowParameters(method, 0.7, seed, stream, base=0, position=100, length=1, num_ids=vocab_size)
 
 
@@ -55,7 +66,7 @@ def _case(place: Place, name: str, logits: list[torch.Tensor], parameters: torch
         f"draft sampling {name}",
         f"{rows} x {vocab_size}",
         rows * vocab_size * logits[0].element_size(),
-        lambda i: sampler(logits[i % len(logits)], parameters, 0, sink),
+        lambda i: sampler(logits[i % len(logits)], parameters, sink),
         difference,
         0.0,
         is_capturable=place.is_large,
@@ -63,15 +74,15 @@ def _case(place: Place, name: str, logits: list[torch.Tensor], parameters: torch
 
 
 def _sink(rows: int, device: torch.device) -> DraftSink:
-    shapes = ((1, rows), (1, rows, NUM_FIELDS), (1, rows, 2, _RULES.support_limit))
+    shapes = ((rows,), (1, rows, NUM_FIELDS), (1, rows, 2, _RULES.support_limit))
     next_ids, records, supports = (torch.full(shape, -1, dtype=torch.int32, device=device) for shape in shapes)
-    return DraftSink(next_ids, records, supports)
+    return DraftSink(torch.zeros(1, dtype=torch.int32, device=device), next_ids, records, supports)
 
 
 def _drawn(sampler: DraftSampler, logits: torch.Tensor, parameters: torch.Tensor) -> list[tuple[int, set[int]]]:
     """Each row's token and support."""
     sink = _sink(len(logits), logits.device)
-    sampler(logits, parameters, 0, sink)
+    sampler(logits, parameters, sink)
     records, ids = sink.records[0].tolist(), sink.supports[0, :, 0].tolist()
     return [(record[Field.TOKEN], set(own[: record[Field.WIDTH]])) for record, own in zip(records, ids, strict=True)]
 

@@ -43,7 +43,7 @@ LoadFormat = Annotated[
 ]
 MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest prompt and output, in tokens.")]
 PageSize = Annotated[int | None, typer.Option("--page-size", help="Tokens in a KV page. Default 16.")]
-MaxBatched = Annotated[int | None, typer.Option("--max-batched-tokens", help="Most tokens in a forward. Default 512.")]
+MaxBatched = Annotated[int | None, typer.Option("--max-batched-tokens", help="Most tokens in a forward. Default 1024.")]
 NumThreads = Annotated[int | None, typer.Option("--num-threads", help="CPU threads of each model.")]
 DisableByBatch = Annotated[
     int | None, typer.Option("--disable-by-batch-size", help="No speculation while so many requests run or wait.")

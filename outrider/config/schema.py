@@ -52,10 +52,28 @@ _GPU_MEMORY_UTILIZATION: Share | None = Field(
     "what is free once the first two have theirs. Not together with num_pages or kv_cache_bytes.",
 )
 _MAX_BATCHED_TOKENS: Positive = Field(
-    512, description="Most tokens in one forward; long prompts are cut into chunks of it."
+    1024, description="Most tokens in one forward; long prompts are cut into chunks of it."
 )
 _MAX_PREFILL_BESIDE: Positive = Field(
     256, description="Most prompt tokens in a forward that also serves running sessions: they wait for it."
+)
+_GRAPH_SEQUENCES: Positive = Field(
+    256,
+    description="Sequences of a forward up to which CUDA graphs are captured; outrider serve takes the coordinator's"
+    " max_running_requests.",
+)
+_GRAPH_DRAFT_LENGTH: NonNegative = Field(
+    16,
+    description="Draft length up to which CUDA graphs are captured; outrider serve takes the coordinator's"
+    " num_speculative_tokens.",
+)
+_GRAPH_TOKENS: Positive = Field(
+    1024, description="Tokens of a forward up to which CUDA graphs are captured; larger ones outlast their launches."
+)
+_GRAPH_MEMORY_MB: NonNegative | None = Field(
+    None,
+    description="Most memory of CUDA graphs, in MiB; the largest forwards are left out first, 0 captures none. Unset: a"
+    " 24th of the GPU's memory, 2048 at most.",
 )
 _LOAD_FORMAT: LoadFormat = Field(
     "safetensors",
@@ -146,6 +164,10 @@ class TargetSettings(Section):
     )
     max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
     max_prefill_beside: Positive = _MAX_PREFILL_BESIDE
+    cuda_graph_max_sequences: Positive = _GRAPH_SEQUENCES
+    cuda_graph_max_draft_length: NonNegative = _GRAPH_DRAFT_LENGTH
+    cuda_graph_max_tokens: Positive = _GRAPH_TOKENS
+    cuda_graph_memory_mb: NonNegative | None = _GRAPH_MEMORY_MB
     compute_ahead: bool = Field(
         True,
         description="While no session speculates, compute each one's next two tokens before they are asked for.",
@@ -200,6 +222,10 @@ class DraftSettings(Section):
     )
     max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
     max_prefill_beside: Positive = _MAX_PREFILL_BESIDE
+    cuda_graph_max_sequences: Positive = _GRAPH_SEQUENCES
+    cuda_graph_max_draft_length: NonNegative = _GRAPH_DRAFT_LENGTH
+    cuda_graph_max_tokens: Positive = _GRAPH_TOKENS
+    cuda_graph_memory_mb: NonNegative | None = _GRAPH_MEMORY_MB
     num_threads: Positive | None = _NUM_THREADS
     num_awake_processors: NonNegative | None = _NUM_AWAKE_PROCESSORS
     prompt_lookup_max: Positive = Field(5, description="Longest run of tokens that ngram looks up.")

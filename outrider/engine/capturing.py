@@ -12,14 +12,17 @@ import torch
 
 T = TypeVar("T")
 
-_PREPARING_RUNS = 2
+_DRIVER_BYTES = 3 << 20
+"""What a graph takes of a device besides its buffers, about."""
 
 
 class Capturing(Protocol):
     """Records launches that read and write the same tensors each time, and of which no two run at once."""
 
-    def prepare(self, launch: Callable[[], object]) -> None:
-        """Launch until everything that takes time or memory once is done."""
+    def prepare(self, launch: Callable[[], object]) -> int:
+        """Launch, so that everything that takes time or memory once is done; the most bytes of the device's memory that
+        it had at once.
+        """
         ...
 
     def capture(self, launch: Callable[[], T]) -> Callable[[], T]:
@@ -29,6 +32,46 @@ class Capturing(Protocol):
     def describe_memory(self) -> str:
         """What all that was captured takes, in words."""
         ...
+
+
+class MemoryBound:
+    """Whether ``num_left`` graphs, captured largest first, stay within ``limit`` bytes: of buffers, which they share,
+    and of what the driver keeps of each. What passes the limit is left out, so that what is smaller fits. A limit of
+    None is none.
+    """
+
+    def __init__(self, limit: int | None, num_left: int) -> None:
+        self.num_graphs = 0
+        """Captured."""
+        self._limit = limit
+        self._num_left = num_left
+        self._most_bytes = 0
+
+    def admits(self, num_bytes: int = 0) -> bool:
+        """Whether a graph with so many bytes of buffers fits, and all others that are left with no more."""
+        num_graphs = self.num_graphs + self._num_left
+        return self._limit is None or max(self._most_bytes, num_bytes) + num_graphs * _DRIVER_BYTES <= self._limit
+
+    def count(self, num_bytes: int) -> None:
+        """The next was captured."""
+        self.num_graphs += 1
+        self._most_bytes = max(self._most_bytes, num_bytes)
+        self._num_left -= 1
+
+    def leave_out(self) -> None:
+        """The next was not."""
+        self._num_left -= 1
+
+
+def capture_within(bound: MemoryBound, capturing: Capturing, launch: Callable[[], T]) -> Callable[[], T] | None:
+    """What repeats a launch; None: its graph would pass the bound."""
+    num_bytes = capturing.prepare(launch) if bound.admits() else 0
+    if not bound.admits(num_bytes):
+        bound.leave_out()
+        return None
+    captured = capturing.capture(launch)
+    bound.count(num_bytes)
+    return captured
 
 
 def open_capturing(device: torch.device) -> Capturing:
@@ -46,13 +89,15 @@ class GraphPool:
         # One for all: what libraries keep for each stream they then keep once.
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def prepare(self, launch: Callable[[], object]) -> None:
-        """Launch until everything that takes time or memory once is done."""
+    def prepare(self, launch: Callable[[], object]) -> int:
+        """Launch once; the most bytes that tensors had at once, besides those that were there."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
         with torch.cuda.stream(self._stream):
-            for _ in range(_PREPARING_RUNS):
-                launch()
+            launch()
         torch.cuda.synchronize(self._device)
+        return max(0, torch.cuda.max_memory_allocated(self._device) - before)
 
     def capture(self, launch: Callable[[], T]) -> Callable[[], T]:
         """A graph of it."""
@@ -81,8 +126,9 @@ class GraphPool:
 class NoGraphs:
     """The launches themselves, over the same tensors; what can be captured can be tested so on a CPU."""
 
-    def prepare(self, launch: Callable[[], object]) -> None:
+    def prepare(self, launch: Callable[[], object]) -> int:
         """Nothing is gained by it."""
+        return 0
 
     def capture(self, launch: Callable[[], T]) -> Callable[[], T]:
         """The launch."""

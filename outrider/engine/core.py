@@ -31,7 +31,7 @@ from outrider.errors import OutriderError
 from outrider.ports import Open, Rejected, Release
 from outrider.recording import Recorder
 
-DEFAULT_MAX_BATCHED_TOKENS = 512
+DEFAULT_MAX_BATCHED_TOKENS = 1024
 _MOST_TOLD = 32
 """Answers that need no forward go first, for no more steps in a row: who asks for nothing else holds up nobody."""
 

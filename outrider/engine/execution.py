@@ -17,7 +17,8 @@ from outrider.engine.drafting import DraftingRules
 from outrider.engine.drafting.loop import DraftLoop
 from outrider.engine.drafting.plan import DraftPlan, loop_of
 from outrider.engine.drafting.results import Numbers
-from outrider.engine.graphs import CaptureProgress, GpuForward
+from outrider.engine.graph_shapes import DEFAULT_LIMITS, GraphLimits
+from outrider.engine.graphs import Captured, CaptureProgress, GpuForward
 from outrider.engine.kernels.kv_store import copy_pages
 from outrider.engine.kernels.launching import has_kernels
 from outrider.engine.kernels.paged_attention import plan_attention
@@ -41,6 +42,7 @@ class Execution:
         num_pages: int,
         max_model_len: int,
         drafting: DraftingRules | None = None,
+        graphs: GraphLimits = DEFAULT_LIMITS,
         publish: Publish | None = None,
     ) -> None:
         self.decoder = decoder
@@ -48,10 +50,13 @@ class Execution:
         self.page_size, self.num_pages, self.max_model_len = page_size, num_pages, max_model_len
         self._publish = publish
         self._on_gpu = (
-            GpuForward(decoder, self.kv_cache, page_size=page_size, max_model_len=max_model_len, drafting=drafting)
+            GpuForward(
+                decoder, self.kv_cache, page_size=page_size, max_model_len=max_model_len, drafting=drafting,
+                limits=graphs,
+            )
             if has_kernels(decoder.device)
             else None
-        )
+        )  # fmt: skip
 
     @property
     def is_on_gpu(self) -> bool:
@@ -85,6 +90,11 @@ class Execution:
         """How ``draft`` draws; None where there is none."""
         return self._loop.rules if self._loop is not None else None
 
+    @property
+    def max_draft_rows(self) -> int:
+        """Rows that ``draft`` takes at most."""
+        return self._loop.max_rows if self._loop is not None else 0
+
     def draft(self, plan: DraftPlan, *, with_supports: bool) -> tuple[Numbers, Numbers | None]:
         """Run a loop whose pages have been copied, and wait for it: records [K, R, NUM_FIELDS], supports [K, R, 2, S],
         valid until the next.
@@ -108,6 +118,11 @@ class Execution:
         if self._on_gpu is not None:
             self._tell(Step(Operation.CAPTURE, (), no_numbers()))
             self._on_gpu.capture(progress)
+
+    @property
+    def captured(self) -> Captured | None:
+        """What capturing came to; None where there is none."""
+        return self._on_gpu.captured if self._on_gpu is not None else None
 
     def run(self, step: Step) -> None:
         """Run a step that another process made; what comes of it stays here."""

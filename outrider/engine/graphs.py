@@ -1,9 +1,9 @@
 """Forwards on a GPU: captured once for the shapes that decoding and scoring have, launched one by one for the rest.
 
-Owns the shapes, their CUDA graphs and the inlet they read. A captured forward begins by taking its numbers in and ends
-at the hidden states; the head follows outside, for as many rows as logits were asked for, while the device is still
-busy with the graph. A draft's loops (``outrider.engine.drafting``) are captured after the forwards, into the same
-memory. Refuses to know sequences, sampling and how large the cache is.
+Owns their CUDA graphs and the inlet these read; the shapes are ``outrider.engine.graph_shapes``'s. A captured forward
+begins by taking its numbers in and ends at the hidden states; the head follows outside, for as many rows as logits were
+asked for, while the device is still busy with the graph. A draft's steps (``outrider.engine.drafting``) are captured
+after the forwards, into the same memory. Refuses to know sequences, sampling and how large the cache is.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ import functools
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from outrider.engine.batch import ForwardBatch
-from outrider.engine.capturing import open_capturing
+from outrider.engine.capturing import Capturing, MemoryBound, capture_within, open_capturing
 from outrider.engine.device_inputs import BatchFrame, BatchShape, logit_indices_in, to_device, unpack
 from outrider.engine.drafting import DraftingRules
-from outrider.engine.drafting.loop import DraftLoop, captured_loops
+from outrider.engine.drafting.loop import DraftLoop
+from outrider.engine.graph_shapes import DEFAULT_LIMITS, GraphLimits, choose_shape, forward_shapes, prompt_shapes
 from outrider.engine.inlet import Inlet
 from outrider.engine.kernels.launching import num_processors
-from outrider.engine.kernels.paged_attention.device_plan import num_counters
+from outrider.engine.kernels.paged_attention.device_plan import can_take_chunks, num_counters
+from outrider.engine.memory import graph_bytes
 from outrider.engine.models import Decoder
 from outrider.engine.models.decoder import DeviceBatch
-from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE
 from outrider.engine.steps import Step, forward_step, shape_of
 
 _log = logging.getLogger(__name__)
@@ -33,37 +35,26 @@ _log = logging.getLogger(__name__)
 CaptureProgress = Callable[[int, int], None]
 """Called with (shapes captured, shapes in all)."""
 
-_NUM_ROWS = (1, 2, 4, 8, 16, 32, 64)
-_TOKENS_PER_ROW = (1, 2, 5, 8)
-_MOST_QUERIES = 8
-_TOKENS_BESIDE_A_CHUNK = 5
-_CHUNKS = (DEFAULT_PREFILL_BESIDE // 2, DEFAULT_PREFILL_BESIDE)
-_PROMPT = 256
-"""Tokens of a prompt alone; the forward of a longer one outlasts its launches, so that a graph gains nothing."""
 _SHAPES_REMEMBERED = 4096
 """Batches' own shapes for which the one that was chosen is known."""
 
 
-def captured_shapes() -> tuple[BatchShape, ...]:
-    """Of decoding and scoring, and of these with a prefill's chunk beside; largest first, so that smaller ones find
-    memory to reuse.
-    """
-    running = [
-        BatchShape(rows, rows * tokens, 1 if tokens == 1 else _MOST_QUERIES)
-        for rows in _NUM_ROWS
-        for tokens in _TOKENS_PER_ROW
-    ]
-    mixed = [
-        BatchShape(rows + 1, rows * _TOKENS_BESIDE_A_CHUNK + chunk, chunk) for rows in _NUM_ROWS for chunk in _CHUNKS
-    ]
-    shapes = [*running, *mixed, BatchShape(1, _PROMPT, _PROMPT)]
-    return tuple(sorted(shapes, key=lambda shape: (shape.num_tokens, shape.num_rows), reverse=True))
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What capturing came to."""
 
+    num_forwards: int
+    num_draft_steps: int
+    num_left_out: int
+    """For want of memory."""
+    seconds: float
+    memory: str
+    """In words."""
 
-def choose_shape(shape: BatchShape, shapes: tuple[BatchShape, ...]) -> BatchShape | None:
-    """The one that holds ``shape`` and wastes least; None: none does."""
-    fitting = [candidate for candidate in shapes if candidate.holds(shape)]
-    return min(fitting, key=_waste, default=None)
+    def __str__(self) -> str:
+        loops = f" and {self.num_draft_steps} draft steps" if self.num_draft_steps else ""
+        bound = f", {self.num_left_out} more left out by the limit of their memory" if self.num_left_out else ""
+        return f"captured {self.num_forwards} forwards{loops} in {self.seconds:.1f} s{bound}; {self.memory}"
 
 
 def _remembering_choice(shapes: tuple[BatchShape, ...]) -> Callable[[BatchShape], BatchShape | None]:
@@ -74,13 +65,6 @@ def _take_in_and_run(inlet: Inlet, decoder: Decoder, batch: DeviceBatch, kv_cach
     """What is captured of a forward: ``batch`` lies in the inlet's numbers."""
     inlet.take_in()
     return decoder.hidden_states(batch, kv_cache)
-
-
-def _waste(shape: BatchShape) -> tuple[bool, int, int, int]:
-    """Room for a prefill is dearest, and where it is needed tokens count more than rows."""
-    if shape.max_queries > _MOST_QUERIES:
-        return True, shape.num_tokens, shape.num_rows, shape.max_queries
-    return False, shape.num_rows, shape.num_tokens, shape.max_queries
 
 
 class GpuForward:
@@ -94,6 +78,7 @@ class GpuForward:
         page_size: int,
         max_model_len: int,
         drafting: DraftingRules | None = None,
+        limits: GraphLimits = DEFAULT_LIMITS,
     ) -> None:
         self._decoder = decoder
         self._kv_cache = kv_cache
@@ -103,10 +88,15 @@ class GpuForward:
             frozenset(decoder.config.sliding_windows),
             torch.zeros(num_counters(num_processors(device)), dtype=torch.int32, device=device),
         )
+        self._limits = limits
         self._pages_per_row = -(-max_model_len // page_size)
         self.loop = (
-            DraftLoop(decoder, kv_cache, self._frame, drafting, pages_per_row=self._pages_per_row) if drafting else None
+            DraftLoop(decoder, kv_cache, self._frame, drafting, pages_per_row=self._pages_per_row, limits=limits)
+            if drafting
+            else None
         )
+        self.captured: Captured | None = None
+        """What capturing came to."""
         self._inlet: Inlet | None = None
         self._captured: dict[BatchShape, Callable[[], torch.Tensor]] = {}
         self._choose_shape = _remembering_choice(())
@@ -140,29 +130,52 @@ class GpuForward:
         return self._decoder.logits(hidden, logit_indices_in(self._inlet.numbers, shape, num_logits))
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
-        """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""
+        """Capture every shape that fits the limits; what was captured before is forgotten. The cache's content stays as
+        it is.
+        """
         began, capturing = time.perf_counter(), open_capturing(self._decoder.device)
         self._captured.clear()
-        shapes = captured_shapes()
+        shapes = self._shapes()
+        num_steps = self.loop.num_graphs if self.loop is not None else 0
+        total = len(shapes) + num_steps
+        bound = MemoryBound(graph_bytes(self._limits.memory_bytes, self._decoder.device), total)
+        report = progress or _ignore_progress
+        self._capture_forwards(capturing, bound, shapes, lambda done: report(done, total))
+        self._choose_shape = _remembering_choice(tuple(self._captured))
+        if self.loop is not None:
+            self.loop.capture(capturing, bound, lambda done: report(len(shapes) + done, total))
+        num_left_out, num_forwards = total - bound.num_graphs, len(self._captured)
+        self.captured = Captured(
+            num_forwards, bound.num_graphs - num_forwards, num_left_out, time.perf_counter() - began,
+            capturing.describe_memory(),
+        )  # fmt: skip
+        _log.info("%s", self.captured)
+
+    def _shapes(self) -> tuple[BatchShape, ...]:
+        """A model that drafts in loops decodes in them alone."""
+        config, dtype = self._decoder.part, self._decoder.dtype
+        has_chunks = can_take_chunks(dtype, config.head_dim, self._decoder.device)
+        choose = forward_shapes if self.loop is None else prompt_shapes
+        return choose(self._limits, has_chunks=has_chunks)
+
+    def _capture_forwards(
+        self,
+        capturing: Capturing,
+        bound: MemoryBound,
+        shapes: tuple[BatchShape, ...],
+        progress: Callable[[int], None],
+    ) -> None:
+        if not shapes:
+            return
         rows = max(shape.num_rows for shape in shapes)
         size = max(shape.num_fixed for shape in shapes) + rows * self._pages_per_row
         self._inlet = inlet = Inlet(size, self._decoder.device)
-        total = len(shapes) + (len(captured_loops()) if self.loop is not None else 0)
-        report = progress or _ignore_progress
         for done, shape in enumerate(shapes, 1):
             batch = self._empty_batch(inlet.numbers, shape)
             launch = functools.partial(_take_in_and_run, inlet, self._decoder, batch, self._kv_cache)
-            capturing.prepare(launch)
-            self._captured[shape] = capturing.capture(launch)
-            report(done, total)
-        self._choose_shape = _remembering_choice(shapes)
-        if self.loop is not None:
-            self.loop.capture(capturing, lambda done: report(len(shapes) + done, total))
-        _log.info(
-            "captured %d forwards%s in %.1f s; %s",
-            len(shapes), f" and {total - len(shapes)} draft loops" if self.loop is not None else "",
-            time.perf_counter() - began, capturing.describe_memory(),
-        )  # fmt: skip
+            if (captured := capture_within(bound, capturing, launch)) is not None:
+                self._captured[shape] = captured
+            progress(done)
 
     def _empty_batch(self, inputs: torch.Tensor, shape: BatchShape) -> DeviceBatch:
         """A batch in which no row has queries and no token a slot."""

@@ -21,15 +21,28 @@ _log = logging.getLogger(__name__)
 
 _CPU_SHARE, _CPU_LIMIT_BYTES = 0.25, 4 << 30
 _CUDA_SHARE, _MOST_OF_FREE = 0.85, 0.95
+_GRAPH_SHARE, _MOST_GRAPH_BYTES = 1 / 24, 2 << 30
 _CGROUP_FILES = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
 
 
-def choose_num_pages(request: KVCacheRequest, device: torch.device) -> int:
-    """The number of pages; ``ConfigError`` when a budget does not even hold one sequence of ``max_model_len``."""
-    num_pages = count_pages(request, partial(_default_bytes, request, device))
+def graph_bytes(limit: int | None, device: torch.device) -> int | None:
+    """Memory that CUDA graphs may take: the limit, or a share of the device's; None where there is none to bound."""
+    if device.type != "cuda":
+        return None
+    if limit is not None:
+        return limit
+    _, total = torch.cuda.mem_get_info(device)
+    return min(int(total * _GRAPH_SHARE), _MOST_GRAPH_BYTES)
+
+
+def choose_num_pages(request: KVCacheRequest, device: torch.device, *, kept_bytes: int = 0) -> int:
+    """The number of pages; ``ConfigError`` when a budget does not even hold one sequence of ``max_model_len``. Of a
+    device's memory ``kept_bytes`` are left free, for what is allocated later.
+    """
+    num_pages = count_pages(request, partial(_default_bytes, request, device, kept_bytes))
     num_bytes = num_pages * request.page_size * request.bytes_per_token
     _log.info(
         "KV cache: %d pages of %d tokens, %.1f MiB on %s", num_pages, request.page_size, num_bytes / 2**20, device
@@ -68,13 +81,15 @@ def _total_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _default_bytes(request: KVCacheRequest, device: torch.device) -> int:
+def _default_bytes(request: KVCacheRequest, device: torch.device, kept_bytes: int) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
+        free -= kept_bytes
         if request.gpu_memory_utilization is None:
-            return int(free * _CUDA_SHARE)
+            return max(0, int(free * _CUDA_SHARE))
         # What this process holds, not what is gone: the rest may be another service's, which counts its own.
-        left = int(total * request.gpu_memory_utilization) - torch.cuda.memory_reserved(device)
+        taken = torch.cuda.memory_reserved(device) + kept_bytes
+        left = int(total * request.gpu_memory_utilization) - taken
         return max(0, min(left, int(free * _MOST_OF_FREE)))
     return min(int(_available_host_bytes() * _CPU_SHARE), _CPU_LIMIT_BYTES)
 

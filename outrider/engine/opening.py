@@ -13,10 +13,10 @@ import torch
 
 from outrider.engine.checkpoint import read_checkpoint
 from outrider.engine.drafting import DraftingRules
-from outrider.engine.execution import Execution, Publish, make_cache
-from outrider.engine.graphs import CaptureProgress, GpuForward
+from outrider.engine.execution import Execution, Publish
+from outrider.engine.graph_shapes import DEFAULT_LIMITS, GraphLimits
 from outrider.engine.loading import Progress, fill_weights, load_weights
-from outrider.engine.memory import check_weights_fit, choose_num_pages, naming_what_lacks
+from outrider.engine.memory import check_weights_fit, choose_num_pages, graph_bytes, naming_what_lacks
 from outrider.engine.models import Decoder, ModelConfig, read_model_config
 from outrider.engine.models.dummy import noise
 from outrider.engine.parallel.collectives import ALONE, Collectives
@@ -60,19 +60,19 @@ def load_execution(
     max_model_len: int | None = None,
     load_format: LoadFormat = "safetensors",
     drafting: DraftingRules | None = None,
+    graphs: GraphLimits = DEFAULT_LIMITS,
     progress: Progress | None = None,
-    capture_progress: CaptureProgress | None = None,
     ranks: Ranks | None = None,
 ) -> Execution:
     """Load a folder in the Hugging Face layout. With the ``load_format`` "dummy" only its config.json is read and the
     weights are noise, made on the device: for measuring shapes; with "synthetic" they are made by the folder's recipe.
 
     ``dtype`` "auto" is the type of the weights on file. ``max_model_len`` None is the model's own limit. The cache
-    takes ``num_pages``, else what fits ``kv_cache_bytes`` on each rank, else what weights and CUDA graphs leave of
-    ``gpu_memory_utilization``, else a share of the memory that is free (on a GPU: once the graphs have theirs); of
+    takes ``num_pages``, else what fits ``kv_cache_bytes`` on each rank, else what weights and the limit of CUDA graphs
+    leave of ``gpu_memory_utilization``, else a share of the memory that is free (on a GPU: besides that limit); of
     several ranks, what fits the one with the least room.
-    ``drafting`` makes a GPU ready for draft loops. ``progress(done, total)`` counts bytes of weights,
-    ``capture_progress`` the graphs captured to know that.
+    ``drafting`` makes a GPU ready for draft loops, ``graphs`` bounds what is captured. ``progress(done, total)`` counts
+    bytes of weights.
     ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = read_model_config(folder)
@@ -93,31 +93,17 @@ def load_execution(
             load_weights(decoder, folder, progress)
         bytes_per_token = decoder.part.kv_bytes_per_token(chosen_dtype)
         request = KVCacheRequest(page_size, length, bytes_per_token, num_pages, kv_cache_bytes, gpu_memory_utilization)
-        pages = _choose_pages(decoder, request, drafting, capture_progress)
+        for_graphs = graph_bytes(graphs.memory_bytes, chosen_device) or 0
+        pages = choose_num_pages(request, chosen_device, kept_bytes=for_graphs)
         return Execution(
             decoder,
             page_size=page_size,
             num_pages=pages if ranks is None else ranks.least(pages),
             max_model_len=length,
             drafting=drafting,
+            graphs=graphs,
             publish=None if ranks is None else ranks.publish,
         )
-
-
-def _choose_pages(
-    decoder: Decoder, request: KVCacheRequest, drafting: DraftingRules | None, progress: CaptureProgress | None
-) -> int:
-    """On a GPU whose free memory decides, forwards are captured once over a cache of one page, and what is free while
-    they hold their memory is shared out.
-    """
-    if decoder.device.type != "cuda" or request.num_pages is not None or request.kv_cache_bytes is not None:
-        return choose_num_pages(request, decoder.device)
-    cache = make_cache(decoder, request.page_size)
-    trial = GpuForward(
-        decoder, cache, page_size=request.page_size, max_model_len=request.max_model_len, drafting=drafting
-    )
-    trial.capture(progress)
-    return choose_num_pages(request, decoder.device)
 
 
 def _choose_length(config: ModelConfig, max_model_len: int | None) -> int:

@@ -15,10 +15,10 @@ import torch
 
 from outrider.engine.batch import ForwardBatch, ForwardRow, check_rows, plan_checked
 from outrider.engine.drafting import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow
-from outrider.engine.drafting.loop import MAX_ROWS
 from outrider.engine.drafting.plan import plan_draft
 from outrider.engine.drafting.results import Draws, read_draws
 from outrider.engine.execution import Execution
+from outrider.engine.graph_shapes import DEFAULT_LIMITS, GraphLimits
 from outrider.engine.graphs import CaptureProgress
 from outrider.engine.loading import Progress
 from outrider.engine.memory import naming_what_lacks
@@ -82,8 +82,8 @@ class ModelRunner:
         max_model_len: int | None = None,
         load_format: LoadFormat = "safetensors",
         drafting: DraftingRules | None = None,
+        graphs: GraphLimits = DEFAULT_LIMITS,
         progress: Progress | None = None,
-        capture_progress: CaptureProgress | None = None,
         ranks: Ranks | None = None,
     ) -> ModelRunner:
         """Load a folder, as ``load_execution`` does; with ``ranks`` this process holds its part, and every other rank
@@ -100,8 +100,8 @@ class ModelRunner:
             max_model_len=max_model_len,
             load_format=load_format,
             drafting=drafting,
+            graphs=graphs,
             progress=progress,
-            capture_progress=capture_progress,
             ranks=ranks,
         )
         return cls(execution, ranks)
@@ -146,7 +146,8 @@ class ModelRunner:
         return self._execution.drafting
 
     def draft(self, rows: Sequence[DraftRow]) -> list[Draws]:
-        """Append each row's tokens and draw what follows, one token after the other, in one launch for 64 rows at most.
+        """Append each row's tokens and draw what follows, one token after the other, in a loop for as many rows as the
+        graphs are for.
 
         The requests must fit (``fits_loop``). A row's draws end before the first that failed; its sequence then holds
         what it held, its tokens, and what was drawn, or all but the last of it if none failed. Errors are those of
@@ -159,7 +160,8 @@ class ModelRunner:
         for row in rows:
             self._check_draft(row)
         self._execution.take_device()
-        groups = [rows[start : start + MAX_ROWS] for start in range(0, len(rows), MAX_ROWS)]
+        most = self._execution.max_draft_rows
+        groups = [rows[start : start + most] for start in range(0, len(rows), most)]
         return [draws for group in groups for draws in self._draft(group)]
 
     def warm_up(self, progress: CaptureProgress | None = None) -> None:

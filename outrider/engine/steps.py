@@ -73,9 +73,9 @@ def batch_of(step: Step) -> ForwardBatch:
     """The batch of a forward's step that was laid out in its own shape."""
     shape, num_logits = shape_of(step)
     tokens, rows = shape.num_tokens, shape.num_rows
-    sizes = (tokens, tokens, tokens, tokens, rows + 1, rows, rows + 1)
+    sizes = (tokens, tokens, tokens, tokens, rows + 1, rows, rows + 1, 1)
     parts = [part.tolist() for part in np.split(step.numbers, np.cumsum(sizes))]
-    token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts, pages = parts
+    token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts, _, pages = parts
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,

@@ -178,3 +178,17 @@ def test_models_on_one_gpu_have_each_a_share_of_it(
     models = plan({**on_gpu, **flags}).models
     target, draft = load(TargetSettings, models[0].argv, {}), load(DraftSettings, models[1].argv, {})
     assert (target.gpu_memory_utilization, draft.gpu_memory_utilization) == shares
+
+
+def test_graphs_are_captured_for_what_the_coordinator_asks_for() -> None:
+    made = plan(
+        {
+            ("draft", "model"): "/d",
+            ("coordinator", "max_running_requests"): 96,
+            ("coordinator", "num_speculative_tokens"): 6,
+            ("draft", "cuda_graph_max_sequences"): 12,
+        }
+    )
+    target, draft = load(TargetSettings, made.models[0].argv, {}), load(DraftSettings, made.models[1].argv, {})
+    assert (target.cuda_graph_max_sequences, target.cuda_graph_max_draft_length) == (96, 6)
+    assert (draft.cuda_graph_max_sequences, draft.cuda_graph_max_draft_length) == (12, 6)

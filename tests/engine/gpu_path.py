@@ -41,7 +41,7 @@ from tests.support.flying import Flying, flying_core
 from tests.support.tiny_models import cached_tiny_model
 
 VOCAB_SIZE, NUM_IDS = 261, 257
-RULES = DraftingRules(support_mass=0.98, support_limit=48)
+RULES = DraftingRules(support_mass=0.98, support_limit=256)
 REJECTION, COUPLED, TYPICAL = AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED, AcceptanceMethod.TYPICAL
 REQUESTS: list[tuple[AcceptanceMethod, dict[str, Any]]] = [
     (REJECTION, {"temperature": 0.0}),

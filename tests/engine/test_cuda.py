@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.engine.batch import ForwardRow
-from outrider.engine.graphs import captured_shapes
+from outrider.engine.graph_shapes import DEFAULT_LIMITS, GraphLimits, forward_shapes
 from outrider.engine.runner import ModelRunner
 from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
@@ -79,20 +79,31 @@ def test_warming_up_says_how_far_it_is_and_what_it_took(caplog: pytest.LogCaptur
     steps: list[tuple[int, int]] = []
     with caplog.at_level(logging.INFO, logger="outrider.engine.graphs"):
         runner.warm_up(lambda done, total: steps.append((done, total)))
-    total = len(captured_shapes())
+    total = len(forward_shapes(DEFAULT_LIMITS, has_chunks=runner.dtype.itemsize == 2))
     assert steps == [(done, total) for done in range(1, total + 1)]
     assert f"captured {total} forwards" in caplog.text
     assert "GiB free" in caplog.text
     assert (runner.num_forwards, runner.sequences.pool.num_used) == (0, 0)
 
 
-def test_pages_are_counted_while_the_graphs_hold_their_memory(caplog: pytest.LogCaptureFixture) -> None:
+def test_pages_leave_room_for_the_graphs(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="outrider.engine"):
         runner = ModelRunner.load(cached_tiny_model("llama", seed=1), device="cuda", page_size=4)
+        runner.warm_up()
     said = [record.getMessage() for record in caplog.records]
-    assert [text.split()[0] for text in said] == ["captured", "KV"]
+    assert [text.split()[0] for text in said] == ["KV", "captured"]
     assert runner.sequences.pool.num_free == 64 * 256 // 4  # enough memory for the default number of sequences
     sequence = runner.sequences.open(256)
+    assert runner.forward([ForwardRow(sequence, [1, 2, 3], 3)]).isfinite().all()
+
+
+def test_without_memory_for_graphs_there_are_none() -> None:
+    limits = GraphLimits(memory_bytes=0)
+    runner = ModelRunner.load(
+        cached_tiny_model("llama", seed=1), device="cuda", page_size=4, num_pages=64, graphs=limits
+    )
+    runner.warm_up()
+    sequence = runner.sequences.open(20)
     assert runner.forward([ForwardRow(sequence, [1, 2, 3], 3)]).isfinite().all()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,8 @@ from outrider.cli.bench.flags import Device, Dtype, LoadFormat, Samples, Save, W
 from outrider.cli.bench.harness import bar, benchmark, is_synthetic, model_name, save, say_weights, table
 from outrider.cli.options import errors_as_lines, output
 from outrider.demo import TARGET
+from outrider.errors import ConfigError
+from outrider.types import SamplingParams
 
 _HEADS = ("what", "batch", "tokens", "context", "median ms", "floor ms", "times the floor")
 
@@ -27,6 +30,19 @@ DraftLengths = Annotated[
 ]
 
 
+Samplings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sampling",
+        help='Of the draft loops, as JSON: {"temperature": 0.6, "top_p": 0.9}; may be repeated.',
+        show_default="greedy",
+    ),
+]
+MostTokens = Annotated[
+    int | None, typer.Option("--most-tokens", min=1, help="Forwards of more tokens in all are left out.")
+]
+
+
 def engine(
     model: Annotated[Path, typer.Argument(help="Folder of a model.", show_default="the embedded target")] = TARGET,
     *,
@@ -34,6 +50,8 @@ def engine(
     num_tokens: NumTokens = None,
     context: Contexts = None,
     draft_length: DraftLengths = None,
+    sampling: Samplings = None,
+    most_tokens: MostTokens = None,
     page_size: Annotated[int, typer.Option(min=1, help="Tokens in a KV page.")] = 16,
     num_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     samples: Samples = 20,
@@ -55,6 +73,8 @@ def engine(
             num_tokens=tuple(num_tokens or (1, 5)),
             contexts=tuple(context or (256,)),
             draft_lengths=tuple(draft_length or (4,)),
+            samplings=tuple(map(_parse_sampling, sampling or ['{"temperature": 0}'])),
+            most_tokens=most_tokens,
             num_samples=samples,
             num_warmups=warmups,
         )
@@ -84,3 +104,10 @@ def engine(
         say_weights(facts)
         if save_as is not None:
             save(bench.to_result(series, runner, name=save_as, configuration=facts))
+
+
+def _parse_sampling(text: str) -> SamplingParams:
+    try:
+        return SamplingParams(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise ConfigError("--sampling", f"{text!r} is no JSON object of sampling parameters: {error}") from error

@@ -78,6 +78,7 @@ def plan_stack(
         return _inheriting(secret, plan_stack(_secured(settings, secret), explicit=explicit, free_port=free_port))
     if _share_a_gpu(settings):
         settings = _sharing(settings)
+    settings = _captured_for(settings, explicit)
     free_port = _avoiding(_named_ports(settings), free_port)
     target = _local(settings.target, explicit, free_port)
     models = [_spec(target, "target_service")]
@@ -113,6 +114,21 @@ def _secured(settings: Settings, secret: LinkSecret) -> Settings:
 def _inheriting(secret: LinkSecret, plan: StackPlan) -> StackPlan:
     models = tuple(replace(spec, inherited=secret.descriptors) for spec in plan.models)
     return replace(plan, models=models, coordinator=replace(plan.coordinator, inherited=secret.descriptors))
+
+
+def _captured_for(settings: Settings, explicit: Collection[Place]) -> Settings:
+    """CUDA graphs for what this coordinator will ask for."""
+    coordinator = settings.coordinator
+    wanted = {
+        "cuda_graph_max_sequences": coordinator.max_running_requests,
+        "cuda_graph_max_draft_length": coordinator.num_speculative_tokens,
+    }
+
+    def follow(section: SectionT) -> SectionT:
+        update = {key: value for key, value in wanted.items() if (section.name, key) not in explicit}
+        return section.model_copy(update=update)
+
+    return replace(settings, target=follow(settings.target), draft=follow(settings.draft))
 
 
 def _avoiding(ports: Collection[int], free_port: Callable[[], int]) -> Callable[[], int]:

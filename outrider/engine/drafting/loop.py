@@ -1,7 +1,8 @@
-"""A draft loop on its device: one launch for all its tokens, captured once for each shape.
+"""A draft loop on its device: steps queued one behind the other, the host asked for nothing between.
 
-Owns the shapes, their CUDA graphs, and what these read and write. A launch is a function of its shape and one row of
-numbers, which it takes in itself; what it drew it writes to the host's memory. Refuses to know sequences and requests.
+Owns the steps that are captured as CUDA graphs, one for each number of rows (and one for rows that append several
+tokens first), and what these read and write. A loop is a function of its shape and one row of numbers, which it takes
+in itself; what it drew it writes to the host's memory. Refuses to know sequences and requests.
 """
 
 from __future__ import annotations
@@ -14,25 +15,22 @@ from typing import Protocol
 
 import torch
 
-from outrider.engine.capturing import Capturing
+from outrider.engine.capturing import Capturing, MemoryBound, capture_within
 from outrider.engine.device_inputs import BatchFrame, IntArray
-from outrider.engine.drafting.plan import DraftPlan, LoopShape, draft_step, unpack_draft
+from outrider.engine.drafting.plan import DeviceLoop, DraftPlan, LoopShape, draft_step, unpack_draft
 from outrider.engine.drafting.results import Numbers
 from outrider.engine.drafting.rows import MAX_CATCH_UP, MAX_STEPS, DraftingRules
+from outrider.engine.graph_shapes import DEFAULT_LIMITS, GraphLimits, padded_size, padded_sizes
 from outrider.engine.inlet import Inlet
+from outrider.engine.kernels.draft_advance import advance
 from outrider.engine.kernels.draft_sampling import DraftSink, make_sampler
 from outrider.engine.kernels.draft_sampling.layout import NUM_FIELDS
 from outrider.engine.models.decoder import DeviceBatch
 from outrider.engine.steps import Step
 from outrider.engine.waiting import mark_reached
 
-_NUM_ROWS = (1, 2, 4, 8, 16, 32, 64)
-MAX_ROWS = _NUM_ROWS[-1]
-_PREPARED_STEPS = 2
-"""Longer loops only repeat the second step."""
-
 LoopProgress = Callable[[int], None]
-"""Called with the number of loops captured."""
+"""Called with the number of steps captured or left out."""
 
 
 class LoopModel(Protocol):
@@ -52,25 +50,20 @@ class LoopModel(Protocol):
         ...
 
 
-def captured_loops() -> tuple[LoopShape, ...]:
-    """Largest first, so that smaller ones find memory to reuse."""
-    return tuple(
-        LoopShape(rows, steps, catch_up)
-        for rows in reversed(_NUM_ROWS)
-        for catch_up in range(MAX_CATCH_UP, 0, -1)
-        for steps in range(MAX_STEPS, 0, -1)
-    )
+@dataclass(frozen=True, slots=True, order=True)
+class StepShape:
+    """What one step is captured for."""
 
-
-def choose_loop(own: LoopShape) -> LoopShape:
-    """The smallest shape that is captured and holds a plan of ``own``, which has at most ``MAX_ROWS`` rows."""
-    return LoopShape(next(rows for rows in _NUM_ROWS if rows >= own.num_rows), own.num_steps, own.catch_up)
+    num_rows: int
+    catch_up: int
+    """Tokens that a row may append: 1, or in a first step ``MAX_CATCH_UP``."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Outputs:
-    """What the launches of one shape write to, for the device and for the host."""
+class _Views:
+    """What the steps of one number of rows read and write, on the device and on the host."""
 
+    loop: DeviceLoop
     sink: DraftSink
     supports: torch.Tensor  # [K, R, 2, S] on the host, to be copied there
 
@@ -79,95 +72,120 @@ class DraftLoop:
     """Runs loops of one model over one cache; for one thread, on the current stream."""
 
     def __init__(
-        self, model: LoopModel, kv_cache: torch.Tensor, frame: BatchFrame, rules: DraftingRules, *, pages_per_row: int
+        self,
+        model: LoopModel,
+        kv_cache: torch.Tensor,
+        frame: BatchFrame,
+        rules: DraftingRules,
+        *,
+        pages_per_row: int,
+        limits: GraphLimits = DEFAULT_LIMITS,
     ) -> None:
         self.rules = rules
+        self.max_rows = limits.max_sequences
+        """Of one loop."""
         self._model = model
         self._kv_cache = kv_cache
         self._frame = frame
         self._sampler = make_sampler(model.device, mass=rules.support_mass, limit=rules.support_limit)
-        self._captured: dict[LoopShape, Callable[[], None]] = {}
-        largest = LoopShape(MAX_ROWS, MAX_STEPS, MAX_CATCH_UP)
-        draws = largest.num_rows * largest.num_steps
-        self._inlet = Inlet(largest.num_fixed + MAX_ROWS * pages_per_row, model.device)
-        self._next_ids = self._on_device(draws)
+        self._barrier = torch.zeros(1, dtype=torch.int32, device=model.device)
+        """Written by an ordinary launch, ahead of which no kernel is placed."""
+        self._take_in: Callable[[], None] | None = None
+        self._captured: dict[StepShape, Callable[[], None]] = {}
+        largest, draws = LoopShape(self.max_rows, MAX_STEPS, MAX_CATCH_UP), self.max_rows * MAX_STEPS
+        self._inlet = Inlet(largest.num_fixed + self.max_rows * pages_per_row, model.device)
         self._records = self._on_host(draws * NUM_FIELDS)
-        self._supports = self._on_device(draws * 2 * rules.support_limit)
+        self._supports = torch.zeros(draws * 2 * rules.support_limit, dtype=torch.int32, device=model.device)
         self._read_supports = self._on_host(draws * 2 * rules.support_limit)
-        self._outputs: dict[LoopShape, _Outputs] = {}
+        self._views: dict[int, _Views] = {}
+
+    @property
+    def num_graphs(self) -> int:
+        """Captured by ``capture`` where nothing is left out."""
+        return 1 + len(self._shapes())
 
     def step_for(self, plan: DraftPlan) -> Step:
-        """The loop of a plan, laid out in the captured shape that fits it."""
-        return draft_step(plan, choose_loop(plan.shape))
+        """The loop of a plan, laid out for as many rows as a step was captured for; of ``max_rows`` rows at most."""
+        own = plan.shape
+        num_rows = padded_size(own.num_rows, self.max_rows)
+        return draft_step(plan, LoopShape(num_rows, own.num_steps, own.catch_up))
 
     def run(self, shape: LoopShape, numbers: IntArray) -> None:
         """Draft by what ``pack_draft`` gave; returns before the device is done."""
         self._inlet.put(numbers)
-        captured = self._captured.get(shape)
-        if captured is None:
-            self.launch(shape)
-        else:
-            captured()
+        (self._take_in or self._inlet.take_in)()
+        for step in range(shape.num_steps):
+            own = StepShape(shape.num_rows, 1 if step else shape.catch_up)
+            captured = self._captured.get(own)
+            if captured is None:
+                self.launch(own)
+                self._barrier.zero_()
+            else:
+                captured()
 
     def results(self, shape: LoopShape, *, with_supports: bool) -> tuple[Numbers, Numbers | None]:
         """Wait for the loop that ran last: records [K, R, NUM_FIELDS] and supports [K, R, 2, S], valid until the next
         ``run``.
         """
-        outputs = self._outputs_of(shape)
+        views = self._views_of(shape.num_rows)
         if with_supports:
-            outputs.supports.copy_(outputs.sink.supports, non_blocking=True)
-        records = outputs.sink.records.numpy()
+            views.supports[: shape.num_steps].copy_(views.sink.supports[: shape.num_steps], non_blocking=True)
+        records = views.sink.records[: shape.num_steps].numpy()
         mark_reached(self._model.device)()
-        return records, outputs.supports.numpy() if with_supports else None
+        return records, views.supports[: shape.num_steps].numpy() if with_supports else None
 
-    def capture(self, capturing: Capturing, progress: LoopProgress) -> None:
-        """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""
+    def capture(self, capturing: Capturing, bound: MemoryBound, progress: LoopProgress) -> None:
+        """Capture every step; what was captured before is forgotten. The cache's content stays as it is."""
         self._captured.clear()
-        prepared: set[tuple[int, int]] = set()
-        for done, shape in enumerate(captured_loops(), 1):
-            kind = (shape.num_rows, shape.catch_up)
-            if kind not in prepared:
-                prepared.add(kind)
-                few_steps = LoopShape(shape.num_rows, _PREPARED_STEPS, shape.catch_up)
-                self._empty(few_steps)
-                capturing.prepare(functools.partial(self.launch, few_steps))
-            self._captured[shape] = capturing.capture(functools.partial(self.launch, shape))
+        for done, shape in enumerate(self._shapes(), 1):
+            self._empty(shape.num_rows)
+            captured = capture_within(bound, capturing, functools.partial(self.launch, shape))
+            if captured is not None:
+                self._captured[shape] = captured
             progress(done)
+        self._take_in = capture_within(bound, capturing, self._inlet.take_in)
+        progress(self.num_graphs)
 
-    def launch(self, shape: LoopShape) -> None:
-        """The whole loop, kernel by kernel: what is captured."""
-        self._inlet.take_in()
-        sink = self._outputs_of(shape).sink
-        inputs = unpack_draft(self._inlet.numbers, shape, self._frame, sink.next_ids)
-        for step, batch in enumerate((inputs.first, *inputs.later)):
-            hidden = self._model.hidden_states(batch, self._kv_cache)
-            logits = self._model.head_logits(hidden, batch.logit_indices if step == 0 else None)
-            self._sampler(logits, inputs.parameters, step, sink)
+    def launch(self, shape: StepShape) -> None:
+        """A whole step, kernel by kernel: what is captured. Kernels read positions, slots and pages before they wait
+        for their predecessors, so none may be placed before the step ahead has ended; none of another graph's is.
+        """
+        views = self._views_of(shape.num_rows)
+        loop = views.loop
+        batch, indices = (loop.single, None) if shape.catch_up == 1 else (loop.first, loop.first.logit_indices)
+        hidden = self._model.hidden_states(batch, self._kv_cache)
+        self._sampler(self._model.head_logits(hidden, indices), loop.state.parameters, views.sink)
+        advance(loop.state, self._frame.page_size)
 
-    def _empty(self, shape: LoopShape) -> None:
-        """Inputs of a loop in which no row has queries, no token a slot, and nothing is drawn."""
+    def _shapes(self) -> tuple[StepShape, ...]:
+        """Largest first, so that smaller ones find memory to reuse."""
+        sizes = reversed(padded_sizes(self.max_rows))
+        return tuple(StepShape(rows, catch_up) for rows in sizes for catch_up in range(MAX_CATCH_UP, 0, -1))
+
+    def _empty(self, num_rows: int) -> None:
+        """Inputs of a step in which no row has queries, no token a slot, and nothing is drawn."""
         self._inlet.numbers.zero_()
-        loop = unpack_draft(self._inlet.numbers, shape, self._frame, self._outputs_of(shape).sink.next_ids)
-        for batch in (loop.first, *loop.later):
-            batch.slots.fill_(-1)
+        loop = self._views_of(num_rows).loop
+        loop.first.slots.fill_(-1)
+        loop.single.slots.fill_(-1)
 
-    def _outputs_of(self, shape: LoopShape) -> _Outputs:
-        known = self._outputs.get(shape)
+    def _views_of(self, num_rows: int) -> _Views:
+        known = self._views.get(num_rows)
         if known is None:
-            known = self._outputs[shape] = self._view_outputs(shape)
+            known = self._views[num_rows] = self._view(num_rows)
         return known
 
-    def _view_outputs(self, shape: LoopShape) -> _Outputs:
-        draws, support = (shape.num_steps, shape.num_rows), (2, self.rules.support_limit)
+    def _view(self, num_rows: int) -> _Views:
+        shape = LoopShape(num_rows, MAX_STEPS, MAX_CATCH_UP)
+        loop = unpack_draft(self._inlet.numbers, shape, self._frame)
+        draws, support = (MAX_STEPS, num_rows), (2, self.rules.support_limit)
         sink = DraftSink(
-            next_ids=_view(self._next_ids, draws),
+            step=loop.state.step,
+            next_ids=loop.next_ids,
             records=_view(self._records, (*draws, NUM_FIELDS)),
             supports=_view(self._supports, (*draws, *support)),
         )
-        return _Outputs(sink, _view(self._read_supports, (*draws, *support)))
-
-    def _on_device(self, size: int) -> torch.Tensor:
-        return torch.zeros(size, dtype=torch.int32, device=self._model.device)
+        return _Views(loop, sink, _view(self._read_supports, (*draws, *support)))
 
     def _on_host(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int32, pin_memory=self._model.device.type == "cuda")

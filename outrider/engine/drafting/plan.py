@@ -1,16 +1,14 @@
 """A draft loop laid out as one row of numbers.
 
-Owns the layout. What each step reads of positions, slots and lengths is known before the first token is drawn, because
-every draw appends one token: all of it is worked out here, and only the tokens themselves pass from step to step on the
-device. A plan may be laid out larger than it is: rows added have no queries and draw nothing, and what a row does after
-its last token has slot -1. Refuses to know models.
+Owns the layout: what the first step reads, and the state that each step leaves to the next. A plan may be laid out
+larger than it is: rows added have no queries and draw nothing. Where more is appended before the first draw than one
+token, that step reads tokens of its own; the others read one token of each row. Refuses to know models.
 
-Shape letters: ``R`` rows of the shape, ``K`` its steps, ``B`` rows of the plan.
+Shape letters: ``R`` rows of the shape, ``B`` rows of the plan.
 """
 
 from __future__ import annotations
 
-import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from outrider.engine.device_inputs import BatchFrame, IntArray, join_padded
-from outrider.engine.drafting.rows import DraftRow, Words
+from outrider.engine.drafting.rows import MAX_CATCH_UP, DraftRow, Words
+from outrider.engine.kernels.draft_advance import LoopState
 from outrider.engine.kernels.draft_sampling.layout import NUM_COLUMNS
 from outrider.engine.kernels.paged_attention import DevicePlan, PagedRows
 from outrider.engine.models.decoder import DeviceBatch
@@ -30,7 +29,7 @@ _NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True, order=True)
 class LoopShape:
-    """What a launch is made for; any plan that is no larger fits it."""
+    """What a loop is laid out for; any plan that is no larger fits it."""
 
     num_rows: int
     num_steps: int
@@ -38,16 +37,12 @@ class LoopShape:
     """The most tokens that a row appends before its first draw."""
 
     @property
-    def num_tokens(self) -> int:
-        """Of the first forward, which brings the rows up to date."""
-        return self.num_rows * self.catch_up
-
-    @property
     def sizes(self) -> list[int]:
-        """How many numbers each part of the buffer has; the pages come after them."""
-        rows, tokens, more = self.num_rows, self.num_tokens, (self.num_steps - 1) * self.num_rows
-        starts, columns = [rows + 1] * 3, [rows, rows, more, more, more]
-        return [tokens, tokens, tokens, *starts, *columns, rows * NUM_COLUMNS]
+        """How many numbers each part of the buffer has; the pages come after them. They do not depend on the steps."""
+        rows, tokens = self.num_rows, self.num_rows * MAX_CATCH_UP
+        first = [tokens, tokens, tokens, rows + 1, rows]
+        state = [1, rows, rows, rows, rows, rows * NUM_COLUMNS]
+        return [*first, *state, rows + 1, rows + 1, 1]
 
     @property
     def num_fixed(self) -> int:
@@ -57,7 +52,7 @@ class LoopShape:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """One launch, before it is laid out."""
+    """One loop, before it is laid out."""
 
     token_ids: list[Sequence[int]]  # [B] each row's, before its first draw
     positions: list[int]  # [B] of the first of them
@@ -94,50 +89,43 @@ def plan_draft(table: KVCacheManager, rows: Sequence[DraftRow]) -> DraftPlan:
 
 def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
     """The plan in one array, laid out as ``shape``."""
-    token_ids: list[int] = []  # of the first forward, as the next two
+    token_ids: list[int] = []  # of the first step, as the next two
     positions: list[int] = []
     slots: list[int] = []
+    last_ids: list[int] = []  # [B] of each row's last token, as the next three
+    last_slots: list[int] = []
+    indices: list[int] = []
+    contexts: list[int] = []
     token_starts, page_starts = [0], [0]
-    columns: list[Sequence[int]] = []  # [R] what each row has one of
     for start, ids, own, pages in zip(plan.positions, plan.token_ids, plan.slots, plan.page_tables, strict=True):
-        context = start + len(ids)
+        count = len(ids)
         token_ids += ids
-        positions += range(start, context)
-        slots += own[: len(ids)]
+        positions += range(start, start + count)
+        slots += own[:count]
         token_starts.append(len(token_ids))
         page_starts.append(page_starts[-1] + len(pages))
-        columns.append((len(token_ids) - 1, context, *_later_steps(context, own[len(ids) :], shape.num_steps - 1)))
-    num_rows = len(columns)
-    columns += [(0, 0, *_no_steps(shape.num_steps - 1))] * (shape.num_rows - num_rows)
+        last_ids.append(ids[-1])
+        last_slots.append(own[count - 1])
+        indices.append(len(token_ids) - 1)
+        contexts.append(start + count)
+    num_rows, rows, tokens = len(contexts), shape.num_rows, shape.num_rows * MAX_CATCH_UP
     parts = (
-        (token_ids, shape.num_tokens, 0),
-        (positions, shape.num_tokens, 0),
-        (slots, shape.num_tokens, _NO_SLOT),
-        (token_starts, shape.num_rows + 1, len(token_ids)),
-        (range(num_rows + 1), shape.num_rows + 1, num_rows),
-        (page_starts, shape.num_rows + 1, page_starts[-1]),
-        (list(itertools.chain.from_iterable(zip(*columns, strict=True))), shape.num_rows * len(columns[0]), 0),
+        (token_ids, tokens, 0),
+        (positions, tokens, 0),
+        (slots, tokens, _NO_SLOT),
+        (token_starts, rows + 1, len(token_ids)),
+        (indices, rows, 0),
+        ((0,), 1, 0),
+        (last_ids, rows, 0),
+        ([context - 1 for context in contexts], rows, 0),
+        (last_slots, rows, _NO_SLOT),
+        (contexts, rows, 0),
+        (array("i", b"".join(plan.parameters)), rows * NUM_COLUMNS, 0),
+        (range(num_rows + 1), rows + 1, num_rows),
+        (page_starts, rows + 1, page_starts[-1]),
+        ((num_rows,), 1, 0),
     )
-    no_parameters = array("i", [0]) * (NUM_COLUMNS * (shape.num_rows - num_rows))
-    return join_padded(parts, [*plan.parameters, no_parameters, *plan.page_tables])
-
-
-def _later_steps(position: int, slots: Sequence[int], num_steps: int) -> list[int]:
-    """One row's positions, slots and context lengths [3 (K-1)] in the forwards after the first, one token in each.
-
-    A row that is done stays at its last token and stores nothing.
-    """
-    end, num_idle = position + len(slots), num_steps - len(slots)
-    return [
-        *range(position, end), *[end - 1] * num_idle,
-        *slots, *[_NO_SLOT] * num_idle,
-        *range(position + 1, end + 1), *[end] * num_idle,
-    ]  # fmt: skip
-
-
-def _no_steps(num_steps: int) -> list[int]:
-    """The same of a row that was added."""
-    return [*[0] * num_steps, *[_NO_SLOT] * num_steps, *[0] * num_steps]
+    return join_padded(parts, plan.page_tables)
 
 
 def draft_step(plan: DraftPlan, shape: LoopShape) -> Step:
@@ -152,36 +140,33 @@ def loop_of(step: Step) -> LoopShape:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLoop:
-    """A launch's inputs on the device."""
+    """A loop's inputs on the device."""
 
     first: DeviceBatch
-    later: tuple[DeviceBatch, ...]  # K-1; their tokens are what was drawn in the step before
-    parameters: torch.Tensor  # [R, NUM_COLUMNS]
+    """Of a first step in which rows append several tokens."""
+    single: DeviceBatch
+    """Of every other step: each row's one token is what was drawn in the step before."""
+    state: LoopState
+
+    @property
+    def next_ids(self) -> torch.Tensor:  # [R]
+        """Where a step's tokens go, to be read by the next."""
+        return self.single.token_ids
 
 
-def unpack_draft(
-    buffer: torch.Tensor,
-    shape: LoopShape,
-    frame: BatchFrame,
-    next_ids: torch.Tensor,  # [K, R] int32
-) -> DeviceLoop:
+def unpack_draft(buffer: torch.Tensor, shape: LoopShape, frame: BatchFrame) -> DeviceLoop:
     """Views of a buffer on the device that holds, or will hold, what ``pack_draft`` gave."""
     parts = torch.split(buffer[: shape.num_fixed], shape.sizes)
-    token_ids, positions, slots, query_starts, single_starts, page_starts, logit_indices, contexts = parts[:8]
-    more_positions, more_slots, more_contexts = (part.view(-1, shape.num_rows) for part in parts[8:11])
-    parameters = parts[11]
+    first_ids, first_positions, first_slots, first_starts, logit_indices = parts[:5]
+    step, token_ids, positions, slots, contexts, parameters = parts[5:11]
+    starts, page_starts, num_rows = parts[11:]
+    pages = buffer[shape.num_fixed :]
 
-    def plans(starts: torch.Tensor, lengths: torch.Tensor, max_queries: int) -> dict[int | None, DevicePlan]:
-        pages = buffer[shape.num_fixed :]
-        rows = PagedRows(starts, lengths, page_starts, pages, max_queries, frame.counters)
+    def plans(query_starts: torch.Tensor, max_queries: int) -> dict[int | None, DevicePlan]:
+        rows = PagedRows(query_starts, contexts, page_starts, pages, num_rows, max_queries, frame.counters)
         return {window: DevicePlan(rows, frame.page_size, window) for window in frame.windows}
 
-    first = DeviceBatch(token_ids, positions, slots, dict(plans(query_starts, contexts, shape.catch_up)), logit_indices)
-    later = tuple(
-        DeviceBatch(
-            next_ids[step], more_positions[step], more_slots[step],
-            dict(plans(single_starts, more_contexts[step], 1)), single_starts[:-1],
-        )
-        for step in range(shape.num_steps - 1)
-    )  # fmt: skip
-    return DeviceLoop(first, later, parameters.view(shape.num_rows, NUM_COLUMNS))
+    first = DeviceBatch(first_ids, first_positions, first_slots, dict(plans(first_starts, MAX_CATCH_UP)), logit_indices)
+    single = DeviceBatch(token_ids, positions, slots, dict(plans(starts, 1)), starts[:-1])
+    table = parameters.view(shape.num_rows, NUM_COLUMNS)
+    return DeviceLoop(first, single, LoopState(step, positions, slots, contexts, table, page_starts, pages))

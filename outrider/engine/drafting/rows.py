@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from outrider.engine.kernels.draft_sampling.layout import ALWAYS, MAX_BANNED, Column, Method, RowParameters
 from outrider.engine.sampling.process import SMALLEST_TEMPERATURE
-from outrider.engine.sampling.rows import has_penalties, is_coupled, is_greedy, needs_evidence
+from outrider.engine.sampling.rows import is_coupled, is_greedy, is_truncated, needs_evidence
 from outrider.engine.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
 from outrider.kv_cache import KVSequence
 from outrider.ports import Open
@@ -21,8 +21,8 @@ from outrider.randomness.streams import Stream
 
 MAX_CATCH_UP = 2
 """Tokens that a row may append before its first draw: after a step that kept every draft token they are two."""
-MAX_STEPS = 8
-"""Draft tokens of one launch."""
+MAX_STEPS = 16
+"""Draft tokens of one loop."""
 Words: TypeAlias = "array[int]"
 """32 bits each, as a device reads them."""
 
@@ -75,40 +75,41 @@ class DraftRow:
 
 
 def fits_loop(open_: Open) -> bool:
-    """Whether a request's draft tokens can be drawn on the device; the others are drawn from logits, one by one."""
-    sampling = open_.sampling
-    if has_penalties(sampling) or sampling.logit_bias or sampling.bad_words or sampling.allowed_token_ids:
-        return False
-    if len(_banned(open_)) > MAX_BANNED:
-        return False
-    return is_greedy(open_) or not (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0 or _is_dense(open_))
+    """Whether a request's draft tokens are drawn on the device: all but those of whole rows of probabilities, which are
+    a reference. Penalties, biases, bad words, allowed ids and bans past ``MAX_BANNED`` are left to the target: what a
+    draft proposes against them is rejected, and what it was drawn from is reported without them.
+    """
+    return is_greedy(open_) or is_coupled(open_) or not open_.dense
 
 
 def _parameters_of(open_: Open, vocab_size: int) -> RowParameters:
-    coupled, greedy = is_coupled(open_), is_greedy(open_)
+    greedy, sampling = is_greedy(open_), open_.sampling
     return RowParameters(
-        method=Method.GREEDY if greedy else Method.COUPLED if coupled else Method.SPARSE,
-        temperature=1.0 if greedy else max(open_.sampling.temperature, SMALLEST_TEMPERATURE),
+        method=_method_of(open_),
+        temperature=1.0 if greedy else max(sampling.temperature, SMALLEST_TEMPERATURE),
         seed=open_.seed,
-        stream=Stream.COUPLED if coupled else Stream.PROPOSAL,
+        stream=Stream.COUPLED if is_coupled(open_) else Stream.PROPOSAL,
         base=0,
         position=0,
         length=0,
         num_ids=min(open_.num_token_ids or vocab_size, vocab_size),
-        banned=tuple((token_id, until) for token_id, until in _banned(open_) if 0 <= token_id < vocab_size),
+        min_p=sampling.min_p,
+        top_k=max(0, sampling.top_k),
+        top_p=sampling.top_p,
+        banned=tuple((token_id, until) for token_id, until in _bans(open_) if 0 <= token_id < vocab_size)[:MAX_BANNED],
     )
 
 
-def _is_dense(open_: Open) -> bool:
-    return open_.dense and not is_coupled(open_)
-
-
-def _banned(open_: Open) -> tuple[tuple[int, int], ...]:
-    """(token id, position from which on it may be drawn)."""
-    return tuple(_bans(open_))
+def _method_of(open_: Open) -> Method:
+    if is_greedy(open_):
+        return Method.GREEDY
+    if is_coupled(open_):
+        return Method.CUT_COUPLED if is_truncated(open_.sampling) else Method.COUPLED
+    return Method.SPARSE
 
 
 def _bans(open_: Open) -> Iterator[tuple[int, int]]:
+    """(token id, position from which on it may be drawn)."""
     for token_id in open_.banned_token_ids:
         yield token_id, ALWAYS
     if open_.sampling.min_tokens > 0:

@@ -5,6 +5,7 @@ Owns the way from a section of settings to either. Rank 0 starts the others with
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from outrider.config import DraftSettings, TargetSettings, service_module, to_argv
 from outrider.engine.drafting import DraftingRules
 from outrider.engine.execution import Execution
-from outrider.engine.graphs import CaptureProgress
+from outrider.engine.graph_shapes import GraphLimits
 from outrider.engine.loading import Progress
 from outrider.engine.models import read_model_config
 from outrider.engine.opening import Ranks, load_execution
@@ -24,6 +25,8 @@ from outrider.engine.placement import prepare_device
 from outrider.engine.runner import ModelRunner
 from outrider.engine.steps import Operation
 
+_log = logging.getLogger(__name__)
+
 Settings = TargetSettings | DraftSettings
 
 
@@ -31,7 +34,6 @@ def open_runner(
     settings: Settings,
     *,
     progress: Progress | None = None,
-    capture_progress: CaptureProgress | None = None,
     on_failure: OnFailure | None = None,
 ) -> ModelRunner:
     """Load the model that the settings name; ``ModelError`` or ``ConfigError`` says why it cannot be served.
@@ -42,14 +44,14 @@ def open_runner(
     device = device_of(settings.device, place.local_rank)
     dtype = prepare_device(device, settings.dtype, _num_threads(settings))
     if place.size == 1:
-        return ModelRunner(_load(settings, device, dtype, None, progress=progress, capture_progress=capture_progress))
+        return ModelRunner(_load(settings, device, dtype, None, progress=progress))
     Shard(0, place.size).check(read_model_config(Path(settings.model or "")))
     if not place.is_started:
         prepare_device(device_of(settings.device, place.size - 1), settings.dtype, _num_threads(settings))
     command = ("-m", service_module(settings.name), *to_argv(settings))
     leader = Leader(place, torch.device(device), command, on_failure, one_shot=settings.one_shot_all_reduce)
     try:
-        execution = _load(settings, device, dtype, leader, progress=progress, capture_progress=capture_progress)
+        execution = _load(settings, device, dtype, leader, progress=progress)
         return ModelRunner(execution, leader)
     except BaseException:
         leader.abandon()
@@ -99,6 +101,20 @@ def _drafting(settings: Settings) -> DraftingRules | None:
     return DraftingRules(settings.support_mass, settings.support_limit)
 
 
+def graph_limits(settings: Settings) -> GraphLimits:
+    """What is captured as CUDA graphs under these settings; what they leave outside is logged."""
+    most = settings.cuda_graph_max_tokens
+    if settings.max_batched_tokens > most and torch.device(settings.device).type == "cuda":
+        _log.info("forwards of more than cuda_graph_max_tokens, %d tokens, are launched without a graph", most)
+    memory_mb = settings.cuda_graph_memory_mb
+    return GraphLimits(
+        max_sequences=settings.cuda_graph_max_sequences,
+        max_draft_length=settings.cuda_graph_max_draft_length,
+        max_tokens=min(most, settings.max_batched_tokens),
+        memory_bytes=None if memory_mb is None else memory_mb << 20,
+    )
+
+
 def _load(
     settings: Settings,
     device: str,
@@ -106,7 +122,6 @@ def _load(
     ranks: Ranks | None,
     *,
     progress: Progress | None = None,
-    capture_progress: CaptureProgress | None = None,
 ) -> Execution:
     return load_execution(
         Path(settings.model or ""),
@@ -119,7 +134,7 @@ def _load(
         max_model_len=settings.max_model_len,
         load_format=settings.load_format,
         drafting=_drafting(settings),
+        graphs=graph_limits(settings),
         progress=progress,
-        capture_progress=capture_progress,
         ranks=ranks,
     )

@@ -104,6 +104,11 @@ def needs_evidence(open_: Open) -> bool:
     return open_.acceptance_method is AcceptanceMethod.REJECTION and not is_greedy(open_)
 
 
+def is_truncated(sampling: SamplingParams) -> bool:
+    """Whether min-p, top-k or top-p cut the distribution, where one is drawn from."""
+    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+
+
 def has_penalties(sampling: SamplingParams) -> bool:
     """Whether any penalty is on."""
     return bool(

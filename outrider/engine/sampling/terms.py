@@ -11,7 +11,7 @@ from outrider.engine.kernels.scoring import Wish, ask
 from outrider.engine.remembering import Remembering
 from outrider.engine.sampling.forms import Form, coupled_form, form_of, greedy_form, sparse_form, typical_form
 from outrider.engine.sampling.process import SMALLEST_TEMPERATURE, needs_adjusting
-from outrider.engine.sampling.rows import is_greedy
+from outrider.engine.sampling.rows import is_greedy, is_truncated
 from outrider.ports import Open
 
 _PAST_FLOAT32 = 2.0**128 - 2.0**103
@@ -41,7 +41,7 @@ class Terms:
 def terms_of(open_: Open) -> Terms:
     """The terms of a session."""
     form, sampling = form_of(open_), open_.sampling
-    is_cut = not is_greedy(open_) and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
+    is_cut = not is_greedy(open_) and is_truncated(sampling)
     temperature = 1.0 if is_greedy(open_) else max(sampling.temperature, SMALLEST_TEMPERATURE)
     draft, last = (
         ask(

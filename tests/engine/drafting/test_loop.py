@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.engine.capturing import MemoryBound, NoGraphs
 from outrider.engine.device_inputs import BatchFrame
 from outrider.engine.drafting import MAX_STEPS, DraftingRules, DraftRow, DraftTerms, fits_loop
-from outrider.engine.drafting.loop import DraftLoop, captured_loops, choose_loop
-from outrider.engine.drafting.plan import LoopShape, pack_draft, plan_draft
+from outrider.engine.drafting.loop import DraftLoop
+from outrider.engine.drafting.plan import LoopShape, loop_of, pack_draft, plan_draft
 from outrider.engine.drafting.results import Draws, read_draws
 from outrider.engine.kernels.paged_attention import DevicePlan
 from outrider.engine.models.decoder import DeviceBatch
@@ -28,7 +29,10 @@ from tests.support.core_driver import open_session
 VOCAB_SIZE = 97
 PAGE_SIZE = 4
 NUM_PAGES = 300
-RULES = DraftingRules(support_mass=0.95, support_limit=24)
+RULES = DraftingRules(support_mass=0.95, support_limit=60)
+CUTS: list[dict[str, Any]] = [
+    {}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"top_p": 0.7, "top_k": 9, "min_p": 0.01}
+]  # fmt: skip
 POISON = -5
 """A token after which logits are no numbers."""
 
@@ -97,7 +101,7 @@ class Rig:
 
     def draft(self, rows: list[DraftRow], shape: LoopShape | None = None) -> list[Draws]:
         plan = plan_draft(self.table, rows)
-        shape = shape or choose_loop(plan.shape)
+        shape = shape or loop_of(self.loop.step_for(plan))
         self.loop.run(shape, pack_draft(plan, shape))
         return read_draws(rows, *self.loop.results(shape, with_supports=True))
 
@@ -145,7 +149,8 @@ def terms(open_: Open) -> DraftTerms:
 def random_row(rig: Rig, choose: random.Random) -> tuple[DraftRow, list[int]]:
     text = [choose.randrange(VOCAB_SIZE) for _ in range(choose.randint(0, 30))]
     method = choose.choice([AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED, AcceptanceMethod.TYPICAL])
-    open_ = opened(choose.getrandbits(64), method, temperature=choose.choice([0.0, 0.7, 1.0]), min_tokens=8)
+    cut = choose.choice(CUTS)
+    open_ = opened(choose.getrandbits(64), method, temperature=choose.choice([0.0, 0.7, 1.0]), min_tokens=8, **cut)
     open_ = replace(open_, eos_token_ids=(3, 4), banned_token_ids=(50,))
     tokens = [choose.randrange(VOCAB_SIZE) for _ in range(choose.randint(1, 2))]
     base = len(text) + len(tokens) - choose.choice([0, 0, 2]) * (len(text) > 2)
@@ -195,25 +200,49 @@ def test_a_bound_that_no_text_reaches_is_told_to_a_device_all_the_same() -> None
     assert terms(endless).words == terms(replace(endless, sampling=replace(endless.sampling, min_tokens=2**40))).words
 
 
-def test_which_requests_fit() -> None:
+def test_all_requests_fit_but_those_of_whole_rows() -> None:
     assert fits_loop(opened(1, temperature=0.0, top_p=0.5, top_k=3))
-    assert fits_loop(opened(1, temperature=0.7))
-    assert fits_loop(replace(opened(1, min_tokens=4), eos_token_ids=tuple(range(8))))
-    unfit: list[dict[str, Any]] = [
-        {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"frequency_penalty": 0.1}, {"logit_bias": ((3, 1.0),)},
+    assert fits_loop(replace(opened(1, min_tokens=4), eos_token_ids=tuple(range(9))))
+    fit: list[dict[str, Any]] = [
+        {}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"frequency_penalty": 0.1}, {"logit_bias": ((3, 1.0),)},
         {"bad_words": ((1,),)}, {"allowed_token_ids": (1, 2)}, {"repetition_penalty": 1.1},
     ]  # fmt: skip
-    for sampling in unfit:
-        assert not fits_loop(opened(1, **{"temperature": 1.0, **sampling}))
-    assert not fits_loop(replace(opened(1), dense=True))
-    assert not fits_loop(replace(opened(1, min_tokens=4), eos_token_ids=tuple(range(9))))
+    for sampling in fit:
+        assert fits_loop(opened(1, **{"temperature": 1.0, **sampling}))
+    assert not fits_loop(replace(opened(1, temperature=1.0), dense=True))
 
 
-def test_the_smallest_captured_loop_that_fits_is_taken() -> None:
-    shapes = captured_loops()
-    assert len(set(shapes)) == len(shapes)
-    for rows, steps, catch_up in ((1, 1, 1), (3, 4, 2), (33, 8, 1), (64, 2, 2)):
-        chosen = choose_loop(LoopShape(rows, steps, catch_up))
-        assert chosen in shapes
-        assert (chosen.num_steps, chosen.catch_up) == (steps, catch_up)
-        assert chosen.num_rows == min(shape.num_rows for shape in shapes if shape.num_rows >= rows)
+@pytest.mark.parametrize("method", [AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED])
+def test_what_a_loop_leaves_to_the_target_is_not_in_its_law(method: AcceptanceMethod) -> None:
+    """Tokens and evidence are those of the request without penalties, biases and bad words."""
+    left: dict[str, Any] = {
+        "presence_penalty": 1.5, "repetition_penalty": 1.2, "logit_bias": ((3, 5.0),), "bad_words": ((7,),)
+    }  # fmt: skip
+    rig, text = Rig(), [1, 2, 3]
+    row = DraftRow(terms(opened(5, method, temperature=0.8, top_p=0.9, **left)), rig.sequence(text), [4], 5, 4)
+    plain = replace(row, terms=terms(opened(5, method, temperature=0.8, top_p=0.9)))
+    check(rig.draft([row])[0], one_by_one(plain, text))
+
+
+def test_rows_are_filled_up_to_a_number_that_is_captured() -> None:
+    rig = Rig()
+    rig.loop.capture(NoGraphs(), MemoryBound(None, rig.loop.num_graphs), lambda done: None)
+    for rows, padded in ((1, 1), (3, 4), (9, 16)):
+        pairs = [random_row(rig, random.Random(i)) for i in range(rows)]
+        step = rig.loop.step_for(plan_draft(rig.table, [row for row, _ in pairs]))
+        assert loop_of(step).num_rows == padded
+        for row, _ in pairs:
+            rig.table.release(row.sequence)
+
+
+def test_captured_steps_draw_what_launched_ones_do() -> None:
+    """So do those that the bound of memory leaves out."""
+    choose = random.Random(3)
+    for limit in (None, 0):
+        rig = Rig()
+        bound = MemoryBound(limit, rig.loop.num_graphs)
+        rig.loop.capture(NoGraphs(), bound, lambda done: None)
+        assert bound.num_graphs == (rig.loop.num_graphs if limit is None else 0)
+        pairs = [random_row(rig, choose) for _ in range(3)]
+        for (row, text), drawn in zip(pairs, rig.draft([row for row, _ in pairs]), strict=True):
+            check(drawn, one_by_one(row, text))

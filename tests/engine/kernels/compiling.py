@@ -13,6 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from outrider.engine.kernels.draft_advance.kernel import _advance_kernel
 from outrider.engine.kernels.draft_sampling.kernel import (
     _finish_kernel,
     _gather_kernel,
@@ -37,7 +38,15 @@ from outrider.engine.kernels.swiglu.kernel import _swiglu_kernel
 
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
 ATTENTION = {"PAGE_SIZE": 16, "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HAS_WINDOW": True}
-TILE = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_D": 128, "PRECISION": "tf32", "UNROLLED": 4}
+TILE = {
+    "NUM_TILES": 2,
+    "MAX_SPLITS": 32,
+    "BLOCK_M": 32,
+    "BLOCK_N": 64,
+    "BLOCK_D": 128,
+    "PRECISION": "tf32",
+    "UNROLLED": 4,
+}
 CHUNKS = {"LARGE_M": 64, "SMALL_M": 32, "BLOCK_N": 64, "BLOCK_D": 128, "ROWS": 256, "LEAST_BLOCKS": 4, "STAGES": 3}
 PRODUCT = {"K": 4096, "HAS_BIAS": True, "SPLITS": 2, "FETCHED": 256}
 STREAMED = {"K": 4096, "FETCHED": 128, "WIDTH": 128, "REST": 32, "HAS_REST": True, "BLOCK_N": 64, "BLOCK_K": 64}
@@ -58,12 +67,13 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _add_up_kernel: {"HAS_BIAS": True, "SPLITS": 2, "BLOCK": 2048},
     _look_up_kernel: {"BLOCK": 2048},
     _take_in_kernel: {"BLOCK": 2048},
+    _advance_kernel: {"PAGE_SIZE": 16, "ROWS": 256},
     _product_kernel: {**FEW, "BLOCK_N": 4, "BLOCK_K": 8192},
     _gated_kernel: {**FEW, "HAS_DELTA": True, "BLOCK_N": 8, "BLOCK_K": 2048},
     _turned_kernel: {**FEW, **HEADS, "HAS_DELTA": True, "HAS_ROWS": True, "BLOCK_N": 8, "BLOCK_K": 2048},
     _survey_kernel: {"PARTS": 126, "CHUNK": 1024},
     _histogram_kernel: {**PARTS, "CHUNK": 1024},
-    _gather_kernel: {**PARTS, **SUPPORT, "CHUNK": 1024},
+    _gather_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "CHUNK": 1024},
     _finish_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "PLACED": 16, "COMPARED": 128},
 }
 WITH = {"HAS_COUPLED": True, "HAS_MARKS": True, "FAST": True}
@@ -77,7 +87,7 @@ CONSTANTS |= {
 INTEGERS = {
     "slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "parameters", "best_ids",
     "ids", "histogram", "candidates", "places", "next_ids", "records", "supports",
-    "rounds", "marks", "found", "counts", "chosen",
+    "rounds", "num_rows", "step", "positions", "contexts", "marks", "found", "counts", "chosen",
     "group_masses", "box", "numbers",
 }  # fmt: skip
 REALS = {"sums", "addends", "stats", "surveys", "groups", "parts"}

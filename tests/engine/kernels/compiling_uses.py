@@ -21,9 +21,9 @@ from triton.runtime.jit import JITFunction
 
 from outrider.engine.device_inputs import BatchFrame, BatchShape, unpack
 from outrider.engine.drafting import DraftingRules
-from outrider.engine.drafting.loop import DraftLoop
-from outrider.engine.drafting.plan import LoopShape
+from outrider.engine.drafting.loop import DraftLoop, StepShape
 from outrider.engine.execution import make_cache
+from outrider.engine.inlet import Inlet
 from outrider.engine.kernels import launching
 from outrider.engine.kernels.paged_attention.device_plan import num_counters
 from outrider.engine.kernels.scoring.launching import launch_kernels
@@ -109,10 +109,14 @@ class Model:
         buffer = torch.empty(shape.num_fixed + PAGES, dtype=torch.int32, device=GPU)
         return self.decoder(unpack(buffer, shape, self.frame, num_logits), self.cache)
 
-    def draft(self, shape: LoopShape) -> None:
-        """A whole loop."""
+    def draft(self, shape: StepShape) -> None:
+        """A step of a loop."""
         loop = DraftLoop(self.decoder, self.cache, self.frame, DraftingRules(), pages_per_row=PAGES)
         loop.launch(shape)
+
+    def take_in(self) -> None:
+        """What each launch begins with."""
+        Inlet(PAGES, GPU).take_in()
 
 
 def score(logits: torch.Tensor, wish: Wish, num_ids: int) -> None:
@@ -138,19 +142,20 @@ def main() -> None:
     seen = compile_only()
     with FakeTensorMode(), torch.inference_mode():
         draft = Model(torch.bfloat16)
-        for num_rows in (1, 2):
-            draft.draft(LoopShape(num_rows, 2, 2))
-            draft.draft(LoopShape(num_rows, 2, 1))
-            prepared = set(seen)
-            for num_steps in (1, 3, 8):
-                draft.draft(LoopShape(num_rows, num_steps, 2))
-                draft.draft(LoopShape(num_rows, num_steps, 1))
-            assert seen == prepared
+        draft.take_in()
+        for num_rows in (1, 2, 8, 24, 64, 256):
+            draft.draft(StepShape(num_rows, 2))
+            draft.draft(StepShape(num_rows, 1))
         target = Model(torch.bfloat16, hidden_size=4096, intermediate_size=14336, head_dim=128, vocab_size=64_000)
-        for shape in map(BatchShape, (1, 1, 1, 32, 2, 1), (1, 5, 8, 32, 133, 512), (1, 8, 8, 1, 128, 512)):
+        for shape in map(
+            BatchShape,
+            (1, 1, 8, 24, 256, 16, 40, 64, 96, 160, 256),
+            (1, 8, 8, 24, 256, 16, 40, 64, 96, 160, 512),
+            (1, 8, 8, 1, 1, 17, 8, 8, 8, 8, 512),
+        ):
             target.forward(shape, min(5, shape.num_tokens))
         warm = set(seen)
-        for shape in map(BatchShape, (7, 65, 90, 3, 40), (16, 448, 300, 3, 30), (8, 128, 300, 1, 1)):
+        for shape in map(BatchShape, (7, 65, 90, 3, 40, 2), (16, 448, 300, 3, 30, 19), (8, 128, 300, 1, 1, 17)):
             target.forward(shape, 1)
         assert seen == warm
         logits = torch.empty(41, 128_256, dtype=torch.bfloat16, device=GPU)
@@ -164,7 +169,7 @@ def main() -> None:
         score(logits[1:].float(), Wish.DRAWS | Wish.ENTROPY, 1)
         # Biases, normalised heads, a window, odd sizes, the two other types.
         odd = {"vocab_size": 32_003, "hidden_size": 896, "intermediate_size": 4864, "num_heads": 14, "num_kv_heads": 2}
-        Model(torch.float16, qkv_bias=True, **odd).draft(LoopShape(1, 2, 1))
+        Model(torch.float16, qkv_bias=True, **odd).draft(StepShape(1, 1))
         Model(torch.float32, qk_norm=True, sliding_windows=(512,), **odd).forward(BatchShape(4, 20, 8), 20)
         Model(torch.bfloat16, output_bias=True).forward(BatchShape(8, 40, 8), 1)
         sum_of_ranks()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,11 @@ from outrider.engine.kernels.draft_sampling import DraftSink
 from outrider.engine.kernels.draft_sampling.kernel import TritonSampler
 from outrider.engine.kernels.draft_sampling.layout import ALWAYS, NUM_FIELDS, Field, Method, RowParameters
 from outrider.engine.kernels.draft_sampling.reference import ReferenceSampler
+from outrider.engine.sampling.process import process_logits
+from outrider.engine.sampling.rows import LogitRow
 from outrider.randomness.streams import Stream
+from outrider.types import SamplingParams
+from tests.support.core_driver import open_session
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -29,7 +34,7 @@ SMALL_VOCAB, LIMITS, EQUALS_LIMITS = (
     (250, [1, 7, 128], [3]) if INTERPRETED else (1000, [1, 7, 128, 1000, 1024], [3, 100])
 )
 POISON = -(2**30) - 7
-STREAMS = {Method.COUPLED: Stream.COUPLED, Method.SPARSE: Stream.PROPOSAL}
+STREAMS = {Method.COUPLED: Stream.COUPLED, Method.CUT_COUPLED: Stream.COUPLED}
 
 
 def row(method: Method, **changes: object) -> RowParameters:
@@ -46,13 +51,14 @@ def draw(
     sampler = (TritonSampler if kernel else ReferenceSampler)(mass=mass, limit=limit)
     count = len(rows)
     sink = DraftSink(
+        torch.tensor([step], dtype=torch.int32, device=DEVICE),
         *(
             torch.full(shape, POISON, dtype=torch.int32, device=DEVICE)
-            for shape in ((step + 1, count), (step + 1, count, NUM_FIELDS), (step + 1, count, 2, limit))
-        )
+            for shape in ((count,), (step + 1, count, NUM_FIELDS), (step + 1, count, 2, limit))
+        ),
     )
     parameters = torch.tensor([one.to_numbers() for one in rows], dtype=torch.int32, device=DEVICE)
-    sampler(logits, parameters, step, sink)
+    sampler(logits, parameters, sink)
     return sink
 
 
@@ -62,10 +68,9 @@ def compare(logits: torch.Tensor, rows: list[RowParameters], *, step: int = 0, m
     ends_alike = found.records[step, :, Field.WIDTH] == truth.records[step, :, Field.WIDTH]
     for index in (~ends_alike).nonzero().flatten().tolist():
         check_edge(logits[index], rows[index], widths(found)[index], widths(truth)[index], mass=mass)
-    torch.testing.assert_close(found.next_ids[step, ends_alike], truth.next_ids[step, ends_alike], atol=0, rtol=0)
+    torch.testing.assert_close(found.next_ids[ends_alike], truth.next_ids[ends_alike], atol=0, rtol=0)
     records = found.records[step, ends_alike, :3], truth.records[step, ends_alike, :3]
     torch.testing.assert_close(*records, atol=0, rtol=0)
-    assert (found.next_ids[:step] == POISON).all()
     assert (found.records[:step] == POISON).all()
     largest = found.records[..., Field.LARGEST], truth.records[..., Field.LARGEST]
     finite = truth.records[..., Field.IS_FINITE] == 1
@@ -118,8 +123,51 @@ def test_all_methods_in_one_batch(vocab_size: int, scale: float) -> None:
     ]
     sink = compare(peaked(len(rows), vocab_size, scale), rows, mass=0.999, limit=64)
     assert sink.records[0, 3].tolist() == [POISON] * NUM_FIELDS
-    assert sink.next_ids[0, 3] == sink.next_ids[0, 6] == 0
+    assert sink.next_ids[3] == sink.next_ids[6] == 0
     assert (sink.records[0, [0, 1, 2, 4, 5], Field.TOKEN] >= 0).all()
+
+
+CUTS: list[dict[str, Any]] = [
+    {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}, {"top_p": 0.8, "top_k": 20}, {"top_p": 0.5, "min_p": 0.02},
+    {"top_p": 0.95, "top_k": 7, "min_p": 0.1}, {"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}, {"top_k": 5000},
+    {"top_k": 5000, "top_p": 0.9}, {"top_p": 0.9995},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scale", "limit"), [(0.3, 64), (3.0, 64), (3.0, 256), (12.0, 64)])
+@pytest.mark.parametrize("method", [Method.SPARSE, Method.CUT_COUPLED])
+def test_cuts_are_the_references(method: Method, scale: float, limit: int) -> None:
+    rows = [row(method, seed=seed, temperature=0.7, **cut) for seed, cut in enumerate(CUTS)]
+    sink = compare(peaked(len(rows), 1000, scale, seed=3), rows, mass=0.999, limit=limit)
+    if method is Method.CUT_COUPLED:
+        assert widths(sink) == [0] * len(rows)
+        return
+    assert widths(sink)[6] == widths(sink)[7] == widths(sink)[8] == 1
+    assert widths(sink)[1] <= 20
+
+
+def test_what_equals_the_last_of_the_top_k_stays() -> None:
+    logits = peaked(2, 1000, 1.0)
+    logits[:, [3, 500, 900]], logits[:, 700] = 20.0, 21.0
+    sink = compare(logits, [row(Method.SPARSE, top_k=2), row(Method.SPARSE, top_k=4)], mass=0.999, limit=64)
+    assert sink.supports[0, :, 0, :4].tolist() == [[700, 3, 500, 900]] * 2
+    assert widths(sink) == [4, 4]
+
+
+def test_cuts_are_those_of_the_processing_of_logits() -> None:
+    """The kernel's supports against the mask that the plain way makes of the same request."""
+    logits = peaked(len(CUTS), 1000, 3.0, seed=4)
+    cuts = [cut for cut in CUTS if cut.get("top_k", 0) <= 1000]
+    rows = [row(Method.SPARSE, **cut) for cut in cuts]
+    sink = draw(logits[: len(cuts)], rows, kernel=True, mass=1 - 1e-6, limit=1000)
+    for index, cut in enumerate(cuts):
+        opened = open_session(0, prompt_length=1, max_length=9, num_token_ids=1000, sampling=SamplingParams(**cut))
+        left = process_logits(logits[index : index + 1].cpu(), [LogitRow(opened, [0], 1, 1)])[0]
+        expected = left.isfinite().nonzero().flatten().tolist()
+        found = sink.supports[0, index, 0, : widths(sink)[index]].tolist()
+        missing = left.softmax(0)[sorted(set(expected) - set(found))].sum()
+        assert set(found) <= set(expected)
+        assert missing < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -145,7 +193,7 @@ def test_a_certain_token_is_a_support_of_one() -> None:
     logits[:, 600] = 40.0
     sink = compare(logits, [row(Method.SPARSE), row(Method.SPARSE, temperature=1e-30)], mass=0.999, limit=64)
     assert widths(sink) == [1, 1]
-    assert sink.next_ids[0].tolist() == [600, 600]
+    assert sink.next_ids.tolist() == [600, 600]
 
 
 @pytest.mark.parametrize("limit", EQUALS_LIMITS)
@@ -184,11 +232,12 @@ def test_banned_tokens_and_padded_vocabularies_are_never_drawn() -> None:
     logits[:, 5], logits[:, 990] = 30.0, 40.0
     banned = ((5, 12), (990, ALWAYS), (3, ALWAYS))
     methods = (Method.GREEDY, Method.COUPLED, Method.SPARSE)
-    for step in (0, 3):  # positions 9 and 12
-        found = compare(logits, [row(m, banned=banned) for m in methods], step=step, mass=0.999, limit=64)
-        assert [token == 5 for token in found.next_ids[step].tolist()] == [step == 3] * 3
+    for step in (0, 3):
+        rows = [row(m, banned=banned, position=9 + step) for m in methods]
+        found = compare(logits, rows, step=step, mass=0.999, limit=64)
+        assert [token == 5 for token in found.next_ids.tolist()] == [step == 3] * 3
     found = compare(logits, [row(m, num_ids=990) for m in methods], mass=0.999, limit=64)
-    assert found.next_ids[0].tolist() == [5] * 3
+    assert found.next_ids.tolist() == [5] * 3
 
 
 def test_a_row_that_cannot_be_drawn_from_hurts_no_other() -> None:

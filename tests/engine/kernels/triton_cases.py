@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from outrider.engine.batch import ForwardBatch, ForwardRow, plan_forward
 from outrider.engine.device_inputs import BatchFrame, BatchShape, pack, unpack
-from outrider.engine.graphs import captured_shapes
+from outrider.engine.graph_shapes import DEFAULT_LIMITS, forward_shapes
 from outrider.engine.inlet import Inlet
 from outrider.engine.kernels.launching import launches_early, num_processors
 from outrider.engine.kernels.linear import prepare_weight, quarters, streamed
@@ -222,7 +222,8 @@ def test_attention(
         assert isinstance(plan, DevicePlan)
         tiling = Tiling(16, 16, 4, 2) if INTERPRETED else None
         rows = torch.cat((query, query.new_full((shape.num_tokens - len(query), heads, head_dim), NAN)))
-        found = kernel.paged_attention(rows, kv, plan, tiling=tiling, splits=splits)
+        budget = splits and splits * own_shape.num_rows
+        found = kernel.paged_attention(rows, kv, plan, tiling=tiling, budget=budget)
         check(found[: len(query)], truth, dtype)
         assert found[len(query) :].isnan().all()
         if dtype == torch.float32:
@@ -417,7 +418,7 @@ def test_rows_that_the_copy_engine_refuses_are_left_to_others() -> None:
 
 def test_every_number_of_rows_is_taken_as_one_that_is_captured() -> None:
     """So that no kernel is compiled for a batch."""
-    captured = {shape.num_tokens for shape in captured_shapes()}
+    captured = {shape.num_tokens for shape in forward_shapes(DEFAULT_LIMITS, has_chunks=True)}
     for tiling in (gate_tiling, quarters_tiling, partial(split_tiling, splits=2)):
         assert {tiling(rows) for rows in range(200)} <= {tiling(rows) for rows in captured} | {None}
 

@@ -1,12 +1,17 @@
 """Drawing the tokens of one draft step, from logits on the device to the next step's input on the device.
 
-Contract: ``logits [B, V]``, of any floating type, are those of step k of every row; ``parameters [B, NUM_COLUMNS]``
-say how each row draws (``layout.RowParameters``); rows whose length is k or less draw nothing. Logits count as float32,
-divided by the row's temperature, with the tokens the row never draws at minus infinity. Greedy takes the largest;
-coupled adds the shared noise of the row's position first; sparse draws by race among the smallest set of likeliest
-tokens with at least ``mass``, ``limit`` of them at most, scaled to 1, and reports that set. Of equals the lowest id
-goes first, in every choice. A row with logits that are not finite, or with nothing to draw, draws -1 and hurts no
-other.
+Contract: ``logits [B, V]``, of any floating type, are those of one step of every row; ``parameters [B, NUM_COLUMNS]``
+say how each row draws (``layout.RowParameters``); rows with no tokens left to draw draw nothing. Logits count as
+float32, divided by the row's temperature, with the tokens the row never draws at minus infinity. Greedy takes the
+largest; coupled adds the shared noise of the row's position first; sparse draws by race among the smallest set of
+likeliest tokens with at least ``mass``, ``limit`` of them at most, scaled to 1, and reports that set. Of equals the
+lowest id goes first, in every choice. A row with logits that are not finite, or with nothing to draw, draws -1 and
+hurts no other.
+
+Min-p, top-k and top-p cut a row first, in this order and as ``outrider.engine.sampling.truncation`` has it, as far as
+the ``limit`` likeliest tokens go: a set that would reach further ends there, and the mass of what min-p and top-k
+leave counts as all of it where they cut beyond. What a target cuts off decides what is emitted; what a draft cuts off
+decides only what it proposes. Cut coupled rows race among what is left, ``limit`` tokens at most.
 
 Promised of sparse: what is reported is what was drawn from, bit for bit (the race runs over the logarithms of the
 float32 numbers that are reported). The set is the reference's but where float32 decides: probabilities are within 4
@@ -33,8 +38,8 @@ __all__ = ["DraftSampler", "DraftSink", "make_sampler"]
 class DraftSampler(Protocol):
     """Draws with one ``mass`` and one ``limit``."""
 
-    def __call__(self, logits: torch.Tensor, parameters: torch.Tensor, step: int, sink: DraftSink) -> None:
-        """Draw step ``step`` from ``logits`` [B, V] by ``parameters`` [B, NUM_COLUMNS] int32."""
+    def __call__(self, logits: torch.Tensor, parameters: torch.Tensor, sink: DraftSink) -> None:
+        """Draw one step from ``logits`` [B, V] by ``parameters`` [B, NUM_COLUMNS] int32."""
         ...
 
 

@@ -28,6 +28,8 @@ class Method(enum.IntEnum):
     COUPLED = 2
     SPARSE = 3
     """From a support of the likeliest tokens, which is reported."""
+    CUT_COUPLED = 4
+    """Coupled, among the tokens that top-p, top-k and min-p leave."""
 
 
 class Column(enum.IntEnum):
@@ -41,15 +43,21 @@ class Column(enum.IntEnum):
     STREAM = 4
     BASE = 5
     POSITION = 6
-    """Of the token drawn in step 0."""
+    """Of the token that is drawn next."""
     LENGTH = 7
-    """Steps in which this row draws."""
+    """Tokens that this row is still to draw; 0 or less: none."""
     NUM_IDS = 8
     """Tokens from here on are never drawn."""
-    NUM_BANNED = 9
-    BANNED = 10
+    MIN_P = 9
+    """The bits of a float32; 0 cuts nothing."""
+    TOP_K = 10
+    """0 cuts nothing."""
+    TOP_P = 11
+    """The bits of a float32; 1 cuts nothing."""
+    NUM_BANNED = 12
+    BANNED = 13
     """The first of ``MAX_BANNED`` token ids."""
-    UNTIL = 18
+    UNTIL = 21
     """The first of ``MAX_BANNED`` positions from which on the token of the same place may be drawn."""
 
 
@@ -72,7 +80,8 @@ class Field(enum.IntEnum):
 NUM_FIELDS = len(Field)
 
 _HOTTEST = float(torch.finfo(torch.float32).max)
-_AS_THEY_ARE, _AS_INTEGERS = struct.Struct("=IIf"), struct.Struct("=iii")
+_AS_THEY_ARE, _AS_INTEGERS = struct.Struct("=IIfff"), struct.Struct("=iiiii")
+_UNCUT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,9 @@ class RowParameters:
     position: int
     length: int
     num_ids: int
+    min_p: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
     banned: tuple[tuple[int, int], ...] = ()
     """(token id, position from which on it may be drawn)."""
 
@@ -95,22 +107,21 @@ class RowParameters:
         low, high = split_seed(self.seed)
         ids, untils = [token_id for token_id, _ in self.banned], [until for _, until in self.banned]
         padding = [0] * (MAX_BANNED - len(ids))
-        low, high, temperature = _AS_INTEGERS.unpack(_AS_THEY_ARE.pack(low, high, min(self.temperature, _HOTTEST)))
+        low, high, temperature, min_p, top_p = _AS_INTEGERS.unpack(
+            _AS_THEY_ARE.pack(low, high, min(self.temperature, _HOTTEST), self.min_p, self.top_p)
+        )
         return [
             int(self.method), temperature, low, high, int(self.stream), self.base, self.position, self.length,
-            self.num_ids, len(ids), *ids, *padding, *untils, *padding,
+            self.num_ids, min_p, min(self.top_k, _UNCUT), top_p, len(ids), *ids, *padding, *untils, *padding,
         ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSink:
-    """Where a loop's draws go; step k writes at index k."""
+    """Where a loop's draws go; those of step k at index k."""
 
-    next_ids: torch.Tensor  # [K, B] int32: the drawn token, 0 where there is none, so that it can be fed again
+    step: torch.Tensor  # [1] int32: k
+    next_ids: torch.Tensor  # [B] int32: the drawn token, 0 where there is none, so that it can be fed again
     records: torch.Tensor  # [K, B, NUM_FIELDS] int32, where both device and host reach them; of rows that draw nothing
     # in a step they stay unwritten
     supports: torch.Tensor  # [K, B, 2, S] int32: ids, best first, and the bits of their float32 probabilities
-
-    def of_step(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[B], [B, NUM_FIELDS], [B, 2, S]."""
-        return self.next_ids[step], self.records[step], self.supports[step]

@@ -6,6 +6,7 @@ import torch
 
 from outrider.engine.kernels.draft_sampling.layout import MAX_BANNED, Column, DraftSink, Method
 from outrider.engine.sampling.draws import race, race_among
+from outrider.engine.sampling.ordering import largest
 from outrider.engine.sampling.support import choose_support
 from outrider.randomness.philox_torch import StreamRows
 from outrider.randomness.streams import MASK, Stream
@@ -20,35 +21,38 @@ class ReferenceSampler:
         self._mass = mass
         self._limit = limit
 
-    def __call__(self, logits: torch.Tensor, parameters: torch.Tensor, step: int, sink: DraftSink) -> None:
-        """Draw step ``step`` from ``logits`` [B, V] by ``parameters`` [B, NUM_COLUMNS] int32."""
-        next_ids, records, supports = sink.of_step(step)
+    def __call__(self, logits: torch.Tensor, parameters: torch.Tensor, sink: DraftSink) -> None:
+        """Draw one step from ``logits`` [B, V] by ``parameters`` [B, NUM_COLUMNS] int32."""
+        step = int(sink.step)
         for row, numbers in enumerate(parameters.tolist()):
-            if numbers[Column.METHOD] == Method.NONE or step >= numbers[Column.LENGTH]:
-                next_ids[row] = 0
+            if numbers[Column.METHOD] == Method.NONE or numbers[Column.LENGTH] <= 0:
+                sink.next_ids[row] = 0
                 continue
-            next_ids[row] = self._draw(logits[row : row + 1].float(), numbers, step, (records[row], supports[row]))
+            written = sink.records[step, row], sink.supports[step, row]
+            sink.next_ids[row] = self._draw(logits[row : row + 1].float(), numbers, written)
 
     def _draw(
         self,
         logits: torch.Tensor,  # [1, V]
         numbers: list[int],
-        step: int,
         written: tuple[torch.Tensor, torch.Tensor],  # [NUM_FIELDS], [2, S]
     ) -> int:
         """The token to feed again."""
         record, support = written
-        processed = _process(logits, numbers, step)
-        largest, token = processed.max(-1)
+        processed = _process(logits, numbers)
+        best, token = processed.max(-1)
         is_finite = bool(logits.isfinite().all())
-        record.copy_(torch.tensor([-1, 0, int(is_finite), _bits(largest)]))
-        if not (is_finite and bool(largest.isfinite())):
+        record.copy_(torch.tensor([-1, 0, int(is_finite), _bits(best)]))
+        if not (is_finite and bool(best.isfinite())):
             return 0
-        noise = _noise(numbers, step, logits.device)
+        noise = _noise(numbers, logits.device)
         if numbers[Column.METHOD] == Method.COUPLED:
             token = race(processed, noise)
+        elif numbers[Column.METHOD] == Method.CUT_COUPLED:
+            probs, ids, _ = choose_support(self._cut(processed, numbers), 1.0, self._limit)
+            token = race_among(probs.log(), ids, noise, logits.shape[-1])
         elif numbers[Column.METHOD] == Method.SPARSE:
-            probs, ids, (width,) = choose_support(processed.softmax(-1), self._mass, self._limit)
+            probs, ids, (width,) = choose_support(self._cut(processed, numbers), self._mass, self._limit)
             token = race_among(probs.log(), ids, noise, logits.shape[-1])
             support[0, :width] = ids[0, :width].to(torch.int32)
             support[1, :width] = probs[0, :width].view(torch.int32)
@@ -56,8 +60,34 @@ class ReferenceSampler:
         record[0] = token[0]
         return int(token[0])
 
+    def _cut(self, processed: torch.Tensor, numbers: list[int]) -> torch.Tensor:  # [1, V] -> [1, V]
+        """The probabilities that min-p, top-k and top-p leave, scaled to 1."""
+        probs = processed.softmax(-1)
+        ordered, ids = largest(probs, min(self._limit, probs.shape[-1]))
+        top_k, (min_p, top_p) = numbers[Column.TOP_K], _floats(numbers[Column.MIN_P], numbers[Column.TOP_P])
+        kept = ordered >= min_p * ordered[:, :1]
+        if 0 < top_k <= ordered.shape[-1]:
+            kept &= ordered >= ordered[:, top_k - 1 : top_k]
+        sums = ordered.to(torch.float64).cumsum(-1)
+        whole = _sum_of(sums, kept) if not kept.all() else 1.0
+        if top_p < 1:
+            kept &= sums - ordered < top_p * whole
+        if kept.all():
+            return probs
+        left = torch.zeros_like(probs).scatter_(-1, ids, ordered.masked_fill(~kept, 0.0))
+        return left / _sum_of(sums, kept)
 
-def _process(logits: torch.Tensor, numbers: list[int], step: int) -> torch.Tensor:
+
+def _floats(*bits: int) -> list[float]:
+    found: list[float] = torch.tensor(bits, dtype=torch.int32).view(torch.float32).tolist()
+    return found
+
+
+def _sum_of(sums: torch.Tensor, kept: torch.Tensor) -> float:  # [1, S] each
+    return float(sums.masked_fill(~kept, 0.0).max())
+
+
+def _process(logits: torch.Tensor, numbers: list[int]) -> torch.Tensor:
     temperature = torch.tensor(numbers[Column.TEMPERATURE], dtype=torch.int32).view(torch.float32)
     processed = logits / temperature.to(logits.device)
     processed[:, numbers[Column.NUM_IDS] :] = _MASKED
@@ -67,15 +97,15 @@ def _process(logits: torch.Tensor, numbers: list[int], step: int) -> torch.Tenso
         strict=True,
     )
     for token_id, until in list(banned)[: numbers[Column.NUM_BANNED]]:
-        if numbers[Column.POSITION] + step < until:
+        if numbers[Column.POSITION] < until:
             processed[:, token_id] = _MASKED
     return processed
 
 
-def _noise(numbers: list[int], step: int, device: torch.device) -> StreamRows:
+def _noise(numbers: list[int], device: torch.device) -> StreamRows:
     seed = (numbers[Column.SEED_LOW] & MASK) | ((numbers[Column.SEED_HIGH] & MASK) << 32)
-    position = numbers[Column.POSITION] + step
-    return StreamRows.of([seed], Stream(numbers[Column.STREAM]), [numbers[Column.BASE]], [position], device)
+    bases, positions = [numbers[Column.BASE]], [numbers[Column.POSITION]]
+    return StreamRows.of([seed], Stream(numbers[Column.STREAM]), bases, positions, device)
 
 
 def _bits(value: torch.Tensor) -> int:  # [1] float32

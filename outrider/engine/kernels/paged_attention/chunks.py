@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from outrider.engine.kernels.launching import launch_options, num_processors, shared_bytes
-from outrider.engine.kernels.paged_attention.device_plan import DevicePlan
+from outrider.engine.kernels.launching import launch_options, num_processors
+from outrider.engine.kernels.paged_attention.device_plan import MAX_DECODE_QUERIES, DevicePlan, can_take_chunks
 from outrider.engine.kernels.paged_attention.tiles import attend_tile
 
 _LOG2_E = 1.4426950408889634
@@ -30,9 +30,6 @@ _ROWS = 256
 """Looked through at once; more need a kernel of their own."""
 _LEAST_BLOCKS = 4
 """Of keys, in a part."""
-_SHARED_BYTES = 227 << 10
-"""Of a program on a GPU of capability 9.0; large tiles take nearly all of it."""
-_WIDEST_HEAD = 128
 
 
 @triton.jit
@@ -157,12 +154,7 @@ _TILING = ChunkTiling(large_m=128, block_n=128, num_warps=8, num_stages=3)
 
 def takes_chunks(query: torch.Tensor, max_queries: int) -> bool:
     """Whether these tiles are for a batch in which some row may have ``max_queries``, and fit the device."""
-    return (
-        max_queries > _FEW_QUERIES
-        and query.dtype.itemsize == 2
-        and query.shape[-1] <= _WIDEST_HEAD
-        and shared_bytes(query.device) >= _SHARED_BYTES
-    )
+    return max_queries > MAX_DECODE_QUERIES and can_take_chunks(query.dtype, query.shape[-1], query.device)
 
 
 def attend_chunks(

@@ -10,18 +10,25 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.engine.kernels.launching import shared_bytes
+
 MAX_SPLITS = 32
+MAX_DECODE_QUERIES = 17
+"""Queries of a row up to which a batch counts as decoding; rows of more are prompts, or their chunks."""
 _PROGRAMS_PER_PROCESSOR = 2
+_WIDEST_CHUNK_HEAD, _CHUNK_BYTES = 128, 227 << 10
+"""What ``chunks`` is made for: shared memory of a program on a GPU of capability 9.0; large tiles take nearly all."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """B rows, of which those without queries are skipped."""
+    """Up to B rows; those present come first, and the others have no queries."""
 
     query_starts: torch.Tensor  # [B+1] int32
     context_lengths: torch.Tensor  # [B] int32
     page_starts: torch.Tensor  # [B+1] int32, into pages
     pages: torch.Tensor  # [any] int32, the pages of one row after the other
+    num_rows: torch.Tensor  # [1] int32: rows that are present
     max_queries: int
     """No row has more."""
     counters: torch.Tensor
@@ -37,13 +44,16 @@ class DevicePlan:
     window: int | None
 
 
-def choose_splits(num_groups: int, num_processors: int) -> int:
-    """Into how many parts each row's context is cut so that small batches fill the device."""
-    wanted = _PROGRAMS_PER_PROCESSOR * num_processors // max(1, num_groups)
-    splits = 1
-    while splits * 2 <= min(wanted, MAX_SPLITS):
-        splits *= 2
-    return splits
+def can_take_chunks(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
+    """Whether the kernel of prompts and chunks is for numbers and heads such as these, and fits the device."""
+    return dtype.itemsize == 2 and head_dim <= _WIDEST_CHUNK_HEAD and shared_bytes(device) >= _CHUNK_BYTES
+
+
+def split_budget(num_kv_heads: int, num_processors: int) -> int:
+    """Parts, for each KV head, into which all tiles of queries together are cut, so that small batches fill the
+    device.
+    """
+    return max(1, _PROGRAMS_PER_PROCESSOR * num_processors // num_kv_heads)
 
 
 def num_counters(num_processors: int) -> int:
