@@ -152,7 +152,11 @@ def time_draft_loop(runner: ModelRunner, case: Case, *, num_samples: int, num_wa
 
 
 def draft(
-    runner: ModelRunner, sequences: list[KVSequence], last: list[int], num_tokens: int, sampling: SamplingParams = GREEDY
+    runner: ModelRunner,
+    sequences: list[KVSequence],
+    last: list[int],
+    num_tokens: int,
+    sampling: SamplingParams = GREEDY,
 ) -> list[list[int]]:
     """[num_tokens][B] tokens after each sequence's last."""
     request = Open(
