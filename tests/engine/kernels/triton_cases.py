@@ -260,7 +260,7 @@ def test_chunks_over_longer_contexts(contexts: list[int], queries: list[int], wi
 
 def test_chunks_are_for_many_queries_of_two_bytes() -> None:
     for dtype, max_queries, head_dim, takes in (
-        (torch.float16, 9, 128, True), (torch.bfloat16, 512, 64, True), (torch.float16, 8, 128, False),
+        (torch.float16, 18, 128, True), (torch.bfloat16, 512, 64, True), (torch.float16, 17, 128, False),
         (torch.float32, 512, 128, False), (torch.float16, 512, 256, False),
     ):  # fmt: skip
         assert takes_chunks(torch.zeros(1, 4, head_dim, dtype=dtype), max_queries) == takes
