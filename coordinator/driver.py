@@ -21,6 +21,7 @@ from coordinator.replicas import Source
 from coordinator.roster import Roster
 from coordinator.services import DraftReplica, Services, TargetReplica, draft_facts
 from coordinator.ticket import Ticket
+from coordinator.timekeeping import Stopwatch
 from outrider.errors import CapacityError, OutriderError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch, ItemTiming, Scores, TargetCommand, TargetEvent
 from outrider.telemetry.logs import about_request
@@ -51,7 +52,8 @@ class Driver:
         self._draft_timeouts: dict[DraftReplica | None, DraftTimeout] = {}
         """Of the drafts that are attached."""
         self.services = Services(targets, drafts, self, on_model=on_model, target_timeout_s=target_timeout_s)
-        self._placement = Placement(self.services)
+        self._policy = roster.policy
+        self._placement = Placement(self.services, self._policy)
         self._untold: dict[Ticket, None] = {}
         """Whose users are to be told of new output, in this order."""
         self._has_commands = False
@@ -84,6 +86,7 @@ class Driver:
         self._has_commands = True
         told: list[Ticket] = []
         verdicts = verdicts_of(batch.events, self._find_loop)
+        self._policy.begin(replica, Stopwatch.now())
         for event, timing in batch.timed():
             ticket = self._roster.find(event.session)
             if ticket is not None and ticket.target is replica:
@@ -93,6 +96,9 @@ class Driver:
                 self._advance(ticket, partial(ticket.hear_target, event, verdicts.get(event.session)), timing)
                 if isinstance(event, Scores):
                     self._note_room(ticket)
+        if self._policy.end(replica, batch.report):
+            # After the commands of this turn, as all that can wait.
+            asyncio.get_running_loop().call_soon(self._policy.choose, replica)
         self._hand_out(told)
 
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
@@ -101,6 +107,7 @@ class Driver:
         timeout = self._draft_timeouts.get(replica)
         if timeout is not None and batch.events:
             timeout.heard(asyncio.get_running_loop().time())
+        self._note_proposals(batch)
         sound = sound_proposals(batch.events, self._find_loop)
         for event, timing in batch.timed():
             ticket = self._roster.find(event.session)
@@ -111,6 +118,12 @@ class Driver:
                     timeout.note_wait(waited_s)
                 is_sound = event.session in sound
                 self._advance(ticket, partial(ticket.hear_draft, event, is_sound=is_sound), timing)
+
+    def _note_proposals(self, batch: EventBatch[DraftEvent]) -> None:
+        """For the controller of the target that they are for."""
+        ticket = self._roster.find(batch.events[0].session) if batch.events else None
+        if ticket is not None:
+            self._policy.note_proposals(ticket.target, batch)
 
     def target_attached(self, replica: TargetReplica) -> None:
         """A target is there: sessions without one go on, and waiting requests may start."""

@@ -46,7 +46,7 @@ from coordinator.sides import (
     TargetSide,
     WithoutDraft,
 )
-from coordinator.speculation import DraftLengthPolicy
+from coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy
 from coordinator.tally import Tally
 from coordinator.text import TextTokenizer
 from outrider.errors import DeadlineError, LostTooOftenError, OutriderError, ProtocolError
@@ -92,6 +92,8 @@ class SessionLoop:
         """A session never holds the token that ends it."""
         self.tokens.extend(plan.emitted_token_ids[: len(plan.emitted_token_ids) - len(self._unscored)])
         self._policy = policy
+        self.speculation = policy.session(plan.num_speculative_tokens)
+        """What its draft lengths depend on."""
         self._messages = Messages(plan, self.tokens)
         self._draft = DraftSide(Readiness.AWAY if draft is None else Readiness.CLOSED, draft or DraftFacts())
         self._target = TargetSide()
@@ -329,9 +331,10 @@ class SessionLoop:
         """Both sides hold what was accepted; the token after it is new to them."""
         self._target.note_answer(base + verdict.num_accepted)
         self._draft.settle(self._drafted, verdict.num_accepted)
-        self.tally.count_step(
-            num_draft_tokens=len(self._drafted.token_ids), num_accepted=verdict.num_accepted, why_not=self.why_not
-        )
+        num_drafted, num_accepted = len(self._drafted.token_ids), verdict.num_accepted
+        self.tally.count_step(num_draft_tokens=num_drafted, num_accepted=num_accepted, why_not=self.why_not)
+        lag = base + num_accepted - self._draft.held
+        self._policy.note_verdict(self.speculation, num_drafted, num_accepted, draft_lag=lag)
 
     def _grow(self, new: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None) -> None:
         growth = self.output.push(new, logprobs)
@@ -373,27 +376,47 @@ class SessionLoop:
         elif (length := self._draft_length()) == 0:
             self.why_not = self._why_nothing_is_asked()
             self._send_score()
+        elif not self._is_fed:
+            self._feed_draft()
+            self._send_score()
         else:
             self.waiting = Waiting.DRAFT
             self._actions.append(SetDraftTimer(self.step))
             if self._draft.asked is None:  # otherwise its prefill is not done yet
                 self._ask_draft(length)
 
+    @property
+    def _is_fed(self) -> bool:
+        """Whether to wait for a proposal. Where lengths are controlled, steps go on without one until the draft has the
+        text.
+        """
+        if not self._policy.is_controlled:
+            return True
+        return self._draft.asked is None and len(self.tokens) - self._draft.held <= LONGEST_INLINE_FEED
+
+    def _feed_draft(self) -> None:
+        """Bring the draft what it lacks, if that is not on its way, for a step to come."""
+        self.why_not = WithoutDraft.CATCHING_UP
+        if self._draft.asked is None:
+            self._ask_draft(0)
+
     def _ask_draft_or_go_on(self) -> None:
         length = self._draft_length()
-        if length:
+        if length and self._is_fed:
             self._ask_draft(length)
         else:
-            self.why_not = self._why_nothing_is_asked()
+            if length:
+                self._feed_draft()
+            else:
+                self.why_not = self._why_nothing_is_asked()
             self._actions.append(ClearDraftTimer())
             self._send_score()
 
     def _why_nothing_is_asked(self) -> WithoutDraft:
         """Why ``_draft_length`` is 0."""
-        if self._policy.wanted(self.plan.num_speculative_tokens) == 0:
-            return WithoutDraft.NOT_ASKED
-        if self._policy.is_off_by_load:
-            return WithoutDraft.LOAD
+        why = self._policy.why_none(self.speculation)
+        if why is not None:
+            return why
         if self.output.num_remaining <= 1:
             return WithoutDraft.LAST_TOKEN
         if not self._draft.is_usable:
@@ -402,15 +425,16 @@ class SessionLoop:
 
     def _draft_length(self) -> int:
         """Tokens to ask for in this step: 0 when the draft is not to be called at all."""
-        return self._room_for(len(self.tokens), self.output.num_remaining - 1)
+        wanted = self._policy.length(self.speculation)
+        return self._room_for(wanted, len(self.tokens), self.output.num_remaining - 1)
 
     def _will_draft(self) -> bool:
         """Whether the step after a prefill, which brings one token, will ask the draft."""
-        return self._room_for(len(self.tokens) + 1, self.output.num_remaining - 2) > 0
+        wanted = int(self._policy.will_draft(self.speculation))
+        return self._room_for(wanted, len(self.tokens) + 1, self.output.num_remaining - 2) > 0
 
-    def _room_for(self, length: int, useful: int) -> int:
-        """Tokens to be drafted after ``length`` committed ones, when so many would be of use."""
-        wanted = self._policy.length(self.plan.num_speculative_tokens)
+    def _room_for(self, wanted: int, length: int, useful: int) -> int:
+        """Of the ``wanted`` tokens those that can be drafted after ``length`` committed ones, if so many are of use."""
         if not wanted or not self._draft.is_usable:
             return 0
         return self._draft.room_after(length, min(wanted, useful))

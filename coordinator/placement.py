@@ -8,6 +8,7 @@ from __future__ import annotations
 from coordinator.planning import has_room
 from coordinator.replicas import Replicas
 from coordinator.services import DraftReplica, Services
+from coordinator.speculation import DraftLengthPolicy
 from coordinator.ticket import Ticket
 from outrider.ports import DraftCommand, DraftEvent
 from outrider.types import ModelDescription
@@ -16,7 +17,8 @@ from outrider.types import ModelDescription
 class Placement:
     """Places sessions on the replicas of one coordinator."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, policy: DraftLengthPolicy) -> None:
+        self._policy = policy
         self._targets = services.target
         self._drafts: Replicas[DraftCommand, DraftEvent] | None = services.draft
 
@@ -31,6 +33,7 @@ class Placement:
         ticket.target = self._targets.choose(fits, besides=ticket.refused_by)
         if ticket.target is not None:
             self._targets.enter(ticket.target)
+            self._policy.enter(ticket.loop.speculation, ticket.target)
             ticket.num_moves += 1
         return ticket.target is not None
 
@@ -48,6 +51,7 @@ class Placement:
         """It lives on no target any more."""
         replica, ticket.target = ticket.target, None
         if replica is not None:
+            self._policy.leave(ticket.loop.speculation)
             self._targets.leave(replica)
 
     def leave_draft(self, ticket: Ticket) -> None:

@@ -8,6 +8,7 @@ from coordinator.meter import Meter
 from coordinator.roster import Roster
 from coordinator.services import Services
 from coordinator.sides import WithoutDraft
+from coordinator.speculation import DraftLengthPolicy, Mode
 from coordinator.tally import Tally
 from outrider import __version__
 from outrider.readings import Reading, each
@@ -26,6 +27,7 @@ def coordinator_readings(
         *each("outrider_requests_refused_total", "reason", refusals.items()),
         *each("outrider_replicas_attached", "side", _attached(services)),
         *speculation_readings(roster.tally()),
+        *draft_length_readings(roster.policy),
         build_info(_model_name(services), __version__),
         *meter.readings(),
     ]
@@ -56,6 +58,21 @@ def speculation_readings(tally: Tally) -> list[Reading]:
         ),
         Reading("outrider_draft_timeouts_total", tally.num_draft_timeouts),
         Reading("outrider_bad_evidence_total", tally.num_bad_evidence),
+    ]
+
+
+def draft_length_readings(policy: DraftLengthPolicy) -> list[Reading]:
+    """What the draft lengths are, and what led to them."""
+    controllers = policy.controllers
+    rates = {
+        Mode.PLAIN.value: sum(found.plain_rate for found in controllers if found.num_sessions),
+        Mode.SPECULATIVE.value: sum(found.speculative_rate for found in controllers if found.num_sessions),
+    }
+    return [
+        Reading("outrider_draft_length", policy.mean_length),
+        *each("outrider_expected_tokens_per_second", "mode", rates.items()),
+        Reading("outrider_draft_length_mode_changes_total", sum(found.num_switches for found in controllers)),
+        Reading("outrider_draft_length_probes_total", sum(found.num_probes for found in controllers)),
     ]
 
 

@@ -57,7 +57,7 @@ class Roster:
 
     def __init__(self, policy: DraftLengthPolicy, *, max_running: int, max_queue: int) -> None:
         self.endings = Endings()
-        self._policy = policy
+        self.policy = policy
         self._admission: Admission[Ticket] = Admission(max_running=max_running, max_queue=max_queue)
         self._by_session: dict[int, Ticket] = {}
         self._numbers = itertools.count(1)
@@ -127,7 +127,7 @@ class Roster:
         self._count(ticket, ending)
 
     def _note_load(self) -> None:
-        self._policy.set_load(self.num_running + self.num_waiting)
+        self.policy.set_load(self.num_running + self.num_waiting)
 
     def tally(self) -> Tally:
         """What speculation did for all requests so far, those that still run included."""

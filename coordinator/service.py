@@ -28,6 +28,7 @@ from coordinator.tracing import RequestTrace, RequestTraces
 from coordinator.turns import OfSession
 from outrider import __version__
 from outrider.config import CoordinatorSettings
+from outrider.config.fields import DraftLengthMode
 from outrider.errors import CapacityError, InvalidRequestError, OutriderError, UnavailableError
 from outrider.generation import Delta, GenerationRequest, ModelInfo
 from outrider.limits import ANY_MODEL, ModelLimits
@@ -80,6 +81,7 @@ class Coordinator:
             settings.num_speculative_tokens,
             disable_by_batch_size=settings.disable_by_batch_size,
             has_draft=draft is not None,
+            is_controlled=settings.draft_length is DraftLengthMode.AUTO,
         )
         self._roster = Roster(self._policy, max_running=settings.max_running_requests, max_queue=settings.max_queue)
         self._driver = Driver(
@@ -152,6 +154,8 @@ class Coordinator:
             num_waiting=self._roster.num_waiting,
             target_pages_free=self._services.target.num_pages_free,
             draft_pages_free=draft.num_pages_free if draft else 0,
+            draft_length_mode=self._settings.draft_length.value,
+            draft_length=round(self._policy.mean_length, 2),
         )
 
     @property

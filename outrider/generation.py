@@ -174,3 +174,7 @@ class ModelInfo:
     num_waiting: int
     target_pages_free: int
     draft_pages_free: int
+    draft_length_mode: str = "fixed"
+    """Who decides how many tokens a step drafts: auto (expected throughput) or fixed."""
+    draft_length: float = 0.0
+    """Draft length that running sessions are given now, on average; 0 while decoding is plain."""

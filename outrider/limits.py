@@ -29,8 +29,8 @@ MAX_SEED = (1 << 64) - 1
 MAX_TOKENS = (1 << 31) - 1
 MAX_LOGPROBS = 1024
 """The most that the setting ``max_logprobs`` can allow."""
-MAX_DRAFT_LENGTH = 64
-"""Draft tokens in one proposal; scoring more in one pass never pays."""
+MAX_DRAFT_LENGTH = 128
+"""Draft tokens in one proposal: as many as vLLM allows."""
 
 # Requests.
 PROMPT_CHARACTERS = Bound(2_000_000, "characters")

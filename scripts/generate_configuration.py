@@ -37,7 +37,7 @@ One schema serves `outrider serve` and each service started alone. It has three 
    draft:
      model: /models/draft
    coordinator:
-     num_speculative_tokens: 4
+     num_speculative_tokens: 8
    ```
 4. **The default** below.
 

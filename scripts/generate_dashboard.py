@@ -101,6 +101,22 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             each("outrider_steps_without_draft_total", "reason"),
         ),
         Panel(
+            "Draft length",
+            "What running sessions are given now; probes and changes between plain and speculative decoding a second.",
+            "short",
+            (
+                (f"avg({metric('outrider_draft_length')})", "draft length"),
+                (rate("outrider_draft_length_probes_total"), "probes"),
+                (rate("outrider_draft_length_mode_changes_total"), "changes"),
+            ),
+        ),
+        Panel(
+            "Expected throughput",
+            "Tokens a second by which the draft length is chosen.",
+            "short",
+            one(f"sum by (mode) ({metric('outrider_expected_tokens_per_second')})", "{{mode}}"),
+        ),
+        Panel(
             "Tokens",
             "A second: drafted, accepted, given to users.",
             "short",

@@ -35,6 +35,13 @@ class EvidenceForm(enum.StrEnum):
     DENSE = "dense"
 
 
+class DraftLengthMode(enum.StrEnum):
+    """Who decides how many tokens are drafted in a step."""
+
+    AUTO = "auto"
+    FIXED = "fixed"
+
+
 def _refuse_bool(value: Any) -> Any:  # noqa: ANN401 - whatever a source held
     if isinstance(value, bool):
         raise ValueError("should be a number")

@@ -15,6 +15,7 @@ from outrider.config.fields import (
     Acceptance,
     Device,
     DraftLength,
+    DraftLengthMode,
     DraftMethod,
     Dtype,
     EvidenceForm,
@@ -291,7 +292,13 @@ class CoordinatorSettings(Section):
     resolve_interval_s: PositiveSeconds = Field(
         5.0, description="How often those hosts are looked up again, for replicas that came or went."
     )
-    num_speculative_tokens: DraftLength = Field(4, description="Draft length of requests that name none; 0 is none.")
+    num_speculative_tokens: DraftLength = Field(
+        8, description="Most draft tokens in a step of requests that name no bound of their own; 0 is none."
+    )
+    draft_length: DraftLengthMode = Field(
+        DraftLengthMode.AUTO,
+        description="auto: each step's length, 0 included, by expected throughput; fixed: always that many.",
+    )
     acceptance_method: Acceptance = Field(
         AcceptanceMethod.REJECTION, description="Rule of requests that name none: rejection, coupled or typical."
     )
@@ -314,7 +321,7 @@ class CoordinatorSettings(Section):
         " sessions go on elsewhere. Connecting may take as long.",
     )
     target_timeout_s: PositiveSeconds = Field(60.0, description="How long requests wait for a lost target to be back.")
-    max_running_requests: Positive = Field(64, description="Requests that run at the same time.")
+    max_running_requests: Positive = Field(256, description="Requests that run at the same time.")
     max_queue: NonNegative = Field(256, description="Requests that may wait; past it they are refused.")
     num_awake_processors: NonNegative | None = Field(
         None,

@@ -80,6 +80,7 @@ def coordinator_pulse(window: Window) -> Fields | None:
         "tokens_per_s": round(window.rate(f"{prefix}emitted_tokens_total"), 1),
         "steps_per_s": round(window.rate("outrider_steps_total"), 1),
     }
+    fields["draft_length"] = round(window.now("outrider_draft_length"), 2)
     judged, drafts = window.rose(f"{prefix}judged_tokens_total"), window.rose(f"{prefix}drafts_total")
     accepted = window.rose(f"{prefix}accepted_tokens_total")
     if judged and drafts:

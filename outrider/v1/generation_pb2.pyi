@@ -202,7 +202,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("target_model", "draft_model", "max_model_len", "num_token_ids", "eos_token_ids", "num_speculative_tokens", "acceptance_method", "draft_attached", "version", "num_running", "num_waiting", "target_pages_free", "draft_pages_free")
+    __slots__ = ("target_model", "draft_model", "max_model_len", "num_token_ids", "eos_token_ids", "num_speculative_tokens", "acceptance_method", "draft_attached", "version", "num_running", "num_waiting", "target_pages_free", "draft_pages_free", "draft_length_mode", "draft_length")
     TARGET_MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +216,8 @@ class GetModelInfoResponse(_message.Message):
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     TARGET_PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LENGTH_MODE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     target_model: str
     draft_model: str
     max_model_len: int
@@ -229,4 +231,6 @@ class GetModelInfoResponse(_message.Message):
     num_waiting: int
     target_pages_free: int
     draft_pages_free: int
-    def __init__(self, target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., draft_attached: _Optional[bool] = ..., version: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., target_pages_free: _Optional[int] = ..., draft_pages_free: _Optional[int] = ...) -> None: ...
+    draft_length_mode: str
+    draft_length: float
+    def __init__(self, target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., draft_attached: _Optional[bool] = ..., version: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., target_pages_free: _Optional[int] = ..., draft_pages_free: _Optional[int] = ..., draft_length_mode: _Optional[str] = ..., draft_length: _Optional[float] = ...) -> None: ...

@@ -127,7 +127,8 @@ def kill(toy: Any) -> None:
 @contextlib.asynccontextmanager
 async def fleet(targets: Found, drafts: Found | None = None, **settings: Any) -> AsyncIterator[Fleet]:
     """Started; in the end every page of every toy ever listed at the start is free."""
-    made = Fleet(targets, drafts, CoordinatorSettings(**({"draft_timeout_ms": 60_000} | settings)))
+    fixed: dict[str, Any] = {"draft_timeout_ms": 60_000, "draft_length": "fixed", "num_speculative_tokens": 4}
+    made = Fleet(targets, drafts, CoordinatorSettings(**(fixed | settings)))
     async with asyncio.timeout(SOON_S):
         await made.coordinator.start()
     try:

@@ -40,8 +40,9 @@ def ask(**fields: Any) -> GenerationRequest:
 
 
 def settings_of(**fields: Any) -> CoordinatorSettings:
-    # A draft is given up by tests that say so, not by a busy machine.
-    return CoordinatorSettings(**({"draft_timeout_ms": 60_000} | fields))
+    # A draft is given up by tests that say so, not by a busy machine; lengths are chosen in tests of that.
+    fixed: dict[str, Any] = {"draft_timeout_ms": 60_000, "draft_length": "fixed", "num_speculative_tokens": 4}
+    return CoordinatorSettings(**(fixed | fields))
 
 
 async def eventually(holds: Callable[[], bool]) -> None:

@@ -2,25 +2,78 @@
 
 from __future__ import annotations
 
+from coordinator.sides import WithoutDraft
 from coordinator.speculation import DraftLengthPolicy
 from outrider.limits import MAX_DRAFT_LENGTH
 
 
 def test_a_requests_own_length_counts_over_the_default() -> None:
     policy = DraftLengthPolicy(4)
-    assert [policy.length(requested) for requested in (None, 0, 7, 10_000)] == [4, 0, 7, MAX_DRAFT_LENGTH]
+    assert [policy.length(policy.session(requested)) for requested in (None, 0, 7, 10_000)] == [
+        4,
+        0,
+        7,
+        MAX_DRAFT_LENGTH,
+    ]
 
 
 def test_it_goes_off_at_the_load_and_on_below() -> None:
     policy = DraftLengthPolicy(4, disable_by_batch_size=3)
+    session = policy.session(None)
     lengths = []
     for load in (2, 3, 4, 3, 2, 0):
         policy.set_load(load)
-        lengths.append(policy.length(None))
+        lengths.append(policy.length(session))
     assert lengths == [4, 0, 0, 0, 4, 4]
 
 
 def test_0_never_goes_off() -> None:
     policy = DraftLengthPolicy(4)
     policy.set_load(10**6)
-    assert policy.length(None) == 4
+    assert policy.length(policy.session(None)) == 4
+
+
+def test_the_load_switches_a_controlled_policy_off_too() -> None:
+    policy = DraftLengthPolicy(8, disable_by_batch_size=2, is_controlled=True)
+    session = policy.session(None)
+    policy.enter(session, "target")
+    policy.begin("target", 1.0)
+    policy.note_verdict(session, 0, 0, draft_lag=0)
+    assert policy.length(session) > 0
+    policy.set_load(2)
+    assert policy.length(session) == 0
+    assert policy.why_none(session) is WithoutDraft.LOAD
+    assert not policy.will_draft(session)
+
+
+def test_a_request_bounds_what_a_controller_chooses() -> None:
+    policy = DraftLengthPolicy(8, is_controlled=True)
+    none, one = policy.session(0), policy.session(1)
+    for session in (none, one):
+        policy.enter(session, "target")
+        policy.begin("target", 1.0)
+        policy.note_verdict(session, 0, 0, draft_lag=0)
+    assert (policy.length(none), policy.length(one)) == (0, 1)
+    assert policy.why_none(none) is WithoutDraft.NOT_ASKED
+
+
+def test_nothing_is_drafted_on_a_target_that_takes_a_prompt_in() -> None:
+    policy = DraftLengthPolicy(8, is_controlled=True)
+    running, elsewhere, coming = (policy.session(None) for _ in range(3))
+    for session, target in ((running, "a"), (elsewhere, "b")):
+        policy.enter(session, target)
+        policy.begin(target, 1.0)
+        policy.note_verdict(session, 0, 0, draft_lag=0)
+    policy.enter(coming, "a")
+    assert policy.length(running) == 0
+    assert policy.why_none(running) is WithoutDraft.PROMPTS
+    assert policy.will_draft(coming)
+    assert policy.length(elsewhere) > 0
+    policy.leave(coming)
+    assert policy.length(running) > 0
+
+
+def test_without_a_draft_nothing_is_wanted() -> None:
+    policy = DraftLengthPolicy(8, has_draft=False, is_controlled=True)
+    assert not policy.is_controlled
+    assert policy.length(policy.session(5)) == 0

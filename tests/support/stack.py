@@ -76,7 +76,11 @@ async def run_stack(
     draft_settings: dict[str, Any] | None = None,
     **coordinator_settings: Any,
 ) -> AsyncIterator[Stack]:
-    """Run a target folder with a draft folder, "ngram" or nothing; ``wire`` puts gRPC between them all."""
+    """Run a target folder with a draft folder, "ngram" or nothing; ``wire`` puts gRPC between them all.
+
+    Draft lengths are fixed unless the settings say otherwise: what a step does then depends on no clock.
+    """
+    settings: dict[str, Any] = {"draft_length": "fixed", "num_speculative_tokens": 4} | coordinator_settings
     async with contextlib.AsyncExitStack() as cleanup:
         target_service = TargetService.load(TargetSettings(model=str(target), num_threads=1, **(target_settings or {})))
         cleanup.push_async_callback(target_service.close)
@@ -88,7 +92,7 @@ async def run_stack(
         draft_port: Draft | None = draft_service
         if wire:
             target_port, draft_port = await _serve_services(stack, cleanup)
-        coordinator = Coordinator(target_port, draft_port, CoordinatorSettings(**coordinator_settings))
+        coordinator = Coordinator(target_port, draft_port, CoordinatorSettings(**settings))
         cleanup.push_async_callback(coordinator.close)
         await coordinator.start()
         stack.coordinator = coordinator

@@ -273,4 +273,6 @@ infos = st.builds(
     num_waiting=u32,
     target_pages_free=u32,
     draft_pages_free=u32,
+    draft_length_mode=st.sampled_from(["auto", "fixed"]),
+    draft_length=st.floats(0.0, 128.0),
 )

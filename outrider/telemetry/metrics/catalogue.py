@@ -51,7 +51,8 @@ _ROLE = Label("role", "draft or target")
 _SIDE = Label("side", "draft or target")
 _REASON_NOT = Label(
     "reason",
-    "prefill, not_asked, load, last_token, outgrown, late, away, refused, lost, failed, bad_evidence, nothing_proposed",
+    "prefill, not_asked, load, not_worth, prompts, catching_up, last_token, outgrown, late, away, refused, lost,"
+    " failed, bad_evidence, nothing_proposed",
 )
 _WINDOW = "[$__rate_interval]"
 
@@ -125,6 +126,21 @@ SPECULATION = (
         "Steps judged without a proposal, by why.",
         f"sum by (reason) (rate(outrider_steps_without_draft_total{_WINDOW}))",
         _REASON_NOT,
+    ),
+    _gauge(
+        "outrider_draft_length", "Draft length that running sessions are given now, on average; 0: decoding is plain."
+    ),
+    _gauge(
+        "outrider_expected_tokens_per_second",
+        "Tokens a second that all sessions together are expected to get from plain and from speculative decoding: what"
+        " the draft length is chosen by.",
+        "sum by (mode) (outrider_expected_tokens_per_second)",
+        Label("mode", "plain or speculative"),
+    ),
+    _counter("outrider_draft_length_mode_changes_total", "How often decoding became plain or speculative."),
+    _counter(
+        "outrider_draft_length_probes_total",
+        "How often a few sessions drafted while decoding was plain, to see whether it pays again.",
     ),
 )
 

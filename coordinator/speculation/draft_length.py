@@ -1,0 +1,108 @@
+"""The draft lengths that bring the most tokens a second: expected tokens over expected time. Pure functions.
+
+With acceptance ``a_1, a_2, ...`` by position, a session's k-th draft token is of use with probability ``a_1 ... a_k``,
+and a step brings one token more than that sum. The time of a round grows with the longest proposal, which all sessions
+wait for, and with the drafted tokens of all. So for each longest length the best lengths are a threshold: a session
+drafts a token as long as it is of use more often than its time brings tokens elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+_LENGTHS_PAST_BEST = 4
+"""Lengths that are looked at past the best: the rate falls there."""
+_THRESHOLD_ROUNDS = 3
+"""Rounds in which threshold and rate settle; they do so at once unless sessions differ much."""
+
+
+class Times(Protocol):
+    """``StepTimes``, as far as the choice asks."""
+
+    def speculative(self, rows: float, draft_length: int, drafted: float) -> float:
+        """Seconds of a speculative round."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Draft lengths of some sessions, and what is expected of them."""
+
+    lengths: tuple[int, ...]
+    draft_length: int
+    """The longest."""
+    tokens: float
+    """Expected of one round, of all sessions together."""
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds if self.seconds > 0.0 else 0.0
+
+
+def usefulness(
+    by_position: np.ndarray,  # [K]
+    acceptance: np.ndarray,  # [B]
+    limits: np.ndarray,  # [B]
+    *,
+    highest: float,
+) -> np.ndarray:  # -> [B, K]
+    """How often each draft token is accepted, 0 past a session's limit; not rising along a session's row.
+
+    ``acceptance``: of each session. ``by_position``: a factor to that. ``limits``: most draft tokens of a session.
+    """
+    each = np.minimum(by_position[None, :] * acceptance[:, None], highest)
+    useful = np.cumprod(each, axis=1)
+    return np.asarray(useful * (np.arange(len(by_position))[None, :] < limits[:, None]))
+
+
+def best_choice(useful: np.ndarray, times: Times, share: float = 1.0) -> Choice | None:  # useful [B, K]
+    """The best lengths that are not all 0; None where no session may draft.
+
+    ``share``: of all sessions, those that share a forward: 1 unless they stand in groups.
+    """
+    best: Choice | None = None
+    for length in range(1, longest_of(useful) + 1):
+        choice = choice_of(useful, length, times, share)
+        if best is None or choice.rate > best.rate:
+            best = choice
+        elif length > best.draft_length + _LENGTHS_PAST_BEST:
+            break
+    return best
+
+
+def longest_of(useful: np.ndarray) -> int:  # useful [B, K]
+    """The longest length that any session may have."""
+    return int((useful > 0.0).any(axis=0).sum())
+
+
+def choice_of(useful: np.ndarray, draft_length: int, times: Times, share: float = 1.0) -> Choice:  # useful [B, K]
+    """The best lengths up to ``draft_length``, which at least one session has."""
+    useful = useful[:, :draft_length]
+    drafts = useful > 0.0
+    found = _expected(useful, drafts, times, share)
+    for _ in range(_THRESHOLD_ROUNDS):
+        drafts = useful > max(_seconds_of_a_token(found, times, share, len(useful)) * found.rate, 0.0)
+        drafts[int(useful[:, -1].argmax())] = True  # what is not of use to anybody is another choice's
+        better = _expected(useful, drafts, times, share)
+        if better.rate <= found.rate:
+            return found
+        found = better
+    return found
+
+
+def _expected(useful: np.ndarray, drafts: np.ndarray, times: Times, share: float) -> Choice:  # both [B, K]
+    rows, drafted = len(useful), int(drafts.sum())
+    seconds = times.speculative(share * rows, useful.shape[1], share * drafted)
+    tokens = rows + float(useful[drafts].sum())
+    return Choice(tuple(drafts.sum(axis=1).tolist()), useful.shape[1], tokens, seconds)
+
+
+def _seconds_of_a_token(found: Choice, times: Times, share: float, rows: int) -> float:
+    """What one drafted token less would spare."""
+    drafted = share * sum(found.lengths)
+    return (found.seconds - times.speculative(share * rows, found.draft_length, max(drafted - share, 0.0))) or 0.0

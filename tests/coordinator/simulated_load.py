@@ -1,0 +1,228 @@
+"""A pair of models as stage times, and sessions with given acceptances: rounds simulated one after the other.
+
+The times are those measured on one H200 with an 8B target and a 1B draft. A round is what the coordinator sees: draft,
+target, and the time in between, which plain rounds hide once the target computes ahead.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from coordinator.speculation.controller import ControlledSession, DraftLengthController
+
+_PLAIN = ((1, 4.22), (8, 4.32), (16, 4.41), (32, 4.60), (64, 5.31), (128, 7.0), (256, 11.0))
+_SCORING = ((2, 4.6), (5, 4.76), (40, 5.27), (80, 5.85), (160, 6.64), (320, 10.42), (640, 19.0), (2304, 66.0))
+_DRAFT_STEP = ((1, 0.825), (8, 1.03), (32, 1.285), (64, 1.6), (128, 2.3), (256, 3.8))
+
+
+def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+    return float(np.interp(x, [point[0] for point in points], [point[1] for point in points]))
+
+
+@dataclass(frozen=True)
+class H200:
+    """Milliseconds of the stages of one H200's pair."""
+
+    num_cards: int = 1
+
+    def target(self, rows: int, tokens: int) -> float:
+        return _interpolate(_PLAIN, rows) if tokens == rows else _interpolate(_SCORING, tokens)
+
+    def draft(self, rows: int, length: int) -> float:
+        return 0.1 + length * _interpolate(_DRAFT_STEP, rows) if length else 0.0
+
+    def between(self, rows: int) -> float:
+        return 0.68 + 0.063 * rows
+
+    def plain_between(self, rows: int) -> float:
+        return 0.60 + 0.046 * rows
+
+    def prefill(self, tokens: int) -> float:
+        """Of the draft, for text that it was not fed."""
+        return 0.007 * tokens
+
+
+@dataclass(frozen=True)
+class TwoCores(H200):
+    """A processor: times grow with tokens, and the draft is deep beside the target."""
+
+    def target(self, rows: int, tokens: int) -> float:
+        return 14.0 + 2.0 * tokens
+
+    def draft(self, rows: int, length: int) -> float:
+        return length * (3.5 + 0.5 * rows)
+
+    def between(self, rows: int) -> float:
+        return 2.0 + 0.3 * rows
+
+    def plain_between(self, rows: int) -> float:
+        return 1.2 + 0.3 * rows
+
+
+@dataclass
+class Load:
+    """Sessions on a pair, round after round."""
+
+    pair: H200
+    acceptance: Callable[[float, int], float]
+    """Of a session, by seconds and its number."""
+    seed: int = 0
+    noise: float = 0.03
+    now: float = 0.0
+    num_tokens: int = 0
+    num_rounds: int = 0
+    trace: list[tuple[float, int, float]] = field(default_factory=list)
+    """After each round: the time, the longest draft length, the tokens so far."""
+
+    def __post_init__(self) -> None:
+        self._random = np.random.default_rng(self.seed)
+        self._num_plain_rounds = 0
+
+    def accepted(self, number: int, length: int) -> int:
+        """Draft tokens accepted of so many."""
+        rate = self.acceptance(self.now, number)
+        draws = self._random.random(length) < rate
+        return length if draws.all() else int(draws.argmin())
+
+    def round_ms(self, rows: int, lengths: Sequence[int]) -> tuple[float, float, float]:
+        """(draft, target, whole) of a round with these lengths."""
+        longest, drafting = max(lengths, default=0), sum(length > 0 for length in lengths)
+        draft = self._shaken(self.pair.draft(drafting, longest)) if longest else 0.0
+        target = self._shaken(self.pair.target(rows, rows + sum(lengths)))
+        between = self._shaken(self.pair.between(rows) if longest else self.pair.plain_between(rows))
+        if longest:
+            self._num_plain_rounds = 0
+            return draft, target, draft + target + between
+        self._num_plain_rounds += 1
+        whole = max(target, between) if self._num_plain_rounds > 2 else target + between
+        return 0.0, target, whole
+
+    def note(self, milliseconds: float, tokens: int, longest: int) -> None:
+        self.now += milliseconds / 1e3
+        self.num_tokens += tokens
+        self.num_rounds += 1
+        self.trace.append((self.now, longest, float(self.num_tokens)))
+
+    def rate(self, since: float = 0.0, until: float = float("inf")) -> float:
+        """Tokens a second between these moments."""
+        entries = [(0.0, 0, 0.0), *(entry for entry in self.trace if entry[0] <= until)]
+        before = max(entry for entry in entries if entry[0] <= since)
+        return (entries[-1][2] - before[2]) / (entries[-1][0] - before[0])
+
+    def num_changes(self, since: float = 0.0) -> int:
+        """How often drafting began or ended, probes left out: for 8 rounds or more."""
+        drafts = [longest > 0 for now, longest, _ in self.trace if now > since]
+        runs: list[list[Any]] = []
+        changes = 0
+        for is_on in drafts:
+            if runs and runs[-1][0] == is_on:
+                runs[-1][1] += 1
+            else:
+                runs.append([is_on, 1])
+        long_runs = [is_on for is_on, count in runs if count >= 8]
+        for before, after in itertools.pairwise(long_runs):
+            changes += before != after
+        return changes
+
+    def _shaken(self, milliseconds: float) -> float:
+        return milliseconds * float(np.exp(self.noise * self._random.standard_normal()))
+
+
+def run_fixed(load: Load, num_users: int, length: int, seconds: float) -> Load:
+    """All sessions with one draft length."""
+    end = load.now + seconds
+    while load.now < end:
+        _, _, whole = load.round_ms(num_users, [length] * num_users)
+        tokens = sum(load.accepted(number, length) + 1 for number in range(num_users))
+        load.note(whole, tokens, length)
+    return load
+
+
+class Controlled:
+    """A load whose lengths a controller chooses; users come and go."""
+
+    def __init__(self, load: Load, *, max_length: int = 8) -> None:
+        self.load = load
+        self.controller = DraftLengthController(max_length)
+        self.sessions: list[ControlledSession] = []
+        self._max_length = max_length
+        self._lags: dict[ControlledSession, int] = {}
+
+    def resize(self, num_users: int) -> None:
+        while len(self.sessions) > num_users:
+            self.controller.leave(self.sessions.pop())
+        while len(self.sessions) < num_users:
+            session = ControlledSession(self._max_length)
+            self.controller.enter(session)
+            self.sessions.append(session)
+            self._lags[session] = 128
+
+    def run(self, num_users: int, seconds: float) -> Load:
+        self.resize(num_users)
+        end = self.load.now + seconds
+        while self.load.now < end:
+            self.round()
+        return self.load
+
+    def round(self) -> None:
+        """One step of all sessions."""
+        lengths = [self.controller.length(session) for session in self.sessions]
+        drafting = [session for session, length in zip(self.sessions, lengths, strict=True) if length]
+        draft, target, whole = self.load.round_ms(len(self.sessions), lengths)
+        whole += self.load.pair.prefill(sum(self._lags[session] for session in drafting if self._lags[session] > 16))
+        self._tell(self.sessions, lengths, draft, target, self.load.now + whole / 1e3)
+
+    def _tell(
+        self, sessions: list[ControlledSession], lengths: list[int], draft: float, target: float, now: float
+    ) -> None:
+        load, controller, rows = self.load, self.controller, len(sessions)
+        if max(lengths):
+            controller.note_draft(max(lengths), sum(lengths), draft / 1e3)
+        accepted = [load.accepted(number, length) for number, length in enumerate(lengths)]
+        load.note(1e3 * (now - load.now), sum(accepted) + rows, max(lengths))
+        controller.begin(load.now)
+        for session, length, count in zip(sessions, lengths, accepted, strict=True):
+            self._lags[session] = 0 if length else self._lags[session] + 1
+            controller.note_verdict(session, length, count, draft_lag=self._lags[session])
+        controller.end(rows=rows, tokens=rows + sum(lengths), seconds=target / 1e3)
+        controller.choose()
+
+
+def expected_rate(pair: H200, num_users: int, length: int, acceptance: float) -> float:
+    """Tokens a second of so many users with one fixed draft length, on one card, without noise."""
+    between = pair.between(num_users) if length else pair.plain_between(num_users)
+    forwards = pair.draft(num_users, length) + pair.target(num_users, num_users * (length + 1))
+    tokens = sum(acceptance**index for index in range(length + 1))
+    milliseconds = forwards + between if length else max(forwards, between)
+    return 1e3 * num_users * tokens / milliseconds
+
+
+class InTwoGroups(Controlled):
+    """Draft and target on cards of their own: two groups of sessions, one drafting while the other is scored."""
+
+    def __init__(self, load: Load, *, max_length: int = 8) -> None:
+        super().__init__(load, max_length=max_length)
+        self._ready = [0.0, 0.0]
+        self._draft_free = self._target_free = 0.0
+
+    def round(self) -> None:
+        if not any(self.controller.length(session) for session in self.sessions):
+            super().round()  # plain steps wait for each other
+            self._ready = [self.load.now, self.load.now]
+            self._draft_free = self._target_free = self.load.now
+            return
+        group = self._ready.index(min(self._ready))
+        members = self.sessions[group::2]
+        lengths = [self.controller.length(session) for session in members]
+        draft, target, _ = self.load.round_ms(len(members), lengths)
+        drafted = max(self._ready[group], self._draft_free if max(lengths) else 0.0) + draft / 1e3
+        self._draft_free = max(self._draft_free, drafted)
+        scored = max(drafted, self._target_free) + target / 1e3
+        self._target_free = scored
+        self._ready[group] = scored + self.load.pair.between(len(members)) / 1e3
+        self._tell(members, lengths, draft, target, max(self._ready[group], self.load.now))

@@ -1,0 +1,126 @@
+"""Draft lengths by expected throughput, under simulated loads: beside plain decoding and the best fixed length."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.speculation import DraftLengthController, Mode
+from coordinator.speculation.controller import ControlledSession
+from tests.coordinator.simulated_load import H200, Controlled, InTwoGroups, Load, TwoCores, expected_rate
+
+LENGTHS = range(1, 9)
+
+
+def best_rate(pair: H200, num_users: int, acceptance: float) -> float:
+    return max(expected_rate(pair, num_users, length, acceptance) for length in (0, *LENGTHS))
+
+
+@pytest.mark.parametrize("acceptance", [0.5, 0.75, 0.9])
+@pytest.mark.parametrize(("num_users", "seconds"), [(1, 16.0), (8, 8.0), (32, 8.0), (128, 8.0)])
+def test_it_reaches_plain_decoding_and_the_best_length(num_users: int, seconds: float, acceptance: float) -> None:
+    pair = H200()
+    load = Controlled(Load(pair, lambda now, number: acceptance, seed=3)).run(num_users, seconds)
+    rate = load.rate(since=2.0)
+    assert rate > 0.97 * expected_rate(pair, num_users, 0, acceptance)
+    assert rate > 0.95 * best_rate(pair, num_users, acceptance)
+    assert load.num_changes(since=2.0) <= 2
+
+
+@pytest.mark.parametrize("num_users", [1, 4])
+def test_a_useless_draft_on_two_cores_costs_little_from_the_start(num_users: int) -> None:
+    pair = TwoCores()
+    load = Controlled(Load(pair, lambda now, number: 0.02)).run(num_users, 30.0)
+    assert load.rate() > 0.95 * expected_rate(pair, num_users, 0, 0.02)
+    assert load.num_changes(since=5.0) == 0
+
+
+@pytest.mark.parametrize("num_users", [1, 8])
+def test_an_acceptance_that_falls_and_comes_back(num_users: int) -> None:
+    def acceptance(now: float, number: int) -> float:
+        return 0.3 if 6.0 <= now < 12.0 else 0.9
+
+    pair = H200()
+    load = Controlled(Load(pair, acceptance, seed=1)).run(num_users, 24.0)
+    assert load.rate(2.0, 6.0) > 0.93 * best_rate(pair, num_users, 0.9)
+    assert load.rate(7.0, 12.0) > 0.95 * expected_rate(pair, num_users, 0, 0.3)
+    assert load.rate(16.0, 24.0) > 0.93 * best_rate(pair, num_users, 0.9)
+    assert load.num_changes() <= 4
+
+
+@pytest.mark.parametrize("acceptance", [0.75, 0.9])
+def test_users_that_come_and_go_within_a_minute(acceptance: float) -> None:
+    pair = H200()
+    controlled = Controlled(Load(pair, lambda now, number: acceptance, seed=2))
+    for num_users in (1, 4, 16, 64, 128, 64, 16, 4, 1):
+        began = controlled.load.now
+        load = controlled.run(num_users, 6.0)
+        assert load.rate(began) > 0.93 * expected_rate(pair, num_users, 0, acceptance), num_users
+        assert load.rate(began + 3.0) > 0.9 * best_rate(pair, num_users, acceptance), num_users
+    assert controlled.load.num_changes() <= 8
+
+
+def test_sessions_that_differ_get_lengths_that_differ() -> None:
+    load = Load(H200(), lambda now, number: 0.95 if number % 2 else 0.4, seed=1)
+    controlled = Controlled(load)
+    controlled.run(4, 6.0)
+    poor, good = ([session.length for session in controlled.sessions[start::2]] for start in (0, 1))
+    assert max(poor) < min(good)
+    assert load.rate(2.0) > 1.1 * expected_rate(H200(), 4, 0, 0.0)
+
+
+@pytest.mark.parametrize(("num_users", "acceptance"), [(8, 0.9), (64, 0.3), (64, 0.9)])
+def test_cards_of_their_own(num_users: int, acceptance: float) -> None:
+    """Two groups that are drafted for and scored in turn."""
+    pair = H200()
+    load = InTwoGroups(Load(pair, lambda now, number: acceptance, seed=1)).run(num_users, 8.0)
+    assert load.rate(2.0) > 0.97 * expected_rate(pair, num_users, 0, acceptance)
+    assert load.num_changes(2.0) <= 2
+
+
+def test_probes_are_few_and_cheap() -> None:
+    pair = H200()
+    controlled = Controlled(Load(pair, lambda now, number: 0.2, seed=5))
+    load = controlled.run(32, 12.0)
+    assert controlled.controller.mode is Mode.PLAIN
+    assert 0 < controlled.controller.num_probes < 30
+    assert load.rate(2.0) > 0.98 * expected_rate(pair, 32, 0, 0.2)
+
+
+def test_the_same_events_give_the_same_lengths() -> None:
+    traces = []
+    for _ in range(2):
+        load = Controlled(Load(H200(), lambda now, number: 0.8, seed=9)).run(8, 2.0)
+        traces.append(load.trace)
+    assert traces[0] == traces[1]
+
+
+def test_nothing_is_drafted_while_a_prompt_is_taken_in() -> None:
+    controller = DraftLengthController(8)
+    first, second = ControlledSession(8), ControlledSession(8)
+    controller.enter(first)
+    controller.begin(1.0)
+    controller.note_verdict(first, 0, 0, draft_lag=0)
+    controller.end()
+    assert controller.length(first) > 0
+    controller.enter(second)
+    assert controller.length(first) == 0
+    controller.leave(second)
+    assert controller.length(first) > 0
+
+
+def test_a_session_that_left_is_not_heard() -> None:
+    controller = DraftLengthController(8)
+    session = ControlledSession(8)
+    controller.enter(session)
+    controller.leave(session)
+    controller.leave(session)
+    controller.begin(1.0)
+    controller.note_verdict(session, 4, 4, draft_lag=0)
+    controller.end()
+    assert (controller.num_sessions, controller.has_prompts) == (0, False)
+
+
+def test_requests_that_want_no_draft_leave_nothing_to_choose() -> None:
+    controlled = Controlled(Load(H200(), lambda now, number: 0.9), max_length=0)
+    controlled.run(2, 1.0)
+    assert [session.length for session in controlled.sessions] == [0, 0]
