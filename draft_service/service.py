@@ -16,7 +16,7 @@ from outrider import __version__
 from outrider.config import DraftSettings
 from outrider.config.fields import DraftMethod
 from outrider.engine.core import DEFAULT_MAX_BATCHED_TOKENS, ServiceCore
-from outrider.engine.ledger import Ledger, Limits
+from outrider.engine.ledger import UNBOUNDED, Ledger, Limits, SessionLimits
 from outrider.engine.local_port import LocalPort
 from outrider.engine.scheduling import DEFAULT_PREFILL_BESIDE
 from outrider.engine.worker import OnFailure
@@ -80,6 +80,7 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
                 max_n=settings.prompt_lookup_max,
                 max_model_len=settings.max_model_len or UNLIMITED_LENGTH,
                 max_batched_tokens=settings.max_batched_tokens,
+                session_limits=_session_limits(settings),
                 on_failure=on_failure,
             )
         return _load_model(settings, progress, capture_progress, on_failure)
@@ -92,6 +93,7 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
         max_n: int,
         max_model_len: int = UNLIMITED_LENGTH,
         max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+        session_limits: SessionLimits = UNBOUNDED,
         on_failure: OnFailure | None = None,
     ) -> DraftService:
         """A draft that looks up what followed the same words before."""
@@ -105,7 +107,11 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
             version=__version__,
         )
         core = build_ngram_core(
-            min_n=min_n, max_n=max_n, max_model_len=max_model_len, max_batched_tokens=max_batched_tokens
+            min_n=min_n,
+            max_n=max_n,
+            max_model_len=max_model_len,
+            max_batched_tokens=max_batched_tokens,
+            session_limits=session_limits,
         )
         return cls(core, description, on_failure=on_failure)
 
@@ -117,10 +123,16 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
         *,
         max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
         max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+        session_limits: SessionLimits = UNBOUNDED,
         on_failure: OnFailure | None = None,
     ) -> DraftService:
         """A draft that draws from a small model."""
-        core = build_model_core(proposer, max_batched_tokens=max_batched_tokens, max_prefill_beside=max_prefill_beside)
+        core = build_model_core(
+            proposer,
+            max_batched_tokens=max_batched_tokens,
+            max_prefill_beside=max_prefill_beside,
+            session_limits=session_limits,
+        )
         return cls(core, description, runner=proposer.runner, on_failure=on_failure)
 
 
@@ -129,10 +141,11 @@ def build_model_core(
     *,
     max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
     max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+    session_limits: SessionLimits = UNBOUNDED,
 ) -> ModelCore:
     """The synchronous part of a draft with a model, for a worker's thread or for a test."""
     runner = proposer.runner
-    limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=True)
+    limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=True, sessions=session_limits)
     return ServiceCore(
         Ledger(runner.sequences, limits),
         proposer,
@@ -147,9 +160,10 @@ def build_ngram_core(
     max_n: int,
     max_model_len: int = UNLIMITED_LENGTH,
     max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+    session_limits: SessionLimits = UNBOUNDED,
 ) -> NgramCore:
     """The synchronous part of a draft without a model."""
-    limits = Limits(vocab_size=0, max_model_len=max_model_len, trims=True)
+    limits = Limits(vocab_size=0, max_model_len=max_model_len, trims=True, sessions=session_limits)
     proposer = NgramProposer(min_n=min_n, max_n=max_n)
     return ServiceCore(Ledger(PlainTexts(), limits), proposer, max_batched_tokens=max_batched_tokens)
 
@@ -173,8 +187,13 @@ def _load_model(
         description,
         max_batched_tokens=settings.max_batched_tokens,
         max_prefill_beside=settings.max_prefill_beside,
+        session_limits=_session_limits(settings),
         on_failure=on_failure,
     )
+
+
+def _session_limits(settings: DraftSettings) -> SessionLimits:
+    return SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s)
 
 
 def _rehearsal(description: ModelDescription) -> list[DraftCommand]:

@@ -11,7 +11,7 @@ from outrider.config import TargetSettings
 from outrider.engine.core import DEFAULT_MAX_BATCHED_TOKENS, ServiceCore
 from outrider.engine.describing import describe_model
 from outrider.engine.graphs import CaptureProgress
-from outrider.engine.ledger import Ledger, Limits
+from outrider.engine.ledger import UNBOUNDED, Ledger, Limits, SessionLimits
 from outrider.engine.loading import Progress
 from outrider.engine.local_port import LocalPort
 from outrider.engine.parallel.opening import open_runner
@@ -40,6 +40,7 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
         max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
         max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
         computes_ahead: bool = True,
+        session_limits: SessionLimits = UNBOUNDED,
         on_failure: OnFailure | None = None,
     ) -> None:
         self.runner = runner
@@ -48,6 +49,7 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
             max_batched_tokens=max_batched_tokens,
             max_prefill_beside=max_prefill_beside,
             computes_ahead=computes_ahead,
+            session_limits=session_limits,
         )
         super().__init__(
             core,
@@ -81,6 +83,7 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
             max_batched_tokens=settings.max_batched_tokens,
             max_prefill_beside=settings.max_prefill_beside,
             computes_ahead=settings.compute_ahead,
+            session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),
             on_failure=on_failure,
         )
 
@@ -91,9 +94,13 @@ def build_core(
     max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
     max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
     computes_ahead: bool = True,
+    session_limits: SessionLimits = UNBOUNDED,
 ) -> TargetCore:
     """The synchronous part, for a worker's thread or for a test."""
-    limits, scorer = Limits(runner.config.vocab_size, runner.max_model_len, trims=False), Scorer(runner)
+    limits, scorer = (
+        Limits(runner.config.vocab_size, runner.max_model_len, trims=False, sessions=session_limits),
+        Scorer(runner),
+    )
     return ServiceCore(
         Ledger(runner.sequences, limits),
         scorer,

@@ -109,6 +109,16 @@ _LINK_TIMEOUT_MS: Positive = Field(
     description="A coordinator of which nothing is heard for so long, not even a heartbeat, is gone: its sessions are"
     " released.",
 )
+_MAX_SESSIONS_PER_LINK: Positive = Field(
+    1024,
+    description="Sessions that a coordinator may have open here; more are refused. No less than its"
+    " max_running_requests.",
+)
+_SESSION_IDLE_TIMEOUT_S: PositiveSeconds = Field(
+    60.0,
+    description="A session for which nothing comes for so long gives up its pages; a coordinator that goes on with it"
+    " opens it again.",
+)
 _HEALTH_PORT: Port | None = Field(
     None, description="Port of health over HTTP: /livez, /readyz, /startupz; unset: only over gRPC."
 )
@@ -180,6 +190,8 @@ class TargetSettings(Section):
     tls_client_ca_file: Text | None = _TLS_CLIENT_CA_FILE
     link_token_file: Text | None = _SERVICE_TOKEN_FILE
     link_timeout_ms: Positive = _LINK_TIMEOUT_MS
+    max_sessions_per_link: Positive = _MAX_SESSIONS_PER_LINK
+    session_idle_timeout_s: PositiveSeconds = _SESSION_IDLE_TIMEOUT_S
     health_port: Port | None = _HEALTH_PORT
     health_host: Text | None = _HEALTH_HOST
     drain_delay_s: Seconds = _DRAIN_DELAY_S
@@ -240,6 +252,8 @@ class DraftSettings(Section):
     tls_client_ca_file: Text | None = _TLS_CLIENT_CA_FILE
     link_token_file: Text | None = _SERVICE_TOKEN_FILE
     link_timeout_ms: Positive = _LINK_TIMEOUT_MS
+    max_sessions_per_link: Positive = _MAX_SESSIONS_PER_LINK
+    session_idle_timeout_s: PositiveSeconds = _SESSION_IDLE_TIMEOUT_S
     health_port: Port | None = _HEALTH_PORT
     health_host: Text | None = _HEALTH_HOST
     drain_delay_s: Seconds = _DRAIN_DELAY_S

@@ -40,9 +40,11 @@ class Arrivals(Generic[TextT, ItemT, JobT, EventT]):
         self._ahead, self._foresight = ahead, ahead.foresight
         self._telling, self._patience, self._activity = telling, patience, activity
 
-    def open(self, link_id: int, command: Open) -> None:
+    def open(self, link_id: int, command: Open, arrived_ns: int) -> None:
         """A session is opened, or opened anew, or refused."""
         event = self._ledger.open(link_id, command)
+        if (session := self._ledger.get(link_id, command.session)) is not None:
+            session.used_ns = arrived_ns
         self._activity.note_opened(event, is_ending=self._ledger.is_closed)
         key = link_id, command.session
         before = self._agenda.first(key)
@@ -79,6 +81,7 @@ class Arrivals(Generic[TextT, ItemT, JobT, EventT]):
             self._note_end((link_id, item.session))
             self._telling.put(link_id, session, trace_parent=item.trace_parent)
             return
+        session.used_ns = arrived_ns
         self._patience.note_return(session.key, arrived_ns)
         due = self._agenda.due_of(session.key)
         if self._is_foreseen(session.key, item, arrived_ns):
@@ -88,6 +91,12 @@ class Arrivals(Generic[TextT, ItemT, JobT, EventT]):
             return
         self._give_up(session.key, "superseded")
         self._begin(session, item, arrived_ns)
+
+    def expire(self, key: SessionKey) -> None:
+        """A session ends, because nothing has come for it for long."""
+        self._ledger.expire(*key)
+        self._give_up(key, "idle")
+        self._note_end(key)
 
     def take_overtaking(self, served: Iterable[Pending[TextT, ItemT, JobT, EventT]]) -> None:
         """A forward that served these has ended: what has come for their sessions meanwhile is taken now."""

@@ -20,7 +20,8 @@ from outrider.engine.arrivals import Arrivals
 from outrider.engine.at_once import AtOnce
 from outrider.engine.flights import Started
 from outrider.engine.forwards import Budget, Ended, Forwards
-from outrider.engine.ledger import Ledger
+from outrider.engine.idle import IdleSessions
+from outrider.engine.ledger import Ledger, SessionKey
 from outrider.engine.patience import Patience
 from outrider.engine.pending import Pending
 from outrider.engine.punctual import LOOK_S
@@ -74,6 +75,13 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             patience=self._patience,
             activity=activity,
         )
+        self._idle = IdleSessions(
+            ledger,
+            ledger.session_limits.idle_timeout_s,
+            is_busy=self._is_asked,
+            end=self._arrivals.expire,
+            clock=clock,
+        )
 
     @property
     def recorder(self) -> Recorder | None:
@@ -113,7 +121,7 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         arrived = self._clock() if arrived_ns is None else arrived_ns
         for command in commands:
             if isinstance(command, Open):
-                self._arrivals.open(link_id, command)
+                self._arrivals.open(link_id, command, arrived)
             elif isinstance(command, Release):
                 self._arrivals.release(link_id, command)
             elif isinstance(command, Rejected):
@@ -122,6 +130,15 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
                 self._arrivals.item(link_id, command, arrived)
         if (started := self._forwards.under_way) is not None:
             started.may_be_followed = started.following is None
+
+    @property
+    def next_check_s(self) -> float | None:
+        """Seconds until ``end_idle_sessions`` is due; None while there are no sessions."""
+        return self._idle.next_check_s
+
+    def end_idle_sessions(self) -> None:
+        """End the sessions for which nothing has come for too long."""
+        self._idle.end_all()
 
     def refuse_sessions(self, reason: str) -> None:
         """Refuse new sessions from now on."""
@@ -151,6 +168,11 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             if started.following is not None or not started.flight.is_done():
                 return []
         return self._end(started)
+
+    def _is_asked(self, key: SessionKey) -> bool:
+        """Whether a session waits for an answer."""
+        due = self._agenda.due_of(key)
+        return due is not None and due.foreseen is None
 
     @property
     def _may_go_on(self) -> bool:

@@ -61,6 +61,19 @@ class TextStore(Protocol[TextT_inv]):
 
 
 @dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """How many sessions one link may have open, and how long one may stay unused."""
+
+    max_per_link: int | None = None
+    """More are refused; None: any number."""
+    idle_timeout_s: float | None = None
+    """A session for which nothing comes for so long ends; None: never."""
+
+
+UNBOUNDED = SessionLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What a service can take."""
 
@@ -71,6 +84,7 @@ class Limits:
     """A longer session is taken all the same, and kept as far as it fits (a draft); otherwise it fails."""
     retry_after_ms: int = 200
     """What ``Refused`` says."""
+    sessions: SessionLimits = UNBOUNDED
 
 
 SessionKey = tuple[int, int]
@@ -87,6 +101,8 @@ class Session(Generic[TextT]):
     """Tokens that ``text`` can grow to."""
     generation: int
     """The newest item's."""
+    used_ns: int = 0
+    """When something last came for it."""
     key: SessionKey = field(init=False)
     """Its link and its number there; asked for many times an item."""
 
@@ -110,6 +126,7 @@ class Ledger(Generic[TextT]):
     def __init__(self, store: TextStore[TextT], limits: Limits) -> None:
         self._store = store
         self._limits = limits
+        self.session_limits = limits.sessions
         self._links: dict[int, _LinkBooks[TextT]] = {}
         self._closed_because: str | None = None
 
@@ -148,6 +165,8 @@ class Ledger(Generic[TextT]):
             return self._open_twice(link_id, books, command)
         if self._closed_because is not None and command.session not in books.sessions:
             return self._refuse(books, command, self._closed_because)
+        if self._is_full(books) and command.session not in books.sessions:
+            return self._refuse(books, command, f"the link has {len(books.sessions)} sessions, as many as it may have")
         self._forget(books, command.session)
         reserved = min(command.max_length, self._limits.max_model_len)
         try:
@@ -201,6 +220,14 @@ class Ledger(Generic[TextT]):
         self._bury(books, session, generation)
         return SessionFailed(session, generation, type(error).__name__, str(error), error.field)
 
+    def sessions(self) -> list[Session[TextT]]:
+        """All that are open."""
+        return [session for books in self._links.values() for session in books.sessions.values()]
+
+    def expire(self, link_id: int, session: int) -> None:
+        """End a session without a tombstone: what comes for it later is answered with ``SessionLost``."""
+        self._forget(self._books_of(link_id), session)
+
     def drop_link(self, link_id: int) -> None:
         """End all sessions of a link and forget its tombstones."""
         books = self._links.pop(link_id, None)
@@ -213,6 +240,10 @@ class Ledger(Generic[TextT]):
         if books is None:
             self._links[link_id] = books = _LinkBooks()
         return books
+
+    def _is_full(self, books: _LinkBooks[TextT]) -> bool:
+        most = self._limits.sessions.max_per_link
+        return most is not None and len(books.sessions) >= most
 
     def _refuse(self, books: _LinkBooks[TextT], command: Open, reason: str) -> Refused:
         self._bury(books, command.session, command.generation)

@@ -64,6 +64,15 @@ class Core(Protocol[CommandT_contra, EventT]):
         """Release everything that the link holds."""
         ...
 
+    @property
+    def next_check_s(self) -> float | None:
+        """Seconds until ``end_idle_sessions`` is due; None while there are no sessions."""
+        ...
+
+    def end_idle_sessions(self) -> None:
+        """End the sessions for which nothing has come for too long."""
+        ...
+
     def refuse_sessions(self, reason: str) -> None:
         """Refuse new sessions from now on."""
         ...
@@ -251,8 +260,8 @@ class EngineWorker(Generic[CommandT, EventT]):
     def _take(self) -> list[_Message[CommandT, EventT] | _Drop[CommandT, EventT]] | None:
         """Everything that has arrived, without waiting while there is work; None when it is time to stop."""
         with self._changed:
-            while not (self._inbox or self._stopping or self._is_due()):
-                self._changed.wait(self._core.pause_s if self._core.has_work else None)
+            while not (self._inbox or self._stopping or self._is_due() or self._is_check_due()):
+                self._changed.wait(self._core.pause_s if self._core.has_work else self._core.next_check_s)
             if self._stopping:
                 return None
             inbox, self._inbox = self._inbox, []
@@ -268,12 +277,17 @@ class EngineWorker(Generic[CommandT, EventT]):
                 entry.done()
             elif entry.link.link_id in self._links:
                 self._core.handle(entry.link.link_id, entry.commands, arrived_ns=entry.arrived_ns)
+        if self._is_check_due():
+            self._core.end_idle_sessions()
         if self._is_due():
             for link_id, batch in self._core.step():
                 self._deliver(link_id, batch)
 
     def _is_due(self) -> bool:
         return self._core.has_work and not self._core.pause_s
+
+    def _is_check_due(self) -> bool:
+        return self._core.next_check_s == 0.0
 
     def _deliver(self, link_id: int, batch: EventBatch[EventT]) -> None:
         link = self._links.get(link_id)

@@ -87,6 +87,14 @@ def test_no_secret_where_links_are_not_the_stacks_alone(
     assert given == flags.get(("target", "link_token_file"))
 
 
+def test_the_models_have_room_for_the_requests_of_the_coordinator() -> None:
+    made = plan({("coordinator", "max_running_requests"): 3000, ("draft", "model"): "/d"})
+    assert load(TargetSettings, made.models[0].argv, {}).max_sessions_per_link == 6000
+    assert load(DraftSettings, made.models[1].argv, {}).max_sessions_per_link == 6000
+    made = plan({("coordinator", "max_running_requests"): 3000, ("target", "max_sessions_per_link"): 5})
+    assert load(TargetSettings, made.models[0].argv, {}).max_sessions_per_link == 5
+
+
 def test_without_a_draft_there_is_no_draft_process() -> None:
     made = plan({})
     assert [spec.name for spec in made.models] == ["target"]

@@ -33,6 +33,17 @@ class EchoCore:
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
+        self.checks: list[float] = []
+        """Seconds to the next look for idle sessions, last first; then none."""
+        self.num_checks = 0
+
+    @property
+    def next_check_s(self) -> float | None:
+        return self.checks[-1] if self.checks else None
+
+    def end_idle_sessions(self) -> None:
+        self.checks.pop()
+        self.num_checks += 1
 
     @property
     def pause_s(self) -> float:
@@ -240,3 +251,21 @@ def test_imports_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def test_idle_sessions_are_looked_for_while_nothing_comes(core: EchoCore) -> None:
+    core.checks = [0.0, 0.0]
+    worker: EngineWorker[str, str] = EngineWorker(core)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while core.num_checks < 2:
+                await asyncio.sleep(0.001)
+        link = worker.attach()
+        core.checks = [0.0]
+        link.send(["a"])
+        async for batch in link.events():
+            assert batch.events == ("a",)
+            break
+        assert core.num_checks == 3
+    finally:
+        worker.close()

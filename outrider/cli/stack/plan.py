@@ -21,6 +21,7 @@ _TARGET_SHARE, _DRAFT_SHARE = 0.7, 0.2
 _CACHE_SIZES = ("num_pages", "kv_cache_bytes", "gpu_memory_utilization")
 
 SectionT = TypeVar("SectionT", TargetSettings, DraftSettings, CoordinatorSettings)
+ModelT = TypeVar("ModelT", TargetSettings, DraftSettings)
 
 Place = tuple[str, str]
 """(section, key) of a setting."""
@@ -79,6 +80,7 @@ def plan_stack(
     if _share_a_gpu(settings):
         settings = _sharing(settings)
     settings = _captured_for(settings, explicit)
+    settings = _with_room_for_sessions(settings, explicit)
     free_port = _avoiding(_named_ports(settings), free_port)
     target = _local(settings.target, explicit, free_port)
     models = [_spec(target, "target_service")]
@@ -90,6 +92,22 @@ def plan_stack(
         update={"target_address": models[0].address, "draft_address": draft_address}
     )
     return StackPlan(tuple(models), _spec(coordinator, "coordinator"), link_security(coordinator))
+
+
+def _with_room_for_sessions(settings: Settings, explicit: Collection[Place]) -> Settings:
+    """Of the models, for the requests that the coordinator runs; as many may be about to end."""
+    needed = 2 * settings.coordinator.max_running_requests
+    return replace(
+        settings,
+        target=_with_room(settings.target, needed, explicit),
+        draft=_with_room(settings.draft, needed, explicit),
+    )
+
+
+def _with_room(section: ModelT, needed: int, explicit: Collection[Place]) -> ModelT:
+    if (section.name, "max_sessions_per_link") in explicit or section.max_sessions_per_link >= needed:
+        return section
+    return section.model_copy(update={"max_sessions_per_link": needed})
 
 
 def _is_open(settings: Settings) -> bool:
