@@ -46,6 +46,8 @@ BAD_WORDS = Bound(1024, "entries")
 BAD_WORD = Bound(4096, "characters in one word")
 BAD_WORDS_CHARACTERS = Bound(64 * 4096, "characters in all")
 BAD_WORDS_TOKENS = Bound(64 * 4096, "token ids in all")
+REQUEST_FIELDS = Bound(16_384, "fields")
+"""Of the message with all that it holds: several times what the bounds above come to."""
 REQUEST_ID = Bound(256, "characters")
 EMITTED = "resume.emitted_token_ids"
 """The field of the output that a generation goes on from."""

@@ -14,11 +14,14 @@ from grpc_status import rpc_status
 
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.telemetry.rate_limit import RateLimit
+from outrider.transport.field_counts import check_num_fields
 from outrider.transport.malformed import tolerant, well_formed
 from outrider.transport.status import to_status
+from outrider.v1 import generation_pb2
 
 _log = logging.getLogger(__name__)
 _LINKS = "/Attach"
+_PUBLIC = f"/{generation_pb2.DESCRIPTOR.services_by_name['GenerationService'].full_name}/"
 _WARNING_INTERVAL_S = 10.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -43,8 +46,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        handler = handler._replace(request_deserializer=tolerant(handler.request_deserializer))
         method = handler_call_details.method
+        check = _check_fields if method.startswith(_PUBLIC) else None
+        handler = handler._replace(request_deserializer=tolerant(handler.request_deserializer, check))
         for shape in ("unary_unary", "stream_unary"):
             if (behaviour := getattr(handler, shape)) is not None:
                 return handler._replace(**{shape: self._guard_unary(behaviour, method)})
@@ -111,6 +115,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 error,
                 extra={"fields": {"num_suppressed": num_suppressed}},
             )
+
+
+def _check_fields(data: bytes) -> None:
+    # The other methods' messages hold nothing, so that all of theirs are fields nobody knows.
+    check_num_fields(data, generation_pb2.GenerateRequest.DESCRIPTOR)
 
 
 def _let_frames_go(error: BaseException | None) -> None:

@@ -17,21 +17,28 @@ from outrider.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Stands for a message that could not be parsed."""
+    """Stands for a message that could not be parsed, or has too many fields to be."""
 
-    num_bytes: int
+    error: InvalidRequestError
 
 
-def tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """The deserializer, giving ``Malformed`` for bytes that it cannot parse."""
+def tolerant(
+    deserialize: Callable[[bytes], Any] | None, check: Callable[[bytes], None] | None = None
+) -> Callable[[bytes], Any] | None:
+    """The deserializer, giving ``Malformed`` for bytes that it cannot parse, or that ``check`` raises for."""
     if deserialize is None:
         return None
 
     def parse(data: bytes) -> Any:  # noqa: ANN401 - generated messages share no base
         try:
+            if check is not None:
+                check(data)
             return deserialize(data)
+        except InvalidRequestError as error:
+            return Malformed(error)
         except (DecodeError, ValueError):  # protobuf's pure Python form raises both
-            return Malformed(len(data))
+            what = f"its {len(data)} bytes are no message of this method's type"
+            return Malformed(InvalidRequestError("request", what))
 
     return parse
 
@@ -39,16 +46,12 @@ def tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], An
 def well_formed(request: Any) -> Any:  # noqa: ANN401
     """A message, or a stream of messages, that raises ``InvalidRequestError`` in place of ``Malformed``."""
     if isinstance(request, Malformed):
-        raise _error(request)
+        raise request.error
     return _well_formed_stream(request) if hasattr(request, "__aiter__") else request
 
 
 async def _well_formed_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for request in requests:
         if isinstance(request, Malformed):
-            raise _error(request)
+            raise request.error
         yield request
-
-
-def _error(request: Malformed) -> InvalidRequestError:
-    return InvalidRequestError("request", f"its {request.num_bytes} bytes are no message of this method's type")

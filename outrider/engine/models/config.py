@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from outrider.engine.models.config_schema import CONFIG_FILE, GENERATION_CONFIG_FILE, MAX_POSITION
+from outrider.engine.models.config_schema import CONFIG_FILE, GENERATION_CONFIG_FILE, MAX_POSITION, SpecialTokens
 from outrider.engine.models.json_files import is_there, one_line, read_object, validated
 from outrider.errors import ModelError
 
@@ -100,14 +100,24 @@ def read_model_config(folder: Path) -> ModelConfig:
     if raw.get("quantization_config"):
         raise ModelError(f"{folder}: quantised weights are not supported yet (config.json has quantization_config)")
     checked = validated(path, CONFIG_FILE, raw)
+    _check_special_ids(path, checked, checked.vocab_size)
     fields = _read_fields(folder, architecture)
+    _check_special_ids(path, checked, fields["vocab_size"])
     try:
-        checked.check_vocabulary(fields["vocab_size"])
         return _convert(fields, architecture, _eos_token_ids(folder, fields))
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ModelError(f"{path} does not describe a {architecture}: {one_line(error)}") from error
+
+
+def _check_special_ids(path: Path, special: SpecialTokens, vocab_size: int | None) -> None:
+    """Raise ``ModelError`` for an id that the model has no row for; a size of None is not known yet."""
+    try:
+        if vocab_size is not None:
+            special.check_vocabulary(vocab_size)
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from error
 
 
 def _read_fields(folder: Path, architecture: str) -> dict[str, Any]:
@@ -226,10 +236,7 @@ def _eos_token_ids(folder: Path, fields: dict[str, Any]) -> tuple[int, ...]:
     named = None
     if is_there(path):
         special = validated(path, GENERATION_CONFIG_FILE, read_object(path))
-        try:
-            special.check_vocabulary(fields["vocab_size"])
-        except ValueError as error:
-            raise ModelError(f"{path.name}: {error}") from error
+        _check_special_ids(path, special, fields["vocab_size"])
         named = special.eos_token_id
     if named is None:
         named = fields["eos_token_id"]

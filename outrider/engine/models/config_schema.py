@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 MAX_POSITION = (1 << 31) - 1
 Count = Annotated[int, Field(ge=1)]
-PositiveNumber = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+PositiveNumber = Annotated[float, Field(ge=1e-6, le=1e12, allow_inf_nan=False)]
 RopeTheta = Annotated[float, Field(gt=1, le=1e12, allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=-MAX_POSITION, le=MAX_POSITION)]
 """Whether the vocabulary has it is said in words of its own."""
@@ -80,7 +80,7 @@ class ConfigFile(SpecialTokens):
     num_key_value_heads: Annotated[Count, Field(le=1 << 16)] | None = None
     head_dim: Annotated[Count, Field(le=1 << 14, multiple_of=2)] | None = None
     max_position_embeddings: Annotated[Count, Field(le=MAX_POSITION)] | None = None
-    rms_norm_eps: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    rms_norm_eps: Annotated[float, Field(ge=1e-20, lt=1, allow_inf_nan=False)] | None = None
     rope_theta: RopeTheta | None = None
     rope_scaling: RopeParameters | None = None
     rope_parameters: RopeParameters | None = None

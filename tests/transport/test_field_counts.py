@@ -1,0 +1,88 @@
+"""Field counts: a message of millions of entries is refused before it is parsed, all others are left to the parser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from outrider.errors import InvalidRequestError
+from outrider.limits import REQUEST_FIELDS
+from outrider.transport import field_counts
+from outrider.transport.field_counts import check_num_fields
+from outrider.v1 import generation_pb2 as pb
+from tests.support.scripted_generator import ScriptedGenerator
+from tests.transport.conftest import Serve
+
+REQUEST = pb.GenerateRequest.DESCRIPTOR
+MANY = 400_000
+
+
+def nested(tag: int, content: bytes) -> bytes:
+    length, rest = b"", len(content)
+    while rest > 0x7F:
+        length += bytes([rest & 0x7F | 0x80])
+        rest >>= 7
+    return bytes([tag]) + length + bytes([rest]) + content
+
+
+FLOODS = {
+    "stop": b"\x3a\x00" * MANY,
+    "bad_words": nested(0x22, b"\x52\x00" * MANY),
+    "logit_bias": nested(0x22, b"\x4a\x00" * MANY),
+    "sampling": b"\x22\x00" * MANY,
+    "stop_token_ids": b"\x40\x05" * MANY,
+    "request": b"\xf8\x07\x01" * MANY,  # a field that is not known
+}
+
+
+@pytest.mark.parametrize("field", FLOODS)
+def test_a_flood_of_one_field_is_named(field: str) -> None:
+    pb.GenerateRequest.FromString(FLOODS[field])  # it is well formed
+    with pytest.raises(InvalidRequestError, match="or more, one by one; at most") as caught:
+        check_num_fields(FLOODS[field], REQUEST)
+    assert caught.value.field == field
+
+
+def test_a_flood_behind_a_group_is_seen() -> None:
+    flood = b"\xfb\x07" + b"\xfc\x07" + b"\x3a\x00" * MANY
+    pb.GenerateRequest.FromString(flood)
+    with pytest.raises(InvalidRequestError, match="stop"):
+        check_num_fields(flood, REQUEST)
+
+
+def test_what_is_long_and_not_many_passes() -> None:
+    message = pb.GenerateRequest(stop_token_ids=range(1024), stop=["s" * 4096] * 64, bad_words=["w" * 200] * 1024)
+    message.prompt_token_ids.token_ids.extend([70_000] * 1_000_000)
+    message.sampling.allowed_token_ids.extend(range(1 << 20))
+    for token_id in range(1024):
+        message.sampling.logit_bias.add(token_id=token_id, bias=1.0)
+    check_num_fields(message.SerializeToString(), REQUEST)
+    check_num_fields(pb.GenerateRequest(prompt_text="\x3a\x00" * 3_000_000).SerializeToString(), REQUEST)
+
+
+@given(st.binary(max_size=60))
+@example(b"\x22\xff")
+@example(b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
+@example(b"\x22\xff\xff\xff\xff\x0f\x52")
+def test_nothing_but_the_number_of_fields_is_refused(data: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(field_counts, "_FEWEST_BYTES", 0)
+        check_num_fields(data, REQUEST)  # far fewer fields than there may be: garbage is for the parser to refuse
+
+
+@pytest.mark.parametrize("method", ["Generate", "StreamGenerate", "GetModelInfo"])
+async def test_a_flood_is_an_invalid_argument_on_the_wire(serve: Serve, method: str) -> None:
+    server = await serve("generation", ScriptedGenerator())
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        asking: Any = channel.unary_stream(f"/outrider.v1.GenerationService/{method}")
+        call = asking(FLOODS["bad_words"])
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await call.details()).startswith("bad_words: has ")
+
+
+def test_the_bound_is_past_what_a_whole_request_holds() -> None:
+    assert REQUEST_FIELDS.most >= 2 * (3 * 1024 + 2 * 1024 + 64 + 1024)  # an entry of logit_bias is three fields
