@@ -26,7 +26,7 @@ CHANCE = 0.5
 NUM_DRAWS, FEW_DRAWS = 20_000, 5_000
 
 Lost = list[int]
-"""Tokens of a step that was never delivered."""
+"""Tokens of a step that was computed and is not delivered; empty between steps."""
 Interrupts = Callable[[random.Random, Lost], bool]
 
 
@@ -37,7 +37,7 @@ def at_random(rng: random.Random, lost: Lost) -> bool:
 
 def by_what_was_lost(rng: random.Random, lost: Lost) -> bool:
     """No interruption from outside: it looks at tokens that nobody was given."""
-    return lost[0] == 0 and rng.random() < 0.9
+    return lost[:1] == [0] and rng.random() < 0.9
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Stream:
             self._resume(bench)
             return
         self.delivered += news
-        if len(self.delivered) < NUM_TOKENS and interrupts(self.rng, [0]):
+        if len(self.delivered) < NUM_TOKENS and interrupts(self.rng, []):
             self._resume(bench)
 
     def _resume(self, bench: Bench) -> None:
