@@ -99,10 +99,11 @@ def open_blocking_channel(
     *,
     max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES,
     connect_attempt_ms: int | None = None,
+    max_backoff_ms: int = MAX_BACKOFF_MS,
 ) -> grpc.Channel:
     """A channel for plain Python; it connects when first used. ``ConfigError`` for files of no use."""
     tls = _tls(address, security)
-    options = _client_options(max_message_bytes, tls, connect_attempt_ms)
+    options = _client_options(max_message_bytes, tls, connect_attempt_ms, max_backoff_ms=max_backoff_ms)
     if tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, client_credentials(tls), options=options)

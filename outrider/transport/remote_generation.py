@@ -34,6 +34,8 @@ from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 
 INFO_TIMEOUT_S = 10.0
+MAX_BACKOFF_MS = 500
+"""Between attempts to connect: callers that try again space their calls themselves."""
 
 
 class _Fold:
@@ -121,7 +123,12 @@ class RemoteGeneration:
         # And anew when certificates were rotated; what runs on the channel before that goes on.
         loop, files = asyncio.get_running_loop(), self._security.stamp()
         if self._channel is None or self._loop is not loop or self._files != files:
-            opened = open_channel(self._address, self._security, connect_attempt_ms=self._connect_attempt_ms)
+            opened = open_channel(
+                self._address,
+                self._security,
+                connect_attempt_ms=self._connect_attempt_ms,
+                max_backoff_ms=MAX_BACKOFF_MS,
+            )
             if self._channel is not None and self._loop is loop:
                 self._outdated.append(self._channel)
             self._channel, self._loop, self._files = opened, loop, files
@@ -195,7 +202,10 @@ class BlockingGeneration:
             files = self._security.stamp()
             if self._channel is None or self._files != files:
                 opened = open_blocking_channel(
-                    self._address, self._security, connect_attempt_ms=self._connect_attempt_ms
+                    self._address,
+                    self._security,
+                    connect_attempt_ms=self._connect_attempt_ms,
+                    max_backoff_ms=MAX_BACKOFF_MS,
                 )
                 if self._channel is not None:
                     self._outdated.append(self._channel)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from outrider import AsyncClient, Client
+from outrider.cli.app import app
 from outrider.client.resuming import ResumableGeneration, add_statistics
 from outrider.errors import (
     CapacityError,
@@ -280,3 +283,14 @@ def in_background(work: Callable[[], None]) -> Iterator[None]:
     finally:
         thread.join(timeout=30)
     assert not caught
+
+
+def test_the_command_line_resumes_at_the_next_address(service: Service) -> None:
+    service.generator.failures.append((2, GONE))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead = f"127.0.0.1:{unused.getsockname()[1]}"
+    arguments = ["generate", "x", "--max-tokens", "4", "--resume", "--address", f"{dead},{service.address}"]
+    outcome = CliRunner().invoke(app, arguments)
+    assert (outcome.exit_code, outcome.stdout) == (0, "<0><1><2><3>\n")
+    assert service.generator.requests[-1].resume == Resumption((0, 1), "scripted")
