@@ -17,6 +17,7 @@ from typing import Any
 
 import uvloop
 
+from outrider.generation import GenerationResult
 from tests.faults.report import Result, table, write
 from tests.faults.run import prepared
 from tests.faults.scenarios.table import SCENARIOS, Scenario
@@ -31,9 +32,9 @@ def main() -> None:
     options = _arguments()
     say(f"seed {options.seed}, scale {options.scale:g}: {', '.join(options.scenarios)}")
     held: dict[str, Any] = {}
-    all_pass = True
+    all_pass, twins = True, dict[int, GenerationResult]()
     for name in options.scenarios:
-        result = uvloop.run(play(SCENARIOS[name], options.seed, options.scale, options.logs))
+        result = uvloop.run(play(SCENARIOS[name], options.seed, options.scale, options.logs, twins))
         for problem in result.problems[:_SHOWN_PROBLEMS]:
             say(f"{name}: {problem[:_SHOWN_CHARACTERS]}")
         all_pass &= result.passes
@@ -42,8 +43,13 @@ def main() -> None:
     sys.exit(0 if all_pass else 1)
 
 
-async def play(scenario: Scenario, seed: int, scale: float, logs: Path | None) -> Result:
-    """One scenario on a stack of its own; what makes it break off is a problem of its result."""
+async def play(
+    scenario: Scenario, seed: int, scale: float, logs: Path | None, twins: dict[int, GenerationResult]
+) -> Result:
+    """One scenario on a stack of its own; what makes it break off is a problem of its result.
+
+    ``twins`` are those of this seed, made here where there are none yet.
+    """
     count = max(1, round(scenario.count * scale))
     folder = None if logs is None else logs / scenario.name
     if folder is not None:
@@ -54,10 +60,11 @@ async def play(scenario: Scenario, seed: int, scale: float, logs: Path | None) -
         async with (
             asyncio.timeout(_LIMIT_S),
             scenario.stack(folder) as stack,
-            prepared(stack, seed=seed, say=say) as shared,
+            prepared(stack, seed=seed, say=say, twins=twins) as shared,
         ):
             run = shared.run(stack, scenario.name, seed=seed, count=count, scale=scale, say=say)
             result = run.result
+            twins.update(shared.twins)
             await scenario.play(run)
     except (Exception, ExceptionGroup) as error:
         result.problems.append(f"broke off: {''.join(traceback.format_exception(error))}")

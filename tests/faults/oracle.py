@@ -31,8 +31,10 @@ class Reading:
     """Nothing came for so long that the reader gave up."""
     was_left: bool = False
     """The reader went away, or its deadline passed, as was planned."""
+    first_output_s: float = 0.0
+    """The wait for the first output."""
     gaps: list[tuple[float, float]] = field(default_factory=list)
-    """(seconds, clock at their end) of the longest waits: for the first output, and between outputs."""
+    """(seconds, clock at their end) of the longest waits between outputs."""
 
 
 def differences(reading: Reading, twin: GenerationResult | None) -> list[str]:

@@ -7,7 +7,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider import AsyncClient
@@ -44,6 +44,8 @@ class Run:
     clients: Sequence[AsyncClient]
     result: Result
     say: Say
+    faults: list[tuple[Fault, float, float]] = field(default_factory=list)
+    """Those that were done, with the clock before each and when the stack had recovered."""
 
     @property
     def is_short(self) -> bool:
@@ -79,22 +81,33 @@ class Run:
         for fault in plan:
             await asyncio.sleep(fault.pause_s)
             self.say(f"{fault} ({traffic.tally.num_streams} streams, {len(traffic.tally.problems())} wrong)")
+            began = time.monotonic()
             await inflict(self.stack, fault)
             if fault.waits:
                 await self.stack.whole()
                 await traffic.progress()
+            self.faults.append((fault, began, time.monotonic()))
         await self.stack.whole()
 
     def note_streams(self, tally: Tally, *, longest_gap_s: float | None = None) -> None:
-        """Figures of streams; ``longest_gap_s`` bounds the longest wait of any for its next output."""
+        """Figures of streams; ``longest_gap_s`` bounds the longest wait of any that has begun for its next output."""
         self.result.problems += tally.problems()
         self.result.add("streams", tally.num_streams)
         self.result.add("streams different", len(tally.different), 0)
         self.result.add("streams failed", len(tally.failed), 0)
         self.result.add("streams hung", len(tally.hung), 0)
-        self.result.add("longest gap", tally.longest_gap_s, longest_gap_s, "s")
-        gaps = sorted(tally.longest_gaps, reverse=True)[:_KEPT_GAPS]
-        self.result.samples["longest_gaps_s"] = [round(gap, 3) for gap, _, _ in gaps]
+        gaps = sorted(tally.longest_gaps, reverse=True)
+        quiet = [gap for gap, clock, _ in gaps if not self._faults_during(clock - gap, clock)]
+        self.result.add("longest gap", gaps[0][0] if gaps else 0.0, longest_gap_s, "s")
+        self.result.add("longest gap outside faults", max(quiet, default=0.0), None, "s")
+        self.result.add("longest wait for a first output", tally.longest_first_s, None, "s")
+        self.result.samples["longest_gaps"] = [
+            {"seconds": round(gap, 3), "request": number, "during": self._faults_during(clock - gap, clock)}
+            for gap, clock, number in gaps[:_KEPT_GAPS]
+        ]
+
+    def _faults_during(self, began: float, ended: float) -> list[str]:
+        return [str(fault) for fault, start, end in self.faults if start < ended and began < end]
 
     async def note_left_over(self) -> None:
         """Figures of sessions and pages that are still held when no stream runs, and of crashes."""
@@ -136,13 +149,19 @@ def _orders(stack: Stack) -> list[list[str]]:
 
 @contextlib.asynccontextmanager
 async def prepared(
-    stack: Stack, *, seed: int, num_requests: int = _CATALOGUE, longest: int = _LONGEST, say: Say = _say_nothing
+    stack: Stack,
+    *,
+    seed: int,
+    num_requests: int = _CATALOGUE,
+    longest: int = _LONGEST,
+    say: Say = _say_nothing,
+    twins: Mapping[int, GenerationResult] | None = None,
 ) -> AsyncIterator[Prepared]:
-    """Draw a catalogue and make its twins, before anything is disturbed."""
+    """Draw a catalogue and make its twins, before anything is disturbed; ``twins`` are those of an earlier stack."""
     catalogue = draw_catalogue(random.Random(f"{seed} requests"), num_requests, longest=longest)
     async with contextlib.AsyncExitStack() as cleanup:
         clients = [await cleanup.enter_async_context(AsyncClient(addresses)) for addresses in _orders(stack)]
         began = time.monotonic()
-        twins = await undisturbed(clients[0], catalogue)
+        twins = twins or await undisturbed(clients[0], catalogue)
         say(f"{len(catalogue)} requests, {len(twins)} with twins, made in {time.monotonic() - began:.0f} s")
         yield Prepared(clients, catalogue, twins)

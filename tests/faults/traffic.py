@@ -19,7 +19,7 @@ from tests.faults.requests import Request
 
 HANG_S = 150.0
 """Without output for so long, a stream counts as hung. A request may wait `target_timeout_s` for a lost target."""
-_KEPT_GAPS = 50
+_KEPT_GAPS = 2000
 _MOST_TRIES = 200
 
 
@@ -45,13 +45,10 @@ class Tally:
     different: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     hung: list[str] = field(default_factory=list)
+    longest_first_s: float = 0.0
+    """The longest wait of any stream for its first output, refusals aside."""
     longest_gaps: list[tuple[float, float, int]] = field(default_factory=list)
-    """(seconds, clock at the end, request), a heap of the longest."""
-
-    @property
-    def longest_gap_s(self) -> float:
-        """The longest wait of any stream for its next output."""
-        return max((gap for gap, _, _ in self.longest_gaps), default=0.0)
+    """(seconds, clock at the end, request), a heap of the longest waits of a stream between outputs."""
 
     def take(self, reading: Reading, twin: GenerationResult | None) -> None:
         """Judge one stream that has ended, however it did."""
@@ -65,6 +62,7 @@ class Tally:
             self.hung.append(f"nothing for {HANG_S:.0f} s after {len(reading.token_ids)} tokens of {name}")
         elif reading.error is not None:
             self.failed.append(f"{type(reading.error).__name__}: {reading.error} in {name}")
+        self.longest_first_s = max(self.longest_first_s, reading.first_output_s)
         for gap, clock in reading.gaps:
             heapq.heappush(self.longest_gaps, (gap, clock, reading.request.number))
         while len(self.longest_gaps) > _KEPT_GAPS:
@@ -137,6 +135,9 @@ async def _follow(
 
 def _note_gap(reading: Reading, since: float) -> None:
     now = time.monotonic()
+    if not reading.texts:
+        reading.first_output_s = now - since
+        return
     reading.gaps = heapq.nlargest(3, [*reading.gaps, (now - since, now)])
 
 
