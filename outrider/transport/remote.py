@@ -51,6 +51,9 @@ CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
 
 CONNECT_TIMEOUT_S = 5.0
+FIRST_ATTEMPT_S = 1.0
+"""How long the first attempts to connect may take; it doubles with each failure up to the timeout. Where packets were
+lost for a while only a new attempt gets through."""
 MAX_BACKOFF_MS = 120
 """Between two attempts to connect: a service that is back is taken up at once, and a refused attempt costs little."""
 LOADING_WAIT_S = 2.0
@@ -235,17 +238,24 @@ class _RemotePort:
         self._shares_memory = shares_memory
         self._security = security
         self._connect_timeout_s = connect_timeout_s
+        self._attempt_s = FIRST_ATTEMPT_S
 
     async def _connect(self) -> grpc.aio.Channel:
         channel = open_channel(
-            self.address, self._security, max_message_bytes=MAX_LINK_MESSAGE_BYTES, max_backoff_ms=MAX_BACKOFF_MS
+            self.address,
+            self._security,
+            max_message_bytes=MAX_LINK_MESSAGE_BYTES,
+            connect_attempt_ms=round(1000 * min(self._attempt_s, self._connect_timeout_s)),
+            max_backoff_ms=MAX_BACKOFF_MS,
         )
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 await self._until_ready(channel)
+            self._attempt_s = FIRST_ATTEMPT_S
         except BaseException as error:
             await channel.close()
             if isinstance(error, TimeoutError):
+                self._attempt_s = min(2 * self._attempt_s, self._connect_timeout_s)
                 raise UnavailableError(f"{self.address} did not answer within {self._connect_timeout_s:g} s") from error
             raise
         return channel

@@ -278,11 +278,26 @@ async def test_a_process_that_is_stopped_is_found_dead_and_taken_back() -> None:
 
 async def test_a_coordinator_whose_own_loop_was_blocked_finds_nobody_dead() -> None:
     async with toy_process("target") as process:
-        talk = await attached(RemoteTarget(process.address, link_timeout_s=TIMEOUT_S))
-        for generation in range(3, 6):
+        timeout_s = 2 * TIMEOUT_S
+        talk = await attached(RemoteTarget(process.address, link_timeout_s=timeout_s))
+        for generation in range(3, 5):
             hearing = asyncio.create_task(talk.hear())
             await asyncio.sleep(0)
-            time.sleep(2 * TIMEOUT_S)
+            time.sleep(2 * timeout_s)
             talk.link.send([Score(1, generation, 0, 0, PROMPT)])
             assert (await hearing).events[0].generation == generation
         await talk.link.close()
+
+
+async def test_a_connection_whose_first_bytes_were_lost_is_begun_anew(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "FIRST_ATTEMPT_S", 0.2)
+    async with TcpProxy(port_of(await serve("target", ToyTarget(ROWS, V)))).running() as proxy:
+        port = RemoteTarget(proxy.address, connect_timeout_s=DEADLINE_S)
+        await proxy.black_hole()
+        describing = asyncio.create_task(port.describe())
+        await eventually(lambda: proxy.num_accepted >= 3)
+        await proxy.heal()
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await describing).role == "target"
