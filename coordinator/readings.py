@@ -81,6 +81,7 @@ def _endings(roster: Roster) -> list[Reading]:
     outcomes = {**{reason.value: endings.by_reason[reason] for reason in FinishReason}, "failed": endings.num_failed}
     return [
         Reading("outrider_prompt_tokens_total", endings.num_prompt_tokens),
+        Reading("outrider_requests_resumed_total", endings.num_resumed),
         *each("outrider_requests_total", "outcome", outcomes.items()),
         *each("outrider_requests_failed_total", "error", endings.by_error.items()),
     ]

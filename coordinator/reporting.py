@@ -49,6 +49,8 @@ def log_ending(loop: SessionLoop, ending: Finish | Fail, timing: Timing) -> None
         "first_token_ms": round(1e3 * timing.first_token, 2),
         "total_ms": round(1e3 * timing.total, 2),
     }
+    if loop.plan.emitted_token_ids:
+        fields["resumed_tokens"] = len(loop.plan.emitted_token_ids)
     if tally.num_judged_tokens:
         fields["acceptance"] = round(tally.num_accepted_tokens / tally.num_judged_tokens, 3)
     if isinstance(ending, Fail):

@@ -45,6 +45,8 @@ class Endings:
     """Turned away since the queue was full."""
     num_prompt_tokens: int = 0
     """Of all that were taken in."""
+    num_resumed: int = 0
+    """Taken in with output of an interrupted call."""
     by_reason: Counter[FinishReason] = field(default_factory=Counter)
     """Those that finished or were cancelled."""
     by_error: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(USUAL_FAILURES, 0)))
@@ -92,6 +94,7 @@ class Roster:
             self.endings.num_refused += 1
             raise
         self.endings.num_prompt_tokens += len(ticket.loop.plan.prompt_token_ids)
+        self.endings.num_resumed += bool(ticket.loop.plan.emitted_token_ids)
         self._note_load()
 
     def to_start(self) -> Iterator[Ticket]:

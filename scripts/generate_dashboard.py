@@ -208,6 +208,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             one(metric("outrider_replicas_attached"), "{{side}} of {{instance}}"),
         ),
         Panel("Sessions rebuilt", "A second, by side.", "short", each("outrider_sessions_rebuilt_total", "side")),
+        Panel("Requests resumed", "A second.", "short", ((rate("outrider_requests_resumed_total"), "resumed"),)),
         Panel(
             "Late and broken drafts",
             "A second.",

@@ -245,3 +245,14 @@ async def test_a_resumed_request_may_wait_be_cancelled_and_frees_all() -> None:
         await first.aclose()
         await eventually(made.is_free)
         assert made.coordinator.stats().num_waiting == 0
+
+
+async def test_resumed_requests_are_counted_and_their_times_are_of_new_tokens() -> None:
+    async with stack(has_draft=False) as made:
+        whole = await made.run(ask(temperature=0.0))
+        resume = Resumption(whole.token_ids[:20])
+        assert [delta async for delta in made.coordinator.generate_stream(ask(temperature=0.0, seed=1, resume=resume))]
+        readings = {reading.name: reading.value for reading in made.coordinator.readings() if not reading.labels}
+        assert readings["outrider_requests_resumed_total"] == 1
+        assert readings["outrider_prompt_tokens_total"] == 2 * len((1, 2, 3))
+        assert readings["outrider_spec_decode_num_emitted_tokens_total"] == 24 + 4

@@ -196,6 +196,10 @@ LOAD = (
 
 RECOVERY = (
     _counter(
+        "outrider_requests_resumed_total",
+        "Requests taken in that went on from the output of an interrupted call, here or at another coordinator.",
+    ),
+    _counter(
         "outrider_sessions_rebuilt_total",
         "Sessions brought to a service again from their first token, after the service or the session there was lost.",
         f"sum by (side) (rate(outrider_sessions_rebuilt_total{_WINDOW}))",
