@@ -6,18 +6,21 @@ know where the readings come from. The only importer of ``prometheus_client``.
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import accumulate, groupby
-from wsgiref.simple_server import WSGIServer
+from typing import Any
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, make_asgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from outrider.errors import ConfigError
 from outrider.readings import HistogramReading, Reading
+from outrider.telemetry.http_server import HttpServer, Request, Response
 from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, MetricSpec, find
 
 Read = Callable[[], Iterable[Reading]]
@@ -36,23 +39,61 @@ class MetricsEndpoint:
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
+        self._app = make_asgi_app(registry)
         try:
-            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+            self._socket = _listening(host.strip("[]"), port)
         except OSError as error:
             raise ConfigError("metrics_port", f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
         """Where it listens."""
-        server: WSGIServer = self._server
-        return int(server.server_port)
+        return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        thread: threading.Thread = self._thread
-        thread.join()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._socket.close()
+
+    def _run(self) -> None:
+        server = HttpServer(self._answer)
+        try:
+            self._loop.run_until_complete(server.start(sock=self._socket))
+            self._loop.run_forever()
+            server.close()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
+
+    async def _answer(self, request: Request) -> Response:
+        """What prometheus_client's own application answers: it knows the formats that a scraper may ask for."""
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "method": request.method,
+            "path": request.path,
+            "query_string": request.query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in request.headers],
+        }
+        await self._app(scope, receive, send)
+        headers = tuple((name.decode(), value.decode()) for name, value in sent[0]["headers"])
+        return Response(sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return socket.create_server(address[:2], family=family)
 
 
 class ReadingsCollector(Collector):
