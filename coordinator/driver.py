@@ -137,6 +137,7 @@ class Driver:
         """A target's link is gone: its sessions go on elsewhere, or pause until there is one."""
         if not self.services.target.is_up:
             self._on_target(False)
+        self._placement.forget_target(replica)
         orphans = [ticket for ticket in self._roster.running() if ticket.target is replica]
         for ticket in orphans:
             self._placement.leave_target(ticket)
@@ -158,6 +159,7 @@ class Driver:
     def draft_lost(self, replica: DraftReplica) -> None:
         """A draft's link is gone: its sessions go on with another, or without."""
         self._draft_timeouts.pop(replica, None)
+        self._placement.forget_draft(replica)
         orphans = [ticket for ticket in self._roster.running() if ticket.draft is replica]
         for ticket in orphans:
             self._placement.leave_draft(ticket)

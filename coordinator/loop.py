@@ -50,7 +50,7 @@ from coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy
 from coordinator.tally import Tally
 from coordinator.text import TextTokenizer
 from outrider.errors import DeadlineError, LostTooOftenError, OutriderError, ProtocolError
-from outrider.ports import DraftEvent, Proposal, Refused, Scores, SessionFailed, SessionLost, TargetEvent
+from outrider.ports import DraftEvent, Opened, Proposal, Refused, Scores, SessionFailed, SessionLost, TargetEvent
 from outrider.types import FinishReason, SparseEvidence, SparseScores, TokenLogprob
 
 LOST_DRAFT_RETRY_MS = 1000
@@ -86,6 +86,8 @@ class SessionLoop:
         self.output = Output(plan, tokenizer)
         self.tally = Tally()
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        self.num_cached_prompt_tokens: int | None = None
+        """Tokens of the prompt that the target had cached; None until it has said so."""
         self._ended_before = self.output.replay(plan.emitted_token_ids)
         """How the output ended that the session goes on from, if it did: nothing is left to generate."""
         self._unscored = plan.emitted_token_ids[-1:] if self._lacks_only_prompt_logprobs else ()
@@ -205,6 +207,8 @@ class SessionLoop:
         """An event of this session on the draft's link; ``is_sound``: ``to_check`` was checked and found in order."""
         if self.waiting in (Waiting.NOTHING, Waiting.ADMISSION):
             return
+        if isinstance(event, Opened):
+            return  # how much of the text a draft had cached is of no interest here
         if isinstance(event, Proposal):
             self._on_proposal(event, is_sound=is_sound)
         elif event.generation < self._draft.opened or self._draft.readiness is not Readiness.OPEN:
@@ -289,6 +293,8 @@ class SessionLoop:
             return
         if isinstance(event, Scores):
             self._on_scores(event, verdict)
+        elif isinstance(event, Opened):
+            self._note_cached(event)
         elif event.generation < self._target.opened or self._target.readiness is not Readiness.OPEN:
             self.tally.num_stale_target_replies += 1
         elif isinstance(event, SessionLost):
@@ -297,6 +303,11 @@ class SessionLoop:
             self.fail(as_error(event))
         elif isinstance(event, Refused):
             self._park(event)
+
+    def _note_cached(self, event: Opened) -> None:
+        """Of the first target that held the session: what a rebuilt one finds is its own work."""
+        if event.generation == self._target.opened and self.num_cached_prompt_tokens is None:
+            self.num_cached_prompt_tokens = min(event.num_cached_tokens, len(self.plan.prompt_token_ids))
 
     def _on_scores(self, event: Scores, verdict: Verdict | None) -> None:
         if event.generation != self._target.asked:

@@ -87,6 +87,7 @@ class Messages:
             dense=plan.dense,
             request_id=plan.request_id,
             trace_id=self.trace_id,
+            cache_salt=plan.cache_salt,
         )
 
     def _next_generation(self) -> int:

@@ -33,6 +33,7 @@ class Plan:
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
     dense: bool = False
     request_id: str = ""
+    cache_salt: str = ""
     model_name: str = ""
     """The target's."""
     emitted_token_ids: tuple[int, ...] = ()

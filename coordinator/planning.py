@@ -68,6 +68,7 @@ class Planner:
             logprobs_mode=self._settings.logprobs_mode,
             dense=self._is_dense,
             request_id=request.request_id or uuid.uuid4().hex,
+            cache_salt=request.cache_salt,
             model_name=self.model_name,
             emitted_token_ids=request.resume.emitted_token_ids if request.resume else (),
             tells_progress=request.resumable,

@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 CommandT = TypeVar("CommandT", bound=OfSession)
 EventT = TypeVar("EventT", bound=OfSession)
 
+_MUCH_FULLER, _FEW_SESSIONS = 1.25, 4
+"""A replica with a quarter more sessions than another, and a few more, is much fuller."""
 SOON_S = 1.0
 """How often a name is looked up while nobody was ever found under it."""
 
@@ -180,8 +182,10 @@ class Replicas(Generic[CommandT, EventT]):
         fits: Callable[[ModelDescription], bool] = lambda description: True,
         *,
         besides: Collection[Replica[CommandT, EventT]] = (),
+        preferred: Replica[CommandT, EventT] | None = None,
     ) -> Replica[CommandT, EventT] | None:
-        """The least loaded one for a new session, None when there is none that fits.
+        """The least loaded one for a new session, or the ``preferred`` one as long as it is not much fuller; None when
+        there is none that fits.
 
         One that is not found any more takes sessions only while no other can: it may be about to go.
         """
@@ -190,7 +194,10 @@ class Replicas(Generic[CommandT, EventT]):
             for replica in self.attached
             if replica not in besides and replica.description is not None and fits(replica.description)
         ]
-        return min(able, key=_load, default=None)
+        least = min(able, key=_load, default=None)
+        if least is None or preferred not in able or not preferred.is_listed:
+            return least
+        return least if preferred.num_sessions > _MUCH_FULLER * least.num_sessions + _FEW_SESSIONS else preferred
 
     def enter(self, replica: Replica[CommandT, EventT]) -> None:
         """A session lives there from now on."""

@@ -23,7 +23,7 @@ from coordinator.tracing.requests import NOT_TRACED
 from coordinator.tracing.watching import WatchedStep
 from outrider.errors import IntegrityError, OutriderError
 from outrider.generation import Delta, GenerationResult, Progress, Usage
-from outrider.ports import DraftCommand, DraftEvent, ItemTiming, Proposal, Scores, TargetCommand, TargetEvent
+from outrider.ports import DraftCommand, DraftEvent, ItemTiming, Opened, Proposal, Scores, TargetCommand, TargetEvent
 
 _log = logging.getLogger(__name__)
 
@@ -77,13 +77,13 @@ class Ticket:
         """Hand the state machine what the target says, and the verdict if it has been reached already."""
         if isinstance(event, Scores):
             self._heard_target_at = self.stopwatch.now()
-        else:
+        elif not isinstance(event, Opened):
             log_trouble("target", event)
         self.loop.on_target_event(event, verdict)
 
     def hear_draft(self, event: DraftEvent, *, is_sound: bool = False) -> None:
         """Hand the state machine what the draft says, and whether a proposal has been checked already."""
-        if not isinstance(event, Proposal):
+        if not isinstance(event, Proposal | Opened):
             log_trouble("draft", event)
         self.loop.on_draft_event(event, is_sound=is_sound)
 
@@ -188,7 +188,7 @@ class Ticket:
             matched_stop=finish.matched_stop,
             logprobs=loop.output.logprobs,
             prompt_logprobs=loop.prompt_logprobs,
-            usage=Usage(len(plan.prompt_token_ids), loop.tokens.num_output),
+            usage=Usage(len(plan.prompt_token_ids), loop.tokens.num_output, loop.num_cached_prompt_tokens or 0),
             speculation=loop.tally.summary(),
             seed=plan.seed,
             request_id=plan.request_id,

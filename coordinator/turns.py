@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from outrider.ports import Extend, Release, Score
+from outrider.ports import Extend, Opened, Release, Score
 
 LONGEST_WAIT_S = 0.1
 """What is under way for longer is waited for no more: it is no forward of running sessions, or nobody answers."""
@@ -73,7 +73,8 @@ class Lane:
     def heard(self, events: Iterable[OfSession]) -> None:
         """Their sessions were answered, whatever the answer."""
         for event in events:
-            self.under_way.pop(event.session, None)
+            if not isinstance(event, Opened):  # which answers no step
+                self.under_way.pop(event.session, None)
         self._turns.look_soon()
 
     def lost(self) -> None:

@@ -58,6 +58,7 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
             capture_seconds=0.0 if runner is None else runner.capture_seconds,
             on_failure=on_failure,
             at_end=None if runner is None else runner.close,
+            prefix_cache=None if runner is None else runner.sequences.prefix_cache,
         )
 
     @classmethod

@@ -45,9 +45,16 @@ class PlainText:
 class PlainTexts:
     """All texts of a service."""
 
-    def open(self, max_length: int) -> PlainText:
+    def open(self, max_length: int, cache_salt: str = "") -> PlainText:
         """An empty text."""
         return PlainText()
+
+    def adopt_prefix(self, sequence: PlainText, token_ids: Sequence[int]) -> int:
+        """Nothing: there is no KV to be shared."""
+        return 0
+
+    def commit(self, sequence: PlainText, length: int) -> None:
+        """Nothing follows from it."""
 
     def truncate(self, sequence: PlainText, length: int) -> None:
         """Keep the first ``length`` tokens."""

@@ -45,6 +45,8 @@ class GenerationRequest:
     """Draft length of this request; 0 turns speculation off, None is the coordinator's."""
     acceptance_method: AcceptanceMethod | None = None
     request_id: str = ""
+    cache_salt: str = ""
+    """Work on prompts that was cached is shared only between requests of the same salt."""
     trace_parent: str = ""
     """The caller's span, as W3C's ``traceparent``; empty when there is none."""
     trace_state: str = ""
@@ -77,6 +79,8 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    cached_prompt_tokens: int = 0
+    """Of the prompt, those that the target held in its prefix cache and did not compute again."""
 
 
 @dataclass(frozen=True, slots=True)

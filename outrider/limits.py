@@ -49,6 +49,7 @@ BAD_WORDS_TOKENS = Bound(64 * 4096, "token ids in all")
 REQUEST_FIELDS = Bound(16_384, "fields")
 """Of the message with all that it holds: several times what the bounds above come to."""
 REQUEST_ID = Bound(256, "characters")
+CACHE_SALT = Bound(256, "characters")
 EMITTED = "resume.emitted_token_ids"
 """The field of the output that a generation goes on from."""
 EMITTED_TOKEN_IDS = Bound(1_000_000, "ids")

@@ -57,6 +57,8 @@ class Open:
     request_id: str = ""
     trace_id: str = ""
     """This and the one above are for the service's log alone."""
+    cache_salt: str = ""
+    """Cached KV is shared only with sessions of the same salt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,17 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
+class Opened:
+    """The answer to ``Open``, once the session's first item has said what its text is."""
+
+    session: int
+    generation: int
+    """The Open's."""
+    num_cached_tokens: int
+    """Leading tokens of the text whose KV the prefix cache held."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionLost:
     """The service holds less than ``base_length`` or another text: open again and send it all from 0."""
 
@@ -217,8 +230,8 @@ class ItemTiming:
 
 DraftCommand = Open | Extend | Release
 TargetCommand = Open | Score | Release
-DraftEvent = Proposal | Branches | SessionLost | SessionFailed | Refused
-TargetEvent = Scores | SessionLost | SessionFailed | Refused
+DraftEvent = Proposal | Branches | Opened | SessionLost | SessionFailed | Refused
+TargetEvent = Scores | Opened | SessionLost | SessionFailed | Refused
 
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)

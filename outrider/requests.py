@@ -33,6 +33,7 @@ def check_request(request: GenerationRequest) -> None:
     limits.BAD_WORDS_CHARACTERS.check("bad_words", sum(map(len, request.bad_words)))
     _check_ids("stop_token_ids", request.stop_token_ids)
     _check_encodable("request_id", request.request_id)
+    _check_encodable("cache_salt", request.cache_salt)
     if request.resume is not None:
         _check_resumption(request, request.resume)
 
@@ -44,6 +45,7 @@ def check_lengths(request: GenerationRequest) -> None:
     limits.STOP_TEXTS.check("stop", len(request.stop))
     limits.STOP_TOKEN_IDS.check("stop_token_ids", len(request.stop_token_ids))
     limits.REQUEST_ID.check("request_id", len(request.request_id))
+    limits.CACHE_SALT.check("cache_salt", len(request.cache_salt))
     sampling = request.sampling
     limits.LOGIT_BIAS.check("logit_bias", len(sampling.logit_bias))
     limits.ALLOWED_TOKEN_IDS.check("allowed_token_ids", len(sampling.allowed_token_ids))

@@ -195,6 +195,19 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "{{role}} {{instance}}",
             ),
         ),
+        Panel(
+            "Prompt tokens found in the prefix cache",
+            "Share of those that were looked for.",
+            "percentunit",
+            (
+                (
+                    f"{rate('outrider_prefix_cache_hits_total', 'role')}"
+                    f" / ({rate('outrider_prefix_cache_queries_total', 'role')} > 0)",
+                    "{{role}}",
+                ),
+            ),
+        ),
+        Panel("Cached pages evicted", "A second.", "short", each("outrider_prefix_cache_evictions_total", "role")),
         Panel("Sessions open", "", "short", one(f"sum by (role) ({metric('outrider_sessions_open')})", "{{role}}")),
         Panel("Sequences in a forward", "Mean.", "short", means("outrider_forward_batch_size", "role")),
         Panel("Tokens in a forward", "Mean.", "short", means("outrider_forward_tokens", "role")),

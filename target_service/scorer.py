@@ -39,8 +39,10 @@ class Scorer:
         return None
 
     def begin(self, session: TargetSession, item: Score) -> ScoreJob:
-        """The item's tokens, preceded by the last one kept if a prompt token's logprob has to be read after it."""
-        token_ids = item.token_ids + item.draft_token_ids
+        """The item's tokens, less what was cached of them. The last one kept comes first if a prompt token's logprob
+        has to be read after it.
+        """
+        token_ids = item.token_ids[session.text.length - item.base_length :] + item.draft_token_ids
         base = item.base_length + len(item.token_ids)
         if session.open.num_prompt_logprobs is not None and 0 < item.base_length < session.open.prompt_length:
             token_ids = (session.text.token_ids[-1], *token_ids)

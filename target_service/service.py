@@ -58,6 +58,7 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
             capture_seconds=runner.capture_seconds,
             on_failure=on_failure,
             at_end=runner.close,
+            prefix_cache=runner.sequences.prefix_cache,
         )
 
     @classmethod

@@ -45,7 +45,7 @@ _SPIN_S = 200e-6
 """A sleep ends late by up to this much, so the end of a wait is watched for."""
 
 ItemT = TypeVar("ItemT", Extend, Score)
-EventT = TypeVar("EventT")
+EventT = TypeVar("EventT", bound=Proposal | Branches | Scores)
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ _PROMPT = (11, 7, 5, 3)
 _LINK, _SESSION = 1, 1
 
 ItemT = TypeVar("ItemT", Extend, Score)
-EventT = TypeVar("EventT")
+EventT = TypeVar("EventT", bound=Proposal | Branches | Scores)
 
 
 DraftCore = ServiceCore[PlainText, Extend, StandInJob[Extend], Proposal | Branches]

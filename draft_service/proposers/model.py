@@ -106,8 +106,10 @@ class ModelProposer:
         return Proposal(item.session, item.generation, base, ()) if base > session.reserved_length else None
 
     def begin(self, session: DraftSession, item: Extend) -> ProposalJob:
-        """The item's tokens; without any, the last one kept is computed again, for what follows it is not stored."""
-        token_ids = item.token_ids
+        """The item's tokens, less what was cached of them; without any, the last one kept is computed again, for what
+        follows it is not stored.
+        """
+        token_ids = item.token_ids[session.text.length - item.base_length :]
         if not token_ids:
             token_ids = (session.text.token_ids[-1],)
             self.runner.sequences.truncate(session.text, item.base_length - 1)

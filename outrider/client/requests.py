@@ -79,6 +79,8 @@ class GenerateOptions(TypedDict, total=False):
     """Seconds that may pass until a server takes the generation up again, 60; then the interruption is an error."""
     trace_parent: str | None
     """The caller's span as W3C's ``traceparent``; None is OpenTelemetry's active span, where there is one."""
+    cache_salt: str | None
+    """Names who may share cached work on prompts: requests of different salts share nothing; at most 256 characters."""
     request_id: str | None
     """Names the request in logs, traces and the result; made up when None."""
     n: int
@@ -113,6 +115,7 @@ def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | 
         num_speculative_tokens=given.get("num_speculative_tokens"),
         acceptance_method=_method(given.get("acceptance_method")),
         request_id=_text("request_id", given.get("request_id")) or "",
+        cache_salt=_text("cache_salt", given.get("cache_salt")) or "",
         trace_parent=trace.trace_parent if trace else "",
         trace_state=trace.state if trace else "",
     )

@@ -52,6 +52,9 @@ _GPU_MEMORY_UTILIZATION: Share | None = Field(
     description="Share of its GPU's memory that weights, CUDA graphs and KV cache may take together; unset: 0.85 of "
     "what is free once the first two have theirs. Not together with num_pages or kv_cache_bytes.",
 )
+_PREFIX_CACHING: bool = Field(
+    True, description="Begin a session after the KV pages of its text that are cached, instead of computing them again."
+)
 _MAX_BATCHED_TOKENS: Positive = Field(
     1024, description="Most tokens in one forward; long prompts are cut into chunks of it."
 )
@@ -173,6 +176,7 @@ class TargetSettings(Section):
     max_model_len: Positive | None = Field(
         None, description="Longest prompt and output together, in tokens; unset: the model's."
     )
+    prefix_caching: bool = _PREFIX_CACHING
     max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
     max_prefill_beside: Positive = _MAX_PREFILL_BESIDE
     cuda_graph_max_sequences: Positive = _GRAPH_SEQUENCES
@@ -233,6 +237,7 @@ class DraftSettings(Section):
     max_model_len: Positive | None = Field(
         None, description="Tokens after which the draft proposes nothing; unset: the model's limit."
     )
+    prefix_caching: bool = _PREFIX_CACHING
     max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
     max_prefill_beside: Positive = _MAX_PREFILL_BESIDE
     cuda_graph_max_sequences: Positive = _GRAPH_SEQUENCES

@@ -129,6 +129,8 @@ class Arrivals(Generic[TextT, ItemT, JobT, EventT]):
             return False
         pending.ask(item, arrived_ns, self._telling.record_of(item, arrived_ns))
         if pending.answer is not None:
+            if not isinstance(pending.answer, CommonEvent):
+                self._ledger.commit(pending.session, pending.answer.base_length)
             self._telling.put_found(pending)
         return True
 
@@ -143,6 +145,12 @@ class Arrivals(Generic[TextT, ItemT, JobT, EventT]):
             self._note_end(session.key)
             self._telling.put(session.link_id, answer, session.open)
             return
+        if not item.base_length and item.token_ids:
+            opened = self._ledger.adopt_prefix(session, item.token_ids)
+            if opened is not None:
+                self._telling.put_opened(session.link_id, opened)
+        else:
+            self._ledger.commit(session, item.base_length)
         job = self._stage.begin(session, item)
         self._foresight.note_item(session.key, job)
         record = self._telling.record_of(item, arrived_ns)

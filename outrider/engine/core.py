@@ -222,4 +222,5 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
             pending.answer = self._arrivals.fail(pending, result)
         else:
             pending.answer = self._ahead.as_asked(pending, result)
+            self.ledger.commit(pending.session, result.base_length)
             self._patience.note_answer(pending.session.key, now_ns)

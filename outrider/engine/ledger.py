@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import InvalidRequestError, OutOfPagesError, OutriderError
-from outrider.ports import Open, Refused, Release, SessionFailed, SessionLost
+from outrider.ports import Open, Opened, Refused, Release, SessionFailed, SessionLost
 
 MAX_TOMBSTONES = 65_536
 """Tombstones kept for one link, the latest: an item can cross an answer only for a short while."""
@@ -43,8 +43,16 @@ TextT_inv = TypeVar("TextT_inv", bound=Text)
 class TextStore(Protocol[TextT_inv]):
     """Keeps texts; ``outrider.kv_cache.KVCacheManager`` is one."""
 
-    def open(self, max_length: int) -> TextT_inv:
+    def open(self, max_length: int, cache_salt: str = "") -> TextT_inv:
         """An empty text that can grow to ``max_length``; ``OutOfPagesError`` when there is no room."""
+        ...
+
+    def adopt_prefix(self, sequence: TextT_inv, token_ids: Sequence[int]) -> int:
+        """Give an empty text what is cached of ``token_ids``, always less than all; how many tokens that is."""
+        ...
+
+    def commit(self, sequence: TextT_inv, length: int) -> None:
+        """The first ``length`` tokens are computed and final: others may share them."""
         ...
 
     def truncate(self, sequence: TextT_inv, length: int) -> None:
@@ -103,6 +111,8 @@ class Session(Generic[TextT]):
     """The newest item's."""
     used_ns: int = 0
     """When something last came for it."""
+    is_told_opened: bool = False
+    """Whether its ``Open`` was answered with ``Opened``."""
     key: SessionKey = field(init=False)
     """Its link and its number there; asked for many times an item."""
 
@@ -171,7 +181,7 @@ class Ledger(Generic[TextT]):
         reserved = min(command.max_length, self._limits.max_model_len)
         try:
             check_open(command, self._limits)
-            text = self._store.open(reserved)
+            text = self._store.open(reserved, command.cache_salt)
         except OutOfPagesError as error:
             return self._refuse(books, command, str(error))
         except InvalidRequestError as error:
@@ -203,6 +213,23 @@ class Ledger(Generic[TextT]):
             return SessionLost(session.open.session, session.generation, reason)
         self._store.truncate(session.text, base_length)
         return None
+
+    def adopt_prefix(self, session: Session[TextT], token_ids: Sequence[int]) -> Opened | None:
+        """Begin an empty session after what is cached of its text; the answer to its ``Open``, if that is due.
+
+        Nothing is taken from the cache when the positions of the prompt have to be computed for their logprobs.
+        """
+        num_cached_tokens = 0
+        if session.open.num_prompt_logprobs is None:
+            num_cached_tokens = self._store.adopt_prefix(session.text, token_ids)
+        if session.is_told_opened:
+            return None
+        session.is_told_opened = True
+        return Opened(session.open.session, session.open.generation, num_cached_tokens)
+
+    def commit(self, session: Session[TextT], length: int) -> None:
+        """The first ``length`` tokens of a session are computed and final."""
+        self._store.commit(session.text, length)
 
     def release(self, link_id: int, command: Release) -> bool:
         """End a session; False when the item is an old one."""

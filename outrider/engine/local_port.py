@@ -13,7 +13,8 @@ from typing import Generic, Protocol, TypeVar
 from outrider.engine.activity import Activity
 from outrider.engine.worker import Core, EngineWorker, LocalLink, OnFailure
 from outrider.errors import UnavailableError
-from outrider.ports import Refused, SessionFailed, SessionLost
+from outrider.kv_cache import PrefixCache
+from outrider.ports import Opened, Refused, SessionFailed, SessionLost
 from outrider.readings import Reading
 from outrider.recording import Recorder
 from outrider.types import ModelDescription
@@ -53,12 +54,14 @@ class LocalPort(Generic[CommandT, EventT]):
         capture_seconds: float = 0.0,
         on_failure: OnFailure | None = None,
         at_end: Callable[[], None] | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
         self._at_end = at_end
         self.description = description
         self._core = core
         self._rehearsal = tuple(rehearsal)
         self._capture_seconds = capture_seconds
+        self._prefix_cache = prefix_cache
         self._worker = EngineWorker(core, name=f"{description.role}-engine", on_failure=on_failure)
 
     @property
@@ -85,6 +88,15 @@ class LocalPort(Generic[CommandT, EventT]):
             Reading("outrider_kv_pages_free", free),
             Reading("outrider_kv_pages_used", num_pages - free),
             Reading("outrider_graph_capture_seconds", self._capture_seconds),
+            *self._prefix_cache_readings(),
+        ]
+
+    def _prefix_cache_readings(self) -> list[Reading]:
+        cache = self._prefix_cache
+        return [
+            Reading("outrider_prefix_cache_queries_total", cache.num_queried_tokens if cache else 0),
+            Reading("outrider_prefix_cache_hits_total", cache.num_hit_tokens if cache else 0),
+            Reading("outrider_prefix_cache_evictions_total", cache.num_evicted_pages if cache else 0),
         ]
 
     def refuse_sessions(self) -> None:
@@ -113,10 +125,13 @@ class LocalPort(Generic[CommandT, EventT]):
             async for batch in link.events():
                 if any(isinstance(event, SessionLost | SessionFailed | Refused) for event in batch.events):
                     raise UnavailableError(f"the warm-up was answered with {batch.events}")
-                return
+                if not all(isinstance(event, Opened) for event in batch.events):
+                    return
         finally:
             await link.close()
             self._core.activity.clear()
+            if self._prefix_cache is not None:
+                self._prefix_cache.clear_counts()
 
     async def close(self) -> None:
         """Stop after the step in progress; links break. Idempotent."""

@@ -35,7 +35,7 @@ _GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 512)
 class ModelRunner:
     """A loaded model. ``sequences`` holds its KV sequences; ``forward`` appends tokens to them and gives logits."""
 
-    def __init__(self, execution: Execution, ranks: Ranks | None = None) -> None:
+    def __init__(self, execution: Execution, ranks: Ranks | None = None, *, prefix_caching: bool = True) -> None:
         self.config: ModelConfig = execution.decoder.config
         self.max_model_len = execution.max_model_len
         """No sequence may hold more tokens."""
@@ -44,7 +44,8 @@ class ModelRunner:
         """Forwards that rows went through since loading; warm-up does not count."""
         self.capture_seconds = 0.0
         """How long the warm-up spent on CUDA graphs."""
-        self.sequences = KVCacheManager(PagePool(execution.num_pages, execution.page_size), reserves=True)
+        pool = PagePool(execution.num_pages, execution.page_size)
+        self.sequences = KVCacheManager(pool, prefix_caching=prefix_caching, reserves=True)
         self._execution = execution
         self._ranks = ranks
 
@@ -85,6 +86,7 @@ class ModelRunner:
         graphs: GraphLimits = DEFAULT_LIMITS,
         progress: Progress | None = None,
         ranks: Ranks | None = None,
+        prefix_caching: bool = True,
     ) -> ModelRunner:
         """Load a folder, as ``load_execution`` does; with ``ranks`` this process holds its part, and every other rank
         loads its own at the same time.
@@ -104,7 +106,7 @@ class ModelRunner:
             progress=progress,
             ranks=ranks,
         )
-        return cls(execution, ranks)
+        return cls(execution, ranks, prefix_caching=prefix_caching)
 
     def close(self) -> None:
         """End the ranks that share the model, where there are any; nothing is run afterwards. Idempotent."""

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from outrider.engine.ledger import Session, Text
 from outrider.engine.scheduling import Job
 from outrider.errors import OutriderError
-from outrider.ports import Refused, SessionFailed, SessionLost
+from outrider.ports import Opened, Refused, SessionFailed, SessionLost
 
 
 class Item(Protocol):
@@ -35,6 +35,11 @@ class Item(Protocol):
         ...
 
     @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Committed tokens after those."""
+        ...
+
+    @property
     def prefix_hash(self) -> int:
         """Of those."""
         ...
@@ -45,14 +50,23 @@ class Item(Protocol):
         ...
 
 
+class Answer(Protocol):
+    """What ``Proposal`` and ``Scores`` have in common."""
+
+    @property
+    def base_length(self) -> int:
+        """Committed tokens that it builds on, all of them computed."""
+        ...
+
+
 TextT = TypeVar("TextT", bound=Text)
 ItemT = TypeVar("ItemT", bound=Item)
 JobT = TypeVar("JobT", bound=Job)
-EventT = TypeVar("EventT")
+EventT = TypeVar("EventT", bound=Answer)
 ItemT_contra = TypeVar("ItemT_contra", bound=Item, contravariant=True)
-EventT_co = TypeVar("EventT_co", covariant=True)
+EventT_co = TypeVar("EventT_co", bound=Answer, covariant=True)
 
-CommonEvent = SessionLost | SessionFailed | Refused
+CommonEvent = Opened | SessionLost | SessionFailed | Refused
 """What any service may answer instead of its own."""
 
 
@@ -81,7 +95,10 @@ class Stage(Protocol[TextT, ItemT_contra, JobT, EventT_co]):
         ...
 
     def begin(self, session: Session[TextT], item: ItemT_contra) -> JobT:
-        """What is to be computed, now that the session's text was cut to the item's base."""
+        """What is to be computed, now that the session's text was cut to the item's base.
+
+        The text is longer than that when the beginning of the item's ``token_ids`` was cached.
+        """
         ...
 
     def advance(self, shares: Sequence[tuple[JobT, int]]) -> Pass[EventT_co]:

@@ -12,7 +12,7 @@ from outrider.engine.activity import Activity
 from outrider.engine.pending import Pending
 from outrider.engine.stage import CommonEvent, EventT, ItemT, JobT, TextT
 from outrider.engine.trouble import log_trouble
-from outrider.ports import EventBatch, ForwardReport, Open, SessionFailed
+from outrider.ports import EventBatch, ForwardReport, Open, Opened, SessionFailed
 from outrider.recording import ItemRecord, Recorder
 
 Told: TypeAlias = list[tuple[int, EventBatch[EventT | CommonEvent]]]
@@ -27,6 +27,8 @@ class Telling(Generic[TextT, ItemT, JobT, EventT]):
         """Told of traced items."""
         self._activity, self._clock, self._num_pages_free = activity, clock, num_pages_free
         self._ready: dict[int, list[EventT | CommonEvent]] = {}
+        self._opened: dict[int, list[EventT | CommonEvent]] = {}
+        """Told with the next message of their link, which answers the items that they came with."""
         self._found: list[Pending[TextT, ItemT, JobT, EventT]] = []
 
     @property
@@ -42,6 +44,10 @@ class Telling(Generic[TextT, ItemT, JobT, EventT]):
         log_trouble(event, opening, trace_parent)
         self._ready.setdefault(link_id, []).append(event)
 
+    def put_opened(self, link_id: int, event: Opened) -> None:
+        """The answer to an ``Open``: told no sooner than something else."""
+        self._opened.setdefault(link_id, []).append(event)
+
     def put_found(self, pending: Pending[TextT, ItemT, JobT, EventT]) -> None:
         """An item that was answered before it came."""
         self._found.append(pending)
@@ -50,12 +56,15 @@ class Telling(Generic[TextT, ItemT, JobT, EventT]):
         """All that was put, to be told now."""
         ready, self._ready = self._ready, {}
         found, self._found = self._found, []
-        told: Told[EventT] = [(link_id, EventBatch(tuple(events))) for link_id, events in ready.items()]
+        told: Told[EventT] = []
+        for link_id, events in ready.items():
+            told += [*self._take_opened(link_id), (link_id, EventBatch(tuple(events)))]
         return told + self.batches(found)
 
     def drop_link(self, link_id: int) -> None:
         """Nobody is there to be told."""
         self._ready.pop(link_id, None)
+        self._opened.pop(link_id, None)
         gone = [pending for pending in self._found if pending.session.link_id == link_id]
         self._found = [pending for pending in self._found if pending.session.link_id != link_id]
         for pending in gone:
@@ -64,9 +73,11 @@ class Telling(Generic[TextT, ItemT, JobT, EventT]):
     def batches(self, answered: Sequence[Pending[TextT, ItemT, JobT, EventT]]) -> Told[EventT]:
         """Answers as messages, one a link; their time ends now."""
         links = dict.fromkeys(pending.session.link_id for pending in answered)
-        return [
-            (link_id, self._batch([one for one in answered if one.session.link_id == link_id])) for link_id in links
-        ]
+        told: Told[EventT] = []
+        for link_id in links:
+            batch = self._batch([one for one in answered if one.session.link_id == link_id])
+            told += [*self._take_opened(link_id), (link_id, batch)]
+        return told
 
     def record_of(self, item: ItemT, arrived_ns: int) -> ItemRecord | None:
         """Where the item is noted; None when it is not traced."""
@@ -79,6 +90,10 @@ class Telling(Generic[TextT, ItemT, JobT, EventT]):
         if pending.record is not None:
             self._end(pending.record, self._clock(), why)
             pending.record = None  # a forward that is under way notes nothing of it any more
+
+    def _take_opened(self, link_id: int) -> Told[EventT]:
+        events = self._opened.pop(link_id, None)
+        return [] if events is None else [(link_id, EventBatch(tuple(events)))]
 
     def _batch(self, answered: Sequence[Pending[TextT, ItemT, JobT, EventT]]) -> EventBatch[EventT | CommonEvent]:
         now = self._clock()

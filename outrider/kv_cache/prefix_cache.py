@@ -22,12 +22,7 @@ class PrefixCache:
     """The findable pages of one pool, by key."""
 
     def __init__(self, pool: PagePool, *, hash_key: bytes | None = None) -> None:
-        self.num_queried_tokens = 0
-        """Tokens that were looked for."""
-        self.num_hit_tokens = 0
-        """Tokens of those that were found."""
-        self.num_evicted_pages = 0
-        """Findable pages that were taken for other content."""
+        self.clear_counts()
         self._hash_key = secrets.token_bytes(32) if hash_key is None else hash_key
         self._pool = pool
         self._pages: dict[bytes, int] = {}
@@ -36,6 +31,15 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._pages)
+
+    def clear_counts(self) -> None:
+        """Begin to count anew, as after a warm-up."""
+        self.num_queried_tokens = 0
+        """Tokens that were looked for."""
+        self.num_hit_tokens = 0
+        """Tokens of those that were found."""
+        self.num_evicted_pages = 0
+        """Findable pages that were taken for other content."""
 
     def root_key(self, cache_salt: str) -> bytes:
         """The key before the first page."""

@@ -53,6 +53,7 @@ EVERYTHING: dict[str, Any] = {
     "num_speculative_tokens": 0,
     "acceptance_method": "coupled",
     "request_id": "mine",
+    "cache_salt": "tenant",
 }
 REQUEST = GenerationRequest(
     prompt_token_ids=(1, 2),
@@ -80,6 +81,7 @@ REQUEST = GenerationRequest(
     num_speculative_tokens=0,
     acceptance_method=AcceptanceMethod.COUPLED,
     request_id="mine",
+    cache_salt="tenant",
 )
 
 

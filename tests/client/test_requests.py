@@ -95,6 +95,8 @@ BAD: list[tuple[str, Any]] = [
     ("timeout", "soon"),
     ("request_id", 3),
     ("request_id", "x" * 257),
+    ("cache_salt", 3),
+    ("cache_salt", "x" * 257),
     ("n", 2),
     ("n", 0),
     ("best_of", 2),
@@ -183,7 +185,7 @@ def test_the_options_are_the_documented_ones() -> None:
         "max_tokens min_tokens temperature top_p top_k min_p repetition_penalty frequency_penalty presence_penalty"
         " logit_bias bad_words allowed_token_ids seed stop stop_token_ids ignore_eos include_stop_str_in_output"
         " logprobs prompt_logprobs num_speculative_tokens acceptance_method timeout request_id prompt prompt_token_ids"
-        " n best_of use_beam_search trace_parent resume resume_timeout"
+        " n best_of use_beam_search trace_parent resume resume_timeout cache_salt"
     )
     assert set(GenerateOptions.__annotations__) == set(documented.split())
     fields = {field.name for values in (GenerationRequest, SamplingParams) for field in dataclasses.fields(values)}

@@ -11,7 +11,7 @@ import pytest
 from draft_service.proposers.ngram import NgramProposer, look_up
 from draft_service.service import build_ngram_core
 from outrider.errors import ConfigError
-from outrider.ports import DraftEvent, Extend, Open, Proposal, SessionFailed, SessionLost
+from outrider.ports import DraftEvent, Extend, Open, Opened, Proposal, SessionFailed, SessionLost
 from outrider.types import AcceptanceMethod, DenseEvidence, SamplingParams, SparseEvidence, extend_prefix_hash
 
 OPEN = Open(
@@ -35,7 +35,7 @@ def ask(*commands: Open | Extend, min_n: int = 1, max_n: int = 3, max_model_len:
     core.handle(0, commands)
     events: list[DraftEvent] = []
     while core.has_work:
-        events += [event for _, batch in core.step() for event in batch.events]
+        events += [event for _, batch in core.step() for event in batch.events if not isinstance(event, Opened)]
     return events
 
 
@@ -146,8 +146,7 @@ def test_text_is_kept_by_length() -> None:
         (extend([], 1, generation=5, base=6, kept=kept), Proposal(1, 5, 6, (7,))),
     ]:
         core.handle(0, [item])
-        ((_, batch),) = core.step()
-        (event,) = batch.events
+        (event,) = [event for _, batch in core.step() for event in batch.events if not isinstance(event, Opened)]
         assert isinstance(event, Proposal)
         assert replace(event, evidence=None) == expected
 

@@ -14,7 +14,7 @@ import pytest
 from draft_service.service import UNLIMITED_LENGTH, DraftService
 from outrider.config import DraftSettings
 from outrider.errors import ConfigError
-from outrider.ports import Draft, Proposal
+from outrider.ports import Draft, Opened, Proposal
 from tests.support.core_driver import extend_item, open_session
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119]
@@ -37,8 +37,10 @@ async def propose(service: DraftService, tokens: list[int], draft_length: int) -
     link.send(
         [open_session(prompt_length=8, max_length=60, num_token_ids=257), extend_item(0, 2, tokens, draft_length)]
     )
-    batch = await asyncio.wait_for(anext(link.events()), DEADLINE_S)
+    events = link.events()
+    opened, batch = [await asyncio.wait_for(anext(events), DEADLINE_S) for _ in range(2)]
     await link.close()
+    assert opened.events == (Opened(0, 1, 0),)
     (event,) = batch.events
     assert isinstance(event, Proposal)
     return event

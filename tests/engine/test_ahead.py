@@ -12,7 +12,7 @@ from outrider.engine.core import ServiceCore
 from outrider.engine.ledger import Ledger, Limits, Session
 from outrider.engine.stage import Flight, Following, Pass
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError, OutriderError
-from outrider.ports import EventBatch, Open, Release, Score, Scores, SessionFailed, SessionLost
+from outrider.ports import EventBatch, Open, Opened, Release, Score, Scores, SessionFailed, SessionLost
 from outrider.types import AcceptanceMethod, SamplingParams, TokenScores, extend_prefix_hash
 
 ONE, OTHER = 1, 2
@@ -175,6 +175,8 @@ class _Rig:
             batches = self.core.step()  # type: ignore[assignment]
         for _, batch in batches:
             for event, timing in batch.timed():
+                if isinstance(event, Opened):
+                    continue
                 assert isinstance(event, Scores | SessionFailed)
                 assert timing is not None
                 stages = (timing.queue_ns, timing.forward_ns, timing.sample_ns, timing.wait_ns)
@@ -191,6 +193,8 @@ class _Rig:
         while self.core.has_work:
             for _, batch in self.core.step():
                 for event in batch.events:
+                    if isinstance(event, Opened):
+                        continue
                     assert isinstance(event, Scores | SessionFailed | SessionLost)
                     if event.session == session:
                         events.append(event)

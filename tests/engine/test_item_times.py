@@ -88,7 +88,8 @@ def test_each_stage_lies_between_two_readings_of_the_clock() -> None:
     for _ in range(NUM_FORWARDS - 1):
         assert core.step() == []
         clock.now += BETWEEN
-    ((_, batch),) = core.step()
+    (_, opened), (_, batch) = core.step()
+    assert opened.timings == ()
     stages = QUEUED, NUM_FORWARDS * FORWARD, NUM_FORWARDS * SAMPLE, (NUM_FORWARDS - 1) * BETWEEN
     assert batch.timings == (ItemTiming(*stages, sum(stages)),)
 

@@ -56,6 +56,7 @@ class _Side:
         self._num_token_ids = num_token_ids
         self._sessions: dict[int, _Session] = {}
         self._generation = self._next_number = 0
+        self._beginnings = [self._new_tokens(40) for _ in range(3)]
 
     @property
     def num_foreseen(self) -> tuple[int, int] | None:
@@ -72,6 +73,9 @@ class _Side:
             self.runner.sequences.check_integrity()
         self.driver.core.drop_link(self.driver.link_id)
         self.runner.sequences.check_integrity()
+        cache = self.runner.sequences.prefix_cache
+        assert cache is not None
+        assert cache.num_hit_tokens
         assert self.runner.sequences.pool.num_used == 0
 
     def _command(self) -> None:
@@ -89,7 +93,7 @@ class _Side:
 
     def _open(self) -> None:
         sampling, method = self._random.choice(SAMPLINGS)
-        prompt = self._new_tokens(self._random.choice((1, 3, 20, 60)))
+        prompt = self._new_prompt()
         session = _Session(self._next_number, sampling, method, prompt)
         self._next_number += 1
         self._sessions[session.number] = session
@@ -137,6 +141,11 @@ class _Side:
             del session.tokens[self._random.randint(2, len(session.tokens)) :]
             session.drafted = None
             session.held = min(session.held, self._random.randint(0, len(session.tokens) - 1))
+
+    def _new_prompt(self) -> list[int]:
+        """Some begin as others did, so that they are cached."""
+        beginning = self._random.choice(self._beginnings) if self._random.random() < 0.5 else []
+        return [*beginning, *self._new_tokens(self._random.choice((1, 3, 20, 60)))][:70]
 
     def _new_tokens(self, count: int) -> list[int]:
         return [self._random.randrange(self._num_token_ids) for _ in range(count)]

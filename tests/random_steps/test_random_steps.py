@@ -13,7 +13,7 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral"])
 def test_random_steps_leave_texts_and_pages_right(architecture: str) -> None:
-    take_random_steps(cached_tiny_model(architecture), "cpu", 250, seed=3)
+    take_random_steps(cached_tiny_model(architecture), "cpu", 400, seed=3)
 
 
 @pytest.mark.gpu

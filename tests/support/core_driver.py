@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.engine.core import ServiceCore
-from outrider.ports import EventBatch, Extend, ForwardReport, Open, Release, Score
+from outrider.ports import EventBatch, Extend, ForwardReport, Open, Opened, Release, Score
 from outrider.types import AcceptanceMethod, SamplingParams, Support, extend_prefix_hash
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -68,6 +68,8 @@ class Driver:
     link_id: int = 0
     reports: list[ForwardReport] = field(default_factory=list)
     num_steps: int = 0
+    opened: list[Opened] = field(default_factory=list)
+    """Answers to ``Open``, which are not among the events that are returned."""
 
     def send(self, *commands: Open | Release | Score | Extend) -> None:
         self.core.handle(self.link_id, commands)
@@ -94,7 +96,8 @@ class Driver:
         events: list[Any] = []
         for link_id, batch in batches:
             if link_id == self.link_id:
-                events += batch.events
+                self.opened += [event for event in batch.events if isinstance(event, Opened)]
+                events += [event for event in batch.events if not isinstance(event, Opened)]
                 if batch.report is not None:
                     self.reports.append(batch.report)
         return events

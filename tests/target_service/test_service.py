@@ -13,7 +13,7 @@ import torch
 
 from outrider.config import TargetSettings
 from outrider.errors import ConfigError, ModelError, UnavailableError
-from outrider.ports import Scores, Target, TargetEvent
+from outrider.ports import Opened, Scores, Target, TargetEvent
 from outrider.types import TokenScores
 from target_service.service import TargetService
 from tests.support.core_driver import open_session, score_item
@@ -36,8 +36,10 @@ async def target(folder: Path) -> AsyncIterator[TargetService]:
 
 
 async def next_event(events: AsyncIterator[Any]) -> TargetEvent:
-    batch = await asyncio.wait_for(anext(events), DEADLINE_S)
-    (event,) = batch.events
+    event: Any = None
+    while event is None or isinstance(event, Opened):
+        batch = await asyncio.wait_for(anext(events), DEADLINE_S)
+        (event,) = batch.events
     return event  # type: ignore[no-any-return]
 
 

@@ -67,6 +67,7 @@ PAST_THE_BOUND = [
         {"bad_words": ["w" * 4096] * 64 + ["w"]},
     ),
     ("request_id", "has 257 characters; at most 256", message(request_id="r" * 257), {"request_id": "r" * 257}),
+    ("cache_salt", "has 257 characters; at most 256", message(cache_salt="r" * 257), {"cache_salt": "r" * 257}),
     (
         "logit_bias",
         "has 1025 entries; at most 1024",

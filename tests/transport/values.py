@@ -132,6 +132,7 @@ opens = st.builds(
     dense=st.booleans(),
     request_id=st.text(max_size=8),
     trace_id=st.text(max_size=8),
+    cache_salt=st.text(max_size=8),
 )
 releases = st.builds(ports.Release, u64, u64)
 extends = st.builds(
@@ -179,6 +180,7 @@ branches = st.builds(
 )
 scores = st.builds(ports.Scores, u64, u64, u32, forms, positions, positions)
 common_events = st.one_of(
+    st.builds(ports.Opened, u64, u64, u32),
     st.builds(ports.SessionLost, u64, u64, text),
     st.builds(ports.SessionFailed, u64, u64, text, text, text),
     st.builds(ports.Refused, u64, u64, u32, text),
@@ -230,6 +232,7 @@ requests = st.builds(
     num_speculative_tokens=st.none() | u32,
     acceptance_method=st.none() | methods,
     request_id=text,
+    cache_salt=text,
     resumable=st.booleans(),
     resume=st.none() | st.builds(Resumption, ids, text),
 )
@@ -244,7 +247,7 @@ results = st.builds(
     matched_stop=st.one_of(st.none(), u32, text),
     logprobs=st.none() | st.lists(emitted, max_size=3).map(tuple),
     prompt_logprobs=st.none() | st.lists(emitted, max_size=3).map(lambda rest: (None, *rest)),
-    usage=st.builds(Usage, u32, u32),
+    usage=st.builds(Usage, u32, u32, u32),
     speculation=speculations,
     seed=u64,
     request_id=text,

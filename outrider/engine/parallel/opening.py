@@ -44,7 +44,8 @@ def open_runner(
     device = device_of(settings.device, place.local_rank)
     dtype = prepare_device(device, settings.dtype, _num_threads(settings))
     if place.size == 1:
-        return ModelRunner(_load(settings, device, dtype, None, progress=progress))
+        execution = _load(settings, device, dtype, None, progress=progress)
+        return ModelRunner(execution, prefix_caching=settings.prefix_caching)
     Shard(0, place.size).check(read_model_config(Path(settings.model or "")))
     if not place.is_started:
         prepare_device(device_of(settings.device, place.size - 1), settings.dtype, _num_threads(settings))
@@ -52,7 +53,7 @@ def open_runner(
     leader = Leader(place, torch.device(device), command, on_failure, one_shot=settings.one_shot_all_reduce)
     try:
         execution = _load(settings, device, dtype, leader, progress=progress)
-        return ModelRunner(execution, leader)
+        return ModelRunner(execution, leader, prefix_caching=settings.prefix_caching)
     except BaseException:
         leader.abandon()
         raise

@@ -246,11 +246,33 @@ SERVICE = (
     _of_services(
         Kind.GAUGE,
         "outrider_kv_pages_used",
-        "KV pages that sessions have reserved or filled.",
+        "KV pages that sessions hold.",
         "outrider_kv_pages_used / (outrider_kv_pages_used + outrider_kv_pages_free)",
     ),
     _of_services(
-        Kind.GAUGE, "outrider_kv_pages_free", "KV pages that are free.", "min by (role) (outrider_kv_pages_free)"
+        Kind.GAUGE,
+        "outrider_kv_pages_free",
+        "KV pages that no session holds; cached ones are among them.",
+        "min by (role) (outrider_kv_pages_free)",
+    ),
+    _of_services(
+        Kind.COUNTER,
+        "outrider_prefix_cache_queries_total",
+        "Tokens of new and rebuilt sessions that were looked for in the prefix cache.",
+        f"sum by (role) (rate(outrider_prefix_cache_hits_total{_WINDOW}))"
+        f" / (sum by (role) (rate(outrider_prefix_cache_queries_total{_WINDOW})) > 0)",
+    ),
+    _of_services(
+        Kind.COUNTER,
+        "outrider_prefix_cache_hits_total",
+        "Tokens of those that were found there, and not computed again.",
+        f"sum by (role) (rate(outrider_prefix_cache_hits_total{_WINDOW}))",
+    ),
+    _of_services(
+        Kind.COUNTER,
+        "outrider_prefix_cache_evictions_total",
+        "Cached KV pages that were needed for other texts.",
+        f"sum by (role) (rate(outrider_prefix_cache_evictions_total{_WINDOW}))",
     ),
     _of_services(
         Kind.GAUGE, "outrider_sessions_open", "Sessions that are open.", "sum by (role) (outrider_sessions_open)"

@@ -52,6 +52,7 @@ def open_to_proto(command: ports.Open) -> pb.Open:
         banned_token_ids=command.banned_token_ids,
         request_id=command.request_id,
         trace_id=command.trace_id,
+        cache_salt=command.cache_salt,
     )
 
 
@@ -78,6 +79,7 @@ def open_from_proto(message: pb.Open) -> ports.Open:
         dense=message.dense,
         request_id=message.request_id,
         trace_id=message.trace_id,
+        cache_salt=message.cache_salt,
     )
 
 

@@ -126,7 +126,12 @@ def _refused_from_proto(message: pb.Refused) -> ports.Refused:
     return ports.Refused(message.session, message.generation, message.retry_after_ms, shortened(message.reason))
 
 
+def _opened_from_proto(message: pb.Opened) -> ports.Opened:
+    return ports.Opened(message.session, message.generation, message.num_cached_tokens)
+
+
 _COMMON_READERS: Readers = {
+    "opened": _opened_from_proto,
     "session_lost": _lost_from_proto,
     "session_failed": _failed_from_proto,
     "refused": _refused_from_proto,
@@ -134,10 +139,14 @@ _COMMON_READERS: Readers = {
 
 
 def _write_common(
-    message: pb.DraftEvent | pb.TargetEvent, event: ports.SessionLost | ports.SessionFailed | ports.Refused
+    message: pb.DraftEvent | pb.TargetEvent,
+    event: ports.Opened | ports.SessionLost | ports.SessionFailed | ports.Refused,
 ) -> None:
-    answer: pb.SessionLost | pb.SessionFailed | pb.Refused
-    if isinstance(event, ports.SessionLost):
+    answer: pb.Opened | pb.SessionLost | pb.SessionFailed | pb.Refused
+    if isinstance(event, ports.Opened):
+        answer = message.opened
+        answer.num_cached_tokens = event.num_cached_tokens
+    elif isinstance(event, ports.SessionLost):
         answer = message.session_lost
         answer.reason = event.reason
     elif isinstance(event, ports.SessionFailed):

@@ -54,6 +54,7 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
             num_speculative_tokens=request.num_speculative_tokens,
             acceptance_method=method_to_proto(request.acceptance_method),
             request_id=request.request_id,
+            cache_salt=request.cache_salt,
             resumable=request.resumable,
             resume=_resumption_to_proto(request.resume),
         )
@@ -90,6 +91,7 @@ def request_from_proto(message: pb.GenerateRequest, model: ModelLimits = ANY_MOD
         num_speculative_tokens=message.num_speculative_tokens if message.HasField("num_speculative_tokens") else None,
         acceptance_method=_method_of_request(message.acceptance_method),
         request_id=message.request_id,
+        cache_salt=message.cache_salt,
         resumable=message.resumable,
         resume=_resumption_from_proto(message.resume) if message.HasField("resume") else None,
     )
@@ -118,7 +120,11 @@ def result_to_proto(result: GenerationResult) -> pb.GenerationResult:
         finish_reason=_REASONS[result.finish_reason],
         logprobs=emitted_to_proto(result.logprobs or ()),
         prompt_logprobs=emitted_to_proto(filter(None, result.prompt_logprobs or ())),
-        usage=pb.Usage(prompt_tokens=result.usage.prompt_tokens, completion_tokens=result.usage.completion_tokens),
+        usage=pb.Usage(
+            prompt_tokens=result.usage.prompt_tokens,
+            completion_tokens=result.usage.completion_tokens,
+            cached_prompt_tokens=result.usage.cached_prompt_tokens,
+        ),
         speculation=_speculation_to_proto(result.speculation),
         seed=result.seed,
         request_id=result.request_id,
@@ -146,7 +152,7 @@ def result_from_proto(message: pb.GenerationResult) -> GenerationResult:
         matched_stop=None if matched is None else getattr(message, matched),
         logprobs=emitted_from_proto(message.logprobs) if message.has_logprobs else None,
         prompt_logprobs=_prompt_logprobs(message) if message.has_prompt_logprobs else None,
-        usage=Usage(message.usage.prompt_tokens, message.usage.completion_tokens),
+        usage=Usage(message.usage.prompt_tokens, message.usage.completion_tokens, message.usage.cached_prompt_tokens),
         speculation=_speculation_from_proto(message.speculation),
         seed=message.seed,
         request_id=message.request_id,

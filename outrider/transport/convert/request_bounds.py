@@ -24,6 +24,7 @@ def check_request_message(message: generation_pb2.GenerateRequest, model: ModelL
     _check_texts("bad_words", message.bad_words, limits.BAD_WORD)
     limits.BAD_WORDS_CHARACTERS.check("bad_words", sum(map(len, message.bad_words)))
     limits.REQUEST_ID.check("request_id", len(message.request_id))
+    limits.CACHE_SALT.check("cache_salt", len(message.cache_salt))
 
 
 def _check_prompt(message: generation_pb2.GenerateRequest, model: ModelLimits) -> None:

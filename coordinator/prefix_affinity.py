@@ -1,0 +1,71 @@
+"""Prefix affinity: which replica served the longest beginning of a text, as far as this coordinator sent it there.
+
+Remembers hashes of the texts' beginnings at growing lengths, the latest of them, and no tokens. That a replica has
+served a text does not say that its prefix cache still holds it: a wrong guess costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+MAX_ENTRIES = 65_536
+"""Beginnings remembered on one side."""
+_SHORT, _LONG = 16, 256
+"""Beginnings are told apart in steps of so many tokens: of the first up to ``_LONG`` tokens, and after them."""
+
+ReplicaT = TypeVar("ReplicaT")
+_Key = tuple[str, int, int]
+"""Salt, length and hash of a beginning."""
+
+
+class Text(Protocol):
+    """Tokens with the running hash of every beginning."""
+
+    def __len__(self) -> int:
+        """How many."""
+        ...
+
+    def prefix_hash(self, length: int) -> int:
+        """The hash of the first ``length``."""
+        ...
+
+
+class PrefixAffinity(Generic[ReplicaT]):
+    """The replicas of one side by the beginnings of texts that were sent to them."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        self._served: OrderedDict[_Key, ReplicaT] = OrderedDict()
+        self._max_entries = max_entries
+
+    def __len__(self) -> int:
+        return len(self._served)
+
+    def note(self, replica: ReplicaT, text: Text, cache_salt: str) -> None:
+        """A text is sent to a replica."""
+        for key in _keys(text, cache_salt):
+            self._served[key] = replica
+            self._served.move_to_end(key)
+        while len(self._served) > self._max_entries:
+            self._served.popitem(last=False)
+
+    def find(self, text: Text, cache_salt: str) -> ReplicaT | None:
+        """The replica that the longest beginning of a text was last sent to; None if there is none."""
+        for key in _keys(text, cache_salt):
+            if (replica := self._served.get(key)) is not None:
+                return replica
+        return None
+
+    def forget(self, replica: ReplicaT) -> None:
+        """A replica holds nothing any more."""
+        for key in [key for key, server in self._served.items() if server is replica]:
+            del self._served[key]
+
+
+def _keys(text: Text, cache_salt: str) -> Iterator[_Key]:
+    """Of all beginnings that are told apart, the longest first: forgotten last are the shortest."""
+    length = len(text)
+    lengths = (*range(_SHORT, min(length, _LONG), _SHORT), *range(_LONG, length, _LONG))
+    for known in reversed(lengths):
+        yield cache_salt, known, text.prefix_hash(known)
