@@ -45,7 +45,8 @@ STOP_TEXT = Bound(4096, "characters in one text")
 BAD_WORDS = Bound(1024, "entries")
 BAD_WORD = Bound(4096, "characters in one word")
 BAD_WORDS_CHARACTERS = Bound(64 * 4096, "characters in all")
-BAD_WORDS_TOKENS = Bound(64 * 4096, "token ids in all")
+BAD_WORDS_TOKENS = Bound(2 * BAD_WORDS_CHARACTERS.most, "token ids in all")
+"""A text is banned in two forms, at the start and after a space."""
 REQUEST_FIELDS = Bound(16_384, "fields")
 """Of the message with all that it holds: several times what the bounds above come to."""
 REQUEST_ID = Bound(256, "characters")
@@ -66,7 +67,7 @@ LINK_DRAFT_TOKEN_IDS = Bound(MAX_DRAFT_LENGTH, "ids")
 LINK_ITEMS = Bound(1 << 16, "items")
 """Commands or events in one message."""
 LINK_SUPPORT_IDS = Bound(1 << 22, "ids")
-"""Of all positions of one proposal: 65,536 for each of 64."""
+"""Of all positions of one proposal: some tens of thousands for each."""
 LINK_LOGPROBS = Bound(MAX_LOGPROBS, "tokens asked for")
 LINK_POSITIONS = Bound(MAX_DRAFT_LENGTH + 1, "positions")
 LINK_CANDIDATES = Bound(1 << 20, "candidates of one position")

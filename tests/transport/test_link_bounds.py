@@ -26,6 +26,7 @@ from outrider.v1 import sampling_pb2, tensor_pb2
 from outrider.v1.link_pb2_grpc import DraftServiceStub
 from tests.transport.conftest import Serve
 
+MANY_DRAFTS = limits.MAX_DRAFT_LENGTH + 1
 Fill = Callable[[Any], None]
 
 
@@ -55,8 +56,8 @@ SAMPLING: dict[str, Fill] = {
 EXTEND: dict[str, Fill] = {"token_ids": ids("token_ids", 4_000_001), "trace_parent": text("trace_parent", 257)}
 SCORE: dict[str, Fill] = {
     "token_ids": ids("token_ids", 4_000_001),
-    "draft_token_ids": ids("draft_token_ids", 65),
-    "support_counts": array("support_counts", 65),
+    "draft_token_ids": ids("draft_token_ids", MANY_DRAFTS),
+    "support_counts": array("support_counts", MANY_DRAFTS),
     "support_token_ids": array("support_token_ids", (1 << 22) + 1),
     "trace_parent": text("trace_parent", 257),
 }
@@ -135,13 +136,13 @@ def tensor(*shape: int) -> tensor_pb2.Tensor:
 
 
 CANDIDATES = [field.name for field in pb.CandidateLogprobs.DESCRIPTOR.fields]
-SPARSE = {"support_probs": (1 << 22) + 1, "outside_mass": 66, "outside_token_ids": 66}
+SPARSE = {"support_probs": (1 << 22) + 1, "outside_mass": MANY_DRAFTS + 1, "outside_token_ids": MANY_DRAFTS + 1}
 TYPICAL = ["draft_token_probs", "entropies", "argmax_token_ids"]
 
 
 def typical(name: str) -> pb.TypicalScores:
     scores = pb.TypicalScores()
-    setattr(scores, name, bytes(4 * 66))
+    setattr(scores, name, bytes(4 * (MANY_DRAFTS + 1)))
     return scores
 
 
@@ -152,19 +153,19 @@ def candidates(name: str) -> pb.CandidateLogprobs:
 @pytest.mark.parametrize(
     ("field", "event"),
     [
-        ("token_ids", pb.DraftEvent(proposal=pb.Proposal(token_ids=[1] * 65))),
-        ("counts", pb.DraftEvent(proposal=pb.Proposal(evidence=sparse(counts=65)))),
+        ("token_ids", pb.DraftEvent(proposal=pb.Proposal(token_ids=[1] * MANY_DRAFTS))),
+        ("counts", pb.DraftEvent(proposal=pb.Proposal(evidence=sparse(counts=MANY_DRAFTS)))),
         ("token_ids", pb.DraftEvent(proposal=pb.Proposal(evidence=sparse(token_ids=(1 << 22) + 1)))),
         ("probs", pb.DraftEvent(proposal=pb.Proposal(evidence=sparse(probs=(1 << 22) + 1)))),
         ("dense", pb.DraftEvent(proposal=pb.Proposal(evidence=pb.Evidence(dense=tensor(1, 1, 1))))),
         ("branches", pb.DraftEvent(branches=pb.Branches(branches=[pb.Branch()] * 1025))),
-        ("branches", pb.DraftEvent(branches=pb.Branches(branches=[pb.Branch(token_ids=[1] * 65)]))),
+        ("branches", pb.DraftEvent(branches=pb.Branches(branches=[pb.Branch(token_ids=[1] * MANY_DRAFTS)]))),
     ],
     ids=itertools.count(),
 )
 def test_a_drafts_event_past_a_bound_is_its_sessions_failure(field: str, event: pb.DraftEvent) -> None:
     getattr(event, str(event.WhichOneof("event"))).session = 5
-    beside = pb.DraftEvent(proposal=pb.Proposal(session=6, token_ids=[1] * 64))
+    beside = pb.DraftEvent(proposal=pb.Proposal(session=6, token_ids=[1] * (MANY_DRAFTS - 1)))
     found, other = draft_events_from_proto(pb.DraftEvents(events=[event, beside])).events
     assert isinstance(found, ports.SessionFailed)
     assert (found.session, found.code, found.field) == (5, "ProtocolError", field)
@@ -174,8 +175,8 @@ def test_a_drafts_event_past_a_bound_is_its_sessions_failure(field: str, event: 
 @pytest.mark.parametrize(
     ("field", "scores"),
     [
-        ("tokens", pb.Scores(tokens=pb.TokenScores(token_ids=[1] * 66))),
-        ("logprobs", pb.Scores(tokens=pb.TokenScores(), logprobs=[pb.CandidateLogprobs()] * 66)),
+        ("tokens", pb.Scores(tokens=pb.TokenScores(token_ids=[1] * (MANY_DRAFTS + 1)))),
+        ("logprobs", pb.Scores(tokens=pb.TokenScores(), logprobs=[pb.CandidateLogprobs()] * (MANY_DRAFTS + 1))),
         ("target_probs", pb.Scores(dense=pb.DenseScores(target_probs=tensor(1, 1, 1)))),
         *((name, pb.Scores(tokens=pb.TokenScores(), logprobs=[candidates(name)])) for name in CANDIDATES),
         *((name, pb.Scores(sparse=pb.SparseScores(**{name: bytes(4 * count)}))) for name, count in SPARSE.items()),
@@ -184,7 +185,7 @@ def test_a_drafts_event_past_a_bound_is_its_sessions_failure(field: str, event: 
     ids=itertools.count(),
 )
 def test_scores_past_a_bound_are_their_sessions_failure(field: str, scores: pb.Scores) -> None:
-    beside = pb.Scores(session=6, tokens=pb.TokenScores(token_ids=[1] * 65))
+    beside = pb.Scores(session=6, tokens=pb.TokenScores(token_ids=[1] * MANY_DRAFTS))
     events = [pb.TargetEvent(scores=scores), pb.TargetEvent(scores=beside)]
     found, other = target_events_from_proto(pb.TargetEvents(events=events)).events
     assert isinstance(found, ports.SessionFailed)
@@ -232,7 +233,7 @@ async def test_a_command_past_a_bound_fails_its_session_and_the_link_goes_on(ser
         pb.DraftCommand(open=opened(2)),
         pb.DraftCommand(extend=pb.Extend(session=2, generation=2, token_ids=tokens, draft_length=2)),
         pb.DraftCommand(open=opened(3)),
-        pb.DraftCommand(extend=pb.Extend(session=3, generation=2, token_ids=tokens, draft_length=65)),
+        pb.DraftCommand(extend=pb.Extend(session=3, generation=2, token_ids=tokens, draft_length=MANY_DRAFTS)),
         pb.DraftCommand(extend=pb.Extend(session=1, generation=2, token_ids=tokens, draft_length=2)),
     ]
 

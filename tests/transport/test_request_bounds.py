@@ -125,8 +125,8 @@ def test_a_request_past_the_bound_is_refused_alike_by_the_server_and_the_sdk(
         ),
         (
             "bad_words",
-            "has 262145 token ids in all; at most 262144",
-            sampling(bad_words=[{"token_ids": [1] * 262_145}]),
+            "has 524289 token ids in all; at most 524288",
+            sampling(bad_words=[{"token_ids": [1] * 524_289}]),
         ),
         (
             "resume.emitted_token_ids",

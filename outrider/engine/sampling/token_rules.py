@@ -31,16 +31,16 @@ class TokenRules:
     banned: Tensor | None  # [V] bool: not allowed, banned, or a bad word by itself
     ending_ids: Tensor | None  # [E] int64: banned below the minimum length
     bias: tuple[Tensor, Tensor] | None  # [E] int64 distinct ids, [E] float32
-    bad_words: dict[int, list[tuple[int, ...]]]
-    """Those of several tokens, by their last token but one."""
+    bad_words: dict[int, list[tuple[tuple[int, ...], int]]]
+    """Those of several tokens, as (all but the last, the last), by their last token but one."""
 
     def completed(self, tokens: Sequence[int], start: int, length: int) -> list[int]:
         """Last tokens of the bad words that end in ``tokens[start:length]`` but for it."""
         words = self.bad_words.get(tokens[length - 1], ()) if length > start else ()
         return [
-            word[-1]
-            for word in words
-            if length - start >= len(word) - 1 and tuple(tokens[length - len(word) + 1 : length]) == word[:-1]
+            last
+            for beginning, last in words
+            if length - start >= len(beginning) and tuple(tokens[length - len(beginning) : length]) == beginning
         ]
 
 
@@ -80,10 +80,10 @@ def _size(rules: TokenRules) -> int:
 
 def _work_out(open_: Open, vocab_size: int, device: torch.device) -> TokenRules:
     words = [word for word in open_.sampling.bad_words if len(word) > 1]
-    by_last_but_one: dict[int, list[tuple[int, ...]]] = {}
+    by_last_but_one: dict[int, list[tuple[tuple[int, ...], int]]] = {}
     for word in words:
         if 0 <= word[-1] < vocab_size:
-            by_last_but_one.setdefault(word[-2], []).append(word)
+            by_last_but_one.setdefault(word[-2], []).append((word[:-1], word[-1]))
     ending = _known(open_.eos_token_ids if open_.sampling.min_tokens else (), vocab_size)
     return TokenRules(
         open=open_,
