@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NoReturn
@@ -54,7 +55,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 return handler._replace(**{shape: self._guard_unary(behaviour, method)})
         for shape in ("unary_stream", "stream_stream"):
             if (behaviour := getattr(handler, shape)) is not None:
-                return handler._replace(**{shape: self._guard_stream(behaviour, method)})
+                # gRPC takes both kinds: handlers that yield messages, and ones that write them (health's Watch).
+                is_yielding = inspect.isasyncgenfunction(behaviour)
+                guard = self._guard_stream if is_yielding else self._guard_unary
+                return handler._replace(**{shape: guard(behaviour, method)})
         return handler
 
     def _guard_unary(self, behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:

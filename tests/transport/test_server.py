@@ -65,6 +65,16 @@ async def test_an_address_that_is_not_ours_is_a_clear_error(serve: Serve) -> Non
         await serve("draft", service("draft"), host="192.0.2.1", port=0)
 
 
+async def test_health_can_be_watched(serve: Serve) -> None:
+    server = await serve("target", service("target"))
+    async with grpc.aio.insecure_channel(server.address) as channel, asyncio.timeout(10):
+        seen = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=NAMES["target"]))
+        assert (await seen.read()).status == SERVING
+        await server.set_serving(False)
+        assert (await seen.read()).status == NOT_SERVING
+        seen.cancel()
+
+
 @pytest.mark.parametrize("role", NAMES)
 async def test_health_is_by_name_and_liveness_follows_nothing(serve: Serve, role: str) -> None:
     server = await serve(role, service(role))

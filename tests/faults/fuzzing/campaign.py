@@ -27,6 +27,8 @@ _HANG_S = 60.0
 _GENERATION_S = 4.0
 _WATCH_S = 0.2
 """After which a call that may run for long, or never ends, is cancelled."""
+_OUR_OWN = "Internal error from Core"
+"""What our own gRPC says of a call that the server ended, with whatever status, while a message was being written."""
 _WORKERS = 6
 _OVERSIZED_EVERY = 400
 _MAX_MESSAGE_BYTES = 16 << 20
@@ -172,7 +174,8 @@ async def _call(channel: grpc.aio.Channel, method: Method, contents: Sequence[by
         call.cancel()
         return ("HUNG", f"no end after {_HANG_S:.0f} s") if method.leaves_after_s is None else ("LEFT", "")
     except grpc.aio.AioRpcError as error:
-        return error.code().name, str(error.details())
+        details = str(error.details())
+        return ("ENDED WHILE WRITING", "") if details == _OUR_OWN else (error.code().name, details)
     return "OK", ""
 
 
