@@ -49,6 +49,8 @@ class Driver:
         self._roster = roster
         self._on_target = on_target
         self._draft_timeout_s, self._target_timeout_s = draft_timeout_s, target_timeout_s
+        self._has_suspects = False
+        """Sessions over which targets may break are running, and some may wait for their turn."""
         self._draft_timeouts: dict[DraftReplica | None, DraftTimeout] = {}
         """Of the drafts that are attached."""
         self.services = Services(targets, drafts, self, on_model=on_model, target_timeout_s=target_timeout_s)
@@ -96,6 +98,8 @@ class Driver:
                 self._advance(ticket, partial(ticket.hear_target, event, verdicts.get(event.session)), timing)
                 if isinstance(event, Scores):
                     self._note_room(ticket)
+        if self._has_suspects:
+            self._send_next_suspect()
         if self._policy.end(replica, batch.report):
             # After the commands of this turn, as all that can wait.
             asyncio.get_running_loop().call_soon(self._policy.choose, replica)
@@ -141,7 +145,8 @@ class Driver:
         orphans = [ticket for ticket in self._roster.running() if ticket.target is replica]
         for ticket in orphans:
             self._placement.leave_target(ticket)
-            self._deliver(ticket, partial(ticket.lose_target, patience_s=self._target_timeout_s))
+            self._deliver(ticket, ticket.lose_target)
+        self._has_suspects = self._has_suspects or any(ticket.loop.is_suspect for ticket in orphans)
         self._find_targets(orphans)
         for ticket in orphans:
             if ticket.target is None and not ticket.is_over:
@@ -169,14 +174,30 @@ class Driver:
     # Where sessions live.
 
     def _find_targets(self, tickets: Iterable[Ticket]) -> None:
-        for ticket in tickets:
+        for ticket in sorted(tickets, key=lambda ticket: ticket.loop.num_target_losses):
             ticket.refused_by.clear()
-            if ticket.target is None and not ticket.is_over and self._placement.place_on_target(ticket):
+            if ticket.target is not None or ticket.is_over or self._waits_its_turn(ticket):
+                continue
+            if self._placement.place_on_target(ticket):
                 self._deliver(ticket, ticket.loop.target_back)
+
+    def _waits_its_turn(self, ticket: Ticket) -> bool:
+        """Of sessions over which targets broke often in a row one is sent at a time, so that it shows which it was."""
+        return ticket.loop.is_suspect and any(
+            other.target is not None and other.loop.is_suspect for other in self._roster.running()
+        )
+
+    def _send_next_suspect(self) -> None:
+        """After an answer or an end, which may make room for the next."""
+        running = self._roster.running()
+        self._has_suspects = any(ticket.loop.is_suspect for ticket in running)
+        self._find_targets([ticket for ticket in running if ticket.loop.is_suspect])
 
     def _give_up_on(self, ticket: Ticket, num_moves: int) -> None:
         """There may be targets, and none that could hold it."""
-        if ticket.target is None and ticket.num_moves == num_moves and self._roster.find(ticket.session) is ticket:
+        if self.services.target.is_up and ticket.loop.is_suspect:
+            ticket.call_later(self._target_timeout_s, partial(self._give_up_on, ticket, num_moves))
+        elif ticket.target is None and ticket.num_moves == num_moves and self._roster.find(ticket.session) is ticket:
             error = UnavailableError(f"no target that could hold it was back after {self._target_timeout_s:g} s")
             self._deliver(ticket, partial(ticket.loop.fail, error))
 
@@ -337,3 +358,5 @@ class Driver:
         self._roster.end(ticket, ending)
         # In a later turn: this may be in the middle of telling every session something.
         asyncio.get_running_loop().call_soon(self._admit)
+        if self._has_suspects:
+            asyncio.get_running_loop().call_soon(self._send_next_suspect)

@@ -36,6 +36,7 @@ from coordinator.messages import Messages
 from coordinator.output import Output
 from coordinator.plan import Plan
 from coordinator.sides import (
+    MAX_LOSSES_ALONE,
     MAX_LOSSES_IN_A_ROW,
     NOTHING_DRAFTED,
     Asked,
@@ -115,6 +116,16 @@ class SessionLoop:
         """Whether it would draft if a draft could be reached or had room for it."""
         return self._draft.readiness is Readiness.AWAY
 
+    @property
+    def num_target_losses(self) -> int:
+        """How often in a row a target was lost while it owed an answer."""
+        return self._target.losses
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether targets may break because of it: they did so often in a row."""
+        return self._target.losses > MAX_LOSSES_IN_A_ROW
+
     def take_actions(self) -> list[Action]:
         """What the events since the last call ask for, in order."""
         actions, self._actions = self._actions, []
@@ -173,16 +184,15 @@ class SessionLoop:
             self._draft.losses = 0
             self._draft.forget(Readiness.CLOSED)
 
-    def target_lost(self, *, is_patience_over: bool = True) -> None:
+    def target_lost(self) -> None:
         """The target's link is gone, and with it what the target held.
 
-        A session that was waiting for an answer may be why: it is not sent for ever to targets that break over it. But
-        targets may break for other reasons, several times in a row: it fails when the time for an answer is over too.
+        A session that was waiting for an answer may be why: it is not sent for ever to targets that break over it.
         """
         if self._target.asked is not None:
             self._target.losses += 1
         self._target.lose(Readiness.AWAY)
-        if self._target.losses > MAX_LOSSES_IN_A_ROW and is_patience_over:
+        if self._target.losses > MAX_LOSSES_IN_A_ROW + MAX_LOSSES_ALONE:
             self.fail(LostTooOftenError(f"the target was lost {self._target.losses} times over this request"))
 
     def target_back(self) -> None:

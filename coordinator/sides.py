@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from outrider.types import Evidence
 
 MAX_LOSSES_IN_A_ROW = 5
-"""How often a session may be lost without an answer between; past it a target is given up, and a draft left alone.
-
-Targets whose links break are given up only when they have not answered the session for ``target_timeout_s``, too."""
+"""How often a session may be lost without an answer between; past it a draft is left alone, and targets get the session
+while no other such one is with them."""
+MAX_LOSSES_ALONE = 5
+"""How often after that targets may break over a session, before it fails."""
 
 
 class Readiness(enum.Enum):

@@ -52,7 +52,6 @@ class Ticket:
         self._telling = Telling(loop.output.take_text, num_tokens=len(loop.plan.emitted_token_ids))
         self.draft_wait_began: float | None = None
         """When it began to wait for a proposal that has not come; by the event loop's clock."""
-        self._heard_target_at = self.stopwatch.now()
         self._draft_timer = Alarm()
         self._timers: set[asyncio.TimerHandle] = set()
         """Those that have not rung."""
@@ -69,15 +68,12 @@ class Ticket:
     def admit(self) -> None:
         """Note that it runs."""
         self.stopwatch.note_admitted()
-        self._heard_target_at = self.stopwatch.now()
         if self.trace.notes is not None:
             self.trace.notes.admitted()
 
     def hear_target(self, event: TargetEvent, verdict: Verdict | None = None) -> None:
         """Hand the state machine what the target says, and the verdict if it has been reached already."""
-        if isinstance(event, Scores):
-            self._heard_target_at = self.stopwatch.now()
-        elif not isinstance(event, Opened):
+        if not isinstance(event, Scores | Opened):
             log_trouble("target", event)
         self.loop.on_target_event(event, verdict)
 
@@ -87,10 +83,10 @@ class Ticket:
             log_trouble("draft", event)
         self.loop.on_draft_event(event, is_sound=is_sound)
 
-    def lose_target(self, *, patience_s: float) -> None:
-        """The target's link is gone; ``patience_s``: for how long targets may be lost over it without an answer."""
+    def lose_target(self) -> None:
+        """The target's link is gone."""
         _log.info("the session's target is gone: it goes on, rebuilt, when there is one for it")
-        self.loop.target_lost(is_patience_over=self.stopwatch.now() - self._heard_target_at > patience_s)
+        self.loop.target_lost()
 
     def lose_draft(self) -> None:
         """The draft's link is gone."""

@@ -12,7 +12,7 @@ import pytest
 from coordinator.actions import Fail, Finish
 from coordinator.loop import SessionLoop, Waiting
 from coordinator.plan import Plan
-from coordinator.sides import MAX_LOSSES_IN_A_ROW, DraftFacts
+from coordinator.sides import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW, DraftFacts
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError, ProtocolError, UnavailableError
 from outrider.ports import (
     Branches,
@@ -317,26 +317,14 @@ def test_a_target_lost_and_back(rounds: int) -> None:
 def test_a_request_over_which_targets_break_is_given_up() -> None:
     setting = Setting(draft_rows=OTHER_ROWS)
     driven = setting.bench.add(plan_of(max_tokens=40, seed=8))
-    for loss in range(MAX_LOSSES_IN_A_ROW + 1):
+    for loss in range(MAX_LOSSES_IN_A_ROW + MAX_LOSSES_ALONE + 1):
         assert driven.loop.waiting is Waiting.TARGET, loss
+        assert driven.loop.is_suspect == (loss > MAX_LOSSES_IN_A_ROW)
         setting.bench.to_target.clear()
         setting.target_core.release_all()
         setting.bench.tell(driven, SessionLoop.target_lost)
         setting.bench.tell(driven, SessionLoop.target_back)
     assert driven.loop.waiting is Waiting.NOTHING
-
-
-def test_a_request_outlives_targets_that_break_often_in_a_short_time() -> None:
-    plan = plan_of(max_tokens=40, seed=8)
-    setting = Setting(draft_rows=OTHER_ROWS)
-    driven = setting.bench.add(plan)
-    for _ in range(5 * MAX_LOSSES_IN_A_ROW):
-        setting.bench.to_target.clear()
-        setting.target_core.release_all()
-        setting.bench.tell(driven, lambda loop: loop.target_lost(is_patience_over=False))
-        setting.bench.tell(driven, SessionLoop.target_back)
-    setting.bench.run()
-    assert driven.token_ids == Setting(draft_rows=OTHER_ROWS).run(plan).token_ids
 
 
 def test_a_target_without_room_parks_the_session_and_the_draft_is_released() -> None:

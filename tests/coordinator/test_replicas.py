@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from coordinator.sides import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW
 from outrider.errors import CapacityError, PairMismatchError, UnavailableError
+from outrider.ports import Score, TargetCommand
 from outrider.types import AcceptanceMethod
-from tests.coordinator.fleet import Found, ask, draft, eventually, fleet, kill, num_held, own_tokens, target
+from tests.coordinator.fleet import (
+    ROWS,
+    VOCAB_SIZE,
+    Found,
+    ask,
+    draft,
+    eventually,
+    fleet,
+    kill,
+    num_held,
+    own_tokens,
+    target,
+)
 from tests.support.scripted_ports import ToyDraft, ToyTarget
 
 LONG = ask(max_tokens=200)
@@ -301,3 +317,54 @@ async def test_replicas_that_break_again_and_again_change_no_token() -> None:
         await eventually(lambda: made.is_attached(3, 2))
         replicas = made.coordinator._services.target._replicas.values()
         assert [replica.num_sessions for replica in replicas] == [0, 0, 0]
+
+
+async def test_targets_that_break_often_in_a_row_fail_no_request_but_the_one_they_break_over() -> None:
+    """Every session is lost unanswered many times. Then one at a time is sent, and breaks no target any more."""
+    requests = [ask(max_tokens=40, seed=seed) for seed in range(4)]
+    expected = [await own_tokens(request) for request in requests]
+    toy = target()
+    async with fleet(Found(toy)) as made:
+        toy.faults.hold = True
+        tasks = [asyncio.create_task(made.run(request)) for request in requests]
+        await eventually(lambda: made.coordinator.stats().num_running == len(requests))
+        for num_sent in [4] * MAX_LOSSES_IN_A_ROW + [4] + [1] * (2 * MAX_LOSSES_ALONE):
+            await eventually(lambda num_sent=num_sent: len(toy.link.core.sessions) == num_sent)  # type: ignore[misc]
+            num_links = len(toy.links)
+            toy.break_links("killed")
+            await eventually(lambda num_links=num_links: len(toy.links) > num_links)  # type: ignore[misc]
+        toy.faults.hold = False
+        toy.release_held()
+        results = await asyncio.gather(*tasks)
+        assert [result.token_ids for result in results] == expected
+        assert made.coordinator.stats().num_failed == 0
+
+
+class _Poisoned(ToyTarget):
+    """Breaks over every prompt that begins with 7."""
+
+    async def attach(self) -> Any:
+        link = await super().attach()
+        send = link.send
+
+        def sending(commands: Sequence[TargetCommand]) -> None:
+            scores = [command for command in commands if isinstance(command, Score)]
+            if any(score.base_length == 0 and score.token_ids[0] == 7 for score in scores):
+                link.break_off("died of it")
+            else:
+                send(commands)
+
+        link.send = sending  # type: ignore[method-assign]
+        return link
+
+
+async def test_the_request_over_which_targets_break_fails_and_no_other() -> None:
+    requests = [ask(max_tokens=400, seed=seed) for seed in range(3)]
+    expected = [await own_tokens(request) for request in requests]
+    async with fleet(Found(_Poisoned(ROWS, VOCAB_SIZE))) as made:
+        tasks = [asyncio.create_task(made.run(request)) for request in requests]
+        with pytest.raises(UnavailableError, match="the target was lost 11 times over this request"):
+            await made.run(ask(prompt_token_ids=(7, 2, 3)))
+        results = await asyncio.gather(*tasks)
+        assert [result.token_ids for result in results] == expected
+        assert made.coordinator.stats().num_failed == 1
