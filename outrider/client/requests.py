@@ -74,7 +74,7 @@ class GenerateOptions(TypedDict, total=False):
     """Seconds until ``DeadlineError``, over all attempts; None waits for ever."""
     resume: bool
     """After an interruption (a server that restarts, a connection that breaks) go on where it was, there or at the next
-    address, False."""
+    address, False. A server that is not there yet is waited for too."""
     resume_timeout: float
     """Seconds that may pass until a server takes the generation up again, 60; then the interruption is an error."""
     trace_parent: str | None
