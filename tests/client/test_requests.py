@@ -85,7 +85,7 @@ BAD: list[tuple[str, Any]] = [
     ("logprobs", 1025),
     ("prompt_logprobs", -1),
     ("num_speculative_tokens", -1),
-    ("num_speculative_tokens", 65),
+    ("num_speculative_tokens", 129),
     ("acceptance_method", "hope"),
     ("acceptance_method", 3),
     ("timeout", 0),
