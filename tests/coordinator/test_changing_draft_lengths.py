@@ -1,0 +1,70 @@
+"""Sessions whose draft lengths change from step to step: the same tokens, and a draft that is fed beforehand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.sides import WithoutDraft
+from coordinator.speculation import LONGEST_INLINE_FEED, ControlledSession, DraftLengthPolicy
+from outrider.ports import Extend, Score
+from outrider.types import AcceptanceMethod
+from tests.coordinator.setting import Setting, mixed_rows, own_tokens, plan_of
+
+
+class AtRandom(DraftLengthPolicy):
+    """Any length in any step of any session, as if controlled."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(8, is_controlled=True)
+        self._random = np.random.default_rng(seed)
+
+    def length(self, session: ControlledSession) -> int:
+        return int(self._random.integers(0, session.limit + 1))
+
+    def why_none(self, session: ControlledSession) -> WithoutDraft | None:
+        return WithoutDraft.NOT_WORTH
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("method", "temperature"), [(AcceptanceMethod.REJECTION, 0.0), (AcceptanceMethod.COUPLED, 1.0)]
+)
+def test_greedy_and_coupled_tokens_are_equal_whatever_the_lengths(
+    method: AcceptanceMethod, temperature: float, seed: int
+) -> None:
+    plans = [plan_of(seed=each, method=method, temperature=temperature, max_tokens=60) for each in range(4)]
+    setting = Setting(draft_rows=mixed_rows)
+    setting.bench.policy = AtRandom(seed)
+    driven = [setting.bench.add(plan) for plan in plans]
+    setting.bench.run()
+    assert [each.token_ids for each in driven] == [own_tokens(plan) for plan in plans]
+    lengths = {len(score.draft_token_ids) for score in setting.scores}
+    assert len(lengths) > 5  # they did differ
+
+
+def test_a_draft_that_lacks_much_is_fed_while_steps_go_on() -> None:
+    setting = Setting()
+    policy = setting.bench.policy = DraftLengthPolicy(8, is_controlled=True)
+    prompt = tuple(index % 7 + 1 for index in range(LONGEST_INLINE_FEED + 5))
+    driven = setting.bench.add(plan_of(prompt=prompt, max_tokens=20, temperature=0.0))
+    setting.bench.turn_target()
+    (score,) = [command for command in setting.bench.to_target if isinstance(command, Score)]
+    assert not score.draft_token_ids  # the second step waits for no draft
+    assert driven.loop.why_not is WithoutDraft.CATCHING_UP
+    (extend,) = [command for command in setting.bench.to_draft if isinstance(command, Extend)]
+    assert (extend.base_length, extend.draft_length) == (0, 0)
+    setting.bench.run()
+    assert any(extend.draft_length == policy.length(driven.loop.speculation) for extend in setting.extends[1:])
+    assert driven.loop.tally.num_draft_tokens > 0
+    assert driven.token_ids == own_tokens(driven.loop.plan)
+
+
+def test_fixed_lengths_wait_for_the_draft_to_take_the_prompt_in() -> None:
+    setting = Setting()
+    prompt = tuple(index % 7 + 1 for index in range(LONGEST_INLINE_FEED + 5))
+    driven = setting.bench.add(plan_of(prompt=prompt, max_tokens=20, temperature=0.0))
+    setting.bench.turn_target()
+    assert not setting.bench.to_target
+    setting.bench.run()
+    assert WithoutDraft.CATCHING_UP not in driven.loop.tally.without_draft

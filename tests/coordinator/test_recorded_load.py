@@ -1,0 +1,80 @@
+"""A controller that hears again what one heard of the embedded pair on a CPU: users 1, 4 and 1."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from coordinator.speculation import ControlledSession, DraftLengthController, Mode
+
+RECORDED = Path(__file__).parent / "recorded" / "embedded_pair.jsonl"
+MICROSECONDS = 1e-6
+
+
+class Replay:
+    """One controller, and what it said on the way."""
+
+    def __init__(self) -> None:
+        self.controller = DraftLengthController(8)
+        self.errors: list[float] = []
+        """Of the expected duration of each measured speculative round, as shares of it."""
+        self.modes: list[Mode] = []
+        self._sessions: defaultdict[int, ControlledSession] = defaultdict(lambda: ControlledSession(8))
+
+    def hear(self, event: list[Any]) -> None:
+        name, *values = event
+        controller = self.controller
+        if name in ("enter", "leave"):
+            getattr(controller, name)(self._sessions[values[0]])
+        elif name == "begin":
+            controller.begin(MICROSECONDS * values[0])
+        elif name == "note_verdict":
+            session, num_drafted, num_accepted, lag = values
+            controller.note_verdict(self._sessions[session], num_drafted, num_accepted, draft_lag=lag)
+        elif name == "note_draft":
+            controller.note_draft(values[0], values[1], MICROSECONDS * values[2])
+        else:
+            self._end(*values)
+
+    def _end(self, rows: int, tokens: int, microseconds: int) -> None:
+        found, times = self.controller._round, self.controller._times
+        seconds = found.drafting.seconds
+        if seconds and times.num_speculative(found.num_rows) >= 8:
+            expected = times.speculative(found.num_rows, found.draft_length, found.num_drafted)
+            self.errors.append((expected - seconds) / seconds)
+        self.controller.end(rows=rows, tokens=tokens, seconds=MICROSECONDS * microseconds)
+        self.controller.choose()
+        self.modes.append(self.controller.mode)
+
+
+def events() -> Iterator[list[Any]]:
+    for line in RECORDED.read_text(encoding="utf-8").splitlines():
+        yield json.loads(line)
+
+
+def test_a_recorded_run_is_judged_as_it_was() -> None:
+    replay = Replay()
+    for event in events():
+        replay.hear(event)
+    assert len(replay.errors) > 50
+    # The machine was busy meanwhile, and one round took twice as long as the next.
+    assert abs(statistics.median(replay.errors)) < 0.1
+    assert statistics.median(map(abs, replay.errors)) < 0.3
+    assert replay.modes[-1] is Mode.SPECULATIVE
+    assert replay.modes.count(Mode.SPECULATIVE) > 0.8 * len(replay.modes)
+    assert replay.controller.speculative_rate > replay.controller.plain_rate
+    assert 0.5 < replay.controller.acceptance < 0.95
+    assert (replay.controller.num_sessions, replay.controller.has_prompts) == (0, False)
+
+
+def test_a_recorded_run_gives_the_same_choices_again() -> None:
+    first, second = Replay(), Replay()
+    for event in events():
+        first.hear(event)
+        second.hear(event)
+    assert first.modes == second.modes
+    assert first.controller.speculative_rate == second.controller.speculative_rate

@@ -1,0 +1,132 @@
+"""What draft lengths are chosen by: fitted times, counted acceptance, and the choice itself."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from coordinator.speculation.acceptance_estimate import PRIOR, AcceptanceEstimate, SessionAcceptance
+from coordinator.speculation.draft_length import best_choice, choice_of, usefulness
+from coordinator.speculation.linear_fit import LinearFit
+from coordinator.speculation.step_times import StepTimes
+
+
+def fit() -> LinearFit:
+    return LinearFit((0.7, 0.002, 0.005), (0.5, 0.01, 0.02))
+
+
+def test_a_fit_finds_what_made_the_values() -> None:
+    found, random = fit(), np.random.default_rng(0)
+    for _ in range(400):
+        rows, tokens = int(random.integers(1, 64)), int(random.integers(1, 300))
+        found.note((1.0, rows, tokens), (4e-3 + 2e-5 * rows + 1e-5 * tokens) * random.normal(1.0, 0.02))
+    assert found.predict((1.0, 32, 160)) == pytest.approx(4e-3 + 2e-5 * 32 + 1e-5 * 160, rel=0.03)
+    assert found.predict((1.0, 8, 8)) == pytest.approx(4e-3 + 2e-5 * 8 + 1e-5 * 8, rel=0.03)
+
+
+def test_a_fit_of_one_point_says_that_point_there_and_more_beyond() -> None:
+    found = fit()
+    for _ in range(20):
+        found.note((1.0, 8, 40), 5e-3)
+    assert found.predict((1.0, 8, 40)) == pytest.approx(5e-3, rel=0.02)
+    assert found.predict((1.0, 8, 72)) > found.predict((1.0, 8, 40)) > found.predict((1.0, 8, 8)) > 0.0
+
+
+def test_a_fit_has_no_negative_slopes() -> None:
+    found = fit()
+    for rows in range(1, 40):
+        found.note((1.0, rows, rows), 10.0 - 0.1 * rows)
+    assert min(found.coefficients[1:]) >= 0.0
+
+
+def test_a_fit_leaves_out_an_outlier_and_follows_a_change() -> None:
+    found = fit()
+    for _ in range(50):
+        found.note((1.0, 1, 1), 5e-3)
+    found.note((1.0, 1, 1), 1.0)
+    assert found.predict((1.0, 1, 1)) == pytest.approx(5e-3, rel=0.02)
+    for _ in range(500):
+        found.note((1.0, 1, 1), 50e-3)
+    assert found.predict((1.0, 1, 1)) == pytest.approx(50e-3, rel=0.05)
+
+
+def test_nothing_seen_is_the_prior_acceptance() -> None:
+    estimate = AcceptanceEstimate(8)
+    estimate.fold()
+    assert estimate.mean == PRIOR
+    assert SessionAcceptance().relative(PRIOR) == 1.0
+
+
+def test_acceptance_counts_judged_tokens_and_differs_by_position() -> None:
+    estimate, random = AcceptanceEstimate(4), np.random.default_rng(1)
+    by_position = (0.5, 0.9, 0.9, 0.9)
+    for _ in range(3000):
+        draws = random.random(4) < by_position
+        estimate.note(4, 4 if draws.all() else int(draws.argmin()), estimate.mean)
+        estimate.fold()
+    each = estimate.mean * estimate.by_position()
+    assert each == pytest.approx(by_position, abs=0.1)
+
+
+def test_an_acceptance_that_changes_is_followed_within_some_tokens() -> None:
+    estimate, random = AcceptanceEstimate(8), np.random.default_rng(2)
+
+    def judge(acceptance: float, count: int) -> None:
+        for _ in range(count):
+            estimate.note(1, int(random.random() < acceptance), estimate.mean)
+            estimate.fold()
+
+    judge(0.9, 2000)
+    assert estimate.mean == pytest.approx(0.9, abs=0.06)
+    judge(0.2, 80)
+    assert estimate.mean < 0.45
+    judge(0.9, 200)
+    assert estimate.mean > 0.75
+
+
+class Linear:
+    """Seconds with round figures."""
+
+    def __init__(self, constant: float, step: float, token: float) -> None:
+        self._constant, self._step, self._token = constant, step, token
+
+    def speculative(self, rows: float, draft_length: int, drafted: float) -> float:
+        return self._constant + self._step * draft_length + self._token * drafted
+
+
+@pytest.mark.parametrize("times", [Linear(5.0, 0.8, 0.1), Linear(5.0, 0.2, 0.6), Linear(1.0, 2.0, 0.0)])
+def test_the_choice_is_the_best_of_all(times: Linear) -> None:
+    acceptance, limits = np.array([0.95, 0.7, 0.3]), np.array([4, 4, 4])
+    useful = usefulness(np.ones(4), acceptance, limits, highest=0.98)
+    chosen = best_choice(useful, times)
+    assert chosen is not None
+
+    def rate(lengths: tuple[int, ...]) -> float:
+        tokens = 3 + sum(useful[row, :length].sum() for row, length in enumerate(lengths))
+        return float(tokens / times.speculative(3, max(lengths), sum(lengths)))
+
+    every = [lengths for lengths in itertools.product(range(5), repeat=3) if any(lengths)]
+    assert chosen.rate == pytest.approx(rate(chosen.lengths))
+    assert chosen.rate > 0.999 * max(map(rate, every))
+
+
+def test_a_sessions_bound_holds() -> None:
+    useful = usefulness(np.ones(8), np.array([0.9, 0.9]), np.array([2, 0]), highest=0.98)
+    chosen = choice_of(useful, 2, Linear(5.0, 0.1, 0.0))
+    assert chosen.lengths == (2, 0)
+    assert best_choice(useful[1:], Linear(5.0, 0.1, 0.0)) is None
+
+
+def test_rounds_take_what_was_measured_whatever_the_forwards_said() -> None:
+    times = StepTimes()
+    for _ in range(30):
+        times.note_target(8, 40, 5e-3)
+        times.note_draft(4, 32, 4e-3)
+        times.note_speculative(8, 4, 32, 11e-3)
+        times.note_plain(8, 4.3e-3)
+    assert times.speculative(8, 4, 32) == pytest.approx(11e-3, rel=0.01)
+    assert times.plain(8) == pytest.approx(4.3e-3, rel=0.01)
+    assert times.speculative(8, 2, 16) < 11e-3
+    assert (times.num_plain(8), times.num_speculative(8), times.num_plain(64)) == (30, 30, 0)
