@@ -32,6 +32,8 @@ class Served:
             "-v",
             "--set",
             "coordinator.drain_delay_s=1",
+            "--set",
+            "coordinator.draft_length=fixed",  # a test pair need not be worth drafting for
         )
         self._command: Command | None = None
 

@@ -43,7 +43,8 @@ def metered(tiny_pair: tuple[Path, Path]) -> Iterator[tuple[Command, int]]:
     """`outrider serve` with metrics, and the first of their three ports, whose neighbours are likely to be free."""
     first = free_port()
     target, draft = map(str, tiny_pair)
-    command = Command(target, "--draft-model", draft, "--metrics-port", str(first))
+    fixed = ("-k", "4", "--set", "coordinator.draft_length=fixed")
+    command = Command(target, "--draft-model", draft, "--metrics-port", str(first), *fixed)
     command.address()
     yield command, first
     command.close()

@@ -54,7 +54,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def traced(tiny_pair: tuple[Path, Path], receiver: OtlpReceiver, files: dict[str, Path]) -> Iterator[Command]:
     target, draft = tiny_pair
     to_files = [word for name, path in files.items() for word in ("--set", f"{name}.trace_file={path}")]
-    command = Command(str(target), "--draft-model", str(draft), *to_files, environment=receiver.environment)
+    fixed = ("-k", "4", "--set", "coordinator.draft_length=fixed")
+    command = Command(str(target), "--draft-model", str(draft), *fixed, *to_files, environment=receiver.environment)
     yield command
     command.close()
 
