@@ -36,7 +36,8 @@ outrider() { timeout "${LIMIT_S:-240}" "$python" -m outrider.cli "$@" 2>stderr.l
 start_services() { # succeeds once they are ready
 	"$python" -m outrider.cli serve "$pair/target" --draft-model "$pair/draft" "${where[@]}" "${made[@]}" \
 		--port "${address##*:}" --max-model-len "$max_model_len" --set target.num_pages="$pages" \
-		--set draft.num_pages="$pages" --set coordinator.max_running_requests=64 >serve.log 2>&1 &
+		--set draft.num_pages="$pages" --set coordinator.max_running_requests=64 \
+		--set coordinator.draft_length=fixed >serve.log 2>&1 &
 	server=$!
 	trap stop_services EXIT
 	local deadline=$((SECONDS + ${START_LIMIT_S:-600}))

@@ -55,6 +55,7 @@ def demo(
             ("draft", "device"): device,
             ("coordinator", "acceptance_method"): acceptance_method,
             ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
+            ("coordinator", "draft_length"): "fixed",
         }
         plan = plan_demo(more, target=target, draft=draft)
         is_exact = asyncio.run(run_with_client(plan, lambda client: _show(client, course), verbose=verbose))

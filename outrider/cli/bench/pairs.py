@@ -85,6 +85,8 @@ def plan_pair(
         ("target", "load_format"): devices["load_format"],
         ("draft", "load_format"): devices["load_format"],
         ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
+        # A length that is named is measured; without one the coordinator chooses.
+        ("coordinator", "draft_length"): None if num_speculative_tokens is None else "fixed",
         ("coordinator", "port"): free_port(),
         **parse_set(set_options),
     }
