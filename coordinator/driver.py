@@ -23,7 +23,16 @@ from coordinator.services import DraftReplica, Services, TargetReplica, draft_fa
 from coordinator.ticket import Ticket
 from coordinator.timekeeping import Stopwatch
 from outrider.errors import CapacityError, OutriderError, UnavailableError
-from outrider.ports import DraftCommand, DraftEvent, EventBatch, ItemTiming, Scores, TargetCommand, TargetEvent
+from outrider.ports import (
+    DraftCommand,
+    DraftEvent,
+    EventBatch,
+    ItemTiming,
+    Proposal,
+    Scores,
+    TargetCommand,
+    TargetEvent,
+)
 from outrider.telemetry.logs import about_request
 from outrider.types import ModelDescription
 
@@ -118,8 +127,8 @@ class Driver:
             if ticket is not None and ticket.draft is replica:
                 if ticket.trace.notes is not None:
                     ticket.trace.notes.answered(event, timing, is_draft=True)
-                if timeout is not None and (waited_s := ticket.end_draft_wait()) is not None:
-                    timeout.note_wait(waited_s)
+                if timeout is not None and isinstance(event, Proposal):
+                    timeout.note_wait(ticket.end_draft_wait())
                 is_sound = event.session in sound
                 self._advance(ticket, partial(ticket.hear_draft, event, is_sound=is_sound), timing)
 

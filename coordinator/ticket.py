@@ -148,10 +148,10 @@ class Ticket:
         self.draft_wait_began = asyncio.get_running_loop().time()
         self._draft_timer.set(delay_s, ring)
 
-    def end_draft_wait(self) -> float | None:
-        """How long ago it began to wait for the proposal that has come, in seconds; None if it did not wait."""
+    def end_draft_wait(self) -> float:
+        """How long ago it began to wait for the proposal that has come, in seconds; 0 if it did not wait."""
         began, self.draft_wait_began = self.draft_wait_began, None
-        return None if began is None else asyncio.get_running_loop().time() - began
+        return 0.0 if began is None else asyncio.get_running_loop().time() - began
 
     def clear_draft_timer(self) -> None:
         """Stop the draft's timer, if it runs."""
