@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The project's figures on one GPU, from nothing: scripts/figures.sh [FOLDER] [PART...], all parts unless some are named:
-# serve users interference engine kernels rpc step tracing. Writes FOLDER/benchmarks/results/*.json, goes on when a part
+# serve users sampled interference engine shapes kernels rpc step tracing. Writes FOLDER/benchmarks/results/*.json, goes on when a part
 # fails, and ends with a line for each result; its exit status says whether all parts worked.
 # Pairs are synthetic (weights made on the device), so nothing is downloaded and nothing large is written.
 # A run without a GPU, to see that everything works:
@@ -16,11 +16,11 @@ name=${GPU_NAME:-h200} target=${TARGET:-8B} draft=${DRAFT:-1B}
 where=(--device "${DEVICE:-cuda}" --dtype "${DTYPE:-bfloat16}")
 made=(--load-format synthetic)
 samples=(--samples "${SAMPLES:-20}")
-max_model_len=${MAX_MODEL_LEN:-12288} pages=${PAGES:-12000} context=${CONTEXT:-1024} runs=${RUNS:-3}
+max_model_len=${MAX_MODEL_LEN:-12288} pages=${PAGES:-12000} runs=${RUNS:-3}
 address=127.0.0.1:${PORT:-50950}
 pair=pair-$target-$draft failed=()
 
-known=" serve users interference engine kernels rpc step tracing "
+known=" serve users sampled interference engine shapes kernels rpc step tracing "
 for part in ${*:2}; do
 	[[ $known == *" $part "* ]] || { echo "no part is called $part; there are:$known"; exit 2; }
 done
@@ -65,7 +65,7 @@ stop_services() {
 
 served() { # NAME K USERS RUNS PROMPTS
 	outrider bench serve --address "$address" -k "$2" --baseline --runs "$4" --num-prompts "$5" --num-warmups "$3" \
-		--input-len 128 --output-len 256 --max-concurrency "$3" "${where[@]}" --save "$1"
+		--input-len 128 --output-len 256 --max-concurrency "$3" "${where[@]}" "${@:6}" --save "$1"
 }
 
 measure_services() {
@@ -75,6 +75,12 @@ measure_services() {
 	for users in ${USERS:-8 32 64}; do
 		wanted users && heading "$users users, K = 4" && served "$name-${target,,}-${draft,,}-k4-users$users" 4 "$users" 1 "$users"
 	done
+	for sampling in "0 1 0" "0.6 0.9 0" "0.7 0.8 20"; do
+		read -r temperature top_p top_k <<<"$sampling"
+		wanted sampled && heading "one user, K = 4, T = $temperature, top-p $top_p, top-k $top_k" &&
+			served "$name-${target,,}-${draft,,}-k4-t$temperature-p$top_p-k$top_k" 4 1 1 4 \
+				--temperature "$temperature" --top-p "$top_p" --top-k "$top_k"
+	done
 	for length in 0 4; do
 		wanted interference && heading "long prompts beside running requests, K = $length" &&
 			outrider bench interference --address "$address" -k "$length" --prefill-len "${PREFILL_LEN:-8192}" \
@@ -82,17 +88,19 @@ measure_services() {
 	done
 }
 
+measure_shapes() { measure_engine target "$@" --draft-length 0; } # NAME, then further flags
+
 measure_engine() { # ROLE NAME, then further flags
 	local batches=()
 	for batch in ${BATCHES:-1 8 32}; do batches+=(--batch-size "$batch"); done
-	outrider bench engine "$pair/$1" "${where[@]}" "${made[@]}" "${samples[@]}" --context "$context" "${batches[@]}" \
+	outrider bench engine "$pair/$1" "${where[@]}" "${made[@]}" "${samples[@]}" --context "${CONTEXT:-1024}" "${batches[@]}" \
 		"${@:3}" --save "$2"
 }
 
 test -f "$pair/synthetic_pair.json" || "$python" "$root/tools/make_synthetic_pair.py" "$target" "$draft" \
 	--acceptance 0.75 --out "$pair" --no-weights >pair.log 2>&1 || fail "make_synthetic_pair.py" pair.log
 
-if wanted serve || wanted users || wanted interference; then
+if wanted serve || wanted users || wanted sampled || wanted interference; then
 	heading "three processes"
 	if start_services; then
 		measure_services
@@ -105,6 +113,17 @@ if wanted engine; then
 	heading "the draft's loop"
 	measure_engine draft "engine-$name-${draft,,}" --num-tokens 1 --num-tokens 5 --draft-length 2 --draft-length 4 \
 		--draft-length 8
+fi
+if wanted shapes; then
+	heading "forwards of a few rows, and one row or token more"
+	CONTEXT=${CONTEXT:-1024} BATCHES="${BATCHES:-1 8 32 33}" measure_shapes "engine-$name-${target,,}-shapes" --num-tokens 1 --num-tokens 5 \
+		--num-tokens 8 --num-tokens 9
+	heading "forwards of many rows"
+	CONTEXT=${CONTEXT:-256} BATCHES="${BATCHES:-64 65 128 256}" measure_shapes "engine-$name-${target,,}-many" --num-tokens 1 --num-tokens 4
+	heading "the draft's loop, greedy and sampled"
+	CONTEXT=${CONTEXT:-256} BATCHES="${BATCHES:-1 8 32 64 128 256}" measure_engine draft "engine-$name-${draft,,}-sampled" --num-tokens 1 \
+		--most-tokens 1 --draft-length 4 --draft-length 16 --sampling '{"temperature": 0}' \
+		--sampling '{"temperature": 0.6, "top_p": 0.9}' --sampling '{"temperature": 0.7, "top_p": 0.8, "top_k": 20}'
 fi
 wanted kernels && heading "kernels" && outrider bench kernels "${where[@]}" "${samples[@]}" --save "kernels-$name"
 wanted rpc && heading "the wire" && outrider bench rpc --samples "${WIRE_SAMPLES:-200}" --save "rpc-$name-host"

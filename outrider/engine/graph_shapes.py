@@ -36,6 +36,8 @@ class GraphLimits:
     """Tokens of a forward."""
     memory_bytes: int | None = None
     """Device memory of all graphs; None: a share of the device's. 0: nothing is captured."""
+    decodes: bool = True
+    """Whether tokens are decoded and scored in forwards, or in draft loops alone."""
 
 
 DEFAULT_LIMITS = GraphLimits()
@@ -55,12 +57,8 @@ def forward_shapes(limits: GraphLimits, *, has_chunks: bool) -> tuple[BatchShape
     """All of decoding, of scoring drafts, and of prompts and chunks beside these; largest first, so that smaller ones
     find memory to reuse. ``has_chunks``: attention of chunks finds the rows' tiles by itself.
     """
-    return _largest_first([*_decoding(limits), *_scoring(limits), *_with_chunks(limits, has_chunks=has_chunks)])
-
-
-def prompt_shapes(limits: GraphLimits, *, has_chunks: bool) -> tuple[BatchShape, ...]:
-    """Those of a model that decodes in draft loops alone; largest first."""
-    return _largest_first([*_with_chunks(limits, has_chunks=has_chunks)])
+    decoding = [*_decoding(limits), *_scoring(limits)] if limits.decodes else []
+    return _largest_first([*decoding, *_with_chunks(limits, has_chunks=has_chunks)])
 
 
 def choose_shape(shape: BatchShape, shapes: tuple[BatchShape, ...]) -> BatchShape | None:

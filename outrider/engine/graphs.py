@@ -21,7 +21,7 @@ from outrider.engine.capturing import Capturing, MemoryBound, capture_within, op
 from outrider.engine.device_inputs import BatchFrame, BatchShape, logit_indices_in, to_device, unpack
 from outrider.engine.drafting import DraftingRules
 from outrider.engine.drafting.loop import DraftLoop
-from outrider.engine.graph_shapes import DEFAULT_LIMITS, GraphLimits, choose_shape, forward_shapes, prompt_shapes
+from outrider.engine.graph_shapes import DEFAULT_LIMITS, GraphLimits, choose_shape, forward_shapes
 from outrider.engine.inlet import Inlet
 from outrider.engine.kernels.launching import num_processors
 from outrider.engine.kernels.paged_attention.device_plan import can_take_chunks, num_counters
@@ -152,11 +152,9 @@ class GpuForward:
         _log.info("%s", self.captured)
 
     def _shapes(self) -> tuple[BatchShape, ...]:
-        """A model that drafts in loops decodes in them alone."""
         config, dtype = self._decoder.part, self._decoder.dtype
         has_chunks = can_take_chunks(dtype, config.head_dim, self._decoder.device)
-        choose = forward_shapes if self.loop is None else prompt_shapes
-        return choose(self._limits, has_chunks=has_chunks)
+        return forward_shapes(self._limits, has_chunks=has_chunks)
 
     def _capture_forwards(
         self,

@@ -13,7 +13,6 @@ from outrider.engine.graph_shapes import (
     forward_shapes,
     padded_size,
     padded_sizes,
-    prompt_shapes,
 )
 
 SHAPES = forward_shapes(DEFAULT_LIMITS, has_chunks=True)
@@ -89,8 +88,10 @@ def test_shapes_follow_the_limits() -> None:
 def test_there_are_some_dozens_of_shapes() -> None:
     assert len(set(SHAPES)) == len(SHAPES) < 120
     assert [shape.num_tokens for shape in SHAPES] == sorted((shape.num_tokens for shape in SHAPES), reverse=True)
-    assert len(prompt_shapes(DEFAULT_LIMITS, has_chunks=True)) < 30
-    tiled = prompt_shapes(DEFAULT_LIMITS, has_chunks=False)
+    prompts = forward_shapes(GraphLimits(decodes=False), has_chunks=True)
+    assert len(prompts) < 30
+    assert set(prompts) <= set(SHAPES)
+    tiled = forward_shapes(GraphLimits(decodes=False), has_chunks=False)
     assert max((shape.num_rows, shape.num_tokens) for shape in tiled) == (64, 512)
 
 

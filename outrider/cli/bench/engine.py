@@ -26,7 +26,7 @@ NumTokens = Annotated[
 Contexts = Annotated[list[int] | None, typer.Option("--context", min=2, help="May be repeated.", show_default="256")]
 DraftLengths = Annotated[
     list[int] | None,
-    typer.Option("--draft-length", min=1, help="Tokens of a draft loop; may be repeated.", show_default="4"),
+    typer.Option("--draft-length", min=0, help="Tokens of a draft loop; may be repeated. 0: none.", show_default="4"),
 ]
 
 
@@ -72,7 +72,7 @@ def engine(
             batch_sizes=tuple(batch_size or (1,)),
             num_tokens=tuple(num_tokens or (1, 5)),
             contexts=tuple(context or (256,)),
-            draft_lengths=tuple(draft_length or (4,)),
+            draft_lengths=tuple(length for length in draft_length or (4,) if length),
             samplings=tuple(map(_parse_sampling, sampling or ['{"temperature": 0}'])),
             most_tokens=most_tokens,
             num_samples=samples,

@@ -113,6 +113,7 @@ def graph_limits(settings: Settings) -> GraphLimits:
         max_draft_length=settings.cuda_graph_max_draft_length,
         max_tokens=min(most, settings.max_batched_tokens),
         memory_bytes=None if memory_mb is None else memory_mb << 20,
+        decodes=_drafting(settings) is None,
     )
 
 

@@ -16,8 +16,10 @@ from outrider.engine.kernels.draft_sampling import DraftSink
 from outrider.engine.kernels.draft_sampling.kernel import TritonSampler
 from outrider.engine.kernels.draft_sampling.layout import ALWAYS, NUM_FIELDS, Field, Method, RowParameters
 from outrider.engine.kernels.draft_sampling.reference import ReferenceSampler
+from outrider.engine.sampling.draws import race, race_among
 from outrider.engine.sampling.process import process_logits
 from outrider.engine.sampling.rows import LogitRow
+from outrider.randomness.philox_torch import StreamRows
 from outrider.randomness.streams import Stream
 from outrider.types import SamplingParams
 from tests.support.core_driver import open_session
@@ -155,19 +157,44 @@ def test_what_equals_the_last_of_the_top_k_stays() -> None:
 
 
 def test_cuts_are_those_of_the_processing_of_logits() -> None:
-    """The kernel's supports against the mask that the plain way makes of the same request."""
-    logits = peaked(len(CUTS), 1000, 3.0, seed=4)
-    cuts = [cut for cut in CUTS if cut.get("top_k", 0) <= 1000]
-    rows = [row(Method.SPARSE, **cut) for cut in cuts]
-    sink = draw(logits[: len(cuts)], rows, kernel=True, mass=1 - 1e-6, limit=1000)
+    """The kernel's supports against the mask that the plain way makes of the same request, and cut coupled rows' tokens
+    against a race under that mask.
+    """
+    cuts = [cut for cut in CUTS if cut.get("top_k", 0) <= SMALL_VOCAB]
+    logits = peaked(len(cuts), SMALL_VOCAB, 3.0, seed=4)
+    sparse = draw(logits, [row(Method.SPARSE, **cut) for cut in cuts], kernel=True, mass=1 - 1e-6, limit=SMALL_VOCAB)
+    coupled = draw(logits, [row(Method.CUT_COUPLED, **cut) for cut in cuts], kernel=True, mass=0.5, limit=SMALL_VOCAB)
     for index, cut in enumerate(cuts):
-        opened = open_session(0, prompt_length=1, max_length=9, num_token_ids=1000, sampling=SamplingParams(**cut))
-        left = process_logits(logits[index : index + 1].cpu(), [LogitRow(opened, [0], 1, 1)])[0]
-        expected = left.isfinite().nonzero().flatten().tolist()
-        found = sink.supports[0, index, 0, : widths(sink)[index]].tolist()
-        missing = left.softmax(0)[sorted(set(expected) - set(found))].sum()
+        opened = open_session(
+            0, prompt_length=1, max_length=9, num_token_ids=SMALL_VOCAB, sampling=SamplingParams(**cut)
+        )
+        left = process_logits(logits[index : index + 1].cpu(), [LogitRow(opened, [0], 1, 1)])
+        expected = left[0].isfinite().nonzero().flatten().tolist()
+        found = sparse.supports[0, index, 0, : widths(sparse)[index]].tolist()
+        missing = left[0].softmax(0)[sorted(set(expected) - set(found))].sum()
         assert set(found) <= set(expected)
         assert missing < 1e-5
+        assert coupled.next_ids[index] == race(left, noise_of(row(Method.CUT_COUPLED)))[0]
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_a_token_is_drawn_again_from_what_is_reported(kernel: bool) -> None:
+    """So the evidence is what was drawn from; of another law, scaled as little as this, tokens would differ."""
+    rows = [row(Method.SPARSE, seed=seed, temperature=0.8, **cut) for seed, cut in enumerate(CUTS * 2)]
+    sink = draw(peaked(len(rows), SMALL_VOCAB, 1.5, seed=9), rows, kernel=kernel, mass=0.98, limit=64)
+    again, others = [], []
+    for index, width in enumerate(widths(sink)):
+        ids, bits = sink.supports[0, index, :, :width].cpu()
+        probs, noise = bits.contiguous().view(torch.float32), noise_of(rows[index])
+        assert probs.double().sum().item() == pytest.approx(1, abs=1e-6)
+        again.append(int(race_among(probs.log()[None], ids.long()[None], noise, SMALL_VOCAB)[0]))
+        others.append(int(race_among(0.3 * probs.log()[None], ids.long()[None], noise, SMALL_VOCAB)[0]))
+    assert sink.next_ids.tolist() == again
+    assert again != others
+
+
+def noise_of(one: RowParameters) -> StreamRows:
+    return StreamRows.of([one.seed], one.stream, [one.base], [one.position], torch.device("cpu"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -10,12 +10,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from outrider.engine.drafting import DraftTerms
+from outrider.engine.kernels.draft_sampling.layout import NUM_FIELDS, Column, DraftSink, Field
+from outrider.engine.kernels.draft_sampling.reference import ReferenceSampler
 from outrider.engine.sampling import Drawn, LogitRow, ScoreRequest, process_logits, propose, score
 from outrider.ports import Open
 from outrider.randomness.philox_numpy import coin
@@ -30,6 +34,7 @@ NUM_SESSIONS = 8_000
 PROMPT = (0,)
 
 Evidence = Callable[[Drawn], tuple[np.ndarray, np.ndarray]]
+Propose = Callable[[torch.Tensor, list[LogitRow], float], list[Drawn]]
 
 
 def reported(drawn: Drawn) -> tuple[np.ndarray, np.ndarray]:
@@ -66,15 +71,39 @@ TARGET = table(1, 1.2)
 DRAFTS = {"good": TARGET + table(2, 0.4), "unrelated": table(3, 1.5), "reversed": -TARGET}
 
 
-def draft(sessions: list[Session], logits: torch.Tensor, evidence: Evidence, mass: float) -> None:
+def from_logits(logits: torch.Tensor, rows: list[LogitRow], mass: float) -> list[Drawn]:
+    return propose(logits, rows, support_mass=mass)
+
+
+def in_a_loop(logits: torch.Tensor, rows: list[LogitRow], mass: float) -> list[Drawn]:
+    """As a step of a draft loop draws."""
+    parameters = []
+    for row in rows:
+        terms = DraftTerms.of(row.open, VOCAB)
+        words = terms.words.tolist()
+        base = row.base if terms.keys_base else 0
+        words[Column.BASE], words[Column.POSITION], words[Column.LENGTH] = base, row.length, 1
+        parameters.append(words)
+    count = len(rows)
+    shapes = ((1,), (count,), (1, count, NUM_FIELDS), (1, count, 2, VOCAB))
+    sink = DraftSink(*(torch.zeros(shape, dtype=torch.int32) for shape in shapes))
+    ReferenceSampler(mass=mass, limit=VOCAB)(logits, torch.tensor(parameters, dtype=torch.int32), sink)
+    records, supports = sink.records[0].numpy(), sink.supports[0].numpy()
+    return [
+        Drawn(int(record[Field.TOKEN]), own[0, : record[Field.WIDTH]], own[1, : record[Field.WIDTH]].view(np.float32))
+        for record, own in zip(records, supports, strict=True)
+    ]
+
+
+def draft(
+    sessions: list[Session], logits: torch.Tensor, evidence: Evidence, mass: float, drawing: Propose = from_logits
+) -> None:
     for session in sessions:
         session.drafts, session.evidence = [], []
     for _ in range(DRAFT_LENGTH):
         texts = [session.tokens + session.drafts for session in sessions]
         rows = [LogitRow(s.open, text, len(text), len(s.tokens)) for s, text in zip(sessions, texts, strict=True)]
-        for session, drawn in zip(
-            sessions, propose(logits[[text[-1] for text in texts]], rows, support_mass=mass), strict=True
-        ):
+        for session, drawn in zip(sessions, drawing(logits[[text[-1] for text in texts]], rows, mass), strict=True):
             session.drafts.append(drawn.token_id)
             if session.open.acceptance_method is REJECTION:
                 session.evidence.append(evidence(drawn))
@@ -124,25 +153,27 @@ def judge_sparse(session: Session, form: SparseScores, residual_stream: Stream) 
 
 
 def p_value(
-    open_fields: dict[str, float],
+    open_fields: dict[str, Any],
     draft_name: str,
     *,
     method: object = REJECTION,
     mass: float = 1.0,
     evidence: Evidence = reported,
     residual_stream: Stream = Stream.RESIDUAL,
+    drawing: Propose = from_logits,
+    num_sessions: int = NUM_SESSIONS,
 ) -> float:
     sessions = [
         Session(opening(method, seed=1_000_003 * i, prompt_length=1, **open_fields))  # type: ignore[arg-type]
-        for i in range(NUM_SESSIONS)
+        for i in range(num_sessions)
     ]
     while running := [session for session in sessions if session.num_output_tokens < NUM_TOKENS]:
-        draft(running, DRAFTS[draft_name], evidence, mass)
+        draft(running, DRAFTS[draft_name], evidence, mass, drawing)
         verify(running, residual_stream)
     observed = np.zeros((VOCAB,) * NUM_TOKENS)
     for session in sessions:
         observed[tuple(session.tokens[1 : 1 + NUM_TOKENS])] += 1
-    expected = joint_law(sessions[0].open) * NUM_SESSIONS
+    expected = joint_law(sessions[0].open) * num_sessions
     assert observed[expected == 0].sum() == 0
     rare = expected < 5
     left, right = (np.append(counts[~rare], counts[rare].sum()) for counts in (observed, expected))
@@ -175,6 +206,31 @@ def test_rejection_follows_the_target(open_fields: dict[str, float], draft_name:
 @pytest.mark.parametrize("draft_name", ["good", "reversed"])
 def test_coupled_follows_the_target(draft_name: str) -> None:
     assert p_value({}, draft_name, method=COUPLED) > 1e-3
+
+
+IN_A_LOOP: dict[str, Any] = {"drawing": in_a_loop, "num_sessions": 1_500}
+
+
+@pytest.mark.parametrize(
+    ("open_fields", "draft_name"),
+    [
+        ({"temperature": 0.6, "top_p": 0.9}, "good"),
+        ({"temperature": 0.7, "top_p": 0.8, "top_k": 2}, "unrelated"),
+        ({"min_p": 0.2, "logit_bias": ((1, 1.5), (3, -1.0))}, "good"),  # a loop leaves biases to the target
+    ],
+)
+def test_rejection_follows_the_target_when_a_loop_cuts_what_it_draws_from(
+    open_fields: dict[str, Any], draft_name: str
+) -> None:
+    assert p_value(open_fields, draft_name, **IN_A_LOOP) > 1e-3
+
+
+def test_coupled_follows_the_target_when_a_loop_cuts_what_it_draws_from() -> None:
+    assert p_value({"temperature": 0.9, "top_p": 0.8}, "good", method=COUPLED, **IN_A_LOOP) > 1e-3
+
+
+def test_evidence_of_another_distribution_than_a_loop_drew_from_is_noticed() -> None:
+    assert p_value({"top_p": 0.95}, "unrelated", evidence=falsified, **IN_A_LOOP) < 1e-6
 
 
 def test_a_stream_shared_by_coin_and_residual_is_noticed() -> None:
