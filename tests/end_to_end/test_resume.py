@@ -60,9 +60,13 @@ def comparable(result: GenerationResult) -> dict[str, Any]:
     """All that may not depend on interruptions."""
     logprobs = [entry.token_id for entry in result.logprobs or ()]
     prompt_logprobs = [entry and entry.token_id for entry in result.prompt_logprobs or ()]
-    names = ("token_ids", "text", "finish_reason", "matched_stop", "usage")
+    names = ("token_ids", "text", "finish_reason", "matched_stop")
     return {
         **{name: getattr(result, name) for name in names},
+        "usage": (
+            result.usage.prompt_tokens,
+            result.usage.completion_tokens,
+        ),  # what was cached depends on who asked before
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
     }
