@@ -57,7 +57,7 @@ _MAX_FOLLOW_UPS = 6
 _SURPRISE = 0.1
 _PROBE_PRICE = 0.01
 """Time that probes may cost, as a share of all."""
-_LONGEST_PROBE_PAUSE_S = 4.0
+_LONGEST_PROBE_PAUSE_S = 20.0
 _LONGEST_PROBE_S = 2.0
 
 
