@@ -92,7 +92,9 @@ class StepTimes:
         if nearest is not None:
             seen = lengths[nearest]
             beside = seen.seconds - self._linear(seen.rows, nearest, seen.drafted)
-        return max(self._linear(rows, draft_length, drafted) + beside, 0.0)
+        expected = self._linear(rows, draft_length, drafted) + beside
+        # Both models' forwards come one after the other: where times scatter, a draft of no use must not seem to pay.
+        return max(expected, self.plain(rows) + self._draft.predict((1.0, draft_length, drafted)))
 
     def num_plain(self, rows: float) -> int:
         """Plain rounds of about so many rows that were seen."""
