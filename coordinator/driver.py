@@ -354,6 +354,7 @@ class Driver:
             self._deliver(ticket, partial(ticket.loop.start, ticket.session))
             return
         ticket.refused_by.clear()
+        ticket.stopwatch.note_parked()
         self._roster.park(ticket)
         ticket.call_later(retry_after_ms / 1000, self._unblock)
 

@@ -51,7 +51,17 @@ from coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy
 from coordinator.tally import Tally
 from coordinator.text import TextTokenizer
 from outrider.errors import DeadlineError, LostTooOftenError, OutriderError, ProtocolError
-from outrider.ports import DraftEvent, Opened, Proposal, Refused, Scores, SessionFailed, SessionLost, TargetEvent
+from outrider.ports import (
+    DraftEvent,
+    Opened,
+    Preempted,
+    Proposal,
+    Refused,
+    Scores,
+    SessionFailed,
+    SessionLost,
+    TargetEvent,
+)
 from outrider.types import FinishReason, SparseEvidence, SparseScores, TokenLogprob
 
 LOST_DRAFT_RETRY_MS = 1000
@@ -227,7 +237,7 @@ class SessionLoop:
             self._on_draft_session_lost()
         elif isinstance(event, SessionFailed):
             self._go_without_draft(Readiness.GONE, WithoutDraft.FAILED)
-        elif isinstance(event, Refused):
+        elif isinstance(event, Refused | Preempted):
             self._actions.append(RetryDraftAfter(event.retry_after_ms))
             self._go_without_draft(Readiness.AWAY, WithoutDraft.REFUSED)
 
@@ -312,7 +322,12 @@ class SessionLoop:
         elif isinstance(event, SessionFailed):
             self.fail(as_error(event))
         elif isinstance(event, Refused):
-            self._park(event)
+            self._target.forget(Readiness.CLOSED)
+            self._park(event.retry_after_ms, event.reason)
+        elif isinstance(event, Preempted):
+            self.tally.num_preemptions += 1
+            self._target.lose(Readiness.CLOSED)
+            self._park(event.retry_after_ms, "its pages were needed for older requests")
 
     def _note_cached(self, event: Opened) -> None:
         """Of the first target that held the session: what a rebuilt one finds is its own work."""
@@ -376,11 +391,10 @@ class SessionLoop:
         elif self.waiting is Waiting.TARGET:
             self._send_score()
 
-    def _park(self, event: Refused) -> None:
-        self._target.forget(Readiness.CLOSED)
+    def _park(self, retry_after_ms: int, reason: str) -> None:
         self._leave()
         self.waiting = Waiting.ADMISSION
-        self._actions.append(Park(event.retry_after_ms, event.reason))
+        self._actions.append(Park(retry_after_ms, reason))
 
     # Steps.
 

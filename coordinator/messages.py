@@ -88,6 +88,7 @@ class Messages:
             request_id=plan.request_id,
             trace_id=self.trace_id,
             cache_salt=plan.cache_salt,
+            arrival_ns=plan.arrival_ns,
         )
 
     def _next_generation(self) -> int:

@@ -34,6 +34,8 @@ class Plan:
     dense: bool = False
     request_id: str = ""
     cache_salt: str = ""
+    arrival_ns: int = 0
+    """When the request arrived, in nanoseconds since 1970: no two requests of a coordinator have the same."""
     model_name: str = ""
     """The target's."""
     emitted_token_ids: tuple[int, ...] = ()

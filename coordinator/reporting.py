@@ -10,7 +10,7 @@ import logging
 from coordinator.actions import Fail, Finish
 from coordinator.loop import SessionLoop
 from outrider.generation import Timing
-from outrider.ports import Refused, SessionFailed, SessionLost
+from outrider.ports import Preempted, Refused, SessionFailed, SessionLost
 
 _log = logging.getLogger(__name__)
 
@@ -21,11 +21,13 @@ def log_trouble(side: str, event: object) -> None:
         _log.warning("the %s lost the session: %s", side, event.reason, extra=_about(event))
     elif isinstance(event, SessionFailed):
         _log.warning("the session failed on the %s: %s: %s", side, event.code, event.message, extra=_about(event))
+    elif isinstance(event, Preempted):
+        _log.info("the %s needs the session's pages for older ones", side, extra=_about(event))
     elif isinstance(event, Refused):
         _log.debug("the %s has no room: %s", side, event.reason, extra=_about(event))
 
 
-def _about(event: SessionLost | SessionFailed | Refused) -> dict[str, object]:
+def _about(event: SessionLost | SessionFailed | Preempted | Refused) -> dict[str, object]:
     """The number under which the service's own log speaks of the session."""
     return {"fields": {"session": event.session}}
 

@@ -7,8 +7,11 @@ Owns the way from a request to its session and the figures. What drives sessions
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from coordinator.attachment import Port
@@ -95,6 +98,7 @@ class Coordinator:
         )
         self._services = self._driver.services
         self._meter = Meter()
+        self._last_arrival_ns = 0
         self._refusals: Counter[str] = Counter(dict.fromkeys(_REFUSALS.values(), 0))
 
     # Life.
@@ -201,19 +205,26 @@ class Coordinator:
 
     async def _take_in(self, request: GenerationRequest, trace: RequestTrace) -> Ticket:
         planner = self._require_planner()
+        prepare = partial(self._prepare, planner, request, self._next_arrival_ns())
         if _is_long(request):
-            loop = await asyncio.to_thread(self._prepare, planner, request)
+            loop = await asyncio.to_thread(prepare)
             self._require_planner()  # time has passed
         else:
-            loop = self._prepare(planner, request)
+            loop = prepare()
         if trace.notes is not None:
             trace.notes.taken_in(planner.model_name)
         ticket = Ticket(loop, self._meter, trace)
         self._driver.submit(ticket)
         return ticket
 
-    def _prepare(self, planner: Planner, request: GenerationRequest) -> SessionLoop:
-        return SessionLoop(planner.plan(request), self._policy, tokenizer=planner.tokenizer)
+    def _prepare(self, planner: Planner, request: GenerationRequest, arrival_ns: int) -> SessionLoop:
+        plan = replace(planner.plan(request), arrival_ns=arrival_ns)
+        return SessionLoop(plan, self._policy, tokenizer=planner.tokenizer)
+
+    def _next_arrival_ns(self) -> int:
+        """When a request arrived, by the wall clock, so that coordinators agree on who is older."""
+        self._last_arrival_ns = max(self._last_arrival_ns + 1, time.time_ns())
+        return self._last_arrival_ns
 
     def _require_planner(self) -> Planner:
         if self._planner is None or self._services.has_given_up:

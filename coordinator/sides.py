@@ -53,7 +53,7 @@ class WithoutDraft(enum.StrEnum):
     AWAY = "away"
     """The draft cannot be reached."""
     REFUSED = "refused"
-    """The draft has no room for the session."""
+    """The draft has no room for the session, or needed its pages for older ones."""
     LOST = "lost"
     """The draft lost the session too often in a row, and is left alone for a while."""
     FAILED = "failed"

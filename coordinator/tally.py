@@ -35,6 +35,8 @@ class Tally:
     num_draft_losses: int = 0
     """``SessionLost`` from the draft."""
     num_target_losses: int = 0
+    num_preemptions: int = 0
+    """``Preempted`` from the target."""
     num_draft_rebuilds: int = 0
     """How often the draft was brought the whole text again, after a loss of the session or of the link."""
     num_target_rebuilds: int = 0

@@ -23,7 +23,9 @@ class Stopwatch:
         """``meter`` counts these times beside those of other requests."""
         self._meter = meter or Meter()
         self._arrived = self.now()
-        self._admitted: float | None = None
+        self._queued = 0.0
+        self._queue_began: float | None = self._arrived
+        """None while the request runs."""
         self._first_token: float | None = None
         self._last_token = self._arrived
         self._wait_began = self._arrived
@@ -34,18 +36,26 @@ class Stopwatch:
     """A reading of the clock."""
 
     def note_admitted(self) -> None:
-        """The request runs; the first time counts."""
+        """The request runs, for the first time or again."""
         now = self.now()
-        if self._admitted is None:
-            self._admitted = now
-            self._meter.queue.observe(now - self._arrived)
+        self._queued, self._queue_began = self._queue_time(now), None
         self._wait_began = now
+
+    def note_parked(self) -> None:
+        """The request waits again: for pages."""
+        if self._queue_began is None:
+            self._queue_began = self.now()
+
+    def _queue_time(self, now: float) -> float:
+        """Seconds of waiting for a turn or for pages, so far."""
+        return self._queued + (0.0 if self._queue_began is None else now - self._queue_began)
 
     def note_output(self) -> None:
         """There is output; the first time counts."""
         now = self.now()
         if self._first_token is None:
             self._first_token = now
+            self._meter.queue.observe(self._queue_time(now))
             self._meter.first_token.observe(now - self._arrived)
         else:
             self._unbooked.append((self._meter.between_tokens, now - self._last_token))
@@ -54,7 +64,10 @@ class Stopwatch:
     def note_end(self, num_tokens: int) -> None:
         """The request is over, with so many tokens out."""
         self.book()
-        self._meter.whole.observe(self.now() - self._arrived)
+        now = self.now()
+        self._meter.whole.observe(now - self._arrived)
+        if self._first_token is None:
+            self._meter.queue.observe(self._queue_time(now))
         if self._first_token is not None and num_tokens > 1:
             self._meter.per_token.observe((self._last_token - self._first_token) / (num_tokens - 1))
 
@@ -89,7 +102,7 @@ class Stopwatch:
         """What a user is told, at the end of the request."""
         now = self.now()
         return Timing(
-            queue=(self._admitted or now) - self._arrived,
+            queue=self._queue_time(now),
             first_token=(self._first_token or now) - self._arrived,
             total=now - self._arrived,
             draft=self._draft,

@@ -146,7 +146,14 @@ def build_model_core(
 ) -> ModelCore:
     """The synchronous part of a draft with a model, for a worker's thread or for a test."""
     runner = proposer.runner
-    limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=True, sessions=session_limits)
+    pool = runner.sequences.pool
+    limits = Limits(
+        runner.config.vocab_size,
+        runner.max_model_len,
+        trims=True,
+        max_cached_tokens=pool.num_pages * pool.page_size,
+        sessions=session_limits,
+    )
     return ServiceCore(
         Ledger(runner.sequences, limits),
         proposer,

@@ -53,6 +53,10 @@ class PlainTexts:
         """Nothing: there is no KV to be shared."""
         return 0
 
+    def num_pages(self, sequence: PlainText) -> int:
+        """None."""
+        return 0
+
     def commit(self, sequence: PlainText, length: int) -> None:
         """Nothing follows from it."""
 

@@ -42,7 +42,7 @@ class Open:
     acceptance_method: AcceptanceMethod
     prompt_length: int
     max_length: int
-    """Most tokens the session will ever hold; pages for them are reserved now, or the answer is ``Refused``."""
+    """Most tokens the session will ever hold."""
     num_token_ids: int
     """Ids that may be drawn are below this."""
     eos_token_ids: tuple[int, ...] = ()
@@ -59,6 +59,9 @@ class Open:
     """This and the one above are for the service's log alone."""
     cache_salt: str = ""
     """Cached KV is shared only with sessions of the same salt."""
+    arrival_ns: int = 0
+    """When the request arrived, in nanoseconds since 1970; the same for a session that is rebuilt. When pages run out,
+    the session that arrived last is preempted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,15 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
+class Preempted:
+    """The session's pages were needed for older sessions: it has ended, and may be opened again when there is room."""
+
+    session: int
+    generation: int
+    retry_after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class SessionLost:
     """The service holds less than ``base_length`` or another text: open again and send it all from 0."""
 
@@ -230,8 +242,8 @@ class ItemTiming:
 
 DraftCommand = Open | Extend | Release
 TargetCommand = Open | Score | Release
-DraftEvent = Proposal | Branches | Opened | SessionLost | SessionFailed | Refused
-TargetEvent = Scores | Opened | SessionLost | SessionFailed | Refused
+DraftEvent = Proposal | Branches | Opened | Preempted | SessionLost | SessionFailed | Refused
+TargetEvent = Scores | Opened | Preempted | SessionLost | SessionFailed | Refused
 
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)

@@ -233,11 +233,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
-            "Sessions refused and lost",
+            "Sessions refused, preempted and lost",
             "A second.",
             "short",
             (
                 *each("outrider_sessions_refused_total", "role, reason"),
+                (rate("outrider_sessions_preempted_total", "role"), "{{role}} preempted"),
                 (rate("outrider_sessions_lost_total", "role"), "{{role}} lost"),
             ),
         ),

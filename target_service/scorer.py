@@ -33,6 +33,10 @@ class Scorer:
         """KV pages that are free."""
         return self._runner.sequences.pool.num_free
 
+    def num_pages_needed(self, job: ScoreJob, share: int) -> int:
+        """Free KV pages for so many of the job's tokens."""
+        return self._runner.sequences.pages_needed(job.sequence, share)
+
     def check(self, session: TargetSession, item: Score) -> Scores | None:
         """Raise ``InvalidRequestError`` for an item that cannot be served; none is answered without a forward."""
         check_score(session.open, item, vocab_size=self._runner.config.vocab_size)
@@ -78,9 +82,16 @@ class Scorer:
 
     def follow(self, flight: Flight[Scores]) -> Following[ScoreJob, Scores] | None:
         """The forward over the tokens that this one will have drawn, started before it has ended."""
-        if not isinstance(flight, ScoringFlight) or (following := flight.follow()) is None:
+        if not isinstance(flight, ScoringFlight) or not self._has_room_after(flight):
+            return None
+        if (following := flight.follow()) is None:
             return None
         return Following(following, following.jobs, following.places)
+
+    def _has_room_after(self, flight: ScoringFlight) -> bool:
+        """Whether every session of a flight may take one more token; nobody is preempted for what was not asked for."""
+        manager = self._runner.sequences
+        return sum(manager.pages_needed(job.sequence, 1) for job in flight.jobs) <= manager.pool.num_free
 
     def confirm(
         self, following: Following[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores

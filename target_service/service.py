@@ -98,9 +98,13 @@ def build_core(
     session_limits: SessionLimits = UNBOUNDED,
 ) -> TargetCore:
     """The synchronous part, for a worker's thread or for a test."""
-    limits, scorer = (
-        Limits(runner.config.vocab_size, runner.max_model_len, trims=False, sessions=session_limits),
-        Scorer(runner),
+    pool, scorer = runner.sequences.pool, Scorer(runner)
+    limits = Limits(
+        runner.config.vocab_size,
+        runner.max_model_len,
+        trims=False,
+        max_cached_tokens=pool.num_pages * pool.page_size,
+        sessions=session_limits,
     )
     return ServiceCore(
         Ledger(runner.sequences, limits),

@@ -74,6 +74,10 @@ class StandInStage(Generic[ItemT, EventT]):
         self._busy_s = busy_s
         self._note = note
 
+    def num_pages_needed(self, job: StandInJob[ItemT], share: int) -> int:
+        """None: there is no KV."""
+        return 0
+
     def check(self, session: Session[PlainText], item: ItemT) -> EventT | None:
         """Every item is good."""
         return None

@@ -99,6 +99,11 @@ class ModelProposer:
         """KV pages that are free."""
         return self.runner.sequences.pool.num_free
 
+    def num_pages_needed(self, job: ProposalJob, share: int) -> int:
+        """Free KV pages for the job's tokens and, where one launch draws all, for those that it draws."""
+        drawn = max(0, job.draft_length - job.num_drawn - 1) if job.terms and share == job.num_left else 0
+        return self.runner.sequences.pages_needed(job.sequence, share + drawn)
+
     def check(self, session: DraftSession, item: Extend) -> Proposal | None:
         """An empty proposal for a session that outgrew this model; ``InvalidRequestError`` for a bad item."""
         check_extend(session.open, item, vocab_size=self.runner.config.vocab_size)

@@ -54,6 +54,10 @@ class NgramProposer:
         self._min_n = min_n
         self._max_n = max_n
 
+    def num_pages_needed(self, job: LookupJob, share: int) -> int:
+        """None: there is no KV."""
+        return 0
+
     def check(self, session: Session[PlainText], item: Extend) -> Proposal | None:
         """An empty proposal for a session past the limit; ``InvalidRequestError`` for a bad item."""
         check_extend(session.open, item, vocab_size=_MAX_TOKEN_IDS)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError
-from outrider.ports import Refused, SessionFailed, SessionLost
+from outrider.ports import Preempted, Refused, SessionFailed, SessionLost
 from outrider.readings import AMOUNTS, STAGE_SECONDS, Histogram, Reading, each
 from outrider.recording import PassRecord
 
@@ -36,6 +36,7 @@ class Activity:
         self.num_tokens = Histogram(AMOUNTS)
         self.num_opened = 0
         self.num_lost = 0
+        self.num_preempted = 0
         self.num_foreseen_used = self.num_foreseen_unused = 0
         """Items computed before they came, by whether they came."""
         self.refused: Counter[str] = Counter({NO_ROOM: 0, ENDING: 0})
@@ -59,10 +60,16 @@ class Activity:
         elif event is None:
             self.num_opened += 1
 
+    def note_refused(self) -> None:
+        """A session was opened, and found no pages for its text."""
+        self.refused[NO_ROOM] += 1
+
     def note_answer(self, event: object) -> None:
         """An answer that may say that a session ended badly."""
         if isinstance(event, SessionLost):
             self.num_lost += 1
+        elif isinstance(event, Preempted):
+            self.num_preempted += 1
         elif isinstance(event, SessionFailed):
             self.failed[event.code] += 1
 
@@ -78,6 +85,7 @@ class Activity:
             Reading("outrider_forward_tokens", self.num_tokens.read()),
             Reading("outrider_sessions_opened_total", self.num_opened),
             Reading("outrider_sessions_lost_total", self.num_lost),
+            Reading("outrider_sessions_preempted_total", self.num_preempted),
             Reading("outrider_foreseen_items_total", self.num_foreseen_used, (("outcome", "used"),)),
             Reading("outrider_foreseen_items_total", self.num_foreseen_unused, (("outcome", "unused"),)),
             *each("outrider_sessions_refused_total", "reason", list(self.refused.items())),

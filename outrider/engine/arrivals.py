@@ -13,6 +13,7 @@ from outrider.engine.activity import Activity
 from outrider.engine.agenda import Agenda
 from outrider.engine.ahead import Ahead
 from outrider.engine.ledger import Ledger, Session, SessionKey
+from outrider.engine.page_budget import PageBudget
 from outrider.engine.patience import Patience
 from outrider.engine.pending import Pending
 from outrider.engine.stage import CommonEvent, EventT, ItemT, JobT, Stage, TextT
@@ -33,9 +34,11 @@ class Arrivals(Generic[TextT, ItemT, JobT, EventT]):
         *,
         ahead: Ahead[TextT, ItemT, JobT, EventT],
         telling: Telling[TextT, ItemT, JobT, EventT],
+        budget: PageBudget[TextT, ItemT, JobT, EventT],
         patience: Patience,
         activity: Activity,
     ) -> None:
+        self._budget = budget
         self._ledger, self._stage, self._agenda = ledger, stage, agenda
         self._ahead, self._foresight = ahead, ahead.foresight
         self._telling, self._patience, self._activity = telling, patience, activity
@@ -145,16 +148,33 @@ class Arrivals(Generic[TextT, ItemT, JobT, EventT]):
             self._note_end(session.key)
             self._telling.put(session.link_id, answer, session.open)
             return
-        if not item.base_length and item.token_ids:
-            opened = self._ledger.adopt_prefix(session, item.token_ids)
-            if opened is not None:
-                self._telling.put_opened(session.link_id, opened)
-        else:
+        opened = None
+        if item.base_length:
             self._ledger.commit(session, item.base_length)
+        elif item.token_ids:
+            opened = self._ledger.adopt_prefix(session, item.token_ids)
         job = self._stage.begin(session, item)
+        if not item.base_length and not self._budget.admits(session, job):
+            self._refuse(session)
+            return
+        if opened is not None:
+            self._telling.put_opened(session.link_id, opened)
         self._foresight.note_item(session.key, job)
         record = self._telling.record_of(item, arrived_ns)
         self._agenda.put(Pending(session, item.generation, job, arrived_ns, arrived_ns, record))
+
+    def preempt(self, session: Session[TextT]) -> None:
+        """A session ends, because its pages are needed for older ones."""
+        self._give_up(session.key, "preempted")
+        self._note_end(session.key)
+        self._telling.put(session.link_id, self._ledger.preempt(session), session.open)
+
+    def _refuse(self, session: Session[TextT]) -> None:
+        """A session ends before it began: there are no pages for its text."""
+        self._note_end(session.key)
+        refused = self._ledger.refuse(session, "too few KV pages are free")
+        self._activity.note_refused()
+        self._telling.put(session.link_id, refused, session.open)
 
     def _give_up(self, key: SessionKey, why: str) -> None:
         """Drop a session's jobs, if there are any, without an answer."""

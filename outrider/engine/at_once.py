@@ -29,6 +29,10 @@ class AtOnce(Generic[TextT, ItemT, JobT, EventT]):
         """A forward needs the thread that started it."""
         return False
 
+    def num_pages_needed(self, job: JobT, share: int) -> int:
+        """As the stage does."""
+        return self.stage.num_pages_needed(job, share)
+
     def check(self, session: Session[TextT], item: ItemT) -> EventT | None:
         """As the stage does."""
         return self.stage.check(session, item)

@@ -22,6 +22,7 @@ from outrider.engine.flights import Started
 from outrider.engine.forwards import Budget, Ended, Forwards
 from outrider.engine.idle import IdleSessions
 from outrider.engine.ledger import Ledger, SessionKey
+from outrider.engine.page_budget import PageBudget, Served
 from outrider.engine.patience import Patience
 from outrider.engine.pending import Pending
 from outrider.engine.punctual import LOOK_S
@@ -64,14 +65,18 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         self._patience = Patience()
         self._telling: Telling[TextT, ItemT, JobT, EventT] = Telling(activity, clock, lambda: stage.num_pages_free)
         self._ahead = Ahead(stage, self._agenda, activity=activity, clock=clock)
+        self._page_budget = PageBudget(ledger, stage, self._agenda, activity)
         budget = Budget(max_batched_tokens, max_prefill_beside, adapts_chunks)
-        self._forwards = Forwards(stage, self._agenda, self._patience, budget, activity=activity, clock=clock)
+        self._forwards = Forwards(
+            stage, self._agenda, self._patience, budget, fit=self._fit, activity=activity, clock=clock
+        )
         self._arrivals = Arrivals(
             ledger,
             stage,
             self._agenda,
             ahead=self._ahead,
             telling=self._telling,
+            budget=self._page_budget,
             patience=self._patience,
             activity=activity,
         )
@@ -173,6 +178,10 @@ class ServiceCore(Generic[TextT, ItemT, JobT, EventT]):
         """Whether a session waits for an answer."""
         due = self._agenda.due_of(key)
         return due is not None and due.foreseen is None
+
+    def _fit(self, served: Served[TextT, ItemT, JobT, EventT]) -> Served[TextT, ItemT, JobT, EventT]:
+        """What of a forward there are pages for, once the youngest sessions were preempted where that is needed."""
+        return self._page_budget.make_room(served, self._arrivals.preempt)
 
     @property
     def _may_go_on(self) -> bool:

@@ -53,9 +53,15 @@ class Forwards(Generic[TextT, ItemT, JobT, EventT]):
         patience: Patience,
         budget: Budget,
         *,
+        fit: Callable[
+            [list[tuple[Pending[TextT, ItemT, JobT, EventT], int]]],
+            list[tuple[Pending[TextT, ItemT, JobT, EventT], int]],
+        ],
         activity: Activity,
         clock: Callable[[], int],
     ) -> None:
+        """``fit`` says what of a forward there are KV pages for."""
+        self._fit = fit
         self.under_way: Started[TextT, ItemT, JobT, EventT] | None = None
         self._stage, self._agenda, self._patience = stage, agenda, patience
         self._activity, self._clock, self._budget = activity, clock, budget
@@ -71,7 +77,7 @@ class Forwards(Generic[TextT, ItemT, JobT, EventT]):
     def start(self) -> None:
         """Begin the next one, if anything is due."""
         started_ns = self._clock()
-        served = self._choose(started_ns)
+        served = self._fit(self._choose(started_ns))
         if served:
             flight = self._stage.start([(pending.job, share) for pending, share in served])
             self.under_way = Started.of(flight, served, started_ns)

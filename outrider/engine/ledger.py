@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from outrider.errors import InvalidRequestError, OutOfPagesError, OutriderError
-from outrider.ports import Open, Opened, Refused, Release, SessionFailed, SessionLost
+from outrider.errors import InvalidRequestError, OutriderError
+from outrider.ports import Open, Opened, Preempted, Refused, Release, SessionFailed, SessionLost
 
 MAX_TOMBSTONES = 65_536
 """Tombstones kept for one link, the latest: an item can cross an answer only for a short while."""
@@ -44,11 +44,15 @@ class TextStore(Protocol[TextT_inv]):
     """Keeps texts; ``outrider.kv_cache.KVCacheManager`` is one."""
 
     def open(self, max_length: int, cache_salt: str = "") -> TextT_inv:
-        """An empty text that can grow to ``max_length``; ``OutOfPagesError`` when there is no room."""
+        """An empty text that can grow to ``max_length``."""
         ...
 
     def adopt_prefix(self, sequence: TextT_inv, token_ids: Sequence[int]) -> int:
         """Give an empty text what is cached of ``token_ids``, always less than all; how many tokens that is."""
+        ...
+
+    def num_pages(self, sequence: TextT_inv) -> int:
+        """KV pages that it holds."""
         ...
 
     def commit(self, sequence: TextT_inv, length: int) -> None:
@@ -90,9 +94,16 @@ class Limits:
     max_model_len: int
     trims: bool
     """A longer session is taken all the same, and kept as far as it fits (a draft); otherwise it fails."""
+    max_cached_tokens: int = 0
+    """Tokens that the whole KV cache has room for; 0: any number."""
     retry_after_ms: int = 200
-    """What ``Refused`` says."""
+    """What ``Refused`` and ``Preempted`` say."""
     sessions: SessionLimits = UNBOUNDED
+
+    @property
+    def max_length(self) -> int:
+        """The longest session that is kept."""
+        return min(self.max_model_len, self.max_cached_tokens or self.max_model_len)
 
 
 SessionKey = tuple[int, int]
@@ -115,9 +126,12 @@ class Session(Generic[TextT]):
     """Whether its ``Open`` was answered with ``Opened``."""
     key: SessionKey = field(init=False)
     """Its link and its number there; asked for many times an item."""
+    age: tuple[int, str, int, int] = field(init=False)
+    """Compares less than that of a younger session."""
 
     def __post_init__(self) -> None:
         self.key = self.link_id, self.open.session
+        self.age = self.open.arrival_ns, self.open.request_id, *self.key
 
 
 @dataclass(slots=True)
@@ -161,6 +175,10 @@ class Ledger(Generic[TextT]):
         """Whether a newer item has been seen for the session."""
         return generation < self._books_of(link_id).newest_generation(session)
 
+    def num_pages(self, session: Session[TextT]) -> int:
+        """KV pages that a session holds."""
+        return self._store.num_pages(session.text)
+
     def holds(self, session: Session[TextT]) -> bool:
         """Whether this very session is still open."""
         return self.get(*session.key) is session
@@ -174,16 +192,15 @@ class Ledger(Generic[TextT]):
         if command.generation == newest:
             return self._open_twice(link_id, books, command)
         if self._closed_because is not None and command.session not in books.sessions:
-            return self._refuse(books, command, self._closed_because)
+            return self._refuse(books, command.session, command.generation, self._closed_because)
         if self._is_full(books) and command.session not in books.sessions:
-            return self._refuse(books, command, f"the link has {len(books.sessions)} sessions, as many as it may have")
+            reason = f"the link has {len(books.sessions)} sessions, as many as it may have"
+            return self._refuse(books, command.session, command.generation, reason)
         self._forget(books, command.session)
-        reserved = min(command.max_length, self._limits.max_model_len)
+        reserved = min(command.max_length, self._limits.max_length)
         try:
             check_open(command, self._limits)
             text = self._store.open(reserved, command.cache_salt)
-        except OutOfPagesError as error:
-            return self._refuse(books, command, str(error))
         except InvalidRequestError as error:
             return self.fail(link_id, command.session, command.generation, error)
         books.tombstones.pop(command.session, None)
@@ -272,9 +289,22 @@ class Ledger(Generic[TextT]):
         most = self._limits.sessions.max_per_link
         return most is not None and len(books.sessions) >= most
 
-    def _refuse(self, books: _LinkBooks[TextT], command: Open, reason: str) -> Refused:
-        self._bury(books, command.session, command.generation)
-        return Refused(command.session, command.generation, self._limits.retry_after_ms, reason)
+    def refuse(self, session: Session[TextT], reason: str) -> Refused:
+        """End a session that has no room to begin."""
+        books = self._books_of(session.link_id)
+        self._forget(books, session.open.session)
+        return self._refuse(books, session.open.session, session.generation, reason)
+
+    def preempt(self, session: Session[TextT]) -> Preempted:
+        """End a session whose pages are needed for others."""
+        books, number = self._books_of(session.link_id), session.open.session
+        self._forget(books, number)
+        self._bury(books, number, session.generation)
+        return Preempted(number, session.generation, self._limits.retry_after_ms)
+
+    def _refuse(self, books: _LinkBooks[TextT], session: int, generation: int, reason: str) -> Refused:
+        self._bury(books, session, generation)
+        return Refused(session, generation, self._limits.retry_after_ms, reason)
 
     def _open_twice(self, link_id: int, books: _LinkBooks[TextT], command: Open) -> SessionFailed | None:
         known = books.sessions.get(command.session)
@@ -301,6 +331,10 @@ def check_open(command: Open, limits: Limits) -> None:
     _require(command.max_length >= 1, "max_length", "must be at least 1")
     if not limits.trims:
         _require(command.max_length <= limits.max_model_len, "max_length", f"must be at most {limits.max_model_len}")
+        room = limits.max_cached_tokens
+        _require(
+            not room or command.max_length <= room, "max_length", f"must be at most {room}: all that the pages hold"
+        )
     _require(0 <= command.prompt_length <= command.max_length, "prompt_length", "must be from 0 to max_length")
     highest = limits.vocab_size or math.inf
     _require(1 <= command.num_token_ids <= highest, "num_token_ids", f"must be from 1 to {highest}")

@@ -45,7 +45,7 @@ class ModelRunner:
         self.capture_seconds = 0.0
         """How long the warm-up spent on CUDA graphs."""
         pool = PagePool(execution.num_pages, execution.page_size)
-        self.sequences = KVCacheManager(pool, prefix_caching=prefix_caching, reserves=True)
+        self.sequences = KVCacheManager(pool, prefix_caching=prefix_caching)
         self._execution = execution
         self._ranks = ranks
 

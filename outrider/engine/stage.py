@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from outrider.engine.ledger import Session, Text
 from outrider.engine.scheduling import Job
 from outrider.errors import OutriderError
-from outrider.ports import Opened, Refused, SessionFailed, SessionLost
+from outrider.ports import Opened, Preempted, Refused, SessionFailed, SessionLost
 
 
 class Item(Protocol):
@@ -66,7 +66,7 @@ EventT = TypeVar("EventT", bound=Answer)
 ItemT_contra = TypeVar("ItemT_contra", bound=Item, contravariant=True)
 EventT_co = TypeVar("EventT_co", bound=Answer, covariant=True)
 
-CommonEvent = Opened | SessionLost | SessionFailed | Refused
+CommonEvent = Opened | Preempted | SessionLost | SessionFailed | Refused
 """What any service may answer instead of its own."""
 
 
@@ -88,6 +88,10 @@ class Stage(Protocol[TextT, ItemT_contra, JobT, EventT_co]):
     @property
     def num_pages_free(self) -> int:
         """KV pages that are free."""
+        ...
+
+    def num_pages_needed(self, job: JobT, share: int) -> int:
+        """Free KV pages that a forward over so many tokens of a job takes, what it writes in advance included."""
         ...
 
     def check(self, session: Session[TextT], item: ItemT_contra) -> EventT_co | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from outrider.ports import Open, Refused, SessionFailed, SessionLost
+from outrider.ports import Open, Preempted, Refused, SessionFailed, SessionLost
 
 _log = logging.getLogger(__name__)
 
@@ -22,12 +22,14 @@ def log_trouble(event: object, opening: Open | None, trace_parent: str = "") -> 
         _log.warning("a session failed: %s: %s", event.code, event.message, extra=_about(event, opening, trace_parent))
     elif isinstance(event, SessionLost):
         _log.warning("a session is lost: %s", event.reason, extra=_about(event, opening, trace_parent))
+    elif isinstance(event, Preempted):
+        _log.info("a session is preempted for older ones", extra=_about(event, opening, trace_parent))
     elif isinstance(event, Refused):
         _log.debug("a session is refused: %s", event.reason, extra=_about(event, opening, trace_parent))
 
 
 def _about(
-    event: SessionFailed | SessionLost | Refused, opening: Open | None, trace_parent: str
+    event: SessionFailed | SessionLost | Preempted | Refused, opening: Open | None, trace_parent: str
 ) -> dict[str, dict[str, object]]:
     if opening is None:
         named = {"trace_id": _trace_id(trace_parent)}

@@ -25,9 +25,7 @@ PageCopy = tuple[int, int]
 class KVCacheManager:
     """All KV sequences of one model."""
 
-    def __init__(self, pool: PagePool, *, prefix_caching: bool = True, reserves: bool = False) -> None:
-        """``reserves``: a sequence is opened only when there are pages for all sequences at their ``max_length``."""
-        self._reserves = reserves
+    def __init__(self, pool: PagePool, *, prefix_caching: bool = True) -> None:
         self.pool = pool
         self.prefix_cache = PrefixCache(pool) if prefix_caching else None
         """None when prefix caching is off."""
@@ -42,9 +40,6 @@ class KVCacheManager:
         """An empty sequence that may grow to ``max_length`` tokens. It takes no pages yet."""
         if max_length < 1:
             raise InvalidRequestError("max_length", f"must be at least 1, not {max_length}")
-        if self._reserves:
-            reserved = sum(self.pool.pages_for(one.max_length) - len(one.page_table) for one in self._sequences)
-            self.pool.require(reserved + self.pool.pages_for(max_length))
         root_key = self.prefix_cache.root_key(cache_salt) if self.prefix_cache is not None else b""
         sequence = KVSequence(max_length, root_key)
         self._sequences.add(sequence)
@@ -165,6 +160,10 @@ class KVCacheManager:
         """``outrider.types.extend_prefix_hash(0, first length tokens)``."""
         self._require_open(sequence)
         return sequence.prefix_hash(length)
+
+    def num_pages(self, sequence: KVSequence) -> int:
+        """Pages that the sequence holds, shared ones included."""
+        return len(sequence.page_table)
 
     def pages_of(self, sequence: KVSequence) -> PageTable:
         """A copy of the sequence's page table."""

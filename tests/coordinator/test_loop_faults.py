@@ -12,7 +12,7 @@ import pytest
 from coordinator.actions import Fail, Finish
 from coordinator.loop import SessionLoop, Waiting
 from coordinator.plan import Plan
-from coordinator.sides import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW, DraftFacts
+from coordinator.sides import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW, DraftFacts, WithoutDraft
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError, ProtocolError, UnavailableError
 from outrider.ports import (
     Branches,
@@ -339,6 +339,48 @@ def test_a_target_without_room_parks_the_session_and_the_draft_is_released() -> 
     setting.bench.tell(driven, lambda loop: loop.start(77))
     setting.bench.run()
     assert driven.token_ids == Setting().run(plan).token_ids
+    assert setting.all_is_free()
+
+
+@pytest.mark.parametrize("method", [AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED])
+@pytest.mark.parametrize("on_draft", [False, True])
+@pytest.mark.parametrize("rounds", range(6))
+def test_a_target_that_needs_the_pages_parks_the_session_wherever_it_is(
+    rounds: int, on_draft: bool, method: AcceptanceMethod
+) -> None:
+    """At rejection greedily: what is sampled there depends on the draft lengths."""
+    temperature = 0.0 if method is AcceptanceMethod.REJECTION else 1.0
+    setting, plan = Setting(), plan_of(method=method, temperature=temperature)
+    driven = setting.bench.add(plan)
+    for _ in range(rounds):
+        setting.bench.round()
+    setting.target.faults.preempt = 1
+    setting.draft.faults.preempt = int(on_draft)
+    setting.bench.run()
+    assert [park.retry_after_ms for park in driven.parked] == [20]
+    assert driven.loop.waiting is Waiting.ADMISSION
+    assert driven.loop.tally.num_preemptions == 1
+    assert setting.all_is_free()
+    so_far = list(driven.token_ids)
+    setting.bench.sessions[77] = driven
+    setting.bench.tell(driven, lambda loop: loop.start(77))
+    assert setting.bench.to_target[-1].token_ids == (1, 2, 3, *so_far)
+    setting.bench.run()
+    assert driven.token_ids == own_tokens(plan)
+    assert setting.all_is_free()
+
+
+@pytest.mark.parametrize("rounds", range(6))
+def test_a_draft_that_needs_the_pages_is_asked_again_later(rounds: int) -> None:
+    setting, plan = Setting(), plan_of(method=AcceptanceMethod.COUPLED)
+    driven = setting.bench.add(plan)
+    for _ in range(rounds):
+        setting.bench.round()
+    setting.draft.faults.preempt = 1
+    setting.bench.run()
+    assert not driven.parked
+    assert driven.token_ids == own_tokens(plan)
+    assert driven.loop.tally.without_draft[WithoutDraft.REFUSED] or rounds == 0
     assert setting.all_is_free()
 
 

@@ -226,10 +226,11 @@ def test_proposals_stay_within_session_and_model(folder: Path, reference: Any) -
 
 def test_no_room_is_refused_and_pages_come_back(driver: Driver, runner: ModelRunner) -> None:
     fits = runner.sequences.pool.num_pages * runner.page_size // 256
-    opens = [opened(i, max_length=256) for i in range(fits + 1)]
-    (refused,) = driver.run(*opens, extend_item(fits, 2, PROMPT, 4))
+    for number in range(fits):
+        driver.run(opened(number, max_length=256), extend_item(number, 2, [number, *[1] * 255], 0))
+    refused = driver.one(opened(fits), extend_item(fits, 2, PROMPT, 4))
     assert isinstance(refused, Refused)
-    driver.send(extend_item(0, 2, PROMPT, 8))
+    driver.send(opened(0, generation=3), extend_item(0, 4, PROMPT, 8))
     driver.step()
     driver.core.drop_link(0)
     assert not driver.core.has_work

@@ -62,6 +62,9 @@ class _Stage:
         self.follows = self.is_wrong = False
         """Whether steps are started before the one before has ended, and whether over other tokens than that says."""
 
+    def num_pages_needed(self, job: object, share: int) -> int:
+        return 0
+
     def check(self, session: Session[PlainText], item: Score) -> Scores | None:
         if item.token_ids[-1] == BAD_TOKEN:
             raise InvalidRequestError("token_ids", "no such token")

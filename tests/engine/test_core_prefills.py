@@ -34,6 +34,9 @@ class _Stage:
         self.shares: list[list[int]] = []
         self.on_forward: Callable[[], None] = lambda: None
 
+    def num_pages_needed(self, job: object, share: int) -> int:
+        return 0
+
     def check(self, session: Session[PlainText], item: Extend) -> Proposal | None:
         return None
 

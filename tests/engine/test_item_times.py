@@ -58,6 +58,9 @@ class _Stage:
     def __init__(self, clock: _Clock) -> None:
         self._clock = clock
 
+    def num_pages_needed(self, job: object, share: int) -> int:
+        return 0
+
     def check(self, session: Session[PlainText], item: Extend) -> Proposal | None:
         return None
 

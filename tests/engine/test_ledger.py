@@ -11,7 +11,7 @@ from outrider.engine import ledger as ledger_module
 from outrider.engine.ledger import Ledger, Limits, Session
 from outrider.errors import NonFiniteLogitsError
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
-from outrider.ports import Open, Refused, Release, SessionFailed, SessionLost
+from outrider.ports import Open, Release, SessionFailed, SessionLost
 from outrider.types import AcceptanceMethod, SamplingParams, extend_prefix_hash
 
 OPEN = Open(
@@ -28,7 +28,7 @@ OPEN = Open(
 
 @pytest.fixture
 def table() -> KVCacheManager:
-    return KVCacheManager(PagePool(4, 4), reserves=True)
+    return KVCacheManager(PagePool(4, 4))
 
 
 @pytest.fixture
@@ -54,17 +54,27 @@ def test_a_session_takes_pages_as_it_grows_and_release_gives_them_back(
     table.check_integrity()
 
 
-def test_no_room_is_refused_and_leaves_a_tombstone_until_opened_anew(
-    ledger: Ledger[KVSequence], table: KVCacheManager
+@pytest.mark.parametrize("end", ["refuse", "preempt"])
+def test_a_session_without_pages_leaves_a_tombstone_until_it_is_opened_anew(
+    ledger: Ledger[KVSequence], table: KVCacheManager, end: str
 ) -> None:
-    assert ledger.open(0, replace(OPEN, session=1, max_length=12)) is None
-    refused = ledger.open(0, OPEN)
-    assert isinstance(refused, Refused)
-    assert refused.retry_after_ms > 0
-    assert ledger.find(0, 7, 2) is None
-    ledger.release(0, Release(1, 2))
-    assert ledger.open(0, replace(OPEN, generation=3)) is None
-    assert found(ledger, 4).open.generation == 3
+    ledger.open(0, OPEN)
+    session = found(ledger)
+    table.extend(session.text, [1, 2, 3])
+    event = ledger.refuse(session, "full") if end == "refuse" else ledger.preempt(session)
+    assert (event.session, event.generation) == (7, 2)
+    assert event.retry_after_ms > 0
+    assert table.pool.num_free == 4
+    assert ledger.find(0, 7, 3) is None
+    assert ledger.open(0, replace(OPEN, generation=4)) is None
+    assert found(ledger, 5).open.generation == 4
+
+
+def test_age_is_the_arrival_and_then_the_request(ledger: Ledger[KVSequence]) -> None:
+    for number, (arrival_ns, request_id) in enumerate([(5, "a"), (3, "b"), (3, "a"), (9, "")]):
+        ledger.open(0, replace(OPEN, session=number, arrival_ns=arrival_ns, request_id=request_id))
+    ages = sorted(ledger.sessions(), key=lambda session: session.age)
+    assert [session.open.session for session in ages] == [2, 1, 0, 3]
 
 
 def test_older_items_are_ignored(ledger: Ledger[KVSequence]) -> None:

@@ -16,6 +16,7 @@ from outrider.ports import (
     ForwardReport,
     ItemTiming,
     Open,
+    Preempted,
     Refused,
     Release,
     Score,
@@ -43,6 +44,8 @@ class Faults:
     """So many of the next items find their session lost."""
     fail: int = 0
     """So many of the next items fail their session."""
+    preempt: int = 0
+    """So many of the next items find their session's pages needed for others."""
     stale: bool = False
     """Before each answer comes one of an older generation, with another content."""
 
@@ -148,8 +151,12 @@ class ToyCore(Generic[EventT]):
         events.append(self.answer(session, item))
         return len(item.token_ids)
 
-    def _trouble(self, session: ToySession, item: Extend | Score) -> SessionLost | SessionFailed | None:
+    def _trouble(self, session: ToySession, item: Extend | Score) -> SessionLost | SessionFailed | Preempted | None:
         faults = self.books.faults
+        if faults.preempt > 0:
+            faults.preempt -= 1
+            self._forget(item.session)
+            return Preempted(item.session, item.generation, self.retry_after_ms)
         if faults.lose > 0:
             faults.lose -= 1
             self._forget(item.session)

@@ -117,12 +117,14 @@ def test_link_loss_releases_its_sessions_alone(runner: ModelRunner) -> None:
 def test_full_is_refused_and_what_crossed_it_is_ignored(runner: ModelRunner) -> None:
     driver = Driver(build_core(runner))
     fits = runner.sequences.pool.num_pages * runner.page_size // 256
-    events = driver.run(*[opened(i, max_length=256) for i in range(fits + 1)], score_item(fits, 2, PROMPT))
+    for number in range(fits):
+        driver.run(opened(number, max_length=256), score_item(number, 2, [number, *[1] * 255]))
+    events = driver.run(opened(fits), score_item(fits, 2, PROMPT), score_item(fits, 3, PROMPT))
     assert [type(event) for event in events] == [Refused]
     assert events[0].session == fits
     assert events[0].retry_after_ms > 0
-    driver.run(Release(0, 2))
-    assert isinstance(driver.run(opened(fits, generation=3), score_item(fits, 4, PROMPT))[0], Scores)
+    driver.run(Release(0, 3))
+    assert isinstance(driver.run(opened(fits, generation=4), score_item(fits, 5, PROMPT))[0], Scores)
     driver.run(*[Release(i, 9) for i in range(1, fits + 1)])
     assert all_pages_free(runner)
 

@@ -133,6 +133,7 @@ opens = st.builds(
     request_id=st.text(max_size=8),
     trace_id=st.text(max_size=8),
     cache_salt=st.text(max_size=8),
+    arrival_ns=u64,
 )
 releases = st.builds(ports.Release, u64, u64)
 extends = st.builds(
@@ -181,6 +182,7 @@ branches = st.builds(
 scores = st.builds(ports.Scores, u64, u64, u32, forms, positions, positions)
 common_events = st.one_of(
     st.builds(ports.Opened, u64, u64, u32),
+    st.builds(ports.Preempted, u64, u64, u32),
     st.builds(ports.SessionLost, u64, u64, text),
     st.builds(ports.SessionFailed, u64, u64, text, text, text),
     st.builds(ports.Refused, u64, u64, u32, text),

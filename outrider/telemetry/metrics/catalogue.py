@@ -299,6 +299,12 @@ SERVICE = (
     ),
     _of_services(
         Kind.COUNTER,
+        "outrider_sessions_preempted_total",
+        "Sessions that ended because their pages were needed for older ones; their coordinators rebuild them.",
+        f"sum by (role) (rate(outrider_sessions_preempted_total{_WINDOW}))",
+    ),
+    _of_services(
+        Kind.COUNTER,
         "outrider_sessions_lost_total",
         "Items for a session that the service does not hold as far as the item says.",
         f"sum by (role) (rate(outrider_sessions_lost_total{_WINDOW}))",

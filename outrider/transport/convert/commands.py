@@ -53,6 +53,7 @@ def open_to_proto(command: ports.Open) -> pb.Open:
         request_id=command.request_id,
         trace_id=command.trace_id,
         cache_salt=command.cache_salt,
+        arrival_ns=command.arrival_ns,
     )
 
 
@@ -80,6 +81,7 @@ def open_from_proto(message: pb.Open) -> ports.Open:
         request_id=message.request_id,
         trace_id=message.trace_id,
         cache_salt=message.cache_salt,
+        arrival_ns=message.arrival_ns,
     )
 
 

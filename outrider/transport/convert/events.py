@@ -130,7 +130,12 @@ def _opened_from_proto(message: pb.Opened) -> ports.Opened:
     return ports.Opened(message.session, message.generation, message.num_cached_tokens)
 
 
+def _preempted_from_proto(message: pb.Preempted) -> ports.Preempted:
+    return ports.Preempted(message.session, message.generation, message.retry_after_ms)
+
+
 _COMMON_READERS: Readers = {
+    "preempted": _preempted_from_proto,
     "opened": _opened_from_proto,
     "session_lost": _lost_from_proto,
     "session_failed": _failed_from_proto,
@@ -140,12 +145,15 @@ _COMMON_READERS: Readers = {
 
 def _write_common(
     message: pb.DraftEvent | pb.TargetEvent,
-    event: ports.Opened | ports.SessionLost | ports.SessionFailed | ports.Refused,
+    event: ports.Opened | ports.Preempted | ports.SessionLost | ports.SessionFailed | ports.Refused,
 ) -> None:
-    answer: pb.Opened | pb.SessionLost | pb.SessionFailed | pb.Refused
+    answer: pb.Opened | pb.Preempted | pb.SessionLost | pb.SessionFailed | pb.Refused
     if isinstance(event, ports.Opened):
         answer = message.opened
         answer.num_cached_tokens = event.num_cached_tokens
+    elif isinstance(event, ports.Preempted):
+        answer = message.preempted
+        answer.retry_after_ms = event.retry_after_ms
     elif isinstance(event, ports.SessionLost):
         answer = message.session_lost
         answer.reason = event.reason

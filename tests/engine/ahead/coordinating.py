@@ -16,7 +16,7 @@ import pytest
 from outrider.engine.batch import ForwardRow
 from outrider.engine.core import ServiceCore
 from outrider.engine.ledger import Ledger, Limits
-from outrider.ports import Open, Refused, Release, Score, Scores, SessionFailed
+from outrider.ports import Open, Preempted, Refused, Release, Score, Scores, SessionFailed
 from outrider.types import AcceptanceMethod, SamplingParams, Support
 from target_service.scorer import Scorer, next_token
 from tests.engine.ahead.device import MAX_LENGTH, PAGE_SIZE, VOCAB_SIZE, Runner
@@ -89,7 +89,7 @@ class Coordinator:
     def __init__(self, core: ServiceCore[Any, Any, Any, Any], link_id: int, choose: random.Random) -> None:
         self.driver = Driver(core, link_id)
         self.sessions: dict[int, OneSession] = {}
-        self.num_checked = 0
+        self.num_checked = self.num_preempted = 0
         self._choose = choose
         self._generations = itertools.count(1)
 
@@ -119,8 +119,9 @@ class Coordinator:
     def take(self, event: Any) -> None:
         """What is told must be so."""
         session = self.sessions.get(event.session)
-        if isinstance(event, Refused):
-            if session is not None and session.opened.generation == event.generation:
+        if isinstance(event, Refused | Preempted):
+            if session is not None and session.opened.generation <= event.generation:
+                self.num_preempted += isinstance(event, Preempted)
                 del self.sessions[event.session]
             return
         if session is None or event.generation not in session.asked:

@@ -38,7 +38,7 @@ class Runner:
     device = torch.device("cpu")
 
     def __init__(self, num_pages: int) -> None:
-        self.sequences = KVCacheManager(PagePool(num_pages, PAGE_SIZE), reserves=True)
+        self.sequences = KVCacheManager(PagePool(num_pages, PAGE_SIZE))
         self.config = SimpleNamespace(vocab_size=VOCAB_SIZE)
         self._slots = [-1] * (num_pages * PAGE_SIZE)
 
