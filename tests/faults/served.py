@@ -90,10 +90,16 @@ async def run_served(output: Output) -> AsyncIterator[ServedStack]:
     with tempfile.TemporaryDirectory(prefix="outrider-faults-") as folder:
         log = Path(folder) / "serve.log"
         reading, writing = os.pipe()
+        reader = os.fdopen(reading, "rb")
         ports = {role: (choose_port(), choose_port()) for role in _MODULES}
         with log.open("wb") as file:
             serve = subprocess.Popen(
-                [sys.executable, "-m", "outrider.cli", "serve", *_arguments(ports)],
+                # Tied to this process's life, as the services are to the command's.
+                [
+                    *(sys.executable, "-m", "outrider.cli.stack.child", str(os.getpid())),
+                    *("outrider.cli", "serve", *_arguments(ports)),
+                ],
+                stdin=subprocess.PIPE,
                 stdout=file if output in {Output.WRITTEN, Output.FULL_DISK} else writing,
                 stderr=subprocess.STDOUT,
                 env=without_settings(),
@@ -103,21 +109,21 @@ async def run_served(output: Output) -> AsyncIterator[ServedStack]:
         stack = ServedStack(serve, ports)
         try:
             await stack.whole()
-            _spoil(output, serve, reading, log)
+            if output is Output.FULL_DISK:
+                _fill_disk(serve.pid, log)
+            if output is Output.CLOSED_PIPE:
+                reader.close()
             yield stack
         finally:
             serve.kill()
-            serve.wait()
-            with contextlib.suppress(OSError):
-                os.close(reading)
+            serve.communicate()
+            reader.close()
 
 
-def _spoil(output: Output, serve: subprocess.Popen[bytes], reading: int, log: Path) -> None:
-    if output is Output.CLOSED_PIPE:
-        os.close(reading)
-    if output is Output.FULL_DISK:
-        size = log.stat().st_size
-        resource.prlimit(serve.pid, resource.RLIMIT_FSIZE, (size, size))
+def _fill_disk(pid: int, log: Path) -> None:
+    """From now on the process's files cannot grow beyond what its log has."""
+    size = log.stat().st_size
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, size))
 
 
 def _arguments(ports: dict[str, tuple[int, int]]) -> list[str]:

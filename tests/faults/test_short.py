@@ -31,7 +31,7 @@ COUNTS = {
     "link-faults": 10,
     "fuzz": 200,
     "crowd": 30,
-    "deaf-readers": 3,
+    "deaf-readers": 2,
     "churn": 3,
 }
 
@@ -42,6 +42,7 @@ EXACT = (
     "sessions and pages left",
     "crashes",
     "processes lost",
+    "UNKNOWN, INTERNAL or hung",
     "of these ended by an error",
     "supervisor ended early",
     "exit code after SIGTERM",
