@@ -149,9 +149,7 @@ class Arrivals(Generic[TextT, ItemT, JobT, EventT]):
             self._telling.put(session.link_id, answer, session.open)
             return
         opened = None
-        if item.base_length:
-            self._ledger.commit(session, item.base_length)
-        elif item.token_ids:
+        if not item.base_length and item.token_ids:
             opened = self._ledger.adopt_prefix(session, item.token_ids)
         job = self._stage.begin(session, item)
         if not item.base_length and not self._budget.admits(session, job):

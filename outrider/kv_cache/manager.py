@@ -68,8 +68,11 @@ class KVCacheManager:
 
     def commit(self, sequence: KVSequence, length: int) -> None:
         """Let the full pages of the first ``length`` tokens be found: those tokens are computed and final."""
-        full = min(length, sequence.length) // self.pool.page_size
-        if full > sequence.num_registered_pages and self.prefix_cache is not None:
+        size = self.pool.page_size
+        if length < (sequence.num_registered_pages + 1) * size or self.prefix_cache is None:
+            return  # nearly always
+        full = min(length, sequence.length) // size
+        if full > sequence.num_registered_pages:
             self._register(self.prefix_cache, sequence, full)
 
     def pages_needed(self, sequence: KVSequence, count: int) -> int:
@@ -117,8 +120,7 @@ class KVCacheManager:
         if not 0 <= length <= sequence.length:
             raise InvalidRequestError("length", f"cannot keep {length} tokens of {sequence.length}")
         sequence.forget_tokens(length)
-        self._drop_pages(sequence, self.pool.pages_for(length))
-        self._forget_keys(sequence, length // self.pool.page_size)
+        self._cut(sequence, length)
 
     def amend(self, sequence: KVSequence, length: int, token_ids: Sequence[int]) -> None:
         """Say that what was appended after ``length`` tokens were ``token_ids``, as many or fewer.
@@ -132,7 +134,7 @@ class KVCacheManager:
             )
         sequence.forget_tokens(length)
         sequence.token_ids += token_ids
-        self._drop_pages(sequence, self.pool.pages_for(sequence.length))
+        self._cut(sequence, sequence.length)
         self._forget_keys(sequence, length // self.pool.page_size)
 
     def fork(self, sequence: KVSequence, max_length: int) -> KVSequence:
@@ -195,6 +197,14 @@ class KVCacheManager:
         for index in range(sequence.num_registered_pages, full):
             cache.register(sequence.page_table[index], keys[index])
         sequence.num_registered_pages = full
+
+    def _cut(self, sequence: KVSequence, length: int) -> None:
+        """Pages and keys past ``length`` tokens go; mostly there are none."""
+        size, num_pages = self.pool.page_size, len(sequence.page_table)
+        if (num_pages - 1) * size >= length:
+            self._drop_pages(sequence, -(-length // size))
+        if sequence.num_registered_pages * size > length or len(sequence.page_keys) * size > length:
+            self._forget_keys(sequence, length // size)
 
     @staticmethod
     def _forget_keys(sequence: KVSequence, num_full_pages: int) -> None:
