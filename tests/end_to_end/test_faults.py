@@ -12,7 +12,7 @@ import torch
 
 from outrider.errors import CapacityError, InvalidRequestError, NonFiniteLogitsError, UnavailableError
 from outrider.generation import GenerationResult
-from outrider.ports import Open
+from outrider.ports import Extend, Open, Proposal, Score, Scores
 from outrider.types import AcceptanceMethod, SamplingParams
 from tests.end_to_end.faults import break_links, gate_of, lose_sessions, outage, poisoned
 from tests.end_to_end.waiting import DEADLINE_S, Reader, all_free, eventually
@@ -121,7 +121,7 @@ async def test_a_draft_without_room_costs_speed_alone_and_is_asked_again() -> No
     long = {**GREEDY, "max_tokens": 500}
     async with run_stack(TARGET, DRAFT, wire=False, draft_settings={"num_pages": 64}, **PATIENT) as stack:
         expected = await alone(stack, long)
-        async with occupied(stack.draft, num_tokens=1000):
+        async with occupied(stack.draft, num_tokens=1024):
             short = await stack.generate(**GREEDY)
             assert short.token_ids == expected.token_ids[:60]
             assert short.speculation.num_draft_tokens == 0
@@ -142,7 +142,7 @@ async def test_a_full_target_lets_requests_wait_and_refuses_past_the_queue(wire:
         TARGET, DRAFT, wire=wire, target_settings={"num_pages": 8, "page_size": 16}, max_queue=2, **PATIENT
     ) as stack:
         expected = await alone(stack, GREEDY)
-        async with occupied(stack.target, num_tokens=100):
+        async with occupied(stack.target, num_tokens=128):
             waiting = [asyncio.create_task(stack.generate(**GREEDY))]
             await eventually(lambda: stack.coordinator.stats().num_waiting == 1)
             waiting.append(asyncio.create_task(stack.generate(**GREEDY)))
@@ -165,12 +165,12 @@ async def test_short_requests_do_not_overtake_a_long_one_that_waits_for_pages() 
     async with run_stack(TARGET, DRAFT, wire=False, target_settings=small, **PATIENT) as stack:
         ended: list[int] = []
 
-        async def ask(max_tokens: int) -> None:
-            await stack.generate(**{**GREEDY, "max_tokens": max_tokens})
+        async def ask(max_tokens: int, prompt: list[int] = PROMPT) -> None:
+            await stack.generate(**{**GREEDY, "max_tokens": max_tokens, "prompt_token_ids": prompt})
             ended.append(max_tokens)
 
-        async with occupied(stack.target, num_tokens=80):  # of eight pages five; the long request needs five
-            tasks = [asyncio.create_task(ask(60))]
+        async with occupied(stack.target, num_tokens=80):  # of eight pages five; the long prompt needs four
+            tasks = [asyncio.create_task(ask(20, PROMPT * 11))]
             await eventually(lambda: stack.coordinator.stats().num_waiting == 1)
             tasks += [asyncio.create_task(ask(max_tokens)) for max_tokens in (10, 9, 8)]
             await eventually(lambda: stack.coordinator.stats().num_waiting == 4)
@@ -283,7 +283,7 @@ async def test_bad_numbers_in_the_draft_cost_speed_alone(options: dict[str, Any]
 
 @asynccontextmanager
 async def occupied(service: Any, *, num_tokens: int) -> AsyncIterator[None]:
-    """Another coordinator's session has reserved room for so many tokens."""
+    """An older session, of another coordinator, holds so many tokens."""
     await eventually(lambda: service.num_sessions == 0)
     link = await service.attach()
     opening = Open(
@@ -296,7 +296,12 @@ async def occupied(service: Any, *, num_tokens: int) -> AsyncIterator[None]:
         max_length=num_tokens,
         num_token_ids=257,
     )
-    link.send([opening])
-    await eventually(lambda: service.num_sessions == 1)
+    text = (1,) * num_tokens
+    link.send(
+        [opening, Extend(1, 2, 0, 0, text, 0) if service.description.role == "draft" else Score(1, 2, 0, 0, text)]
+    )
+    async for batch in link.events():
+        if any(isinstance(event, Proposal | Scores) for event in batch.events):
+            break
     yield
     await link.close()
