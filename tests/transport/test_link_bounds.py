@@ -47,6 +47,7 @@ OPEN: dict[str, Fill] = {
     "banned_token_ids": ids("banned_token_ids", 1025),
     "request_id": text("request_id", 257),
     "trace_id": text("trace_id", 257),
+    "cache_salt": text("cache_salt", 257),
 }
 SAMPLING: dict[str, Fill] = {
     "logit_bias": lambda message: message.logit_bias.extend([sampling_pb2.LogitBias()] * 1025),

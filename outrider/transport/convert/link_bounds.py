@@ -48,6 +48,7 @@ def check_open(message: pb.Open) -> None:
     limits.LINK_LOGPROBS.check("num_prompt_logprobs", message.num_prompt_logprobs)
     limits.REQUEST_ID.check("request_id", len(message.request_id))
     limits.REQUEST_ID.check("trace_id", len(message.trace_id))
+    limits.CACHE_SALT.check("cache_salt", len(message.cache_salt))
 
 
 def check_extend(message: pb.Extend) -> None:
