@@ -152,10 +152,11 @@ def guard_output() -> None:
     """Make ``sys.stdout`` and ``sys.stderr`` streams that never block and never raise.
 
     What is pending is written when the interpreter ends. A stream without a file descriptor stays as it is; one that is
-    closed is replaced by the null device.
+    closed is replaced by the null device, standard input too.
     """
-    sys.stdout = _guarded(sys.stdout)
-    sys.stderr = _guarded(sys.stderr)
+    _open_standard_descriptors()
+    sys.stdout = _guarded(sys.stdout, 1)
+    sys.stderr = _guarded(sys.stderr, 2)
 
 
 def drain_output() -> None:
@@ -165,22 +166,24 @@ def drain_output() -> None:
             stream.drain()
 
 
-def _guarded(stream: TextIO | None) -> TextIO:
+def _open_standard_descriptors() -> None:
+    """Number 0, 1 or 2 of a file or socket that is opened later would be taken by a child's standard streams."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # closed: the null device gets the lowest free number, which is this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def _guarded(stream: TextIO | None, standard: int) -> TextIO:
     if isinstance(stream, DroppingStream):
         return stream
-    descriptor = _null_device() if stream is None else _descriptor_of(stream)
+    descriptor = standard if stream is None else _descriptor_of(stream)
     if descriptor is None:
         return cast("TextIO", stream)
     guarded = DroppingStream(descriptor)
     atexit.register(guarded.drain)
     return cast("TextIO", guarded)
-
-
-def _null_device() -> int:
-    """Usually gets the number of the stream that the caller closed, which must not become a socket's."""
-    descriptor = os.open(os.devnull, os.O_RDWR)
-    os.set_inheritable(descriptor, True)
-    return descriptor
 
 
 def _descriptor_of(stream: TextIO) -> int | None:

@@ -138,6 +138,13 @@ def test_a_process_ends_as_it_would_with_any_output(output: str, ending: str, co
         assert process.wait(DEADLINE_S) == code
 
 
+def test_no_file_gets_the_number_of_a_closed_standard_stream() -> None:
+    """A child's standard streams would take its place: the link secret of `outrider serve` is such a file."""
+    program = "import os; from outrider.telemetry import guard_output; guard_output(); os._exit(os.memfd_create('x'))"
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program]
+    assert subprocess.run(closed, timeout=DEADLINE_S, check=False).returncode > 2
+
+
 @pytest.mark.parametrize("module", ["coordinator", "draft_service"])
 def test_grpc_adds_no_line_of_its_own_to_a_log(module: str) -> None:
     """It would write one of its own when a port is taken."""
