@@ -35,6 +35,7 @@ class Scenario:
 _ONE = Layout()
 _TWO_COORDINATORS = Layout(num_coordinators=2)
 _TWO_TARGETS = Layout(num_targets=2)
+_FEW_PAGES = Layout(target={"num_pages": 200}, draft={"num_pages": 120})
 _REPLICAS = Layout(num_targets=2, num_drafts=2, is_proxied=True)
 
 SCENARIOS = {
@@ -48,6 +49,7 @@ SCENARIOS = {
         Scenario("link-faults", 500, "faults", _REPLICAS, links.link_faults),
         Scenario("fuzz", 100_000, "messages", _ONE, fuzz.fuzz),
         Scenario("crowd", 1000, "streams at once", _ONE, crowds.crowd),
+        Scenario("few-pages", 200, "streams at once", _FEW_PAGES, crowds.crowd),
         Scenario("deaf-readers", 200, "readers that never read", _ONE, crowds.deaf_readers),
         *(
             Scenario(f"serve-{output.replace(' ', '-')}", 4500, "requests of one token", output, serve.serve)
