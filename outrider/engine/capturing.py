@@ -5,7 +5,9 @@ Owns the streams, the memory and the mode of capture. Refuses to know what is la
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 import torch
@@ -74,6 +76,21 @@ def capture_within(bound: MemoryBound, capturing: Capturing, launch: Callable[[]
     return captured
 
 
+@contextlib.contextmanager
+def garbage_kept() -> Iterator[None]:
+    """No garbage is collected meanwhile, and none is there at the beginning: a graph of an earlier model that is freed
+    while another is captured would invalidate that.
+    """
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def open_capturing(device: torch.device) -> Capturing:
     """The fastest form on this device."""
     return GraphPool(device) if device.type == "cuda" else NoGraphs()
@@ -84,6 +101,7 @@ class GraphPool:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        torch.cuda.empty_cache()  # as each capture does: what is kept for reuse counts as free, before as after
         self._free_before = _free_bytes(device)
         self._pool = torch.cuda.graph_pool_handle()
         # One for all: what libraries keep for each stream they then keep once.

@@ -50,6 +50,13 @@ class BatchShape:
         )
 
     @property
+    def may_have_fewer_rows(self) -> bool:
+        """Whether batches in it may have far fewer rows than it has: it is for some total of tokens, however these are
+        shared out.
+        """
+        return self.max_queries > 1 and 2 * self.num_rows > self.num_tokens
+
+    @property
     def num_fixed(self) -> int:
         """Numbers before the pages."""
         return 4 * self.num_tokens + 3 * self.num_rows + 3
@@ -111,7 +118,7 @@ def unpack(buffer: torch.Tensor, shape: BatchShape, frame: BatchFrame, num_logit
         context_lengths=context_lengths,
         page_starts=page_starts,
         pages=buffer[shape.num_fixed :],
-        num_rows=num_rows,
+        num_rows=num_rows if shape.may_have_fewer_rows else None,
         max_queries=shape.max_queries,
         counters=frame.counters,
     )

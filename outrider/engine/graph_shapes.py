@@ -2,11 +2,13 @@
 
 Owns the list: total tokens in fine steps, for each class of queries a row that attention distinguishes, within the
 limits of the settings. A captured forward holds any batch that is no larger; attention finds the rows that are present
-by itself, so that no list of rows is needed. Refuses to know models and devices.
+by itself, so that no list of rows is needed, but for the shapes that are asked for most. Refuses to know models and
+devices.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +17,9 @@ from outrider.engine.kernels.paged_attention.device_plan import MAX_DECODE_QUERI
 
 FEW_QUERIES = 8
 """Queries of a row up to which decode attention takes its small tile."""
+_EXACT_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_EXACT_QUERIES = (2, 3, 4, 5, 8)
+"""Rows by queries a row for which attention knows its rows; those of other shapes it finds, which takes longer."""
 _CHUNK_STEP = 32
 """Tokens between the sizes of forwards with a prompt's chunk."""
 _STEPS = ((8, 64), (16, 256), (32, 512), (64, 1024))
@@ -62,8 +67,8 @@ def forward_shapes(limits: GraphLimits, *, has_chunks: bool) -> tuple[BatchShape
 
 
 def choose_shape(shape: BatchShape, shapes: tuple[BatchShape, ...]) -> BatchShape | None:
-    """The one that holds ``shape`` and wastes least: attention for fewest queries a row, then fewest tokens. None: none
-    does.
+    """The one that holds ``shape`` and wastes least: attention for fewest queries a row, then fewest tokens, then rows.
+    None: none does.
     """
     fitting = [candidate for candidate in shapes if candidate.holds(shape)]
     return min(fitting, key=lambda found: (found.max_queries, found.num_tokens, found.num_rows), default=None)
@@ -80,9 +85,18 @@ def _scoring(limits: GraphLimits) -> Iterator[BatchShape]:
     sizes = padded_sizes(min(limits.max_tokens, limits.max_sequences * most_queries))
     if most_queries > 1:
         yield from (_shape(size, FEW_QUERIES, limits) for size in sizes if size > 1)
+        yield from _exact(limits)
     if most_queries > FEW_QUERIES:
         most = min(most_queries, MAX_DECODE_QUERIES)
         yield from (_shape(size, most, limits) for size in _coarse(sizes) if size > FEW_QUERIES)
+
+
+def _exact(limits: GraphLimits) -> Iterator[BatchShape]:
+    """Of some rows that all score about as many tokens."""
+    for rows, queries in itertools.product(_EXACT_ROWS, _EXACT_QUERIES):
+        tokens = rows * queries
+        if rows <= limits.max_sequences and queries <= limits.max_draft_length + 1 and tokens <= limits.max_tokens:
+            yield BatchShape(rows, tokens, min(FEW_QUERIES, tokens))
 
 
 def _with_chunks(limits: GraphLimits, *, has_chunks: bool) -> Iterator[BatchShape]:

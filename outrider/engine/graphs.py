@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.engine.batch import ForwardBatch
-from outrider.engine.capturing import Capturing, MemoryBound, capture_within, open_capturing
+from outrider.engine.capturing import Capturing, MemoryBound, capture_within, garbage_kept, open_capturing
 from outrider.engine.device_inputs import BatchFrame, BatchShape, logit_indices_in, to_device, unpack
 from outrider.engine.drafting import DraftingRules
 from outrider.engine.drafting.loop import DraftLoop
@@ -133,13 +133,16 @@ class GpuForward:
         """Capture every shape that fits the limits; what was captured before is forgotten. The cache's content stays as
         it is.
         """
+        with garbage_kept():
+            self._capture(progress or _ignore_progress)
+
+    def _capture(self, report: CaptureProgress) -> None:
         began, capturing = time.perf_counter(), open_capturing(self._decoder.device)
         self._captured.clear()
         shapes = self._shapes()
         num_steps = self.loop.num_graphs if self.loop is not None else 0
         total = len(shapes) + num_steps
         bound = MemoryBound(graph_bytes(self._limits.memory_bytes, self._decoder.device), total)
-        report = progress or _ignore_progress
         self._capture_forwards(capturing, bound, shapes, lambda done: report(done, total))
         self._choose_shape = _remembering_choice(tuple(self._captured))
         if self.loop is not None:

@@ -32,7 +32,7 @@ def laid_out(batch: ForwardBatch, shape: BatchShape) -> DeviceBatch:
     return unpack(torch.from_numpy(pack(batch, shape)), shape, frame, len(batch.logit_indices))
 
 
-@pytest.mark.parametrize(("more_rows", "more_tokens"), [(0, 0), (2, 0), (0, 3), (1, 5)])
+@pytest.mark.parametrize(("more_rows", "more_tokens"), [(0, 0), (2, 0), (0, 3), (1, 5), (6, 4)])
 def test_a_batch_comes_out_as_it_went_in(more_rows: int, more_tokens: int) -> None:
     batch = make_batch()
     own = BatchShape.of(batch)
@@ -49,7 +49,8 @@ def test_a_batch_comes_out_as_it_went_in(more_rows: int, more_tokens: int) -> No
     assert (plan.window, plan.page_size, plan.rows.max_queries) == (5, 4, 3)
     np.testing.assert_array_equal(plan.rows.context_lengths[:2], batch.context_lengths)
     np.testing.assert_array_equal(plan.rows.query_starts[:3], batch.query_starts)
-    assert plan.rows.num_rows.tolist() == [2]
+    assert (plan.rows.num_rows is None) != shape.may_have_fewer_rows
+    assert plan.rows.num_rows is None or plan.rows.num_rows.tolist() == [2]
     for row in range(2):
         pages = plan.rows.pages[plan.rows.page_starts[row] : plan.rows.page_starts[row + 1]]
         np.testing.assert_array_equal(pages, batch.page_tables[row])

@@ -42,7 +42,7 @@ class LoopShape:
         rows, tokens = self.num_rows, self.num_rows * MAX_CATCH_UP
         first = [tokens, tokens, tokens, rows + 1, rows]
         state = [1, rows, rows, rows, rows, rows * NUM_COLUMNS]
-        return [*first, *state, rows + 1, rows + 1, 1]
+        return [*first, *state, rows + 1, rows + 1]
 
     @property
     def num_fixed(self) -> int:
@@ -123,7 +123,6 @@ def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
         (array("i", b"".join(plan.parameters)), rows * NUM_COLUMNS, 0),
         (range(num_rows + 1), rows + 1, num_rows),
         (page_starts, rows + 1, page_starts[-1]),
-        ((num_rows,), 1, 0),
     )
     return join_padded(parts, plan.page_tables)
 
@@ -159,11 +158,11 @@ def unpack_draft(buffer: torch.Tensor, shape: LoopShape, frame: BatchFrame) -> D
     parts = torch.split(buffer[: shape.num_fixed], shape.sizes)
     first_ids, first_positions, first_slots, first_starts, logit_indices = parts[:5]
     step, token_ids, positions, slots, contexts, parameters = parts[5:11]
-    starts, page_starts, num_rows = parts[11:]
+    starts, page_starts = parts[11:]
     pages = buffer[shape.num_fixed :]
 
     def plans(query_starts: torch.Tensor, max_queries: int) -> dict[int | None, DevicePlan]:
-        rows = PagedRows(query_starts, contexts, page_starts, pages, num_rows, max_queries, frame.counters)
+        rows = PagedRows(query_starts, contexts, page_starts, pages, None, max_queries, frame.counters)
         return {window: DevicePlan(rows, frame.page_size, window) for window in frame.windows}
 
     first = DeviceBatch(first_ids, first_positions, first_slots, dict(plans(first_starts, MAX_CATCH_UP)), logit_indices)

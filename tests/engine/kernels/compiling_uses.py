@@ -149,9 +149,9 @@ def main() -> None:
         target = Model(torch.bfloat16, hidden_size=4096, intermediate_size=14336, head_dim=128, vocab_size=64_000)
         for shape in map(
             BatchShape,
-            (1, 1, 8, 24, 256, 16, 40, 64, 96, 160, 256),
-            (1, 8, 8, 24, 256, 16, 40, 64, 96, 160, 512),
-            (1, 8, 8, 1, 1, 17, 8, 8, 8, 8, 512),
+            (1, 1, 8, 24, 256, 16, 40, 64, 96, 160, 256, 4, 1),
+            (1, 8, 8, 24, 256, 16, 40, 64, 96, 160, 512, 20, 9),
+            (1, 8, 8, 1, 1, 17, 8, 8, 8, 8, 512, 8, 9),
         ):
             target.forward(shape, min(5, shape.num_tokens))
         warm = set(seen)

@@ -215,15 +215,17 @@ def test_attention(
         kv.double().cpu(),
         plan_attention(batch, page_size=page_size, window=window, device=torch.device("cpu"), dtype=torch.float64),
     )
-    for shape in (own_shape, padded):
+    # Rows are found where there may be far fewer than the shape has.
+    spread = BatchShape(padded.num_tokens, padded.num_tokens, padded.max_queries)
+    assert spread.may_have_fewer_rows
+    for shape in (own_shape, padded, spread):
         counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)
         frame = BatchFrame(page_size, frozenset((window,)), counters)
         plan = unpack(torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, frame, 0).plans[window]
         assert isinstance(plan, DevicePlan)
         tiling = Tiling(16, 16, 4, 2) if INTERPRETED else None
         rows = torch.cat((query, query.new_full((shape.num_tokens - len(query), heads, head_dim), NAN)))
-        budget = splits and splits * own_shape.num_rows
-        found = kernel.paged_attention(rows, kv, plan, tiling=tiling, budget=budget)
+        found = kernel.paged_attention(rows, kv, plan, tiling=tiling, splits=splits)
         check(found[: len(query)], truth, dtype)
         assert found[len(query) :].isnan().all()
         if dtype == torch.float32:

@@ -28,7 +28,7 @@ class PagedRows:
     context_lengths: torch.Tensor  # [B] int32
     page_starts: torch.Tensor  # [B+1] int32, into pages
     pages: torch.Tensor  # [any] int32, the pages of one row after the other
-    num_rows: torch.Tensor  # [1] int32: rows that are present
+    num_rows: torch.Tensor | None  # [1] int32: rows that are present, where a launch is to find out; None: nearly all
     max_queries: int
     """No row has more."""
     counters: torch.Tensor
@@ -49,11 +49,41 @@ def can_take_chunks(dtype: torch.dtype, head_dim: int, device: torch.device) -> 
     return dtype.itemsize == 2 and head_dim <= _WIDEST_CHUNK_HEAD and shared_bytes(device) >= _CHUNK_BYTES
 
 
-def split_budget(num_kv_heads: int, num_processors: int) -> int:
-    """Parts, for each KV head, into which all tiles of queries together are cut, so that small batches fill the
-    device.
-    """
-    return max(1, _PROGRAMS_PER_PROCESSOR * num_processors // num_kv_heads)
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How contexts are cut into parts, so that small batches fill the device."""
+
+    grid: tuple[int, int, int]
+    num_splits: int
+    """Of each context; where rows are found, of those that are present, together."""
+    num_parts: int
+    """That leave sums, at most."""
+    is_whole: bool
+    """Whether no context is cut, were all rows present."""
+
+
+def choose_cut(
+    rows: PagedRows, num_kv_heads: int, num_tiles: int, num_processors: int, splits: int | None = None
+) -> Cut:
+    """For rows of ``num_tiles`` tiles; ``splits`` of each context where they are given."""
+    num_rows = rows.context_lengths.shape[0]
+    groups = num_tiles * num_rows
+    if rows.num_rows is None:
+        splits = splits or _choose_splits(groups * num_kv_heads, num_processors)
+        num_parts = groups * num_kv_heads * splits if splits > 1 else 0
+        return Cut((num_tiles * splits, num_kv_heads, num_rows), splits, num_parts, splits == 1)
+    budget = splits * groups if splits else max(1, _PROGRAMS_PER_PROCESSOR * num_processors // num_kv_heads)
+    num_programs = max(groups, min(budget, groups * MAX_SPLITS))
+    return Cut((1, num_kv_heads, num_programs), budget, num_kv_heads * budget, 2 * groups > budget)
+
+
+def _choose_splits(num_groups: int, num_processors: int) -> int:
+    """A power of two."""
+    wanted = _PROGRAMS_PER_PROCESSOR * num_processors // max(1, num_groups)
+    splits = 1
+    while splits * 2 <= min(wanted, MAX_SPLITS):
+        splits *= 2
+    return splits
 
 
 def num_counters(num_processors: int) -> int:

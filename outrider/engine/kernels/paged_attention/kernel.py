@@ -8,6 +8,9 @@ all of them. When there are fewer tiles than the device can run, each row's cont
 Dao et al., 2023); every part leaves its unnormalised sum in memory, and the program that finishes last, as a counter
 tells, adds them up. The counter is left at zero.
 
+A launch knows its rows, or finds out how many are present: one of few rows with many queries then fills the device as
+well as one of many rows with few. Finding out takes some microseconds, which decoding does not have to spare.
+
 Before it waits for the kernel ahead of it, a program reads the plan and begins to fetch its first keys and values: both
 are older than the forward's first kernel, but for the keys and values of its own tokens, which are read after.
 """
@@ -23,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.engine.kernels.fetching import fetch_ahead
 from outrider.engine.kernels.launching import launch_options, num_processors, shared_bytes
-from outrider.engine.kernels.paged_attention.device_plan import MAX_SPLITS, DevicePlan, split_budget
+from outrider.engine.kernels.paged_attention.device_plan import MAX_SPLITS, DevicePlan, choose_cut
 
 _LOG2_E = 1.4426950408889634
 _UNROLLED = 4
@@ -38,7 +41,7 @@ _EVEN = 0.9
 
 
 @triton.jit(
-    do_not_specialize=["budget", "window"],
+    do_not_specialize=["num_splits", "window"],
     # Read number by number from wherever they lie: no kernel of its own for each alignment.
     do_not_specialize_on_alignment=[
         "query_starts_ptr",
@@ -56,20 +59,21 @@ def _attend_kernel(
     context_lengths_ptr,  # [B]
     page_starts_ptr,  # [B+1]
     pages_ptr,
-    num_rows_ptr,  # [1]
+    num_rows_ptr,  # [1], where rows are found
     sums_ptr,  # [groups, splits, BLOCK_M, BLOCK_D] float32
     stats_ptr,  # [groups, splits, 2, BLOCK_M] float32: the largest score and the sum of weights
     counters_ptr,  # [groups]
     query_stride,
     scale,  # includes log2(e)
     window,
-    budget,
+    num_splits,  # where rows are found: of all that are present, together
     PAGE_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    NUM_TILES: tl.constexpr,
+    FINDS_ROWS: tl.constexpr,
+    NUM_TILES: tl.constexpr,  # of a row, where rows are found
     MAX_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -78,17 +82,24 @@ def _attend_kernel(
     UNROLLED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    kv_head = tl.program_id(0)
+    kv_head = tl.program_id(1)
     if PDL:
         gdc_launch_dependents()
-    # The fewer rows are present of those that the launch could have, the more parts each context is cut into.
-    num_rows = tl.load(num_rows_ptr)
-    num_splits = tl.maximum(tl.minimum(budget // tl.maximum(num_rows * NUM_TILES, 1), MAX_SPLITS), 1)
-    split = tl.program_id(1) % num_splits
-    tile = tl.program_id(1) // num_splits % NUM_TILES
-    row = tl.program_id(1) // num_splits // NUM_TILES
-    if row >= num_rows:
-        return
+    if FINDS_ROWS:
+        # The fewer rows are present of those that the launch could have, the more parts each context is cut into.
+        num_rows = tl.load(num_rows_ptr)
+        num_splits = tl.maximum(tl.minimum(num_splits // tl.maximum(num_rows * NUM_TILES, 1), MAX_SPLITS), 1)
+        split = tl.program_id(2) % num_splits
+        num_tiles = NUM_TILES
+        tile = tl.program_id(2) // num_splits % num_tiles
+        row = tl.program_id(2) // num_splits // num_tiles
+        if row >= num_rows:
+            return
+    else:
+        tile = tl.program_id(0) // num_splits
+        split = tl.program_id(0) % num_splits
+        num_tiles = tl.num_programs(0) // num_splits
+        row = tl.program_id(2)
     first_query = tl.load(query_starts_ptr + row)
     num_queries = tl.load(query_starts_ptr + row + 1) - first_query
     if tile * BLOCK_M >= num_queries * GROUP:
@@ -160,7 +171,7 @@ def _attend_kernel(
     if num_parts == 1:
         tl.store(out_ptr + out_place, (total / weight_sum[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
     else:
-        group = (row * NUM_KV_HEADS + kv_head) * NUM_TILES + tile
+        group = (row * NUM_KV_HEADS + kv_head) * num_tiles + tile
         i = tl.arange(0, BLOCK_M)
         sums = sums_ptr + group.to(tl.int64) * num_splits * BLOCK_M * BLOCK_D + i[:, None] * BLOCK_D + d[None, :]
         stats = stats_ptr + group.to(tl.int64) * num_splits * 2 * BLOCK_M + i
@@ -236,11 +247,11 @@ def paged_attention(
     plan: DevicePlan,
     *,
     tiling: Tiling | None = None,
-    budget: int | None = None,
+    splits: int | None = None,
 ) -> torch.Tensor:
     """Attend ``query`` [T, H, D] over ``kv`` [S, 2, H_kv, D]; returns [T, H, D], of which rows of no query are left
-    unwritten. ``tiling`` is chosen unless it is given. Contexts are cut so that there are about ``budget`` parts for
-    each KV head, or as many as there are processors for.
+    unwritten. ``tiling`` and ``splits``, into how many parts each context is cut if all rows are present, are chosen
+    unless they are given.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = kv.shape[2]
@@ -252,20 +263,21 @@ def paged_attention(
     folded = rows.max_queries * (num_heads // num_kv_heads)
     is_chosen, tiling = tiling is None, tiling or choose_tiling(folded, query.dtype)
     tiles = triton.cdiv(folded, tiling.block_m)
-    budget = budget or split_budget(num_kv_heads, num_processors(query.device))
-    groups = tiles * num_rows
-    if is_chosen and 2 * groups > budget:  # contexts of as many rows are not cut
-        tiling = _deepened(tiling, query, groups * num_kv_heads)
+    cut = choose_cut(rows, num_kv_heads, tiles, num_processors(query.device), splits)
+    if is_chosen and cut.is_whole:
+        tiling = _deepened(tiling, query, tiles * num_rows * num_kv_heads)
     block_d = max(16, triton.next_power_of_2(head_dim))
-    parts = num_kv_heads * budget
-    sums = torch.empty(parts * tiling.block_m * block_d, dtype=torch.float32, device=query.device)
-    stats = torch.empty(parts * 2 * tiling.block_m, dtype=torch.float32, device=query.device)
-    _attend_kernel[(num_kv_heads, max(groups, min(budget, groups * MAX_SPLITS)))](
-        query, kv, out, rows.query_starts, rows.context_lengths, rows.page_starts, rows.pages, rows.num_rows, sums,
-        stats, rows.counters, query.stride(0), head_dim**-0.5 * _LOG2_E, plan.window or 0, budget,
+    sums = torch.empty(cut.num_parts * tiling.block_m * block_d, dtype=torch.float32, device=query.device)
+    stats = torch.empty(cut.num_parts * 2 * tiling.block_m, dtype=torch.float32, device=query.device)
+    finds_rows = rows.num_rows is not None
+    _attend_kernel[cut.grid](
+        query, kv, out, rows.query_starts, rows.context_lengths, rows.page_starts, rows.pages,
+        rows.num_rows if finds_rows else rows.query_starts, sums, stats, rows.counters, query.stride(0),
+        head_dim**-0.5 * _LOG2_E, plan.window or 0, cut.num_splits,
         PAGE_SIZE=plan.page_size, GROUP=num_heads // num_kv_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        HAS_WINDOW=plan.window is not None, NUM_TILES=tiles, MAX_SPLITS=MAX_SPLITS, BLOCK_M=tiling.block_m,
-        BLOCK_N=tiling.block_n, BLOCK_D=block_d, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        UNROLLED=_UNROLLED, num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(query),
+        HAS_WINDOW=plan.window is not None, FINDS_ROWS=finds_rows, NUM_TILES=tiles if finds_rows else 0,
+        MAX_SPLITS=MAX_SPLITS, BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, BLOCK_D=block_d,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32", UNROLLED=_UNROLLED,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(query),
     )  # fmt: skip
     return out
