@@ -24,6 +24,7 @@ from outrider.engine.core import ServiceCore
 from outrider.engine.describing import describe_model
 from outrider.engine.runner import ModelRunner
 from outrider.engine.sampling.support import DEFAULT_SUPPORT_LIMIT
+from outrider.ports import Opened
 from target_service.service import build_core
 
 AnyCore = ServiceCore[Any, Any, Any, Any]
@@ -124,7 +125,9 @@ class ServiceRig:
         run = self._runs.get(event.session)
         if run is None:
             return
-        if core is self.draft:
+        if isinstance(event, Opened):
+            pass  # said beside the answers that are changed and watched
+        elif core is self.draft:
             event = self.change_draft_event(event)
         elif self.watch_target is not None:
             self.watch_target(run, sent[event.session], event)

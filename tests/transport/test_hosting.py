@@ -18,7 +18,7 @@ from draft_service.service import DraftService
 from outrider.config import DraftSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, UnavailableError
-from outrider.ports import DraftCommand, DraftEvent, Proposal, Refused, Release
+from outrider.ports import DraftCommand, DraftEvent, EventBatch, Opened, Proposal, Refused, Release
 from outrider.transport.hosting import LoadProgress, OnFailure, PendingService, host_service
 from outrider.transport.remote import RemoteDraft
 from outrider.transport.server import Server, serve_draft
@@ -130,13 +130,23 @@ async def test_a_signal_stops_it_while_it_loads(hosted: Hosted) -> None:
     await hosted.end()
 
 
+async def _until_proposal(batches: AsyncIterator[EventBatch[DraftEvent]]) -> AsyncIterator[DraftEvent]:
+    async for batch in batches:
+        for event in batch.events:
+            yield event
+            if isinstance(event, Proposal):
+                return
+
+
 async def test_a_signal_lets_open_sessions_finish_and_refuses_new_ones(hosted: Hosted) -> None:
     await hosted.until_serving()
     link = await hosted.remote.attach()
     events = link.events()
     opened = open_session(0, prompt_length=4, max_length=60, num_token_ids=9)
     link.send([opened, extend_item(0, 2, [1, 2, 1], 1)])
-    assert isinstance((await asyncio.wait_for(anext(events), DEADLINE_S)).events[0], Proposal)
+    async with asyncio.timeout(DEADLINE_S):
+        answers = [event async for event in _until_proposal(events)]
+    assert [type(event) for event in answers] == [Opened, Proposal]
     signal_self()
     await until(lambda: asyncio.to_thread(health_of, hosted.port, HEALTH_NAME), "NOT_SERVING")
     generation = 3
