@@ -44,7 +44,8 @@ STOP_TEXTS = Bound(64, "texts")
 STOP_TEXT = Bound(4096, "characters in one text")
 BAD_WORDS = Bound(1024, "entries")
 BAD_WORD = Bound(4096, "characters in one word")
-BAD_WORDS_CHARACTERS = Bound(64 * 4096, "characters in all")
+BAD_WORDS_CHARACTERS = Bound(16 * BAD_WORD.most, "characters in all")
+"""Every id of a bad word costs each hand that it passes through: more of them hold up other requests."""
 BAD_WORDS_TOKENS = Bound(2 * BAD_WORDS_CHARACTERS.most, "token ids in all")
 """A text is banned in two forms, at the start and after a space."""
 REQUEST_FIELDS = Bound(16_384, "fields")

@@ -21,7 +21,9 @@ DraftModel = Annotated[
     str | None, typer.Option("--draft-model", help="Folder of the draft model; none: no speculation.")
 ]
 Method = Annotated[str | None, typer.Option("--method", help="draft_model, ngram or none.")]
-DraftLength = Annotated[int | None, typer.Option("--num-speculative-tokens", "-k", help="Draft length. Default 4.")]
+DraftLength = Annotated[
+    int | None, typer.Option("--num-speculative-tokens", "-k", help="Most draft tokens a step. Default 8.")
+]
 Acceptance = Annotated[
     str | None, typer.Option("--acceptance-method", help="rejection, coupled or typical. Default rejection.")
 ]

@@ -106,11 +106,12 @@ class Attempts:
     def _pause_or_raise(self, error: OutriderError, resume_timeout_s: float) -> float:
         now = self._clock()
         self._failing_since = now if self._failing_since is None else self._failing_since
-        pause = self._pause(error)
-        if now + pause - self._failing_since > resume_timeout_s or self._num_fruitless > MAX_FRUITLESS:
+        left = self._failing_since + resume_timeout_s - now
+        if left <= 0 or self._num_fruitless > MAX_FRUITLESS:
             raise error
-        left = self._seconds_left()
-        return pause if left is None else min(pause, max(0.0, left))
+        pause = min(self._pause(error), left)  # so that the last attempt is made when the time is nearly over
+        callers = self._seconds_left()
+        return pause if callers is None else min(pause, max(0.0, callers))
 
     def _seconds_left(self) -> float | None:
         """Of the caller's time; None: there is no end to it."""
