@@ -131,6 +131,8 @@ def test_an_interruption_ends_with_its_error_when_it_lasts_too_long() -> None:
         if clock.now > 109:
             break
     clock.now = 109.9
+    assert failed_once(attempts) == pytest.approx(0.1), "the last attempt is made when the time is over"
+    clock.now = 110.0
     with pytest.raises(UnavailableError):
         failed_once(attempts)
 
