@@ -18,13 +18,15 @@ from outrider.engine.kernels.paged_attention.device_plan import MAX_DECODE_QUERI
 FEW_QUERIES = 8
 """Queries of a row up to which decode attention takes its small tile."""
 _EXACT_ROWS = (1, 2, 4, 8, 16, 32, 64)
-_EXACT_QUERIES = (2, 3, 4, 5, 8)
+_EXACT_QUERIES = (2, 3, 4, 5, 8, 9)
 """Rows by queries a row for which attention knows its rows; those of other shapes it finds, which takes longer."""
 _CHUNK_STEP = 32
 """Tokens between the sizes of forwards with a prompt's chunk."""
 _STEPS = ((8, 64), (16, 256), (32, 512), (64, 1024))
 """(step, up to): between captured sizes; products of more tokens are computed in tiles of 64 and more."""
 _LAST_STEP = 128
+_SLOW = 96
+"""Products of so many tokens take longer than those of the next size."""
 _MOST_ROWS_OF_TILES, _MOST_TOKENS_OF_TILES = 64, 512
 """Of prompts and chunks where attention has a program for each tile that any row might have."""
 
@@ -96,7 +98,8 @@ def _exact(limits: GraphLimits) -> Iterator[BatchShape]:
     for rows, queries in itertools.product(_EXACT_ROWS, _EXACT_QUERIES):
         tokens = rows * queries
         if rows <= limits.max_sequences and queries <= limits.max_draft_length + 1 and tokens <= limits.max_tokens:
-            yield BatchShape(rows, tokens, min(FEW_QUERIES, tokens))
+            most = FEW_QUERIES if queries <= FEW_QUERIES else limits.max_draft_length + 1
+            yield BatchShape(rows, tokens, min(most, MAX_DECODE_QUERIES, tokens))
 
 
 def _with_chunks(limits: GraphLimits, *, has_chunks: bool) -> Iterator[BatchShape]:
@@ -116,7 +119,7 @@ def _coarse(sizes: tuple[int, ...]) -> Iterator[int]:
     """Every other of the larger ones: long drafts of many sequences at once are rare."""
     small = [size for size in sizes if size <= 2 * FEW_QUERIES]
     larger = sizes[len(small) :]
-    yield from (*small, *larger[:1], *larger[1:-1:2], *larger[-1:])
+    yield from (*small, *larger[:-1:2], *larger[-1:])
 
 
 def _sizes(most: int) -> Iterator[int]:
@@ -126,7 +129,8 @@ def _sizes(most: int) -> Iterator[int]:
         size += next((step for step, until in _STEPS if size < until), _LAST_STEP)
         if size >= most:
             return
-        yield size
+        if size != _SLOW:
+            yield size
 
 
 def _largest_first(shapes: list[BatchShape]) -> tuple[BatchShape, ...]:

@@ -36,6 +36,7 @@ from outrider.engine.kernels.linear.skinny import Tiling as ProductTiling
 from outrider.engine.kernels.linear.skinny import skinny_product
 from outrider.engine.kernels.paged_attention import DevicePlan, kernel, paged_attention, plan_attention, reference
 from outrider.engine.kernels.paged_attention.chunks import ChunkTiling, attend_chunks, takes_chunks
+from outrider.engine.kernels.paged_attention.device_plan import choose_cut
 from outrider.engine.kernels.paged_attention.kernel import Tiling
 from outrider.engine.kernels.rms_norm.kernel import TritonNorm
 from outrider.engine.kernels.rotary_store import Angles, HeadLayout
@@ -235,6 +236,27 @@ def test_attention(
             check(found[: len(query)], truth, dtype)
             assert found[len(query) :].isnan().all()
         assert not counters.any()
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_tokens", "max_queries", "finds_rows", "num_splits"),
+    [
+        (1, 1, 1, False, 32),
+        (40, 40, 8, True, 33),
+        (8, 40, 8, False, 4),
+        (176, 176, 8, False, 1),
+        (256, 256, 1, False, 1),
+    ],
+)
+def test_rows_are_found_where_contexts_may_have_to_be_cut(
+    num_rows: int, num_tokens: int, max_queries: int, finds_rows: bool, num_splits: int
+) -> None:
+    shape = BatchShape(num_rows, num_tokens, max_queries)
+    frame = BatchFrame(4, frozenset((None,)), torch.zeros(1, dtype=torch.int32))
+    plan = unpack(torch.zeros(shape.num_fixed + 1, dtype=torch.int32), shape, frame, 0).plans[None]
+    assert isinstance(plan, DevicePlan)
+    cut = choose_cut(plan.rows, num_tokens=num_tokens, num_kv_heads=8, num_tiles=1, num_processors=132)
+    assert (cut.finds_rows, cut.num_splits) == (finds_rows, num_splits)
 
 
 @pytest.mark.parametrize(

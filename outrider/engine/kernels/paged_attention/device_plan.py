@@ -54,6 +54,8 @@ class Cut:
     """How contexts are cut into parts, so that small batches fill the device."""
 
     grid: tuple[int, int, int]
+    finds_rows: bool
+    """Whether programs find out how many rows are present."""
     num_splits: int
     """Of each context; where rows are found, of those that are present, together."""
     num_parts: int
@@ -63,18 +65,27 @@ class Cut:
 
 
 def choose_cut(
-    rows: PagedRows, num_kv_heads: int, num_tiles: int, num_processors: int, splits: int | None = None
+    rows: PagedRows,
+    *,
+    num_tokens: int,
+    num_kv_heads: int,
+    num_tiles: int,
+    num_processors: int,
+    splits: int | None = None,
 ) -> Cut:
-    """For rows of ``num_tiles`` tiles; ``splits`` of each context where they are given."""
+    """For rows of ``num_tiles`` tiles; ``splits`` of each context where they are given. Rows are not found where there
+    are too many to cut contexts, however few share so many tokens.
+    """
     num_rows = rows.context_lengths.shape[0]
     groups = num_tiles * num_rows
-    if rows.num_rows is None:
+    fewest_groups = -(-num_tokens // rows.max_queries) * num_kv_heads
+    if rows.num_rows is None or (not splits and _choose_splits(fewest_groups, num_processors) == 1):
         splits = splits or _choose_splits(groups * num_kv_heads, num_processors)
         num_parts = groups * num_kv_heads * splits if splits > 1 else 0
-        return Cut((num_tiles * splits, num_kv_heads, num_rows), splits, num_parts, splits == 1)
+        return Cut((num_tiles * splits, num_kv_heads, num_rows), False, splits, num_parts, splits == 1)
     budget = splits * groups if splits else max(1, _PROGRAMS_PER_PROCESSOR * num_processors // num_kv_heads)
     num_programs = max(groups, min(budget, groups * MAX_SPLITS))
-    return Cut((1, num_kv_heads, num_programs), budget, num_kv_heads * budget, 2 * groups > budget)
+    return Cut((1, num_kv_heads, num_programs), True, budget, num_kv_heads * budget, 2 * groups > budget)
 
 
 def _choose_splits(num_groups: int, num_processors: int) -> int:

@@ -263,19 +263,21 @@ def paged_attention(
     folded = rows.max_queries * (num_heads // num_kv_heads)
     is_chosen, tiling = tiling is None, tiling or choose_tiling(folded, query.dtype)
     tiles = triton.cdiv(folded, tiling.block_m)
-    cut = choose_cut(rows, num_kv_heads, tiles, num_processors(query.device), splits)
+    cut = choose_cut(
+        rows, num_tokens=num_tokens, num_kv_heads=num_kv_heads, num_tiles=tiles,
+        num_processors=num_processors(query.device), splits=splits,
+    )  # fmt: skip
     if is_chosen and cut.is_whole:
         tiling = _deepened(tiling, query, tiles * num_rows * num_kv_heads)
     block_d = max(16, triton.next_power_of_2(head_dim))
     sums = torch.empty(cut.num_parts * tiling.block_m * block_d, dtype=torch.float32, device=query.device)
     stats = torch.empty(cut.num_parts * 2 * tiling.block_m, dtype=torch.float32, device=query.device)
-    finds_rows = rows.num_rows is not None
     _attend_kernel[cut.grid](
         query, kv, out, rows.query_starts, rows.context_lengths, rows.page_starts, rows.pages,
-        rows.num_rows if finds_rows else rows.query_starts, sums, stats, rows.counters, query.stride(0),
+        rows.num_rows if cut.finds_rows else rows.query_starts, sums, stats, rows.counters, query.stride(0),
         head_dim**-0.5 * _LOG2_E, plan.window or 0, cut.num_splits,
         PAGE_SIZE=plan.page_size, GROUP=num_heads // num_kv_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        HAS_WINDOW=plan.window is not None, FINDS_ROWS=finds_rows, NUM_TILES=tiles if finds_rows else 0,
+        HAS_WINDOW=plan.window is not None, FINDS_ROWS=cut.finds_rows, NUM_TILES=tiles if cut.finds_rows else 0,
         MAX_SPLITS=MAX_SPLITS, BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, BLOCK_D=block_d,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32", UNROLLED=_UNROLLED,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(query),
