@@ -13,8 +13,9 @@ from outrider.types import Evidence
 MAX_LOSSES_IN_A_ROW = 5
 """How often a session may be lost without an answer between; past it a draft is left alone, and targets get the session
 while no other such one is with them."""
-MAX_LOSSES_ALONE = 5
-"""How often after that targets may break over a session, before it fails."""
+MAX_LOSSES_ALONE = 15
+"""How often after that targets may break over a session, before it fails. Kills from outside hit one that is alone,
+too: 50 kills 4 to 9 s apart broke a session with a long prompt six times more."""
 
 
 class Readiness(enum.Enum):
