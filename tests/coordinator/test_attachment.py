@@ -99,13 +99,8 @@ class _NotYet(_OneLink):
         return await super().describe()
 
 
-async def test_a_service_that_cannot_be_reached_is_tried_again_without_growing_pauses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(attachment_module, "RETRY_S", 0.001)
-    port, attached = _NotYet(), asyncio.Event()
-    port.first = [UnavailableError("nobody there"), DeadlineError("no answer"), LoadingError("loading")] * 100
-    attachment: Attachment[DraftCommand, DraftEvent] = Attachment(
+def _draft_at(port: _NotYet, attached: asyncio.Event) -> Attachment[DraftCommand, DraftEvent]:
+    return Attachment(
         port,
         "draft",
         turns=Turns(),
@@ -114,6 +109,15 @@ async def test_a_service_that_cannot_be_reached_is_tried_again_without_growing_p
         on_batch=lambda batch: None,
         on_lost=lambda: None,
     )
+
+
+async def test_a_service_that_cannot_be_reached_is_tried_again_without_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attachment_module, "RETRY_S", 0.001)
+    port, attached = _NotYet(), asyncio.Event()
+    port.first = [UnavailableError("nobody there"), DeadlineError("no answer"), LoadingError("loading")] * 100
+    attachment = _draft_at(port, attached)
     attachment.start()
     async with asyncio.timeout(30):  # with pauses that double up to 2 s it takes ten minutes
         await attached.wait()
@@ -123,15 +127,7 @@ async def test_a_service_that_cannot_be_reached_is_tried_again_without_growing_p
 
 async def test_only_what_is_not_as_it_should_be_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     port, attached = _NotYet(), asyncio.Event()
-    attachment: Attachment[DraftCommand, DraftEvent] = Attachment(
-        port,
-        "draft",
-        turns=Turns(),
-        accept=_accept,
-        on_attached=attached.set,
-        on_batch=lambda batch: None,
-        on_lost=lambda: None,
-    )
+    attachment = _draft_at(port, attached)
     with caplog.at_level(logging.INFO):
         attachment.start()
         async with asyncio.timeout(30):
