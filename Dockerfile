@@ -12,7 +12,6 @@ COPY outrider outrider
 COPY coordinator coordinator
 COPY draft_service draft_service
 COPY target_service target_service
-COPY benchmarks benchmarks
 
 FROM build AS build-coordinator
 RUN scripts/image/install_packages.sh /opt/outrider/env coordinator \
@@ -45,7 +44,7 @@ USER 10001:10001
 FROM base AS coordinator
 COPY --from=build-coordinator /opt/outrider /opt/outrider
 EXPOSE 50050
-CMD ["python", "-m", "coordinator", "--host=0.0.0.0"]
+CMD ["outrider", "coordinator", "--host=0.0.0.0"]
 
 FROM base AS cpu
 COPY --from=build-cpu /opt/outrider /opt/outrider

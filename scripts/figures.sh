@@ -10,7 +10,7 @@ set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=${1:-figures} parts=" ${*:2} "
 mkdir -p "$folder" && cd "$folder" || exit 1
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$root:$root/draft_service:$root/target_service:$root/coordinator${PYTHONPATH:+:$PYTHONPATH}
 python=${PYTHON:-python3}
 name=${GPU_NAME:-h200} target=${TARGET:-8B} draft=${DRAFT:-1B}
 where=(--device "${DEVICE:-cuda}" --dtype "${DTYPE:-bfloat16}")
@@ -132,7 +132,7 @@ wanted step && heading "a step without its forwards" &&
 wanted tracing && heading "tracing" && outrider bench tracing --save "tracing-$name-host"
 
 heading "results"
-"$python" -m benchmarks.report --short || failed+=("benchmarks.report")
+"$python" -m outrider.benchmarks.report --short || failed+=("outrider.benchmarks.report")
 ((${#failed[@]} == 0)) && exit 0
 printf 'FAILED: %s\n' "${failed[@]}"
 exit 1

@@ -25,7 +25,7 @@ HEAD = """\
 One schema serves `outrider serve` and each service started alone. It has three sections, `target`, `draft` and
 `coordinator`. A value comes from the first of these that sets it:
 
-1. **A flag.** `python -m target_service --page-size 32`; `outrider serve` has flags for what is set most often
+1. **A flag.** `outrider target --page-size 32`; `outrider serve` has flags for what is set most often
    (`outrider serve --help`) and `--set SECTION.KEY=VALUE` for everything.
 2. **The environment.** `OUTRIDER_TARGET_PAGE_SIZE=32`. An empty variable counts as unset. Variables that Kubernetes
    makes for a Service called `outrider-...` are passed over.

@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.serving.load import Decoding, Run, run_load
-from benchmarks.serving.workload import Prompt, Traffic, random_prompts
+from outrider.benchmarks.serving.load import Decoding, Run, run_load
+from outrider.benchmarks.serving.workload import Prompt, Traffic, random_prompts
 from outrider.client import AsyncClient
 
 CHOSEN, PLAIN, FIXED = "chosen", "plain", "fixed"

@@ -21,10 +21,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from synthetic_pair.folders import DEFAULT_SHARD_BYTES, tensor_bytes, write_folder, write_shards
 from synthetic_pair.shapes import SHAPES, Shape, find_shape
 
-from outrider.engine.placement import prepare_device
-from outrider.engine.synthetic.cycle import PairMap, build_map
-from outrider.engine.synthetic.recipe import Recipe
 from outrider.errors import ConfigError
+from outrider.model_executor.device_setup import prepare_device
+from outrider.model_executor.synthetic.cycle import PairMap, build_map
+from outrider.model_executor.synthetic.recipe import Recipe
 
 app = typer.Typer(add_completion=False, help=__doc__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

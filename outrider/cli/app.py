@@ -19,6 +19,7 @@ from outrider.cli.generate import generate
 from outrider.cli.info import info
 from outrider.cli.options import progress
 from outrider.cli.serve import serve
+from outrider.cli.services import SERVICES
 from outrider.cli.trace.command import trace
 from outrider.telemetry.output import drain_output
 
@@ -31,6 +32,8 @@ app = typer.Typer(
 )
 for command in (serve, generate, demo, trace, info, config):
     app.command()(command)
+for name, service in SERVICES.items():
+    app.command(name, add_help_option=False, context_settings={"ignore_unknown_options": True})(service)
 app.add_typer(bench, name="bench")
 
 

@@ -13,11 +13,11 @@ from outrider.config.sources import variable_name
 from outrider.config.suggestions import unknown
 from outrider.errors import ConfigError
 
-_MODULES = {"target": "target_service", "draft": "draft_service", "coordinator": "coordinator"}
+_MODULES = {"target": "outrider_target", "draft": "outrider_draft", "coordinator": "outrider_coordinator"}
 
 
 def service_module(section: str) -> str:
-    """What ``python -m`` runs a section's service by."""
+    """Module that runs a section's service, for ``python -m``."""
     return _MODULES[section]
 
 
@@ -41,7 +41,7 @@ def parse_flags(section: type[Section], argv: Sequence[str] | None = None) -> tu
 def build_parser(section: type[Section]) -> argparse.ArgumentParser:
     """The parser; a flag that is not given leaves no attribute."""
     parser = _Parser(
-        prog=f"python -m {service_module(section.name)}",
+        prog=f"outrider {section.name}",
         description=section.__doc__,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,

@@ -157,7 +157,7 @@ class Section(BaseModel):
 
 
 class TargetSettings(Section):
-    """``python -m target_service``: the large model."""
+    """``outrider target``: the large model."""
 
     name: ClassVar[str] = "target"
 
@@ -214,7 +214,7 @@ class TargetSettings(Section):
 
 
 class DraftSettings(Section):
-    """``python -m draft_service``: the small model, or the n-gram proposer."""
+    """``outrider draft``: the small model, or the n-gram proposer."""
 
     name: ClassVar[str] = "draft"
 
@@ -297,7 +297,7 @@ class DraftSettings(Section):
 
 
 class CoordinatorSettings(Section):
-    """``python -m coordinator``: the public service."""
+    """``outrider coordinator``: the public service."""
 
     name: ClassVar[str] = "coordinator"
 

@@ -1,6 +1,6 @@
 """The KV cache's books: pages, page tables, the prefix cache and the size of the pool. Plain Python, without torch.
 
-The tensor that the pages divide belongs to ``outrider.engine.execution``.
+The tensor that the pages divide belongs to ``outrider.model_executor.model_executor``.
 """
 
 from outrider.kv_cache.manager import KVCacheManager, PageCopy

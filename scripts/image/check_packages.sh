@@ -28,14 +28,14 @@ cpu | cuda)
 		echo "check_packages.sh: torch is built for $has_cuda in the image for $variant" >&2
 		exit 1
 	fi
-	"$PREFIX/bin/python" -m target_service --help >/dev/null
-	"$PREFIX/bin/python" -m draft_service --help >/dev/null
+	"$PREFIX/bin/python" -m outrider_target --help >/dev/null
+	"$PREFIX/bin/python" -m outrider_draft --help >/dev/null
 	# It is torch's, which has just been imported.
 	test -x "$PREFIX/bin/torchrun"
 	;;
 esac
 "${PYTHON:-python3}" -m pip --python "$PREFIX" --disable-pip-version-check check
 "$PREFIX/bin/outrider" --version
-"$PREFIX/bin/python" -m coordinator --help >/dev/null
+"$PREFIX/bin/python" -m outrider_coordinator --help >/dev/null
 "$PREFIX/bin/python" "$here/download_model.py" --help >/dev/null
 echo "the environment of $variant is as it should be"

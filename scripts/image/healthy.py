@@ -41,7 +41,7 @@ def port_of(words: list[str]) -> str | None:
             return following
         if word.startswith("--port="):
             return word.removeprefix("--port=")
-    defaults = {"target_service": "50051", "draft_service": "50052", "coordinator": "50050"}
+    defaults = {"outrider_target": "50051", "outrider_draft": "50052", "outrider_coordinator": "50050"}
     return next((defaults[word] for word in words if word in defaults), None)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.schema import load
-from benchmarks.tables import render
+from outrider.benchmarks.schema import load
+from outrider.benchmarks.tables import render
 from outrider.cli.bench import app
 from outrider.cli.bench.pairs import find_pair
 from tests.support.tiny_models import cached_tiny_model

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.engine import measuring
-from benchmarks.engine.floor import Device, Work, forward_work, matrix_parameters, measure_device
-from benchmarks.engine.measuring import (
+from outrider.benchmarks.engine import measuring
+from outrider.benchmarks.engine.floor import Device, Work, forward_work, matrix_parameters, measure_device
+from outrider.benchmarks.engine.measuring import (
     Case,
     GateError,
     check_against_single_tokens,
@@ -16,10 +16,10 @@ from benchmarks.engine.measuring import (
     draft,
     time_forward,
 )
-from benchmarks.engine.run import Plan, floor_seconds, load, run_plan, to_result, to_rows
-from outrider.engine.batch import ForwardRow
-from outrider.engine.runner import ModelRunner
+from outrider.benchmarks.engine.run import Plan, floor_seconds, load, run_plan, to_result, to_rows
 from outrider.errors import ConfigError
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.model_runner import ModelRunner
 from tests.support.tiny_models import cached_tiny_model, load_reference
 
 torch.set_num_threads(1)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.schema import load
-from benchmarks.serving.gate import GateError
-from benchmarks.serving.interference import BESIDE, Plan, gaps_within, run_plan, to_result
-from benchmarks.serving.load import Decoding, Record
-from benchmarks.serving.workload import random_prompts
-from benchmarks.tables import render
+from outrider.benchmarks.schema import load
+from outrider.benchmarks.serving.gate import GateError
+from outrider.benchmarks.serving.interference import BESIDE, Plan, gaps_within, run_plan, to_result
+from outrider.benchmarks.serving.load import Decoding, Record
+from outrider.benchmarks.serving.workload import random_prompts
+from outrider.benchmarks.tables import render
 from outrider.cli.bench import app
 from outrider.errors import UnavailableError
 from tests.benchmarks.scripted_client import ScriptedClient

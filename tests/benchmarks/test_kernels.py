@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks.engine.measuring import GateError
-from benchmarks.kernels import run
-from benchmarks.kernels.cases import KernelCase, Place, relative_error
-from benchmarks.kernels.run import NUM_KERNELS, Plan, run_plan, to_result, to_rows
-from benchmarks.schema import from_json, to_json
+from outrider.benchmarks.engine.measuring import GateError
+from outrider.benchmarks.kernels import run
+from outrider.benchmarks.kernels.cases import KernelCase, Place, relative_error
+from outrider.benchmarks.kernels.run import NUM_KERNELS, Plan, run_plan, to_result, to_rows
+from outrider.benchmarks.schema import from_json, to_json
 from outrider.errors import ConfigError
 
 PLAN = Plan(num_rows=2, tokens_per_row=3, num_positions=2, num_samples=2, num_warmups=1)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.peers.engines import Pair, vllm_plain, vllm_speculative
-from benchmarks.peers.run import Outcome, Plan, num_different, run_plan, to_result, to_rows
-from benchmarks.tables import render
+from outrider.benchmarks.peers.engines import Pair, vllm_plain, vllm_speculative
+from outrider.benchmarks.peers.run import Outcome, Plan, num_different, run_plan, to_result, to_rows
+from outrider.benchmarks.tables import render
 from outrider.cli.bench import app
 from outrider.errors import ConfigError
 from tests.support.tiny_models import cached_tiny_model, load_reference

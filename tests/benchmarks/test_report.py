@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import BEGIN, END, main
-from benchmarks.schema import Result, Series, load, save
-from benchmarks.tables import render
-from benchmarks.tables.cells import commit
+from outrider.benchmarks.report import BEGIN, END, main
+from outrider.benchmarks.schema import Result, Series, load, save
+from outrider.benchmarks.tables import render
+from outrider.benchmarks.tables.cells import commit
 from tests.benchmarks.test_schema import make_result
 
 

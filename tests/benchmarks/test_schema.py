@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.environment import describe_environment, now
-from benchmarks.samples import median, ratio, statistics_of
-from benchmarks.schema import Label, Result, Series, from_json, load, save, to_json
+from outrider.benchmarks.environment import describe_environment, now
+from outrider.benchmarks.samples import median, ratio, statistics_of
+from outrider.benchmarks.schema import Label, Result, Series, from_json, load, save, to_json
 from outrider.errors import ConfigError
 
 

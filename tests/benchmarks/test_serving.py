@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.samples import median
-from benchmarks.schema import load, save
-from benchmarks.serving.figures import detailed_keys, measured_series, speculation_of, vllm_keys
-from benchmarks.serving.gate import GateError, check_exactness
-from benchmarks.serving.load import Decoding, Record, Run, run_load
-from benchmarks.serving.run import BASELINE, SPECULATION, Plan, run_plan, texts, to_result, to_vllm_json
-from benchmarks.serving.workload import Traffic, arrival_times, code_prompts, random_prompts
+from outrider.benchmarks.samples import median
+from outrider.benchmarks.schema import load, save
+from outrider.benchmarks.serving.figures import detailed_keys, measured_series, speculation_of, vllm_keys
+from outrider.benchmarks.serving.gate import GateError, check_exactness
+from outrider.benchmarks.serving.load import Decoding, Record, Run, run_load
+from outrider.benchmarks.serving.run import BASELINE, SPECULATION, Plan, run_plan, texts, to_result, to_vllm_json
+from outrider.benchmarks.serving.workload import Traffic, arrival_times, code_prompts, random_prompts
 from outrider.errors import ConfigError, UnavailableError
 from outrider.generation import GenerationResult, SpeculationStats, Timing, Usage
 from outrider.types import FinishReason

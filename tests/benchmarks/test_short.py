@@ -2,14 +2,14 @@
 
 import dataclasses
 
-from benchmarks.schema import Series
-from benchmarks.tables import TABLES
-from benchmarks.tables.short import short_lines
+from outrider.benchmarks.schema import Series
+from outrider.benchmarks.tables import TABLES
+from outrider.benchmarks.tables.short import short_lines
 from tests.benchmarks.test_schema import make_result
 
 
 def test_every_kind_of_result_has_lines() -> None:
-    from benchmarks.tables import short
+    from outrider.benchmarks.tables import short
 
     assert set(short._LINES) == set(TABLES)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.step.run import STAGES, Plan, run_plan, to_part_rows, to_result, to_rows
-from benchmarks.step.stamps import PARTS, SIDES, Moments
-from benchmarks.step.stand_in import VOCAB_SIZE, follow, is_right
+from outrider.benchmarks.step.run import STAGES, Plan, run_plan, to_part_rows, to_result, to_rows
+from outrider.benchmarks.step.stamps import PARTS, SIDES, Moments
+from outrider.benchmarks.step.stand_in import VOCAB_SIZE, follow, is_right
 from outrider.errors import ConfigError
 
 

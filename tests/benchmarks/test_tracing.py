@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.schema import from_json, to_json
-from benchmarks.tracing.rig import DRAFT_LENGTH, Rig, Tracings
-from benchmarks.tracing.run import (
+from outrider.benchmarks.schema import from_json, to_json
+from outrider.benchmarks.tracing.rig import DRAFT_LENGTH, Rig, Tracings
+from outrider.benchmarks.tracing.run import (
     ARMS,
     MAKING,
     NOT_SAMPLED,
@@ -56,7 +56,7 @@ def take_steps(caller: str, kept: Kept, num_steps: int) -> Rig:
 def test_a_sampled_request_of_the_rig_makes_the_spans_of_a_real_one() -> None:
     kept = Kept()
     rig = take_steps(f"{CALLER}1", kept, 9)
-    assert rig.ticket.loop.tally.num_drafts == 8
+    assert rig.request_state.loop.spec_stats.num_drafts == 8
     rig.end()
     named = [span.name for span in kept.spans]
     assert named.count(names.ACCEPT) == 9

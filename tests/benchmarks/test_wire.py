@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.wire.payloads import HEADER_BYTES, make_request, reply_to
-from benchmarks.wire.run import Plan, run_plan, to_result, to_rows
+from outrider.benchmarks.wire.payloads import HEADER_BYTES, make_request, reply_to
+from outrider.benchmarks.wire.run import Plan, run_plan, to_result, to_rows
 from outrider.errors import ConfigError
 
 

@@ -26,7 +26,7 @@ def plan(flags: Mapping[tuple[str, str], Any], secret: LinkSecret | None = None)
 def test_the_coordinator_is_told_where_the_models_are() -> None:
     made = plan({("draft", "model"): "/d", ("coordinator", "port"): 7000})
     target, draft = made.models
-    assert (target.module, draft.module) == ("target_service", "draft_service")
+    assert (target.module, draft.module) == ("outrider_target", "outrider_draft")
     assert (target.address, draft.address) == ("127.0.0.1:9001", "127.0.0.1:9002")
     coordinator = load(CoordinatorSettings, made.coordinator.argv, {})
     assert coordinator.target_address == target.address

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from coordinator.acceptance import JudgeRules
-from coordinator.actions import (
+from outrider.ports import DraftEvent, EventBatch, TargetEvent
+from outrider.types import AcceptanceMethod, SamplingParams
+from outrider_coordinator.acceptance import JudgeRules
+from outrider_coordinator.requests.engine_request import EngineRequest
+from outrider_coordinator.session.actions import (
     Action,
     ClearDraftTimer,
     Emit,
@@ -19,12 +22,9 @@ from coordinator.actions import (
     ToDraft,
     ToTarget,
 )
-from coordinator.loop import SessionLoop
-from coordinator.plan import Plan
-from coordinator.sides import DraftFacts
-from coordinator.speculation import DraftLengthPolicy
-from outrider.ports import DraftEvent, EventBatch, TargetEvent
-from outrider.types import AcceptanceMethod, SamplingParams
+from outrider_coordinator.session.loop import SessionLoop
+from outrider_coordinator.session.service_state import DraftFacts
+from outrider_coordinator.speculation import DraftLengthPolicy
 
 
 def make_plan(
@@ -37,10 +37,10 @@ def make_plan(
     dense: bool = False,
     seed: int = 0,
     **fields: Any,
-) -> Plan:
+) -> EngineRequest:
     sampling = fields.pop("sampling", None) or SamplingParams(temperature=temperature)
     rules = JudgeRules.of(method, temperature=temperature, dense=dense, num_token_ids=vocab_size)
-    return Plan(
+    return EngineRequest(
         prompt_token_ids=tuple(prompt),
         max_tokens=max_tokens,
         sampling=sampling,
@@ -124,7 +124,7 @@ class Bench:
         self.change_draft_events: Callable[[list[DraftEvent]], list[DraftEvent]] = list
         self.change_target_events: Callable[[list[TargetEvent]], list[TargetEvent]] = list
 
-    def add(self, plan: Plan, **arguments: Any) -> Driven:
+    def add(self, plan: EngineRequest, **arguments: Any) -> Driven:
         session = len(self.sessions) + 1
         driven = Driven(SessionLoop(plan, self.policy, draft=self.facts, **arguments), session)
         self.sessions[session] = driven
@@ -195,7 +195,7 @@ class Bench:
         raise AssertionError("the sessions never came to an end")
 
 
-def generate(target: Core, draft: Core | None, plan: Plan, *, draft_length: int = 4) -> Driven:
+def generate(target: Core, draft: Core | None, plan: EngineRequest, *, draft_length: int = 4) -> Driven:
     """One session from start to end."""
     bench = Bench(target, draft, draft_length=draft_length)
     driven = bench.add(plan)

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from coordinator.service import Coordinator
 from outrider.config import CoordinatorSettings
 from outrider.errors import UnavailableError
 from outrider.generation import Delta, GenerationRequest, GenerationResult
 from outrider.types import SamplingParams
+from outrider_coordinator.service import Coordinator
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
 
 VOCAB_SIZE = 8
@@ -20,7 +20,7 @@ SOON_S = 10.0
 
 
 class Found:
-    """``coordinator.replicas.Source``: what is listed now. Looked at as often as can be."""
+    """``outrider_coordinator.routing.replicas.Source``: what is listed now. Looked at as often as can be."""
 
     def __init__(self, *ports: Any) -> None:
         self.interval_s: float | None = 0.001

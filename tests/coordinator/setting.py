@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.plan import Plan
 from outrider.ports import (
     Extend,
     Score,
@@ -14,6 +13,7 @@ from outrider.ports import (
 from outrider.types import (
     AcceptanceMethod,
 )
+from outrider_coordinator.requests.engine_request import EngineRequest
 from tests.coordinator.driving import Bench, Driven, make_plan
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
 
@@ -37,7 +37,7 @@ class Setting:
         draft = self.draft_core if has_draft else None
         self.bench = Bench(self.target_core, draft, draft_length=draft_length, **policy)
 
-    def run(self, plan: Plan) -> Driven:
+    def run(self, plan: EngineRequest) -> Driven:
         driven = self.bench.add(plan)
         self.bench.run()
         return driven
@@ -59,11 +59,11 @@ class Setting:
         )  # fmt: skip
 
 
-def plan_of(**fields: Any) -> Plan:
+def plan_of(**fields: Any) -> EngineRequest:
     return make_plan(vocab_size=VOCAB_SIZE, **{"prompt": (1, 2, 3), "max_tokens": 24, **fields})
 
 
-def own_tokens(plan: Plan) -> list[int]:
+def own_tokens(plan: EngineRequest) -> list[int]:
     """What the target alone gives."""
     setting = Setting(has_draft=False)
     return setting.run(plan).token_ids

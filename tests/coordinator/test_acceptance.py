@@ -9,11 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from coordinator.acceptance import JudgeRules, NextToken, Rule, Verdict, judge
-from coordinator.acceptance.dense import judge_dense_rejection, judge_dense_typical
-from coordinator.acceptance.draws import coin, draw
-from coordinator.acceptance.rejection import judge_rejection
-from coordinator.acceptance.typical import judge_typical
 from outrider.errors import ProtocolError
 from outrider.randomness.philox_numpy import gumbel
 from outrider.randomness.streams import Stream
@@ -27,6 +22,11 @@ from outrider.types import (
     TokenScores,
     TypicalScores,
 )
+from outrider_coordinator.acceptance import JudgeRules, NextToken, Rule, Verdict, judge
+from outrider_coordinator.acceptance.dense import judge_dense_rejection, judge_dense_typical
+from outrider_coordinator.acceptance.draws import coin, draw
+from outrider_coordinator.acceptance.rejection import judge_rejection
+from outrider_coordinator.acceptance.typical import judge_typical
 
 TARGET = (0.5, 0.3, 0.2)
 DRAFT = (0.2, 0.2, 0.6)

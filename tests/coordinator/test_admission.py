@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.admission import Admission
 from outrider.errors import CapacityError
+from outrider_coordinator.requests.admission import Admission
 
 
 def admission(*, max_running: int = 2, max_queue: int = 2, entries: str = "") -> Admission[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from coordinator.alarm import Alarm
+from outrider_coordinator.requests.deadline_timer import DeadlineTimer
 from tests.coordinator.test_service import eventually
 
 
 async def test_it_rings_once() -> None:
-    alarm, rung = Alarm(), list[str]()
+    alarm, rung = DeadlineTimer(), list[str]()
     alarm.set(0.001, lambda: rung.append("first"))
     await eventually(lambda: bool(rung))
     alarm.set(0.001, lambda: rung.append("second"))
@@ -18,7 +18,7 @@ async def test_it_rings_once() -> None:
 
 
 async def test_the_last_time_counts() -> None:
-    alarm, rung = Alarm(), list[str]()
+    alarm, rung = DeadlineTimer(), list[str]()
     alarm.set(0.001, lambda: rung.append("too early"))
     alarm.set(0.02, lambda: rung.append("later"))
     began = asyncio.get_running_loop().time()
@@ -28,7 +28,7 @@ async def test_the_last_time_counts() -> None:
 
 
 async def test_an_earlier_time_is_kept_too() -> None:
-    alarm, rung = Alarm(), list[str]()
+    alarm, rung = DeadlineTimer(), list[str]()
     alarm.set(1000, lambda: rung.append("late"))
     alarm.set(0.001, lambda: rung.append("early"))
     await eventually(lambda: bool(rung))
@@ -36,10 +36,10 @@ async def test_an_earlier_time_is_kept_too() -> None:
 
 
 async def test_a_cleared_one_is_silent_and_can_be_set_again() -> None:
-    alarm, rung = Alarm(), list[str]()
+    alarm, rung = DeadlineTimer(), list[str]()
     alarm.set(0.001, lambda: rung.append("cleared"))
     alarm.clear()
-    other = Alarm()
+    other = DeadlineTimer()
     other.set(0.01, lambda: rung.append("other"))
     await eventually(lambda: bool(rung))
     assert rung == ["other"]

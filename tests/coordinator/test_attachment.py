@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from coordinator import attachment as attachment_module
-from coordinator.attachment import Attachment
-from coordinator.turns import Turns
 from outrider import __version__
 from outrider.errors import DeadlineError, LoadingError, OutriderError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch
 from outrider.types import ModelDescription
+from outrider_coordinator.routing import replica_connection as attachment_module
+from outrider_coordinator.routing.dispatch import DispatchScheduler
+from outrider_coordinator.routing.replica_connection import ReplicaConnection
 
 
 class _SlowToClose:
@@ -57,21 +57,21 @@ async def _accept(description: ModelDescription) -> None:
 
 async def test_a_link_being_lost_is_closed_before_the_attachment_is() -> None:
     port, lost = _OneLink(), asyncio.Event()
-    attachment: Attachment[DraftCommand, DraftEvent] = Attachment(
+    connection: ReplicaConnection[DraftCommand, DraftEvent] = ReplicaConnection(
         port,
         "draft",
-        turns=Turns(),
+        turns=DispatchScheduler(),
         accept=_accept,
         on_attached=lambda: None,
         on_batch=lambda batch: None,
         on_lost=lost.set,
     )
-    attachment.start()
+    connection.start()
     async with asyncio.timeout(30):
-        await attachment.first_try()
+        await connection.first_try()
         port.link.broken.set()
         await lost.wait()
-        closing = asyncio.create_task(attachment.close())
+        closing = asyncio.create_task(connection.close())
         while not port.link.is_closing:
             await asyncio.sleep(0)
         for _ in range(5):
@@ -79,7 +79,7 @@ async def test_a_link_being_lost_is_closed_before_the_attachment_is() -> None:
         assert not closing.done() and not port.link.is_closed
         port.link.may_close.set()
         await closing
-    assert port.link.is_closed and not attachment.is_up
+    assert port.link.is_closed and not connection.is_up
 
 
 class _NotYet(_OneLink):
@@ -99,11 +99,11 @@ class _NotYet(_OneLink):
         return await super().describe()
 
 
-def _draft_at(port: _NotYet, attached: asyncio.Event) -> Attachment[DraftCommand, DraftEvent]:
-    return Attachment(
+def _draft_at(port: _NotYet, attached: asyncio.Event) -> ReplicaConnection[DraftCommand, DraftEvent]:
+    return ReplicaConnection(
         port,
         "draft",
-        turns=Turns(),
+        turns=DispatchScheduler(),
         accept=_accept,
         on_attached=attached.set,
         on_batch=lambda batch: None,
@@ -117,23 +117,23 @@ async def test_a_service_that_cannot_be_reached_is_tried_again_without_growing_p
     monkeypatch.setattr(attachment_module, "RETRY_S", 0.001)
     port, attached = _NotYet(), asyncio.Event()
     port.first = [UnavailableError("nobody there"), DeadlineError("no answer"), LoadingError("loading")] * 100
-    attachment = _draft_at(port, attached)
-    attachment.start()
+    connection = _draft_at(port, attached)
+    connection.start()
     async with asyncio.timeout(30):  # with pauses that double up to 2 s it takes ten minutes
         await attached.wait()
     port.link.may_close.set()
-    await attachment.close()
+    await connection.close()
 
 
 async def test_only_what_is_not_as_it_should_be_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     port, attached = _NotYet(), asyncio.Event()
-    attachment = _draft_at(port, attached)
+    connection = _draft_at(port, attached)
     with caplog.at_level(logging.INFO):
-        attachment.start()
+        connection.start()
         async with asyncio.timeout(30):
             await attached.wait()
     port.link.may_close.set()
-    await attachment.close()
+    await connection.close()
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", "the draft is not attached: nobody there"),
         ("INFO", "the draft is not attached: still loading"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.sides import WithoutDraft
-from coordinator.speculation import LONGEST_INLINE_FEED, ControlledSession, DraftLengthPolicy
 from outrider.ports import Extend, Score
 from outrider.types import AcceptanceMethod
+from outrider_coordinator.session.service_state import WithoutDraft
+from outrider_coordinator.speculation import LONGEST_INLINE_FEED, ControlledSession, DraftLengthPolicy
 from tests.coordinator.setting import Setting, mixed_rows, own_tokens, plan_of
 
 
@@ -56,7 +56,7 @@ def test_a_draft_that_lacks_much_is_fed_while_steps_go_on() -> None:
     assert (extend.base_length, extend.draft_length) == (0, 0)
     setting.bench.run()
     assert any(extend.draft_length == policy.length(driven.loop.speculation) for extend in setting.extends[1:])
-    assert driven.loop.tally.num_draft_tokens > 0
+    assert driven.loop.spec_stats.num_draft_tokens > 0
     assert driven.token_ids == own_tokens(driven.loop.plan)
 
 
@@ -67,4 +67,4 @@ def test_fixed_lengths_wait_for_the_draft_to_take_the_prompt_in() -> None:
     setting.bench.turn_target()
     assert not setting.bench.to_target
     setting.bench.run()
-    assert WithoutDraft.CATCHING_UP not in driven.loop.tally.without_draft
+    assert WithoutDraft.CATCHING_UP not in driven.loop.spec_stats.without_draft

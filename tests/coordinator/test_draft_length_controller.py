@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.speculation import DraftLengthController, Mode
-from coordinator.speculation.controller import ControlledSession
+from outrider_coordinator.speculation import DraftLengthController, Mode
+from outrider_coordinator.speculation.controller import ControlledSession
 from tests.coordinator.simulated_load import H200, Controlled, InTwoGroups, Load, TwoCores, expected_rate
 
 LENGTHS = range(1, 9)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.draft_timeout import DECAY, FLOOR, MARGIN, DraftTimeout
-from coordinator.ticket import Ticket
 from outrider.types import AcceptanceMethod
+from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.session.draft_timeout import DECAY, FLOOR, MARGIN, DraftTimeout
 from tests.coordinator.test_service import ask, own_tokens, stack
 
 LONGEST_S = 1.0
@@ -54,13 +54,13 @@ def test_a_silent_draft_is_not_waited_for_until_it_answers() -> None:
 
 async def test_sessions_wait_once_for_a_draft_that_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     delays: list[float] = []
-    set_timer = Ticket.set_draft_timer
+    set_timer = RequestState.set_draft_timer
 
-    def noted(self: Ticket, delay_s: float, ring: Callable[[], None]) -> None:
+    def noted(self: RequestState, delay_s: float, ring: Callable[[], None]) -> None:
         delays.append(delay_s)
         set_timer(self, delay_s, ring)
 
-    monkeypatch.setattr(Ticket, "set_draft_timer", noted)
+    monkeypatch.setattr(RequestState, "set_draft_timer", noted)
     requests = [ask(acceptance_method=AcceptanceMethod.COUPLED, seed=seed) for seed in range(4)]
     expected = [await own_tokens(request) for request in requests]
     async with stack(draft_timeout_ms=200) as made:

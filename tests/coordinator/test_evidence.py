@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from coordinator.acceptance import EvidenceError, check_proposal
 from outrider.types import DenseEvidence, Evidence, SparseEvidence
+from outrider_coordinator.acceptance import EvidenceError, check_proposal
 
 
 def sparse(counts: list[int], ids: list[int], probs: list[float]) -> SparseEvidence:

@@ -53,7 +53,7 @@ def observe(draft: Core, method: AcceptanceMethod, dense: bool, seeds: Sequence[
     bench.run()
     blocks = np.array([session.token_ids for session in sessions]).reshape(-1, BLOCK)
     assert len(blocks) == NUM_BLOCKS * len(seeds)
-    assert sum(session.loop.tally.num_draft_tokens for session in sessions) > len(blocks)  # it did speculate
+    assert sum(session.loop.spec_stats.num_draft_tokens for session in sessions) > len(blocks)  # it did speculate
     return np.bincount(blocks @ (VOCAB_SIZE ** np.arange(BLOCK)[::-1]), minlength=VOCAB_SIZE**BLOCK)
 
 

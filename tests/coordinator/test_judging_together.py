@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator import judging
-from coordinator.acceptance import EvidenceError, JudgeRules, NextToken, Rule, Verdict, check_proposal, judge
-from coordinator.acceptance.together import FEWEST, ProposalCase, ScoredCase, are_sound, judge_together
 from outrider.errors import ProtocolError
 from outrider.ports import Proposal
 from outrider.types import SparseEvidence, SparseScores
+from outrider_coordinator.acceptance import EvidenceError, JudgeRules, NextToken, Rule, Verdict, check_proposal, judge
+from outrider_coordinator.acceptance import batch as judging
+from outrider_coordinator.acceptance.vectorized import FEWEST, ProposalCase, ScoredCase, are_sound, judge_together
 from tests.coordinator.test_service import ask, stack
 
 VOCAB_SIZE = 50

@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.actions import Fail, Finish
-from coordinator.loop import SessionLoop, Waiting
-from coordinator.sides import DraftFacts
 from outrider.errors import DeadlineError
 from outrider.ports import (
     Extend,
@@ -27,6 +24,9 @@ from outrider.types import (
     SamplingParams,
     extend_prefix_hash,
 )
+from outrider_coordinator.session.actions import Fail, Finish
+from outrider_coordinator.session.loop import SessionLoop, Waiting
+from outrider_coordinator.session.service_state import DraftFacts
 from tests.coordinator.driving import generate
 from tests.coordinator.setting import METHODS, OTHER_ROWS, ROWS, VOCAB_SIZE, Setting, mixed_rows, own_tokens, plan_of
 from tests.support.scripted_ports import ToyDraft, ToyTarget, reversed_rows
@@ -67,12 +67,12 @@ def test_rejection_repeats_under_its_seed_whatever_else_runs() -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_draft_equal_to_the_target_is_always_accepted_by_exact_rules(method: AcceptanceMethod, dense: bool) -> None:
-    tally = Setting().run(plan_of(method=method, dense=dense, max_tokens=41)).loop.tally
+    spec_stats = Setting().run(plan_of(method=method, dense=dense, max_tokens=41)).loop.spec_stats
     if method is AcceptanceMethod.TYPICAL:
-        assert 0 < tally.num_accepted_tokens < tally.num_draft_tokens
+        assert 0 < spec_stats.num_accepted_tokens < spec_stats.num_draft_tokens
     else:
-        assert tally.num_accepted_tokens == tally.num_draft_tokens == 32
-        assert tally.num_steps == 1 + 8
+        assert spec_stats.num_accepted_tokens == spec_stats.num_draft_tokens == 32
+        assert spec_stats.num_steps == 1 + 8
 
 
 # The messages.
@@ -142,7 +142,7 @@ def test_the_bonus_token_hole() -> None:
 def test_there_is_no_hole_after_a_rejection() -> None:
     setting = Setting(draft_rows=reversed_rows(ROWS), draft_length=3)
     driven = setting.run(plan_of(temperature=0.0))
-    assert driven.loop.tally.num_accepted_tokens == 0
+    assert driven.loop.spec_stats.num_accepted_tokens == 0
     assert {len(extend.token_ids) for extend in setting.extends[1:]} == {1}
 
 
@@ -151,9 +151,9 @@ def test_what_the_draft_lacks_depends_on_the_accepted_count(draft_length: int) -
     """The books are right for every count: the toy draft loses a session whose base or hash is wrong, and none is."""
     setting = Setting(draft_rows=mixed_rows, draft_length=draft_length)
     driven = setting.run(plan_of(max_tokens=200, method=AcceptanceMethod.COUPLED))
-    tally = driven.loop.tally
-    assert set(tally.accepted_counts) == set(range(draft_length + 1))
-    assert tally.num_draft_losses == tally.num_target_losses == tally.num_stale_replies == 0
+    spec_stats = driven.loop.spec_stats
+    assert set(spec_stats.accepted_counts) == set(range(draft_length + 1))
+    assert spec_stats.num_draft_losses == spec_stats.num_target_losses == spec_stats.num_stale_replies == 0
 
 
 # Draft lengths.
@@ -178,9 +178,9 @@ def test_draft_length_0_never_calls_the_draft() -> None:
     setting = Setting()
     driven = setting.run(plan_of(num_speculative_tokens=0))
     assert not setting.bench.sent_to_draft
-    assert driven.loop.tally.num_steps == 24
-    assert driven.loop.tally.summary().acceptance_histogram == ()
-    assert driven.loop.tally.summary().mean_acceptance_length == 0
+    assert driven.loop.spec_stats.num_steps == 24
+    assert driven.loop.spec_stats.summary().acceptance_histogram == ()
+    assert driven.loop.spec_stats.summary().mean_acceptance_length == 0
 
 
 def test_a_requests_own_draft_length_counts() -> None:
@@ -234,7 +234,7 @@ def test_speculation_goes_off_by_load_and_comes_on_again() -> None:
     later = setting.extends[num_off:]
     assert len(later) > 2
     assert len(later[0].token_ids) > 2  # all that it missed
-    assert driven.loop.tally.num_draft_losses == 0
+    assert driven.loop.spec_stats.num_draft_losses == 0
     assert driven.token_ids == own_tokens(plan)
 
 
@@ -361,10 +361,10 @@ def test_logprobs_nobody_asked_for_are_not_asked_for() -> None:
 
 def test_the_summary_adds_up() -> None:
     driven = generate(ToyTarget(ROWS, VOCAB_SIZE).core(), ToyDraft(OTHER_ROWS, VOCAB_SIZE).core(), plan_of(seed=1))
-    tally, summary = driven.loop.tally, driven.loop.tally.summary()
-    assert summary.num_steps - tally.num_drafts + tally.num_gained_tokens == 24
-    assert sum(summary.acceptance_histogram) == tally.num_drafts
+    spec_stats, summary = driven.loop.spec_stats, driven.loop.spec_stats.summary()
+    assert summary.num_steps - spec_stats.num_drafts + spec_stats.num_gained_tokens == 24
+    assert sum(summary.acceptance_histogram) == spec_stats.num_drafts
     assert sum(j * n for j, n in enumerate(summary.acceptance_histogram)) == summary.num_accepted_tokens
-    assert sum(tally.accepted_per_position()) == summary.num_accepted_tokens
-    assert summary.mean_acceptance_length == 1 + summary.num_accepted_tokens / tally.num_drafts
+    assert sum(spec_stats.accepted_per_position()) == summary.num_accepted_tokens
+    assert summary.mean_acceptance_length == 1 + summary.num_accepted_tokens / spec_stats.num_drafts
     assert summary.num_accepted_tokens <= summary.num_draft_tokens

@@ -9,10 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.actions import Fail, Finish
-from coordinator.loop import SessionLoop, Waiting
-from coordinator.plan import Plan
-from coordinator.sides import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW, DraftFacts, WithoutDraft
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError, ProtocolError, UnavailableError
 from outrider.ports import (
     Branches,
@@ -26,13 +22,17 @@ from outrider.types import (
     SparseEvidence,
     TokenScores,
 )
+from outrider_coordinator.requests.engine_request import EngineRequest
+from outrider_coordinator.session.actions import Fail, Finish
+from outrider_coordinator.session.loop import SessionLoop, Waiting
+from outrider_coordinator.session.service_state import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW, DraftFacts, WithoutDraft
 from tests.coordinator.driving import Driven
 from tests.coordinator.setting import OTHER_ROWS, VOCAB_SIZE, Setting, own_tokens, plan_of
 
 # A draft that is late, lost, full or wrong.
 
 
-def silence_draft(setting: Setting, plan: Plan) -> Driven:
+def silence_draft(setting: Setting, plan: EngineRequest) -> Driven:
     """A session in the middle, whose draft has been asked and stays silent past its time."""
     driven = setting.bench.add(plan)
     setting.bench.round()
@@ -50,7 +50,7 @@ def test_a_late_draft_costs_no_tokens_and_is_not_asked_again_before_it_answers()
     for _ in range(6):
         setting.bench.round()
     assert len(setting.extends) == num_asked
-    assert driven.loop.tally.num_draft_timeouts == 1
+    assert driven.loop.spec_stats.num_draft_timeouts == 1
     assert len(driven.token_ids) >= 6
     setting.bench.draft_answers = True
     setting.bench.deliver_draft(setting.bench.late)
@@ -70,7 +70,7 @@ def test_a_late_reply_says_what_the_draft_holds() -> None:
     following = setting.extends[setting.extends.index(late) + 1]
     assert following.base_length == late.base_length + len(late.token_ids)
     assert len(following.token_ids) == 4  # what was emitted meanwhile
-    assert driven.loop.tally.num_draft_losses == 0
+    assert driven.loop.spec_stats.num_draft_losses == 0
     assert sum(isinstance(command, Open) for command in setting.bench.sent_to_draft) == 1
 
 
@@ -80,7 +80,7 @@ def test_a_late_proposal_is_not_judged() -> None:
     setting.bench.deliver_draft(setting.bench.late)  # before the scores of the step that went without it
     setting.bench.turn_target()
     assert setting.scores[-1].draft_token_ids == ()
-    assert driven.loop.tally.num_drafts == 0
+    assert driven.loop.spec_stats.num_drafts == 0
 
 
 def test_a_draft_still_at_its_prefill_is_waited_for_and_then_asked() -> None:
@@ -95,8 +95,8 @@ def test_a_draft_still_at_its_prefill_is_waited_for_and_then_asked() -> None:
     setting.bench.deliver_draft(setting.bench.late)
     assert driven.loop.waiting is Waiting.DRAFT
     setting.bench.run()
-    assert driven.loop.tally.num_drafts > 0
-    assert driven.loop.tally.num_draft_timeouts == 0
+    assert driven.loop.spec_stats.num_drafts > 0
+    assert driven.loop.spec_stats.num_draft_timeouts == 0
 
 
 def test_a_timer_of_an_earlier_step_rings_for_nobody() -> None:
@@ -107,7 +107,7 @@ def test_a_timer_of_an_earlier_step_rings_for_nobody() -> None:
     assert old is not None
     setting.bench.round()
     setting.bench.tell(driven, lambda loop: loop.draft_timed_out(old))
-    assert driven.loop.tally.num_draft_timeouts == 0
+    assert driven.loop.spec_stats.num_draft_timeouts == 0
 
 
 def test_stale_replies_change_nothing() -> None:
@@ -117,7 +117,7 @@ def test_stale_replies_change_nothing() -> None:
     setting.target.faults.stale = setting.draft.faults.stale = True
     driven = setting.run(plan)
     assert driven.token_ids == expected
-    assert driven.loop.tally.num_stale_replies > 10
+    assert driven.loop.spec_stats.num_stale_replies > 10
 
 
 def test_pushed_branches_are_ignored() -> None:
@@ -146,7 +146,7 @@ def test_a_draft_lost_halfway_and_back(rounds: int) -> None:
     assert driven.token_ids == own_tokens(plan)
     assert setting.extends[num_before].base_length == 0
     assert setting.extends[-1].draft_length > 0
-    assert driven.loop.tally.num_draft_losses == 0
+    assert driven.loop.spec_stats.num_draft_losses == 0
 
 
 def test_a_draft_lost_while_its_proposal_is_judged_changes_nothing() -> None:
@@ -157,7 +157,7 @@ def test_a_draft_lost_while_its_proposal_is_judged_changes_nothing() -> None:
     assert setting.bench.to_target[-1].draft_token_ids
     setting.bench.tell(driven, SessionLoop.draft_lost)
     setting.bench.run()
-    assert driven.loop.tally.num_drafts == 1
+    assert driven.loop.spec_stats.num_drafts == 1
     assert len(driven.token_ids) == 24
 
 
@@ -168,7 +168,7 @@ def test_a_session_the_draft_lost_is_rebuilt_within_the_step() -> None:
     setting.bench.round()
     setting.draft.faults.lose = 1
     setting.bench.run()
-    assert driven.loop.tally.num_draft_losses == 1
+    assert driven.loop.spec_stats.num_draft_losses == 1
     assert driven.token_ids == Setting().run(plan).token_ids  # the same draft lengths, so the same tokens
     opens = [command for command in setting.bench.sent_to_draft if isinstance(command, Open)]
     assert len(opens) == 2
@@ -180,7 +180,7 @@ def test_a_draft_that_loses_the_session_again_and_again_is_left_alone_for_a_whil
     setting.draft.faults.lose = 10_000
     driven = setting.run(plan)
     assert driven.token_ids == own_tokens(plan)
-    assert driven.loop.tally.num_draft_losses == MAX_LOSSES_IN_A_ROW + 1
+    assert driven.loop.spec_stats.num_draft_losses == MAX_LOSSES_IN_A_ROW + 1
     assert len(driven.retries) == 1
 
 
@@ -194,7 +194,7 @@ def test_a_draft_without_room_is_tried_again_when_told() -> None:
     assert len(setting.extends) == 1
     setting.bench.tell(driven, lambda loop: loop.draft_back(DraftFacts()))
     setting.bench.run()
-    assert driven.loop.tally.num_drafts > 3
+    assert driven.loop.spec_stats.num_drafts > 3
 
 
 def test_a_session_that_failed_on_the_draft_goes_on_without() -> None:
@@ -205,7 +205,7 @@ def test_a_session_that_failed_on_the_draft_goes_on_without() -> None:
     setting.bench.tell(driven, lambda loop: loop.draft_back(DraftFacts()))
     setting.bench.run()
     assert driven.token_ids == own_tokens(plan)
-    assert driven.loop.tally.num_drafts == 0
+    assert driven.loop.spec_stats.num_drafts == 0
 
 
 Change = Callable[[Proposal], Proposal]
@@ -239,8 +239,8 @@ def test_bad_evidence_means_no_drafts_for_the_step_and_a_counter(change: Change)
     setting.bench.change_draft_events = spoil(change)
     driven = setting.run(plan)
     assert driven.token_ids == own_tokens(plan)
-    assert driven.loop.tally.num_bad_evidence > 3
-    assert driven.loop.tally.num_drafts == 0
+    assert driven.loop.spec_stats.num_bad_evidence > 3
+    assert driven.loop.spec_stats.num_drafts == 0
 
 
 def test_fewer_tokens_than_asked_for_and_none_are_fine() -> None:
@@ -251,8 +251,8 @@ def test_fewer_tokens_than_asked_for_and_none_are_fine() -> None:
         )
         driven = setting.run(plan)
         assert driven.token_ids == own_tokens(plan)
-        assert driven.loop.tally.num_bad_evidence == 0
-        assert set(driven.loop.tally.draft_lengths) == ({kept, 1} if kept else set())
+        assert driven.loop.spec_stats.num_bad_evidence == 0
+        assert set(driven.loop.spec_stats.draft_lengths) == ({kept, 1} if kept else set())
 
 
 # A target that loses sessions, has no room, or fails.
@@ -268,7 +268,7 @@ def test_a_session_the_target_lost_is_rebuilt_and_no_token_is_lost_or_repeated(r
     setting.target.faults.lose = 1
     setting.bench.run()
     assert driven.token_ids == Setting(draft_rows=OTHER_ROWS).run(plan).token_ids
-    assert driven.loop.tally.num_target_losses == 1
+    assert driven.loop.spec_stats.num_target_losses == 1
     rebuilt = [score for score in setting.scores if score.base_length == 0]
     assert len(rebuilt) == 2
     assert len(rebuilt[1].token_ids) >= 3
@@ -293,7 +293,7 @@ def test_losses_with_answers_between_do_not_add_up() -> None:
         setting.bench.round()
     setting.bench.run()
     assert isinstance(driven.ending, Finish)
-    assert driven.loop.tally.num_target_losses > MAX_LOSSES_IN_A_ROW
+    assert driven.loop.spec_stats.num_target_losses > MAX_LOSSES_IN_A_ROW
 
 
 @pytest.mark.parametrize("rounds", range(4))
@@ -359,7 +359,7 @@ def test_a_target_that_needs_the_pages_parks_the_session_wherever_it_is(
     setting.bench.run()
     assert [park.retry_after_ms for park in driven.parked] == [20]
     assert driven.loop.waiting is Waiting.ADMISSION
-    assert driven.loop.tally.num_preemptions == 1
+    assert driven.loop.spec_stats.num_preemptions == 1
     assert setting.all_is_free()
     so_far = list(driven.token_ids)
     setting.bench.sessions[77] = driven
@@ -380,7 +380,7 @@ def test_a_draft_that_needs_the_pages_is_asked_again_later(rounds: int) -> None:
     setting.bench.run()
     assert not driven.parked
     assert driven.token_ids == own_tokens(plan)
-    assert driven.loop.tally.without_draft[WithoutDraft.REFUSED] or rounds == 0
+    assert driven.loop.spec_stats.without_draft[WithoutDraft.REFUSED] or rounds == 0
     assert setting.all_is_free()
 
 

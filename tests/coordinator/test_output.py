@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.actions import Emit, Finish
-from coordinator.output import Output
 from outrider.types import FinishReason, SamplingParams, TokenLogprob
+from outrider_coordinator.session.actions import Emit, Finish
+from outrider_coordinator.session.output import Output
 from tests.coordinator.driving import make_plan
 from tests.coordinator.tokenizers_for_tests import END, byte_level, text_tokenizer
 

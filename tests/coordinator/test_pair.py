@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.pair import check_pair
 from outrider.errors import PairMismatchError
 from outrider.types import ModelDescription
+from outrider_coordinator.routing.model_pair import check_pair
 
 
 def files(vocab: dict[str, int], **fields: Any) -> dict[str, bytes]:

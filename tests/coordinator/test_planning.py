@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.acceptance import Rule
-from coordinator.planning import Planner
 from outrider.config import CoordinatorSettings
 from outrider.config.fields import EvidenceForm
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationRequest
 from outrider.types import AcceptanceMethod, LogprobsMode, ModelDescription, SamplingParams
+from outrider_coordinator.acceptance import Rule
+from outrider_coordinator.requests.input_processor import InputProcessor
 from tests.coordinator.tokenizers_for_tests import byte_level, text_tokenizer
 
 TARGET = ModelDescription(
@@ -22,8 +22,8 @@ TARGET = ModelDescription(
 TOKENIZER = text_tokenizer(byte_level())
 
 
-def planner(target: ModelDescription = TARGET, *, has_tokenizer: bool = True, **settings: Any) -> Planner:
-    return Planner(CoordinatorSettings(**settings), target, TOKENIZER if has_tokenizer else None)
+def planner(target: ModelDescription = TARGET, *, has_tokenizer: bool = True, **settings: Any) -> InputProcessor:
+    return InputProcessor(CoordinatorSettings(**settings), target, TOKENIZER if has_tokenizer else None)
 
 
 def ask(**fields: Any) -> GenerationRequest:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.committed import CommittedTokens
-from coordinator.prefix_affinity import PrefixAffinity
+from outrider_coordinator.routing.prefix_affinity import PrefixAffinity
+from outrider_coordinator.session.committed_tokens import CommittedTokens
 from tests.coordinator.fleet import Found, ask, draft, eventually, fleet, num_held, target
 
 TEXT = tuple(position % 8 for position in range(600))

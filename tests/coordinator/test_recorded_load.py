@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coordinator.speculation import ControlledSession, DraftLengthController, Mode
+from outrider_coordinator.speculation import ControlledSession, DraftLengthController, Mode
 
 RECORDED = Path(__file__).parent / "recorded" / "embedded_pair.jsonl"
 MICROSECONDS = 1e-6

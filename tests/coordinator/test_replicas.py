@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.sides import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW
 from outrider.errors import CapacityError, PairMismatchError, UnavailableError
 from outrider.ports import Score, TargetCommand
 from outrider.types import AcceptanceMethod
+from outrider_coordinator.session.service_state import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW
 from tests.coordinator.fleet import (
     ROWS,
     VOCAB_SIZE,

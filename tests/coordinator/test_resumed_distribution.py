@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from coordinator.plan import Plan
 from outrider.types import AcceptanceMethod
+from outrider_coordinator.requests.engine_request import EngineRequest
 from tests.coordinator import blocks
 from tests.coordinator.blocks import BlockDraft, BlockTarget, LookupDraft
 from tests.coordinator.driving import Bench, Core, Driven, make_plan
@@ -44,7 +44,7 @@ def by_what_was_lost(rng: random.Random, lost: Lost) -> bool:
 class Stream:
     """What a client holds of one generation, over as many sessions as it took."""
 
-    plan: Plan
+    plan: EngineRequest
     driven: Driven
     rng: random.Random
     delivered: list[int] = field(default_factory=list)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.output import Output
-from coordinator.plan import Plan
-from coordinator.telling import Telling
 from outrider.errors import InvalidRequestError
 from outrider.generation import Delta, GenerationRequest, GenerationResult, Resumption
 from outrider.types import AcceptanceMethod, FinishReason, SamplingParams
+from outrider_coordinator.requests.engine_request import EngineRequest
+from outrider_coordinator.requests.output_collector import OutputCollector
+from outrider_coordinator.session.output import Output
 from tests.coordinator.driving import make_plan
 from tests.coordinator.setting import METHODS, Setting, mixed_rows, own_tokens, plan_of
 from tests.coordinator.test_service import ROWS, ask, eventually, stack
@@ -28,11 +28,11 @@ COUPLED = AcceptanceMethod.COUPLED
 # The text across the seam.
 
 
-def text_plan(**fields: Any) -> Plan:
+def text_plan(**fields: Any) -> EngineRequest:
     return make_plan(vocab_size=300, **{"max_tokens": 400, **fields})
 
 
-def given_out(plan: Plan, token_ids: Sequence[int], *, cut: int | None = None) -> tuple[list[str], object]:
+def given_out(plan: EngineRequest, token_ids: Sequence[int], *, cut: int | None = None) -> tuple[list[str], object]:
     """The texts of one token after the other, and the end; with a cut, of two outputs that never met."""
     output = Output(plan, TOKENIZER)
     texts: list[str] = []
@@ -92,7 +92,7 @@ async def test_text_never_runs_ahead_of_its_tokens() -> None:
     """Whoever goes on from the ids of a delta has been given the text of those ids and no other."""
     plan = text_plan()
     output = Output(plan, TOKENIZER)
-    telling = Telling(output.take_text)
+    telling = OutputCollector(output.take_text)
     telling.put(output.push(TOKENIZER.encode_prompt("ab"), None).emit)
     telling.release()
     telling.put(output.push(TOKENIZER.encode_prompt("cd"), None).emit)  # the next step, which is not released
@@ -138,7 +138,7 @@ def test_output_that_had_ended_ends_again_and_generates_nothing(num_prompt_logpr
     assert driven.ending is not None
     assert getattr(driven.ending, "reason", None) is FinishReason.LENGTH
     assert (driven.token_ids, driven.loop.tokens.output) == ([], tuple(whole))
-    assert driven.loop.tally.num_steps == 0
+    assert driven.loop.spec_stats.num_steps == 0
     assert len(setting.scores) == (num_prompt_logprobs is not None)
     if num_prompt_logprobs is not None:
         assert driven.loop.prompt_logprobs is not None
@@ -208,7 +208,7 @@ async def test_logprobs_usage_and_progress_across_the_seam() -> None:
 
 
 async def test_a_long_output_is_read_without_holding_up_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.service.LONG_OUTPUT_TOKENS", 3)
+    monkeypatch.setattr("outrider_coordinator.service.LONG_OUTPUT_TOKENS", 3)
     asked = ask(temperature=0.0)
     whole = result_of(await deltas_of(asked))
     deltas = await deltas_of(replace(asked, seed=whole.seed, resume=Resumption(whole.token_ids[:5])))

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from coordinator.output import Output
-from coordinator.service import Coordinator
 from outrider.config import CoordinatorSettings
 from outrider.errors import (
     CapacityError,
@@ -23,6 +21,8 @@ from outrider.errors import (
 )
 from outrider.generation import Delta, GenerationRequest, GenerationResult
 from outrider.types import AcceptanceMethod, FinishReason, SamplingParams
+from outrider_coordinator.service import Coordinator
+from outrider_coordinator.session.output import Output
 from tests.coordinator.tokenizers_for_tests import byte_level, text_tokenizer
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
 from tests.support.toy_models import ToyDraftCore
@@ -118,7 +118,7 @@ async def test_a_generation_and_its_result() -> None:
         assert [entry and entry.token_id for entry in result.prompt_logprobs] == [None, 2, 3]
         await eventually(made.is_free)
         stats = made.coordinator.stats()
-        assert (stats.num_finished, stats.num_running, stats.tally.num_emitted_tokens) == (1, 0, 24)
+        assert (stats.num_finished, stats.num_running, stats.spec_stats.num_emitted_tokens) == (1, 0, 24)
 
 
 async def test_times_are_intervals_that_fit_into_the_whole() -> None:
@@ -198,7 +198,7 @@ async def test_a_slow_draft_is_gone_without_and_taken_back() -> None:
         assert tuple(tokens) == expected
         assert last.result is not None
         assert last.result.speculation.num_draft_tokens > 0
-        assert made.coordinator.stats().tally.num_draft_timeouts >= 1
+        assert made.coordinator.stats().spec_stats.num_draft_timeouts >= 1
 
 
 async def test_a_draft_without_room_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,8 +438,8 @@ async def test_sessions_lost_on_both_sides_are_rebuilt() -> None:
             async for delta in stream:
                 tokens += delta.token_ids
         assert tuple(tokens) == expected
-        tally = made.coordinator.stats().tally
-        assert (tally.num_target_losses, tally.num_draft_losses) == (1, 1)
+        spec_stats = made.coordinator.stats().spec_stats
+        assert (spec_stats.num_target_losses, spec_stats.num_draft_losses) == (1, 1)
 
 
 async def test_speculation_goes_off_by_load_and_comes_on_again() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from coordinator.sides import WithoutDraft
-from coordinator.speculation import DraftLengthPolicy
 from outrider.limits import MAX_DRAFT_LENGTH
+from outrider_coordinator.session.service_state import WithoutDraft
+from outrider_coordinator.speculation import DraftLengthPolicy
 
 
 def test_a_requests_own_length_counts_over_the_default() -> None:

@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from coordinator.speculation.acceptance_estimate import PRIOR, AcceptanceEstimate, SessionAcceptance
-from coordinator.speculation.draft_length import best_choice, choice_of, usefulness
-from coordinator.speculation.linear_fit import LinearFit
-from coordinator.speculation.step_times import StepTimes
+from outrider_coordinator.speculation.acceptance_estimate import PRIOR, AcceptanceEstimate, SessionAcceptance
+from outrider_coordinator.speculation.draft_length import best_choice, choice_of, usefulness
+from outrider_coordinator.speculation.linear_fit import LinearFit
+from outrider_coordinator.speculation.step_times import StepTimes
 
 
 def fit() -> LinearFit:

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from coordinator.actions import Emit
-from coordinator.telling import Telling
 from outrider.errors import DeadlineError
 from outrider.generation import Delta
 from outrider.types import TokenLogprob
+from outrider_coordinator.requests.output_collector import OutputCollector
+from outrider_coordinator.session.actions import Emit
 
 
 class Texts:
@@ -26,7 +26,7 @@ class Texts:
         return taken
 
 
-async def read(telling: Telling) -> list[Delta]:
+async def read(telling: OutputCollector) -> list[Delta]:
     return [delta async for delta in telling.deltas()]
 
 
@@ -36,7 +36,7 @@ def emit(*token_ids: int) -> Emit:
 
 async def test_nothing_is_read_and_no_text_made_before_it_is_released() -> None:
     texts = Texts()
-    telling = Telling(texts.take)
+    telling = OutputCollector(texts.take)
     reader = asyncio.ensure_future(anext(telling.deltas()))
     await asyncio.sleep(0)
     telling.put(emit(1, 2))
@@ -50,7 +50,7 @@ async def test_nothing_is_read_and_no_text_made_before_it_is_released() -> None:
 
 async def test_a_slow_reader_gets_several_steps_at_once() -> None:
     texts = Texts()
-    telling = Telling(texts.take)
+    telling = OutputCollector(texts.take)
     for number in range(3):
         telling.put(emit(number))
         texts.final += "abc"[number]
@@ -64,7 +64,7 @@ async def test_a_slow_reader_gets_several_steps_at_once() -> None:
 
 
 async def test_an_error_without_output_is_raised_at_once() -> None:
-    telling = Telling(Texts().take)
+    telling = OutputCollector(Texts().take)
     reader = asyncio.ensure_future(read(telling))
     await asyncio.sleep(0)
     telling.end(DeadlineError("the time is up"))

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from coordinator import turns as turns_module
-from coordinator.turns import Lane, OfSession, Turns
 from outrider.ports import Extend, Proposal, Release, Score
+from outrider_coordinator.routing import dispatch as turns_module
+from outrider_coordinator.routing.dispatch import DispatchScheduler, LinkQueue, OfSession
 
 LONG = 30.0
 
@@ -29,23 +29,23 @@ def answer(session: int) -> Proposal:
 class Link:
     """What was sent on one, message by message."""
 
-    def __init__(self, turns: Turns, device_id: str = "") -> None:
+    def __init__(self, turns: DispatchScheduler, device_id: str = "") -> None:
         self.messages: list[list[int]] = []
         self._outbox: list[OfSession] = []
-        self.lane: Lane = turns.lane(self._send_all)
-        self.lane.device_id = device_id
+        self.link_queue: LinkQueue = turns.link_queue(self._send_all)
+        self.link_queue.device_id = device_id
 
     def put(self, *commands: OfSession) -> None:
         for command in commands:
             self._outbox.append(command)
-            self.lane.put(command)
+            self.link_queue.put(command)
 
     def hear(self, *sessions: int) -> None:
-        self.lane.heard([answer(session) for session in sessions])
+        self.link_queue.heard([answer(session) for session in sessions])
 
     def _send_all(self) -> None:
         commands, self._outbox = self._outbox, []
-        self.lane.sent(commands)
+        self.link_queue.sent(commands)
         self.messages.append([command.session for command in commands])
 
 
@@ -61,7 +61,7 @@ async def settle() -> None:
 
 
 async def test_what_waits_at_the_end_of_a_turn_is_one_message() -> None:
-    link = Link(Turns())
+    link = Link(DispatchScheduler())
     link.put(extend(1), extend(2))
     assert link.messages == []
     link.put(extend(3))
@@ -70,7 +70,7 @@ async def test_what_waits_at_the_end_of_a_turn_is_one_message() -> None:
 
 
 async def test_drafts_and_scores_of_one_device_take_turns_and_sessions_come_into_step() -> None:
-    turns = Turns()
+    turns = DispatchScheduler()
     target, draft = Link(turns, "gpu"), Link(turns, "gpu")
     target.put(score(1, 4, 4))
     draft.put(extend(2))
@@ -91,7 +91,7 @@ async def test_drafts_and_scores_of_one_device_take_turns_and_sessions_come_into
 
 
 async def test_who_has_waited_longest_goes_first() -> None:
-    turns = Turns()
+    turns = DispatchScheduler()
     target, draft = Link(turns, "gpu"), Link(turns, "gpu")
     target.put(score(1))
     await settle()
@@ -108,7 +108,7 @@ async def test_who_has_waited_longest_goes_first() -> None:
 
 
 async def test_services_on_devices_of_their_own_do_not_wait_for_each_other() -> None:
-    turns = Turns()
+    turns = DispatchScheduler()
     target, draft = Link(turns, "gpu 0"), Link(turns, "gpu 1")
     target.put(score(1, 4))
     await settle()
@@ -119,7 +119,7 @@ async def test_services_on_devices_of_their_own_do_not_wait_for_each_other() -> 
 
 
 async def test_plain_steps_wait_for_plain_steps_wherever_they_are() -> None:
-    link = Link(Turns())
+    link = Link(DispatchScheduler())
     link.put(score(1))
     await settle()
     link.put(score(2))
@@ -132,7 +132,7 @@ async def test_plain_steps_wait_for_plain_steps_wherever_they_are() -> None:
 
 
 async def test_prompts_and_ends_wait_for_nobody_and_are_waited_for_by_nobody() -> None:
-    turns = Turns()
+    turns = DispatchScheduler()
     target, draft = Link(turns, "gpu"), Link(turns, "gpu")
     target.put(score(1, base_length=0))
     await settle()
@@ -146,7 +146,7 @@ async def test_prompts_and_ends_wait_for_nobody_and_are_waited_for_by_nobody() -
 
 
 async def test_a_session_that_was_released_and_a_link_that_was_lost_keep_nobody_waiting() -> None:
-    turns = Turns()
+    turns = DispatchScheduler()
     target, draft = Link(turns, "gpu"), Link(turns, "gpu")
     target.put(score(1))
     await settle()
@@ -157,14 +157,14 @@ async def test_a_session_that_was_released_and_a_link_that_was_lost_keep_nobody_
     target.put(score(3))
     await settle()
     assert target.messages == [[1], [1]]
-    draft.lane.lost()
+    draft.link_queue.lost()
     await settle()
     assert target.messages == [[1], [1], [3]]
 
 
 async def test_who_does_not_answer_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns_module, "LONGEST_WAIT_S", 0.01)
-    turns = Turns()
+    turns = DispatchScheduler()
     target, draft = Link(turns, "gpu"), Link(turns, "gpu")
     draft.put(extend(1))
     await settle()

@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from coordinator.loop import SessionLoop
-from coordinator.plan import Plan
-from coordinator.sides import DraftFacts, WithoutDraft
-from coordinator.speculation import DraftLengthPolicy
 from outrider.ports import Proposal
 from outrider.types import AcceptanceMethod
+from outrider_coordinator.requests.engine_request import EngineRequest
+from outrider_coordinator.session.loop import SessionLoop
+from outrider_coordinator.session.service_state import DraftFacts, WithoutDraft
+from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import Driven
 from tests.coordinator.setting import OTHER_ROWS, Setting, plan_of
 
 
 def reasons(driven: Driven) -> dict[WithoutDraft, int]:
     """Those besides the first prefill, which every session has."""
-    tally = driven.loop.tally
-    assert sum(tally.without_draft.values()) + tally.num_drafts == tally.num_steps
-    assert tally.without_draft[WithoutDraft.PREFILL] == 1 + tally.num_target_rebuilds
-    return {reason: count for reason, count in tally.without_draft.items() if reason is not WithoutDraft.PREFILL}
+    spec_stats = driven.loop.spec_stats
+    assert sum(spec_stats.without_draft.values()) + spec_stats.num_drafts == spec_stats.num_steps
+    assert spec_stats.without_draft[WithoutDraft.PREFILL] == 1 + spec_stats.num_target_rebuilds
+    return {reason: count for reason, count in spec_stats.without_draft.items() if reason is not WithoutDraft.PREFILL}
 
 
-def one_at_a_time(plan: Plan) -> int:
+def one_at_a_time(plan: EngineRequest) -> int:
     """Steps after the prefill when none drafts."""
     return plan.max_tokens - 1
 
@@ -78,7 +78,7 @@ def test_a_late_draft_is_late_until_it_answers() -> None:
     setting.bench.time_out()
     setting.bench.run()
     assert reasons(driven) == {WithoutDraft.LATE: 10, WithoutDraft.LAST_TOKEN: 1}
-    assert driven.loop.tally.num_draft_timeouts == 1
+    assert driven.loop.spec_stats.num_draft_timeouts == 1
 
 
 def test_a_draft_without_room() -> None:
@@ -87,7 +87,7 @@ def test_a_draft_without_room() -> None:
     plan = plan_of(max_tokens=12)
     driven = setting.run(plan)
     assert reasons(driven) == {WithoutDraft.REFUSED: 10, WithoutDraft.LAST_TOKEN: 1}
-    assert driven.loop.tally.num_draft_rebuilds == 0
+    assert driven.loop.spec_stats.num_draft_rebuilds == 0
 
 
 def test_a_session_that_failed_on_the_draft() -> None:
@@ -135,7 +135,7 @@ def test_a_draft_that_went_and_came_back_is_rebuilt_once() -> None:
     setting.bench.tell(driven, lambda loop: loop.draft_back(DraftFacts()))
     setting.bench.run()
     assert reasons(driven)[WithoutDraft.AWAY] == 4  # the step it was lost in, and three more
-    assert (driven.loop.tally.num_draft_rebuilds, driven.loop.tally.num_target_rebuilds) == (1, 0)
+    assert (driven.loop.spec_stats.num_draft_rebuilds, driven.loop.spec_stats.num_target_rebuilds) == (1, 0)
 
 
 def test_a_session_the_target_lost_is_rebuilt_by_a_prefill() -> None:
@@ -145,16 +145,16 @@ def test_a_session_the_target_lost_is_rebuilt_by_a_prefill() -> None:
         setting.bench.round()
     setting.target.faults.lose = 1
     setting.bench.run()
-    assert driven.loop.tally.num_target_rebuilds == 1
+    assert driven.loop.spec_stats.num_target_rebuilds == 1
     # The step in which it was lost keeps its proposal, so no second prefill is without one.
-    assert driven.loop.tally.without_draft[WithoutDraft.PREFILL] == 1
+    assert driven.loop.spec_stats.without_draft[WithoutDraft.PREFILL] == 1
 
 
 def test_judged_tokens_end_with_a_steps_first_rejection() -> None:
     setting = Setting(draft_rows=OTHER_ROWS)
-    tally = setting.run(plan_of(max_tokens=60)).loop.tally
-    num_rejections = tally.num_judged_tokens - tally.num_accepted_tokens
-    assert 0 < num_rejections < tally.num_drafts
-    assert tally.num_judged_tokens < tally.num_draft_tokens
-    whole = Setting(draft_length=3).run(plan_of(max_tokens=21, method=AcceptanceMethod.COUPLED)).loop.tally
+    spec_stats = setting.run(plan_of(max_tokens=60)).loop.spec_stats
+    num_rejections = spec_stats.num_judged_tokens - spec_stats.num_accepted_tokens
+    assert 0 < num_rejections < spec_stats.num_drafts
+    assert spec_stats.num_judged_tokens < spec_stats.num_draft_tokens
+    whole = Setting(draft_length=3).run(plan_of(max_tokens=21, method=AcceptanceMethod.COUPLED)).loop.spec_stats
     assert whole.num_judged_tokens == whole.num_accepted_tokens == whole.num_draft_tokens > 0

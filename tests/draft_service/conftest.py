@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from draft_service.proposers.model import ModelProposer
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.model_runner import ModelRunner
+from outrider_draft.proposers.model import ModelProposer
 from tests.support.tiny_models import cached_tiny_model, load_reference
 
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from draft_service.proposers.model import ModelProposer
-from draft_service.service import build_model_core
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Open, Proposal, Refused, Release, SessionFailed
 from outrider.randomness.philox_numpy import gumbel
 from outrider.randomness.streams import Stream
 from outrider.types import AcceptanceMethod, DenseEvidence, SamplingParams, SparseEvidence
+from outrider_draft.proposers.model import ModelProposer
+from outrider_draft.service import build_model_core
 from tests.support.core_driver import Driver, extend_item, open_session
 from tests.support.tiny_models import build_tiny_model, load_reference
 
@@ -49,7 +49,7 @@ def greedy_continuation(reference: Any, tokens: list[int], count: int) -> list[i
 
 
 def held_tokens(driver: Driver, session: int = 0) -> list[int]:
-    found = driver.core.ledger.get(driver.link_id, session)
+    found = driver.core.session_table.get(driver.link_id, session)
     assert found is not None
     return list(found.text.token_ids)
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from draft_service.proposers.ngram import NgramProposer, look_up
-from draft_service.service import build_ngram_core
 from outrider.errors import ConfigError
 from outrider.ports import DraftEvent, Extend, Open, Opened, Proposal, SessionFailed, SessionLost
 from outrider.types import AcceptanceMethod, DenseEvidence, SamplingParams, SparseEvidence, extend_prefix_hash
+from outrider_draft.proposers.ngram import NgramProposer, look_up
+from outrider_draft.service import build_ngram_core
 
 OPEN = Open(
     session=1,

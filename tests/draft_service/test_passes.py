@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from draft_service.proposers.passes import joined, single
-from outrider.engine.drafting.results import Draws
-from outrider.engine.sampling.proposing import Drawn
 from outrider.errors import NonFiniteLogitsError
+from outrider.model_executor.draft_loop.results import Draws
+from outrider.sampling.proposing import Drawn
 from outrider.types import DenseEvidence, SparseEvidence
+from outrider_draft.proposers.passes import joined, single
 
 
 def sparse(token_id: int, *ids: int) -> Drawn:

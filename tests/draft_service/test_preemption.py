@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from draft_service.proposers.model import ModelProposer
-from draft_service.service import build_model_core
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Preempted, Proposal, Refused
+from outrider_draft.proposers.model import ModelProposer
+from outrider_draft.service import build_model_core
 from tests.support.core_driver import Driver, extend_item, open_session
 
 TEXT = [(7 * position) % 250 for position in range(80)]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from draft_service.service import UNLIMITED_LENGTH, DraftService
 from outrider.config import DraftSettings
 from outrider.errors import ConfigError
 from outrider.ports import Draft, Opened, Proposal
+from outrider_draft.service import UNLIMITED_LENGTH, DraftService
 from tests.support.core_driver import extend_item, open_session
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119]
@@ -75,7 +75,7 @@ def test_a_draft_that_is_none_is_not_served() -> None:
 def test_ngram_needs_no_torch() -> None:
     code = (
         "import sys\n"
-        "from draft_service.service import DraftService\n"
+        "from outrider_draft.service import DraftService\n"
         "DraftService.with_ngram(min_n=1, max_n=2)\n"
         "sys.exit('torch' in sys.modules)"
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from outrider.engine.batch import ForwardRow
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.model_runner import ModelRunner
 from outrider.transport.server import serve_draft, serve_target
 from tests.end_to_end.waiting import DEADLINE_S, eventually
 from tests.support.stack import Stack
@@ -77,17 +77,17 @@ def break_links(service: Any) -> None:
 
 def lose_sessions(service: Any, *, at_item: int) -> None:
     """When item number ``at_item`` from now on arrives, the service has forgotten every session of its link."""
-    ledger = service._core.ledger
-    find, seen = ledger.find, 0
+    session_table = service._core.session_table
+    find, seen = session_table.find, 0
 
     def forgetful(link_id: int, session: int, generation: int) -> object:
         nonlocal seen
         seen += 1
         if seen == at_item:
-            ledger.drop_link(link_id)
+            session_table.drop_link(link_id)
         return find(link_id, session, generation)
 
-    ledger.find = forgetful
+    session_table.find = forgetful
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``python -m coordinator`` as a process of its own, beside a target of this one."""
+"""``outrider coordinator`` as a process of its own, beside a target of this one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ async def coordinator_process(*arguments: str) -> AsyncIterator[tuple[Process, s
     async with run_stack(model, wire=True) as stack:
         target = stack.addresses["target"]
         flags = ("--port", str(port), "--target-address", target, "--drain-delay-s", "0", *arguments)
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "coordinator", *flags, stderr=DEVNULL)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "outrider_coordinator", *flags, stderr=DEVNULL
+        )
         try:
             address = f"127.0.0.1:{port}"
             await until(lambda: is_serving(address))

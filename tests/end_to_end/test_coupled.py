@@ -161,7 +161,7 @@ class DyingLink:
 async def test_a_link_that_breaks_within_a_step_changes_nothing(
     models: SmallModels, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draft_service.service import DraftService
+    from outrider_draft.service import DraftService
 
     attach = DraftService.attach
 

@@ -21,11 +21,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.engine.sampling import proposing
-from outrider.engine.sampling.rows import LogitRow
 from outrider.ports import Proposal
 from outrider.randomness import scalar
 from outrider.randomness.streams import Stream
+from outrider.sampling import proposing
+from outrider.sampling.rows import LogitRow
 from outrider.types import DenseEvidence, SamplingParams, SparseEvidence
 from tests.support.service_rig import ServiceRig
 from tests.support.small_models import PROMPT, VOCAB_SIZE, SmallModels, build_small_models
@@ -139,7 +139,7 @@ async def draw_over_grpc(models: SmallModels, form: str, draft: str, count: int)
                 outputs[index] = list(result.token_ids)
 
         await asyncio.gather(*(work() for _ in range(48)))
-        assert stack.coordinator.stats().tally.num_accepted_tokens > 0
+        assert stack.coordinator.stats().spec_stats.num_accepted_tokens > 0
         return outputs
 
 

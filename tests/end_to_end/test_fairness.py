@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from outrider.client.requests import build_request
-from outrider.engine.runner import ModelRunner
 from outrider.generation import GenerationResult
+from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Score
 from tests.end_to_end.faults import Rows, around_forwards
 from tests.end_to_end.waiting import DEADLINE_S, Reader, all_free

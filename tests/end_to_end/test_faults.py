@@ -113,7 +113,7 @@ async def test_a_slow_draft_is_gone_without_and_taken_back(wire: bool) -> None:
             await reader.finish()
         result = check_same(reader, expected)
         assert 8 <= result.speculation.num_draft_tokens <= 4 * (result.speculation.num_steps - 10)
-        assert stack.coordinator.stats().tally.num_draft_timeouts >= 1
+        assert stack.coordinator.stats().spec_stats.num_draft_timeouts >= 1
         await all_free(stack)
 
 
@@ -246,8 +246,8 @@ async def test_a_lost_session_is_rebuilt(options: dict[str, Any], role: str, wir
         assert result.token_ids == expected.token_ids
         assert result.text == expected.text
         assert result.speculation == expected.speculation
-        tally = stack.coordinator.stats().tally
-        assert (tally.num_target_losses, tally.num_draft_losses) == ((1, 0) if role == "target" else (0, 1))
+        spec_stats = stack.coordinator.stats().spec_stats
+        assert (spec_stats.num_target_losses, spec_stats.num_draft_losses) == ((1, 0) if role == "target" else (0, 1))
         await all_free(stack)
 
 

@@ -77,7 +77,10 @@ async def test_a_failure_is_said_by_the_service_and_by_the_coordinator(said: Ent
     (ended,) = said("the request failed")
     for entry in (*mine, *its, ended):
         check_named(entry)
-    assert [entry["logger"] for entry in (*mine, *its)] == ["coordinator.reporting", "outrider.engine.trouble"]
+    assert [entry["logger"] for entry in (*mine, *its)] == [
+        "outrider_coordinator.stats.request_log",
+        "outrider.serving.failure_log",
+    ]
     assert ended["error"] == "NonFiniteLogitsError"
 
 

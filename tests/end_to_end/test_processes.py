@@ -32,8 +32,8 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 PUBLIC_NAMES = {
     "coordinator": "outrider.v1.GenerationService",
-    "target_service": "outrider.v1.TargetService",
-    "draft_service": "outrider.v1.DraftService",
+    "outrider_target": "outrider.v1.TargetService",
+    "outrider_draft": "outrider.v1.DraftService",
 }
 MODULES = pytest.mark.parametrize("module", sorted(SERVICES))
 LONG: dict[str, Any] = {"prompt_token_ids": [1, 2, 3], "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
@@ -103,9 +103,9 @@ def test_every_service_answers_reflection(served: Command, module: str) -> None:
     assert described.file_descriptor_response.file_descriptor_proto
 
 
-@pytest.mark.parametrize("module", ["target_service", "draft_service"])
+@pytest.mark.parametrize("module", ["outrider_target", "outrider_draft"])
 def test_a_stranger_gets_no_link_to_a_served_model(served: Command, module: str) -> None:
-    stub: Any = {"target_service": TargetServiceStub, "draft_service": DraftServiceStub}[module]
+    stub: Any = {"outrider_target": TargetServiceStub, "outrider_draft": DraftServiceStub}[module]
     with channel_to(served.address_of(module)) as channel:
         calls: tuple[Callable[[], Any], ...] = (
             lambda: stub(channel).Describe(link_pb2.DescribeRequest(), timeout=20),
@@ -119,13 +119,13 @@ def test_a_stranger_gets_no_link_to_a_served_model(served: Command, module: str)
 
 def test_a_draft_killed_in_the_middle_of_a_stream_is_not_noticed(served: Command, client: Client) -> None:
     plain = client.generate(**{**LONG, "num_speculative_tokens": 0}).token_ids
-    before = served.children()["draft_service"]
+    before = served.children()["outrider_draft"]
     stream = client.stream(**LONG)
     deltas = [next(stream)]
     os.kill(before, signal.SIGKILL)
     deltas += stream
     assert token_ids(deltas) == plain
-    wait_until(lambda: served.children().get("draft_service", before) != before, "a new draft", served.err)
+    wait_until(lambda: served.children().get("outrider_draft", before) != before, "a new draft", served.err)
     wait_until(lambda: client.model_info().draft_attached, "the draft attached", served.err)
     again = client.generate(**{**LONG, "max_tokens": 100})
     assert again.token_ids == plain[:100]
@@ -167,9 +167,9 @@ def test_nobody_reads_what_it_says_and_a_killed_draft_is_back(tiny_pair: tuple[P
     command = Command(str(tiny_pair[0]), "--method", "ngram", "-vv", closes_output_when_ready=True)
     try:
         address = command.address()
-        before = command.children()["draft_service"]
+        before = command.children()["outrider_draft"]
         os.kill(before, signal.SIGKILL)
-        wait_until(lambda: command.children().get("draft_service", before) != before, "a new draft")
+        wait_until(lambda: command.children().get("outrider_draft", before) != before, "a new draft")
         with Client(address) as client:
             wait_until(lambda: client.model_info().draft_attached, "the draft attached")
             assert len(client.generate(**{**LONG, "max_tokens": 8}).token_ids) == 8

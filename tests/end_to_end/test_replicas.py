@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator.service import Coordinator
-from draft_service.service import DraftService
 from outrider import AsyncClient
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
 from outrider.generation import GenerationResult
-from outrider.transport.discovery import RemoteReplicas
+from outrider.process.discovery import RemoteReplicas
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.transport.server import Server, serve_draft, serve_generation, serve_target
-from target_service.service import TargetService
+from outrider_coordinator.service import Coordinator
+from outrider_draft.service import DraftService
+from outrider_target.service import TargetService
 from tests.end_to_end.waiting import DEADLINE_S, eventually
 from tests.support.tiny_models import cached_tiny_model
 

@@ -95,7 +95,7 @@ def test_who_lacks_either_is_told_so(secured: Secured) -> None:
         client.model_info()
 
 
-@pytest.mark.parametrize("service", ["target_service", "draft_service"])
+@pytest.mark.parametrize("service", ["outrider_target", "outrider_draft"])
 def test_the_services_ask_too(secured: Secured, service: str) -> None:
     address = secured.command.address_of(service)
     with (
@@ -171,7 +171,7 @@ def test_the_target_killed_takes_readiness_along_and_not_liveness(secured: Secur
             return False
 
     wait_until(is_ready, "a ready coordinator", secured.command.err)
-    os.kill(secured.command.children()["target_service"], signal.SIGKILL)
+    os.kill(secured.command.children()["outrider_target"], signal.SIGKILL)
     wait_until(lambda: not is_ready(), "readiness following the target", secured.command.err)
     with urllib.request.urlopen(f"http://127.0.0.1:{secured.health_ports['coordinator']}/livez", timeout=20) as answer:
         assert answer.status == 200

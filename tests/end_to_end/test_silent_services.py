@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from coordinator.__main__ import _coordinator
-from coordinator.service import Coordinator
 from outrider.config import CoordinatorSettings
 from outrider.generation import GenerationRequest
 from outrider.types import SamplingParams
+from outrider_coordinator.__main__ import _coordinator
+from outrider_coordinator.service import Coordinator
 from tests.support.scripted_ports import ToyTarget
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.toy_process import ROWS, VOCAB_SIZE, toy_process
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @contextlib.asynccontextmanager
 async def coordinator_of(targets: list[str], draft: str | None) -> AsyncIterator[Coordinator]:
-    """As ``python -m coordinator`` makes it; everything attached."""
+    """As ``outrider coordinator`` makes it; everything attached."""
     addresses = {"target_address": ",".join(targets), "draft_address": draft}
     settings = CoordinatorSettings.model_validate({**addresses, "link_timeout_ms": LINK_TIMEOUT_MS})
     coordinator = _coordinator(settings, lambda is_up: None, None)
@@ -130,9 +130,9 @@ async def test_the_only_draft_is_stopped_and_continued(expected: list[list[int]]
         await attached(coordinator, 1, 0)
         draft.signal(signal.SIGCONT)
         await attached(coordinator, 1, 1)
-        before = coordinator.stats().tally.num_accepted_tokens
+        before = coordinator.stats().spec_stats.num_accepted_tokens
         assert await Streams(coordinator).finish() == expected
-        assert coordinator.stats().tally.num_accepted_tokens > before
+        assert coordinator.stats().spec_stats.num_accepted_tokens > before
 
 
 async def test_the_only_target_is_killed_again_and_again(expected: list[list[int]]) -> None:

@@ -70,7 +70,7 @@ class Shared:
         """The other rank's process; beside it there may be some that keep processors awake."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         children = [int(pid) for task in tasks for pid in (task / "children").read_text(encoding="ascii").split()]
-        found = [pid for pid in children if b"target_service" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        found = [pid for pid in children if b"outrider_target" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(found) == 1
         return found[0]
 
@@ -84,7 +84,16 @@ class Shared:
 def shared_target(*flags: str) -> Iterator[Shared]:
     port = free_port()
     command = [
-        *(sys.executable, "-m", "target_service", "--model", str(cached_tiny_model("llama")), "--port", str(port)),
+        *(
+            sys.executable,
+            "-P",
+            "-m",
+            "outrider_target",
+            "--model",
+            str(cached_tiny_model("llama")),
+            "--port",
+            str(port),
+        ),
         *("--num-threads", "1", "--num-pages", "20", "--drain-delay-s", "0", "--tensor-parallel-size", "2", *flags),
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

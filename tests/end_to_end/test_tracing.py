@@ -286,7 +286,7 @@ def test_a_draft_that_is_killed_does_not_lose_the_trace(traced: Command, receive
         wait_until(lambda: client.model_info().draft_attached, "the draft attached")
         stream = client.stream(**{**ASK, "max_tokens": 1000}, trace_parent=trace)
         next(stream)
-        os.kill(traced.children()["draft_service"], signal.SIGKILL)
+        os.kill(traced.children()["outrider_draft"], signal.SIGKILL)
         result = list(stream)[-1].result
     assert result is not None
     spans = collect(receiver, trace.split("-")[1], items=False)

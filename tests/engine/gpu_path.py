@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from draft_service.proposers.model import ModelProposer
-from draft_service.service import build_model_core
-from outrider.engine.batch import ForwardRow
-from outrider.engine.drafting import DraftingRules
-from outrider.engine.kernels.launching import has_kernels
-from outrider.engine.runner import ModelRunner
-from outrider.engine.sampling.fused import warm_up_scoring
+from outrider.kernels.launching import has_kernels
+from outrider.model_executor.draft_loop import DraftingRules
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Open, Proposal, Score, Scores
+from outrider.sampling.sampler import warm_up_scoring
 from outrider.types import (
     AcceptanceMethod,
     SamplingParams,
@@ -34,8 +32,10 @@ from outrider.types import (
     TokenScores,
     TypicalScores,
 )
-from target_service.scorer import next_token
-from target_service.service import build_core
+from outrider_draft.proposers.model import ModelProposer
+from outrider_draft.service import build_model_core
+from outrider_target.scorer import next_token
+from outrider_target.service import build_core
 from tests.support.core_driver import Driver, extend_item, open_session, score_item
 from tests.support.flying import Flying, flying_core
 from tests.support.tiny_models import cached_tiny_model

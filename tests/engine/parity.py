@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from outrider.engine.batch import ForwardRow
-from outrider.engine.runner import ModelRunner
 from outrider.kv_cache import KVSequence
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.model_runner import ModelRunner
 from tests.support.scattering import take_every_other_page
 from tests.support.tiny_models import cached_tiny_model, load_reference
 

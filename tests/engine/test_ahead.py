@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from draft_service.texts import PlainText, PlainTexts
-from outrider.engine.core import ServiceCore
-from outrider.engine.ledger import Ledger, Limits, Session
-from outrider.engine.stage import Flight, Following, Pass
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError, OutriderError
 from outrider.ports import EventBatch, Open, Opened, Release, Score, Scores, SessionFailed, SessionLost
+from outrider.serving.engine_core import EngineCore
+from outrider.serving.executor import ExecutorOutput, InFlightForward, QueuedForward
+from outrider.serving.session_table import Limits, Session, SessionTable
 from outrider.types import AcceptanceMethod, SamplingParams, TokenScores, extend_prefix_hash
+from outrider_draft.texts import PlainSequence, PlainSequences
 
 ONE, OTHER = 1, 2
 LENGTH, BAD_TOKEN = 100, 999
@@ -21,7 +21,7 @@ MILLISECOND = 1_000_000
 
 
 class _Job:
-    def __init__(self, text: PlainText, item: Score) -> None:
+    def __init__(self, text: PlainSequence, item: Score) -> None:
         self.text, self.item = text, item
         self.num_left = len(item.token_ids) + len(item.draft_token_ids)
         self.num_last = len(item.draft_token_ids) + 1
@@ -37,12 +37,12 @@ class _Flight:
     def is_done(self) -> bool:
         return self.stage.is_done
 
-    def finish(self) -> Pass[Scores]:
+    def finish(self) -> ExecutorOutput[Scores]:
         for job, text in zip(self.jobs, self.texts, strict=True):
             assert text is None or list(job.text.token_ids)[: len(text)] == text, "a text was cut under way"
         self.stage.now_ms += self.stage.forward_ms
         self.stage.num_ended += 1
-        return Pass([self.stage.answer(job) for job in self.jobs], self.stage.now_ms * MILLISECOND)
+        return ExecutorOutput([self.stage.answer(job) for job in self.jobs], self.stage.now_ms * MILLISECOND)
 
 
 class _Stage:
@@ -65,15 +65,15 @@ class _Stage:
     def num_pages_needed(self, job: object, share: int) -> int:
         return 0
 
-    def check(self, session: Session[PlainText], item: Score) -> Scores | None:
+    def check(self, session: Session[PlainSequence], item: Score) -> Scores | None:
         if item.token_ids[-1] == BAD_TOKEN:
             raise InvalidRequestError("token_ids", "no such token")
         return None
 
-    def begin(self, session: Session[PlainText], item: Score) -> _Job:
+    def begin(self, session: Session[PlainSequence], item: Score) -> _Job:
         return _Job(session.text, item)
 
-    def advance(self, shares: Sequence[tuple[_Job, int]]) -> Pass[Scores]:
+    def advance(self, shares: Sequence[tuple[_Job, int]]) -> ExecutorOutput[Scores]:
         return self.start(shares).finish()
 
     def start(self, shares: Sequence[tuple[_Job, int]]) -> _Flight:
@@ -90,7 +90,7 @@ class _Stage:
         ids = tuple(token + 1 for token in (item.token_ids[-1], *item.draft_token_ids))
         return Scores(item.session, item.generation, base, TokenScores(ids))
 
-    def foresee(self, session: Session[PlainText], answer: Scores) -> Score | None:
+    def foresee(self, session: Session[PlainSequence], answer: Scores) -> Score | None:
         base, form = answer.base_length, answer.form
         if not isinstance(form, TokenScores) or len(form.token_ids) > 1:
             return None
@@ -98,7 +98,7 @@ class _Stage:
         self.num_foreseen += 1
         return Score(answer.session, answer.generation, base, kept, form.token_ids)
 
-    def follow(self, flight: Flight[Scores]) -> Following[_Job, Scores] | None:
+    def follow(self, flight: InFlightForward[Scores]) -> QueuedForward[_Job, Scores] | None:
         """Over the tokens that are right, or over others."""
         if not self.follows or not isinstance(flight, _Flight):
             return None
@@ -108,17 +108,17 @@ class _Stage:
             item = Score(job.item.session, 0, base, extend_prefix_hash(0, job.text.token_ids), (token_id,))
             jobs.append(_Job(job.text, item))
         self.num_foreseen += len(jobs)
-        return Following(self.start([(job, 1) for job in jobs]), jobs, range(len(jobs)))
+        return QueuedForward(self.start([(job, 1) for job in jobs]), jobs, range(len(jobs)))
 
     def confirm(
-        self, following: Following[_Job, Scores], index: int, session: Session[PlainText], answer: Scores
+        self, following: QueuedForward[_Job, Scores], index: int, session: Session[PlainSequence], answer: Scores
     ) -> Score | None:
         item = following.jobs[index].item
         assert session.text.token_ids[-1] == item.token_ids[0]
         if answer.form == TokenScores(item.token_ids):
             return item
         following.flight.texts[index] = None  # type: ignore[attr-defined]
-        PlainTexts().truncate(session.text, answer.base_length)
+        PlainSequences().truncate(session.text, answer.base_length)
         return None
 
     def is_foreseen(self, item: Score, foreseen: Score) -> bool:
@@ -130,9 +130,9 @@ class _Stage:
 
 class _Rig:
     def __init__(self, *, computes_ahead: bool = True, max_batched_tokens: int = 512) -> None:
-        self.stage, self.texts = _Stage(), PlainTexts()
-        self.core = ServiceCore(
-            Ledger(self.texts, Limits(vocab_size=1000, max_model_len=LENGTH, trims=False)),
+        self.stage, self.texts = _Stage(), PlainSequences()
+        self.core = EngineCore(
+            SessionTable(self.texts, Limits(vocab_size=1000, max_model_len=LENGTH, trims=False)),
             self.stage,
             ahead=self.stage if computes_ahead else None,
             clock=lambda: self.stage.now_ms * MILLISECOND,
@@ -659,8 +659,8 @@ def test_in_whatever_state_a_session_changes_its_mind_it_has_what_it_asked_for_l
     rig.run_out()
     assert sum(rig.used) == rig.stage.num_foreseen
     assert rig.core.num_sessions == 0
-    assert not rig.core._agenda._due
-    assert not rig.core._agenda._found
+    assert not rig.core._request_queue._due
+    assert not rig.core._request_queue._found
 
 
 def test_who_is_to_be_served_with_something_else_is_not_followed() -> None:

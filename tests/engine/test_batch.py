@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.engine.batch import ForwardRow, plan_forward
 from outrider.errors import InvalidRequestError
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
+from outrider.model_executor.input_batch import ForwardRow, plan_forward
 
 
 def test_a_ragged_batch_is_laid_out_row_after_row() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.engine.chunk_size import ChunkSize
+from outrider.serving.prefill_chunk_size import PrefillChunkSize
 
 MICROSECOND = 1_000
 WITHOUT_US = 5_000
 
 
-def after(*forwards: tuple[int, int], most: int = 256) -> ChunkSize:
+def after(*forwards: tuple[int, int], most: int = 256) -> PrefillChunkSize:
     """Forwards of (microseconds, tokens of prompts)."""
-    size = ChunkSize(most)
+    size = PrefillChunkSize(most)
     for duration_us, num_tokens in forwards:
         size.note_forward(duration_us * MICROSECOND, num_tokens)
     return size

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from outrider.engine.models import read_model_config
 from outrider.errors import ModelError
+from outrider.model_executor.models import read_model_config
 from tests.support.tiny_models import EOS_TOKEN, build_tiny_model, cached_tiny_model
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from draft_service.texts import PlainText, PlainTexts
-from outrider.engine.core import ServiceCore
-from outrider.engine.ledger import Ledger, Limits, Session
-from outrider.engine.stage import Pass
 from outrider.ports import Extend, Open, Proposal, Release
+from outrider.serving.engine_core import EngineCore
+from outrider.serving.executor import ExecutorOutput
+from outrider.serving.session_table import Limits, Session, SessionTable
 from outrider.types import AcceptanceMethod, SamplingParams
+from outrider_draft.texts import PlainSequence, PlainSequences
 
 ALONE, BESIDE, LENGTH = 500, 100, 2000
 RUNS, PROMPT = 1, 2
@@ -37,13 +37,13 @@ class _Stage:
     def num_pages_needed(self, job: object, share: int) -> int:
         return 0
 
-    def check(self, session: Session[PlainText], item: Extend) -> Proposal | None:
+    def check(self, session: Session[PlainSequence], item: Extend) -> Proposal | None:
         return None
 
-    def begin(self, session: Session[PlainText], item: Extend) -> _Job:
+    def begin(self, session: Session[PlainSequence], item: Extend) -> _Job:
         return _Job(item)
 
-    def advance(self, shares: Sequence[tuple[_Job, int]]) -> Pass[Proposal]:
+    def advance(self, shares: Sequence[tuple[_Job, int]]) -> ExecutorOutput[Proposal]:
         self.shares.append([share for _, share in shares])
         self.on_forward()
         for job, share in shares:
@@ -51,7 +51,7 @@ class _Stage:
         answers = [
             None if job.num_left else Proposal(job.item.session, job.item.generation, 0, ()) for job, _ in shares
         ]
-        return Pass(answers, 0)
+        return ExecutorOutput(answers, 0)
 
 
 class _Rig:
@@ -62,8 +62,8 @@ class _Rig:
         self.stage = _Stage()
         self.forward_ms = forward_ms
         limits = Limits(vocab_size=10, max_model_len=LENGTH + 1, trims=True)
-        self.core = ServiceCore(
-            Ledger(PlainTexts(), limits),
+        self.core = EngineCore(
+            SessionTable(PlainSequences(), limits),
             self.stage,
             max_batched_tokens=ALONE,
             max_prefill_beside=BESIDE,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine.batch import ForwardRow
-from outrider.engine.graph_shapes import DEFAULT_LIMITS, GraphLimits, forward_shapes
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits, forward_shapes
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.model_runner import ModelRunner
 from tests.support.stack import run_stack
 from tests.support.tiny_models import cached_tiny_model
 
@@ -77,7 +77,7 @@ def test_captured_forwards_follow_the_cpu_over_many_steps(architecture: str) -> 
 def test_warming_up_says_how_far_it_is_and_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
     runner = ModelRunner.load(cached_tiny_model("llama", seed=1), device="cuda", page_size=4, num_pages=64)
     steps: list[tuple[int, int]] = []
-    with caplog.at_level(logging.INFO, logger="outrider.engine.graphs"):
+    with caplog.at_level(logging.INFO, logger="outrider.model_executor.cuda_graphs"):
         runner.warm_up(lambda done, total: steps.append((done, total)))
     total = len(forward_shapes(DEFAULT_LIMITS, has_chunks=runner.dtype.itemsize == 2))
     assert steps == [(done, total) for done in range(1, total + 1)]
@@ -87,7 +87,7 @@ def test_warming_up_says_how_far_it_is_and_what_it_took(caplog: pytest.LogCaptur
 
 
 def test_pages_leave_room_for_the_graphs(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="outrider.engine"):
+    with caplog.at_level(logging.INFO, logger="outrider.model_executor"):
         runner = ModelRunner.load(cached_tiny_model("llama", seed=1), device="cuda", page_size=4)
         runner.warm_up()
     said = [record.getMessage() for record in caplog.records]

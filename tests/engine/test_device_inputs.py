@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.engine.batch import ForwardBatch, ForwardRow, plan_forward
-from outrider.engine.device_inputs import BatchFrame, BatchShape, pack, unpack
-from outrider.engine.kernels.paged_attention import DevicePlan
-from outrider.engine.models.decoder import DeviceBatch
+from outrider.kernels.paged_attention import DevicePlan
 from outrider.kv_cache import KVCacheManager, PagePool
+from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, unpack
+from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_forward
+from outrider.model_executor.models.decoder import DeviceBatch
 
 WINDOWS = frozenset((None, 5))
 

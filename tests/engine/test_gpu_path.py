@@ -19,10 +19,10 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 REALS = {"support_probs", "outside_mass", "probs", "entropies"}
-Started = tuple["subprocess.Popen[str]", Path]
+RunningBatch = tuple["subprocess.Popen[str]", Path]
 
 
-def start(device: str, path: Path, **environment: str) -> Started:
+def start(device: str, path: Path, **environment: str) -> RunningBatch:
     """Processes of their own: Triton decides when it is imported whether it interprets."""
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     process = subprocess.Popen(
@@ -32,7 +32,7 @@ def start(device: str, path: Path, **environment: str) -> Started:
     return process, path
 
 
-def finish(started: Started) -> dict[str, Any]:
+def finish(started: RunningBatch) -> dict[str, Any]:
     process, path = started
     said, _ = process.communicate()
     assert process.returncode == 0, said[-4000:]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.engine.capturing import MemoryBound, NoGraphs, capture_within
-from outrider.engine.device_inputs import BatchShape
-from outrider.engine.graph_shapes import (
+from outrider.model_executor.device_inputs import BatchShape
+from outrider.model_executor.graph_capture import MemoryBound, NoGraphs, capture_within
+from outrider.model_executor.graph_shapes import (
     DEFAULT_LIMITS,
     GraphLimits,
     choose_shape,

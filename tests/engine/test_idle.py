@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from draft_service.proposers.ngram import NgramProposer
-from draft_service.texts import PlainTexts
-from outrider.engine.core import ServiceCore
-from outrider.engine.ledger import Ledger, Limits, SessionLimits
 from outrider.ports import Open, Proposal, Refused, Release, SessionLost
+from outrider.serving.engine_core import EngineCore
+from outrider.serving.session_table import Limits, SessionLimits, SessionTable
+from outrider_draft.proposers.ngram import NgramProposer
+from outrider_draft.texts import PlainSequences
 from tests.support.core_driver import Driver, extend_item, open_session
 
 SECOND = 1_000_000_000
@@ -25,7 +25,7 @@ class Clock:
 def drive(clock: Clock, *, max_per_link: int | None = None, idle_timeout_s: float | None = 60.0) -> Driver:
     limits = Limits(0, 1000, trims=True, sessions=SessionLimits(max_per_link, idle_timeout_s))
     proposer = NgramProposer(min_n=1, max_n=2)
-    core: ServiceCore[Any, Any, Any, Any] = ServiceCore(Ledger(PlainTexts(), limits), proposer, clock=clock)
+    core: EngineCore[Any, Any, Any, Any] = EngineCore(SessionTable(PlainSequences(), limits), proposer, clock=clock)
     return Driver(core)
 
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from outrider.engine.inlet import Inlet
+from outrider.model_executor.input_buffer import PinnedInputBuffer
 
 
 def test_what_was_put_is_taken_in_once() -> None:
-    inlet = Inlet(6, torch.device("cpu"))
+    input_buffer = PinnedInputBuffer(6, torch.device("cpu"))
     numbers = np.array([3, 1, 4, 1], dtype=np.int32)
-    inlet.put(numbers)
+    input_buffer.put(numbers)
     numbers[:] = 9  # the caller's again
-    assert inlet.numbers.tolist() == [0] * 6
-    inlet.take_in()
-    assert inlet.numbers.tolist() == [3, 1, 4, 1, 0, 0]
-    inlet.numbers.fill_(7)
-    inlet.take_in()
-    assert inlet.numbers.tolist() == [7] * 6
+    assert input_buffer.numbers.tolist() == [0] * 6
+    input_buffer.take_in()
+    assert input_buffer.numbers.tolist() == [3, 1, 4, 1, 0, 0]
+    input_buffer.numbers.fill_(7)
+    input_buffer.take_in()
+    assert input_buffer.numbers.tolist() == [7] * 6
 
 
 def test_numbers_of_a_launch_that_failed_before_it_began_are_forgotten() -> None:
-    inlet = Inlet(4, torch.device("cpu"))
-    inlet.put(np.array([1, 2, 3], dtype=np.int32))
-    inlet.put(np.array([5], dtype=np.int32))
-    inlet.take_in()
-    assert inlet.numbers.tolist() == [5, 0, 0, 0]
+    input_buffer = PinnedInputBuffer(4, torch.device("cpu"))
+    input_buffer.put(np.array([1, 2, 3], dtype=np.int32))
+    input_buffer.put(np.array([5], dtype=np.int32))
+    input_buffer.take_in()
+    assert input_buffer.numbers.tolist() == [5, 0, 0, 0]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draft_service.texts import PlainText, PlainTexts
-from outrider.engine.core import ServiceCore
-from outrider.engine.ledger import Ledger, Limits, Session
-from outrider.engine.stage import Pass
 from outrider.ports import Extend, ItemTiming, Open, Proposal
 from outrider.recording import ItemRecord
+from outrider.serving.engine_core import EngineCore
+from outrider.serving.executor import ExecutorOutput
+from outrider.serving.session_table import Limits, Session, SessionTable
 from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.service_spans import item_spans
 from outrider.types import AcceptanceMethod, SamplingParams
+from outrider_draft.texts import PlainSequence, PlainSequences
 
 QUEUED, FORWARD, SAMPLE, BETWEEN = 5, 100, 30, 7
 NUM_FORWARDS = 3
@@ -61,13 +61,13 @@ class _Stage:
     def num_pages_needed(self, job: object, share: int) -> int:
         return 0
 
-    def check(self, session: Session[PlainText], item: Extend) -> Proposal | None:
+    def check(self, session: Session[PlainSequence], item: Extend) -> Proposal | None:
         return None
 
-    def begin(self, session: Session[PlainText], item: Extend) -> _Job:
+    def begin(self, session: Session[PlainSequence], item: Extend) -> _Job:
         return _Job(item)
 
-    def advance(self, shares: Sequence[tuple[_Job, int]]) -> Pass[Proposal]:
+    def advance(self, shares: Sequence[tuple[_Job, int]]) -> ExecutorOutput[Proposal]:
         self._clock.now += FORWARD
         computed_ns = self._clock.now
         self._clock.now += SAMPLE
@@ -77,13 +77,13 @@ class _Stage:
             Proposal(job.item.session, job.item.generation, 0, ()) if job.served == NUM_FORWARDS else None
             for job, _ in shares
         ]
-        return Pass(results, computed_ns)
+        return ExecutorOutput(results, computed_ns)
 
 
 def test_each_stage_lies_between_two_readings_of_the_clock() -> None:
     clock = _Clock()
-    ledger = Ledger(PlainTexts(), Limits(vocab_size=10, max_model_len=10, trims=True))
-    core = ServiceCore(ledger, _Stage(clock), clock=clock)
+    session_table = SessionTable(PlainSequences(), Limits(vocab_size=10, max_model_len=10, trims=True))
+    core = EngineCore(session_table, _Stage(clock), clock=clock)
     recorder = core.recorder = _Recorder()
     opening = Open(1, 1, SamplingParams(), 0, AcceptanceMethod.REJECTION, 1, 5, 10)
     core.handle(1, [opening, Extend(1, 2, 0, 0, (3,), 1, trace_parent=PARENT)])

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from outrider.engine.batch import ForwardRow, plan_forward
-from outrider.engine.kernels.kv_store import copy_pages, store_kv
-from outrider.engine.kernels.linear import PreparedWeight, prepare_weight
-from outrider.engine.kernels.linear.packed import PackedWeight, can_pack
-from outrider.engine.kernels.linear.reference import PlainWeight, UpcastWeight
-from outrider.engine.kernels.paged_attention import paged_attention, plan_attention
-from outrider.engine.kernels.rms_norm import PreparedNorm, prepare_norm
-from outrider.engine.kernels.rms_norm.few_ops import FewOpsNorm
-from outrider.engine.kernels.rms_norm.reference import ReferenceNorm
+from outrider.kernels.kv_store import copy_pages, store_kv
+from outrider.kernels.linear import PreparedWeight, prepare_weight
+from outrider.kernels.linear.packed import PackedWeight, can_pack
+from outrider.kernels.linear.reference import PlainWeight, UpcastWeight
+from outrider.kernels.paged_attention import paged_attention, plan_attention
+from outrider.kernels.rms_norm import PreparedNorm, prepare_norm
+from outrider.kernels.rms_norm.few_ops import FewOpsNorm
+from outrider.kernels.rms_norm.reference import ReferenceNorm
 from outrider.kv_cache import KVCacheManager, PagePool
+from outrider.model_executor.input_batch import ForwardRow, plan_forward
 from tests.support.scattering import take_every_other_page
 
 CPU = torch.device("cpu")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from outrider.engine import ledger as ledger_module
-from outrider.engine.ledger import Ledger, Limits, Session
 from outrider.errors import NonFiniteLogitsError
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 from outrider.ports import Open, Release, SessionFailed, SessionLost
+from outrider.serving import session_table as ledger_module
+from outrider.serving.session_table import Limits, Session, SessionTable
 from outrider.types import AcceptanceMethod, SamplingParams, extend_prefix_hash
 
 OPEN = Open(
@@ -32,131 +32,137 @@ def table() -> KVCacheManager:
 
 
 @pytest.fixture
-def ledger(table: KVCacheManager) -> Ledger[KVSequence]:
-    return Ledger(table, Limits(vocab_size=50, max_model_len=16, trims=False))
+def session_table(table: KVCacheManager) -> SessionTable[KVSequence]:
+    return SessionTable(table, Limits(vocab_size=50, max_model_len=16, trims=False))
 
 
-def found(ledger: Ledger[KVSequence], generation: int = 2) -> Session[KVSequence]:
-    session = ledger.find(0, 7, generation)
+def found(session_table: SessionTable[KVSequence], generation: int = 2) -> Session[KVSequence]:
+    session = session_table.find(0, 7, generation)
     assert isinstance(session, Session)
     return session
 
 
 def test_a_session_takes_pages_as_it_grows_and_release_gives_them_back(
-    ledger: Ledger[KVSequence], table: KVCacheManager
+    session_table: SessionTable[KVSequence], table: KVCacheManager
 ) -> None:
-    assert ledger.open(0, OPEN) is None
+    assert session_table.open(0, OPEN) is None
     assert table.pool.num_free == 4
-    table.extend(found(ledger).text, [1, 2, 3, 4, 5])
+    table.extend(found(session_table).text, [1, 2, 3, 4, 5])
     assert table.pool.num_free == 2
-    assert ledger.release(0, Release(7, 2))
+    assert session_table.release(0, Release(7, 2))
     assert table.pool.num_free == 4
     table.check_integrity()
 
 
 @pytest.mark.parametrize("end", ["refuse", "preempt"])
 def test_a_session_without_pages_leaves_a_tombstone_until_it_is_opened_anew(
-    ledger: Ledger[KVSequence], table: KVCacheManager, end: str
+    session_table: SessionTable[KVSequence], table: KVCacheManager, end: str
 ) -> None:
-    ledger.open(0, OPEN)
-    session = found(ledger)
+    session_table.open(0, OPEN)
+    session = found(session_table)
     table.extend(session.text, [1, 2, 3])
-    event = ledger.refuse(session, "full") if end == "refuse" else ledger.preempt(session)
+    event = session_table.refuse(session, "full") if end == "refuse" else session_table.preempt(session)
     assert (event.session, event.generation) == (7, 2)
     assert event.retry_after_ms > 0
     assert table.pool.num_free == 4
-    assert ledger.find(0, 7, 3) is None
-    assert ledger.open(0, replace(OPEN, generation=4)) is None
-    assert found(ledger, 5).open.generation == 4
+    assert session_table.find(0, 7, 3) is None
+    assert session_table.open(0, replace(OPEN, generation=4)) is None
+    assert found(session_table, 5).open.generation == 4
 
 
-def test_age_is_the_arrival_and_then_the_request(ledger: Ledger[KVSequence]) -> None:
+def test_age_is_the_arrival_and_then_the_request(session_table: SessionTable[KVSequence]) -> None:
     for number, (arrival_ns, request_id) in enumerate([(5, "a"), (3, "b"), (3, "a"), (9, "")]):
-        ledger.open(0, replace(OPEN, session=number, arrival_ns=arrival_ns, request_id=request_id))
-    ages = sorted(ledger.sessions(), key=lambda session: session.age)
+        session_table.open(0, replace(OPEN, session=number, arrival_ns=arrival_ns, request_id=request_id))
+    ages = sorted(session_table.sessions(), key=lambda session: session.age)
     assert [session.open.session for session in ages] == [2, 1, 0, 3]
 
 
-def test_older_items_are_ignored(ledger: Ledger[KVSequence]) -> None:
-    ledger.open(0, OPEN)
-    found(ledger, 5)
-    assert ledger.find(0, 7, 4) is None
-    assert isinstance(ledger.find(0, 7, 5), Session)
-    assert ledger.open(0, OPEN) is None
-    assert not ledger.release(0, Release(7, 4))
-    assert isinstance(ledger.find(0, 7, 6), Session)
+def test_older_items_are_ignored(session_table: SessionTable[KVSequence]) -> None:
+    session_table.open(0, OPEN)
+    found(session_table, 5)
+    assert session_table.find(0, 7, 4) is None
+    assert isinstance(session_table.find(0, 7, 5), Session)
+    assert session_table.open(0, OPEN) is None
+    assert not session_table.release(0, Release(7, 4))
+    assert isinstance(session_table.find(0, 7, 6), Session)
 
 
-def test_a_released_session_ignores_items_and_an_unknown_one_is_lost(ledger: Ledger[KVSequence]) -> None:
-    assert isinstance(ledger.find(0, 7, 0), SessionLost)
-    ledger.open(0, OPEN)
-    ledger.release(0, Release(7, 2))
-    assert ledger.find(0, 7, 9) is None
-    assert isinstance(ledger.find(1, 7, 9), SessionLost)  # another link's session of the same number
+def test_a_released_session_ignores_items_and_an_unknown_one_is_lost(session_table: SessionTable[KVSequence]) -> None:
+    assert isinstance(session_table.find(0, 7, 0), SessionLost)
+    session_table.open(0, OPEN)
+    session_table.release(0, Release(7, 2))
+    assert session_table.find(0, 7, 9) is None
+    assert isinstance(session_table.find(1, 7, 9), SessionLost)  # another link's session of the same number
 
 
-def test_opening_anew_starts_empty_in_the_same_room(ledger: Ledger[KVSequence], table: KVCacheManager) -> None:
-    ledger.open(0, replace(OPEN, max_length=16))
-    table.extend(found(ledger).text, [1, 2, 3])
-    assert ledger.open(0, replace(OPEN, max_length=16, generation=3)) is None
-    assert found(ledger, 4).text.length == 0
+def test_opening_anew_starts_empty_in_the_same_room(
+    session_table: SessionTable[KVSequence], table: KVCacheManager
+) -> None:
+    session_table.open(0, replace(OPEN, max_length=16))
+    table.extend(found(session_table).text, [1, 2, 3])
+    assert session_table.open(0, replace(OPEN, max_length=16, generation=3)) is None
+    assert found(session_table, 4).text.length == 0
     table.check_integrity()
     assert len(table) == 1
 
 
 def test_the_same_open_twice_is_one_and_another_with_its_generation_fails(
-    ledger: Ledger[KVSequence], table: KVCacheManager
+    session_table: SessionTable[KVSequence], table: KVCacheManager
 ) -> None:
-    ledger.open(0, OPEN)
-    assert ledger.open(0, OPEN) is None
-    failed = ledger.open(0, replace(OPEN, seed=4))
+    session_table.open(0, OPEN)
+    assert session_table.open(0, OPEN) is None
+    failed = session_table.open(0, replace(OPEN, seed=4))
     assert isinstance(failed, SessionFailed)
     assert (failed.code, failed.field) == ("InvalidRequestError", "session")
     assert table.pool.num_free == 4
 
 
-def test_rewind_keeps_what_is_there_and_the_same_text(ledger: Ledger[KVSequence], table: KVCacheManager) -> None:
-    ledger.open(0, OPEN)
-    session = found(ledger)
+def test_rewind_keeps_what_is_there_and_the_same_text(
+    session_table: SessionTable[KVSequence], table: KVCacheManager
+) -> None:
+    session_table.open(0, OPEN)
+    session = found(session_table)
     table.extend(session.text, [1, 2, 3])
-    too_long = ledger.rewind(session, 4, extend_prefix_hash(0, [1, 2, 3, 4]))
+    too_long = session_table.rewind(session, 4, extend_prefix_hash(0, [1, 2, 3, 4]))
     assert isinstance(too_long, SessionLost)
     assert "4" in too_long.reason
-    other = ledger.rewind(session, 2, extend_prefix_hash(0, [2, 1]))
+    other = session_table.rewind(session, 2, extend_prefix_hash(0, [2, 1]))
     assert isinstance(other, SessionLost)
     assert session.text.token_ids == [1, 2, 3]
-    assert ledger.rewind(session, 2, extend_prefix_hash(0, [1, 2])) is None
+    assert session_table.rewind(session, 2, extend_prefix_hash(0, [1, 2])) is None
     assert session.text.token_ids == [1, 2]
 
 
-def test_failing_frees_and_names_the_error(ledger: Ledger[KVSequence], table: KVCacheManager) -> None:
-    ledger.open(0, OPEN)
-    failed = ledger.fail(0, 7, 2, NonFiniteLogitsError("nan"))
+def test_failing_frees_and_names_the_error(session_table: SessionTable[KVSequence], table: KVCacheManager) -> None:
+    session_table.open(0, OPEN)
+    failed = session_table.fail(0, 7, 2, NonFiniteLogitsError("nan"))
     assert failed == SessionFailed(7, 2, "NonFiniteLogitsError", "nan")
     assert table.pool.num_free == 4
-    assert ledger.find(0, 7, 3) is None
+    assert session_table.find(0, 7, 3) is None
 
 
-def test_dropping_a_link_frees_its_sessions_alone(ledger: Ledger[KVSequence], table: KVCacheManager) -> None:
+def test_dropping_a_link_frees_its_sessions_alone(
+    session_table: SessionTable[KVSequence], table: KVCacheManager
+) -> None:
     for link_id in (0, 1):
-        ledger.open(link_id, OPEN)
-        session = ledger.find(link_id, 7, 1)
+        session_table.open(link_id, OPEN)
+        session = session_table.find(link_id, 7, 1)
         assert isinstance(session, Session)
         table.extend(session.text, [1, 2, 3])
-    ledger.drop_link(0)
+    session_table.drop_link(0)
     assert table.pool.num_free == 3
-    assert len(ledger) == 1
-    assert isinstance(ledger.find(1, 7, 2), Session)
-    assert isinstance(ledger.find(0, 7, 2), SessionLost)
+    assert len(session_table) == 1
+    assert isinstance(session_table.find(1, 7, 2), Session)
+    assert isinstance(session_table.find(0, 7, 2), SessionLost)
 
 
-def test_tombstones_are_bounded(ledger: Ledger[KVSequence], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tombstones_are_bounded(session_table: SessionTable[KVSequence], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "MAX_TOMBSTONES", 3)
     for session in range(5):
-        ledger.open(0, replace(OPEN, session=session))
-        ledger.release(0, Release(session, 2))
-    assert isinstance(ledger.find(0, 0, 3), SessionLost)
-    assert ledger.find(0, 4, 3) is None
+        session_table.open(0, replace(OPEN, session=session))
+        session_table.release(0, Release(session, 2))
+    assert isinstance(session_table.find(0, 0, 3), SessionLost)
+    assert session_table.find(0, 4, 3) is None
 
 
 @pytest.mark.parametrize(
@@ -181,16 +187,16 @@ def test_tombstones_are_bounded(ledger: Ledger[KVSequence], monkeypatch: pytest.
     ],
 )
 def test_a_bad_open_fails_and_names_the_field(
-    ledger: Ledger[KVSequence], table: KVCacheManager, field: str, changes: dict[str, Any]
+    session_table: SessionTable[KVSequence], table: KVCacheManager, field: str, changes: dict[str, Any]
 ) -> None:
-    failed = ledger.open(0, replace(OPEN, **changes))
+    failed = session_table.open(0, replace(OPEN, **changes))
     assert isinstance(failed, SessionFailed)
     assert (failed.code, failed.field) == ("InvalidRequestError", field)
     assert table.pool.num_free == 4
-    assert ledger.find(0, 7, 2) is None
+    assert session_table.find(0, 7, 2) is None
 
 
 def test_a_draft_takes_a_longer_session_as_far_as_it_fits(table: KVCacheManager) -> None:
-    ledger = Ledger(table, Limits(vocab_size=0, max_model_len=16, trims=True))
-    assert ledger.open(0, replace(OPEN, max_length=1000)) is None
-    assert found(ledger).reserved_length == 16
+    session_table = SessionTable(table, Limits(vocab_size=0, max_model_len=16, trims=True))
+    assert session_table.open(0, replace(OPEN, max_length=1000)) is None
+    assert found(session_table).reserved_length == 16

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.engine.batch import ForwardRow
-from outrider.engine.runner import ModelRunner
 from outrider.errors import ModelError
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.model_runner import ModelRunner
 from tests.engine.parity import build, reference_logits
 
 TEXT = [5, 6, 7, 8]

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.checkpoint import read_checkpoint
-from outrider.engine.memory import check_weights_fit
-from outrider.engine.models import read_model_config
-from outrider.engine.models.config_schema import ConfigFile, RopeParameters, SpecialTokens
-from outrider.engine.models.weights import checkpoint_shapes, weight_targets
-from outrider.engine.runner import ModelRunner
-from outrider.engine.tokenizer_files import FILE_NAMES, check_tokenizer, read_tokenizer
 from outrider.errors import ConfigError, ModelError
+from outrider.model_executor.kv_cache_sizing import check_weights_fit
+from outrider.model_executor.loader.checkpoint import read_checkpoint
+from outrider.model_executor.loader.tokenizer_files import FILE_NAMES, check_tokenizer, read_tokenizer
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.models import read_model_config
+from outrider.model_executor.models.config_schema import ConfigFile, RopeParameters, SpecialTokens
+from outrider.model_executor.models.weights import checkpoint_shapes, weight_targets
 from tests.engine.parity import build
 from tests.support.tiny_models import ARCHITECTURES
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.batch import ForwardRow
+from outrider.model_executor.input_batch import ForwardRow
 from tests.engine.parity import (
     TOLERANCE,
     build,

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine.batch import ForwardRow
-from outrider.engine.memory import choose_num_pages
-from outrider.engine.runner import ModelRunner
 from outrider.errors import ConfigError, InvalidRequestError, ModelError
 from outrider.kv_cache import KVSequence
 from outrider.kv_cache.sizing import KVCacheRequest
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.kv_cache_sizing import choose_num_pages
+from outrider.model_executor.model_runner import ModelRunner
 from tests.engine.parity import build, poisoned_runner, random_ids, reference_logits
 
 CPU = torch.device("cpu")
@@ -132,7 +132,7 @@ def test_the_pool_is_sized_by_pages_by_bytes_or_by_memory() -> None:
 
 
 def test_a_default_pool_keeps_to_its_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.engine.memory._available_host_bytes", lambda: 4 * 16 * 10 * 20)
+    monkeypatch.setattr("outrider.model_executor.kv_cache_sizing._available_host_bytes", lambda: 4 * 16 * 10 * 20)
     assert choose_num_pages(request(), CPU) == 20
 
 
@@ -154,13 +154,13 @@ def test_a_device_without_room_says_what_to_set(monkeypatch: pytest.MonkeyPatch)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 29, 80 << 30))
-    monkeypatch.setattr("outrider.engine.execution.make_cache", refuse)
+    monkeypatch.setattr("outrider.model_executor.model_executor.make_cache", refuse)
     with pytest.raises(ConfigError, match=r"1\.5 of the 80\.0 GiB of cpu are free.*gpu_memory_utilization"):
         ModelRunner.load(build("llama"), num_pages=4)
 
 
 def test_the_chosen_size_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="outrider.engine.memory"):
+    with caplog.at_level(logging.INFO, logger="outrider.model_executor.kv_cache_sizing"):
         choose_num_pages(request(num_pages=3), CPU)
     assert "3 pages of 16 tokens" in caplog.text
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from outrider.engine.scheduling import share_tokens
+from outrider.serving.token_budget import share_tokens
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from outrider.engine.tokenizer_files import read_tokenizer, tokenizer_hash
 from outrider.errors import ModelError
+from outrider.model_executor.loader.tokenizer_files import read_tokenizer, tokenizer_hash
 from tests.support.tiny_models import build_tiny_model
 
 TOKENIZER: dict[str, Any] = {

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from outrider.engine import worker as worker_module
-from outrider.engine.worker import EngineWorker
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
 from outrider.recording import Recorder
+from outrider.serving import worker as worker_module
+from outrider.serving.worker import EngineWorker
 
 DEADLINE_S = 20.0
 
@@ -247,7 +247,8 @@ def test_a_loop_that_went_away_costs_only_its_own_link(core: EchoCore) -> None:
 
 def test_imports_no_torch() -> None:
     code = (
-        "import sys, outrider.engine.worker, outrider.engine.core, outrider.engine.local_port, draft_service.service\n"
+        "import sys, outrider_draft.service\n"
+        "from outrider.serving import engine_core, local_port, worker\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

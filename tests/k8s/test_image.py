@@ -115,7 +115,7 @@ def test_the_coordinators_image_has_no_torch_and_runs(coordinator_image: Path) -
     wrong = run(SCRIPTS / "check_packages.sh", coordinator_image, "cpu")
     assert "torch is not in the image for cpu" in wrong.stderr
     port = str(free_port())
-    arguments = ["-m", "coordinator", f"--port={port}", "--target-address=127.0.0.1:1"]
+    arguments = ["-m", "outrider_coordinator", f"--port={port}", "--target-address=127.0.0.1:1"]
     process = subprocess.Popen([python, *arguments], cwd="/", stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: listens(int(port)), "a coordinator")
@@ -144,10 +144,10 @@ def test_an_environment_with_torch_is_what_the_check_asks_for(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("command", "port"),
     [
-        ("python -m target_service --host=0.0.0.0 --port=50077", "50077"),
-        ("python -m draft_service --port 50078 --device cpu", "50078"),
-        ("python -m target_service --model /m", "50051"),
-        ("torchrun --nnodes=2 -m target_service --device=cuda", "50051"),
+        ("python -m outrider_target --host=0.0.0.0 --port=50077", "50077"),
+        ("python -m outrider_draft --port 50078 --device cpu", "50078"),
+        ("python -m outrider_target --model /m", "50051"),
+        ("torchrun --nnodes=2 -m outrider_target --device=cuda", "50051"),
         ("outrider serve /m", None),
     ],
 )

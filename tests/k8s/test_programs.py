@@ -28,7 +28,7 @@ SECTIONS: dict[str, type[Section]] = {
     "draft": DraftSettings,
     "coordinator": CoordinatorSettings,
 }
-MODULES = {"target": "target_service", "draft": "draft_service", "coordinator": "coordinator"}
+MODULES = {"target": "outrider_target", "draft": "outrider_draft", "coordinator": "outrider_coordinator"}
 
 
 def services(release: Release) -> list[str]:
@@ -78,7 +78,7 @@ def test_torchrun_takes_the_command_of_a_group(release: Releases) -> None:
     words = re.sub(r"\$\((\w+)\)", lambda found: given[found[1]], command).split()
     taken = get_args_parser().parse_args(words)
     assert (taken.nnodes, taken.nproc_per_node, taken.node_rank, taken.master_addr) == ("2", "8", 1, "leader")
-    assert (taken.module, taken.training_script) == (True, "target_service")
+    assert (taken.module, taken.training_script) == (True, "outrider_target")
     settings = load(TargetSettings, taken.training_script_args, environ={})
     assert settings.tensor_parallel_size == int(taken.nnodes) * int(taken.nproc_per_node)
 

@@ -10,10 +10,10 @@ import random
 
 import torch
 
-from outrider.engine.batch import ForwardRow
-from outrider.engine.runner import ModelRunner
 from outrider.errors import OutOfPagesError
 from outrider.kv_cache import KVSequence
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.model_runner import ModelRunner
 
 MOST_SEQUENCES = 12
 MOST_ROWS = 8

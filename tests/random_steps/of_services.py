@@ -10,13 +10,13 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from draft_service.proposers.model import ModelProposer
-from draft_service.service import build_model_core
-from outrider.engine.batch import ForwardRow
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Proposal, Refused, Release, Scores, SessionLost
 from outrider.types import AcceptanceMethod, SamplingParams, ScoreForm, SparseEvidence, Support, TokenScores
-from target_service.scorer import next_token
+from outrider_draft.proposers.model import ModelProposer
+from outrider_draft.service import build_model_core
+from outrider_target.scorer import next_token
 from tests.support.core_driver import Driver, extend_item, open_session, score_item
 from tests.support.flying import Flying, flying_core
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from outrider.engine.drafting import DraftingRules
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.draft_loop import DraftingRules
+from outrider.model_executor.model_runner import ModelRunner
 from tests.random_steps.of_runner import RunnerSteps
 from tests.random_steps.of_services import DraftSteps, TargetSteps
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from coordinator.sides import WithoutDraft
 from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, MetricSpec
+from outrider_coordinator.session.service_state import WithoutDraft
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "k8s" / "outrider" / "files"

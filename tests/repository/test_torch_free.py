@@ -35,7 +35,14 @@ def test_the_blocker_blocks() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["outrider", "outrider.client", "outrider.kv_cache", "outrider.transport", "outrider.cli.app", "coordinator"],
+    [
+        "outrider",
+        "outrider.client",
+        "outrider.kv_cache",
+        "outrider.transport",
+        "outrider.cli.app",
+        "outrider_coordinator",
+    ],
 )
 def test_every_module_of_it_imports(module: str) -> None:
     code = f"""
@@ -55,8 +62,8 @@ def test_the_coordinator_process_runs_without_torch() -> None:
     """It starts, reads its settings and says what is wrong with them: nothing on that way needs torch."""
     code = """
 import runpy
-sys.argv = ["coordinator", "--prot", "1"]
-runpy.run_module("coordinator", run_name="__main__")
+sys.argv = ["outrider coordinator", "--prot", "1"]
+runpy.run_module("outrider_coordinator", run_name="__main__")
 """
     outcome = run(code)
     assert outcome.returncode == 1

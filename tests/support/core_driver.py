@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.engine.core import ServiceCore
 from outrider.ports import EventBatch, Extend, ForwardReport, Open, Opened, Release, Score
+from outrider.serving.engine_core import EngineCore
 from outrider.types import AcceptanceMethod, SamplingParams, Support, extend_prefix_hash
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -64,7 +64,7 @@ def extend_item(
 class Driver:
     """One link to a core."""
 
-    core: ServiceCore[Any, Any, Any, Any]
+    core: EngineCore[Any, Any, Any, Any]
     link_id: int = 0
     reports: list[ForwardReport] = field(default_factory=list)
     num_steps: int = 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.engine.core import ServiceCore
-from outrider.engine.ledger import Ledger, Limits
-from outrider.engine.stage import Flight, Following
 from outrider.ports import Scores
-from target_service.jobs import ScoreJob
-from target_service.scorer import Scorer
-from target_service.service import TargetCore
+from outrider.serving.engine_core import EngineCore
+from outrider.serving.executor import InFlightForward, QueuedForward
+from outrider.serving.session_table import Limits, SessionTable
+from outrider_target.jobs import ScoreJob
+from outrider_target.scorer import Scorer
+from outrider_target.service import TargetCore
 
 
 class Flying(Scorer):
@@ -22,7 +22,7 @@ class Flying(Scorer):
     def is_asynchronous(self) -> bool:
         return True
 
-    def follow(self, flight: Flight[Scores]) -> Following[ScoreJob, Scores] | None:
+    def follow(self, flight: InFlightForward[Scores]) -> QueuedForward[ScoreJob, Scores] | None:
         following = super().follow(flight)
         self.num_followed += len(following.jobs) if following is not None else 0
         return following
@@ -32,4 +32,4 @@ def flying_core(scorer: Flying, **options: Any) -> TargetCore:
     """A core that computes ahead with it."""
     runner = scorer._runner
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
-    return ServiceCore(Ledger(runner.sequences, limits), scorer, ahead=scorer, **options)
+    return EngineCore(SessionTable(runner.sequences, limits), scorer, ahead=scorer, **options)

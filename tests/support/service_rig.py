@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.actions import Emit, Fail, ToDraft, ToTarget
-from coordinator.loop import SessionLoop, Waiting
-from coordinator.planning import Planner
-from coordinator.sides import DraftFacts
-from coordinator.speculation import DraftLengthPolicy
-from draft_service.proposers.model import ModelProposer
-from draft_service.service import build_model_core, build_ngram_core
 from outrider.client.requests import build_request
 from outrider.config import CoordinatorSettings
-from outrider.engine.core import ServiceCore
-from outrider.engine.describing import describe_model
-from outrider.engine.runner import ModelRunner
-from outrider.engine.sampling.support import DEFAULT_SUPPORT_LIMIT
+from outrider.model_executor.loader.description import describe_model
+from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Opened
-from target_service.service import build_core
+from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT
+from outrider.serving.engine_core import EngineCore
+from outrider_coordinator.requests.input_processor import InputProcessor
+from outrider_coordinator.session.actions import Emit, Fail, ToDraft, ToTarget
+from outrider_coordinator.session.loop import SessionLoop, Waiting
+from outrider_coordinator.session.service_state import DraftFacts
+from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_draft.proposers.model import ModelProposer
+from outrider_draft.service import build_model_core, build_ngram_core
+from outrider_target.service import build_core
 
-AnyCore = ServiceCore[Any, Any, Any, Any]
+AnyCore = EngineCore[Any, Any, Any, Any]
 
 WIDTH = 256
 """Sessions that run beside each other."""
@@ -61,7 +61,7 @@ class ServiceRig:
         self.target: AnyCore = build_core(runner, max_batched_tokens=FORWARD)
         self.draft, self._facts = _build_draft(draft, support_limit, max_model_len)
         self._runner = runner
-        self._planner = Planner(self.settings, describe_model("target", target, runner), None)
+        self._planner = InputProcessor(self.settings, describe_model("target", target, runner), None)
         self._policy = DraftLengthPolicy(self.settings.num_speculative_tokens)
         self._runs: dict[int, Run] = {}
         self._num_started = 0
@@ -148,8 +148,8 @@ class ServiceRig:
             elif isinstance(action, Fail):
                 raise action.error
         if run.loop.waiting is Waiting.NOTHING and self._runs.pop(session, None) is not None:
-            self.num_draft_tokens += run.loop.tally.num_draft_tokens
-            self.num_accepted_tokens += run.loop.tally.num_accepted_tokens
+            self.num_draft_tokens += run.loop.spec_stats.num_draft_tokens
+            self.num_accepted_tokens += run.loop.spec_stats.num_accepted_tokens
 
 
 def _build_draft(

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.service import Coordinator
-from draft_service.service import DraftService
 from outrider import AsyncClient
 from outrider.client.requests import build_request
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
@@ -17,7 +15,9 @@ from outrider.generation import Delta, GenerationResult
 from outrider.ports import Draft, Target
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.transport.server import serve_draft, serve_generation, serve_target
-from target_service.service import TargetService
+from outrider_coordinator.service import Coordinator
+from outrider_draft.service import DraftService
+from outrider_target.service import TargetService
 
 
 @dataclass

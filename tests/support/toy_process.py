@@ -12,7 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
-from outrider.transport.hosting import PendingService
+from outrider.process.hosting import PendingService
 from outrider.transport.server import serve_draft, serve_target
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
 

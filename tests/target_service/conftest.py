@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.model_runner import ModelRunner
 from tests.support.tiny_models import cached_tiny_model, load_reference
 
 MakeRunner = Callable[..., ModelRunner]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Scores
-from target_service.service import build_core
+from outrider_target.service import build_core
 from tests.support.core_driver import Driver, open_session, score_item
 from tests.support.tiny_models import cached_tiny_model
 
@@ -101,7 +101,7 @@ def test_prefills_too_many_for_one_forward_take_turns(long_runner: ModelRunner) 
     fed: list[int] = []
     for _ in sessions:
         driver.step()
-        texts = [driver.core.ledger.get(0, i) for i in sessions]
+        texts = [driver.core.session_table.get(0, i) for i in sessions]
         fed.append(sum(text is not None and text.text.length > 0 for text in texts))
     assert fed == [1, 2, 3]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Preempted, Refused, Release, Score, Scores, SessionFailed
 from outrider.types import TokenScores
-from target_service.service import build_core
+from outrider_target.service import build_core
 from tests.support.core_driver import Driver, open_session, score_item
 from tests.support.flying import Flying, flying_core
 from tests.support.tiny_models import cached_tiny_model
@@ -144,7 +144,7 @@ def test_a_session_is_preempted_in_the_middle_of_its_prefill() -> None:
     running = Coordinator(driver)
     running.begin(0, prompt(0, 50), arrival_ns=5)
     running.step()
-    session = driver.core.ledger.get(0, 0)
+    session = driver.core.session_table.get(0, 0)
     assert session is not None
     assert 0 < session.text.length < 50
     running.begin(1, prompt(1, 40), arrival_ns=1)
@@ -152,7 +152,7 @@ def test_a_session_is_preempted_in_the_middle_of_its_prefill() -> None:
         running.step()
     assert running.lost == [0]
     assert len(running.texts[1]) == 60
-    assert driver.core.ledger.get(0, 0) is None
+    assert driver.core.session_table.get(0, 0) is None
 
 
 def test_a_session_is_preempted_while_steps_are_computed_ahead_of_it() -> None:
@@ -201,7 +201,7 @@ def test_a_new_session_without_room_for_its_text_is_refused_and_harms_nobody() -
     refused = driver.one(opened(1, arrival_ns=2), score_item(1, 2, prompt(1, 40)))
     assert isinstance(refused, Refused)
     assert refused.retry_after_ms > 0
-    assert driver.core.ledger.get(0, 1) is None
+    assert driver.core.session_table.get(0, 1) is None
     kept = driver.one(Score(0, 3, 40, score_item(0, 3, prompt(0, 40), base_length=40).prefix_hash, (5,)))
     assert isinstance(kept, Scores)
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Opened, Release, Scores
-from target_service.service import build_core
+from outrider_target.service import build_core
 from tests.support.core_driver import Driver, open_session, score_item
 
 TEXT = [(7 * position) % 250 for position in range(60)]
@@ -109,7 +109,7 @@ def test_the_kv_of_tokens_computed_ahead_and_not_asked_for_is_never_found(runner
             driver.step()
         held, tokens = len(tokens), [*tokens, *events[0].form.token_ids]
     assert runner.sequences.pool.num_used * PAGE > len(tokens)
-    session = driver.core.ledger.get(0, 0)
+    session = driver.core.session_table.get(0, 0)
     assert session is not None and session.text.length > held
     assert len(runner.sequences.prefix_cache or ()) == held // PAGE
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Score, Scores
 from outrider.types import (
     AcceptanceMethod,
@@ -20,7 +20,7 @@ from outrider.types import (
     TokenScores,
     TypicalScores,
 )
-from target_service.service import build_core
+from outrider_target.service import build_core
 from tests.support.core_driver import Driver, open_session, score_item
 from tests.support.tiny_models import cached_tiny_model, load_reference
 

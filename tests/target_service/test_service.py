@@ -15,7 +15,7 @@ from outrider.config import TargetSettings
 from outrider.errors import ConfigError, ModelError, UnavailableError
 from outrider.ports import Opened, Scores, Target, TargetEvent
 from outrider.types import TokenScores
-from target_service.service import TargetService
+from outrider_target.service import TargetService
 from tests.support.core_driver import open_session, score_item
 from tests.support.tiny_models import build_tiny_model
 

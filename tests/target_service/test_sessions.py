@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Refused, Release, Score, Scores, SessionFailed, SessionLost
 from outrider.types import SamplingParams, Support
-from target_service.service import build_core
+from outrider_target.service import build_core
 from tests.support.core_driver import Driver, open_session, score_item
 from tests.support.tiny_models import build_tiny_model, load_reference
 

@@ -30,12 +30,12 @@ def _root_logger_as_it_was() -> Iterator[None]:
 def test_one_json_object_a_line_where_no_one_is_watching() -> None:
     stream = io.StringIO()
     set_up_logging("info", service="target", stream=stream)
-    logging.getLogger("outrider.engine").info("loaded %d pages", 7, extra={"fields": {"num_pages": 7}})
-    logging.getLogger("outrider.engine").debug("not said")
+    logging.getLogger("outrider.model_executor").info("loaded %d pages", 7, extra={"fields": {"num_pages": 7}})
+    logging.getLogger("outrider.model_executor").debug("not said")
     (line,) = stream.getvalue().splitlines()
     entry = json.loads(line)
     assert entry["message"] == "loaded 7 pages"
-    assert (entry["level"], entry["service"], entry["logger"]) == ("info", "target", "outrider.engine")
+    assert (entry["level"], entry["service"], entry["logger"]) == ("info", "target", "outrider.model_executor")
     assert entry["num_pages"] == 7
 
 

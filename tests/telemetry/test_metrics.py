@@ -78,7 +78,7 @@ def test_names_follow_the_conventions() -> None:
 def test_without_a_port_nothing_is_imported() -> None:
     code = """
 import sys
-import coordinator.__main__, draft_service.__main__, outrider.transport.hosting
+import outrider_coordinator.__main__, outrider_draft.__main__, outrider.process.hosting
 assert not {name for name in sys.modules if name.startswith("prometheus_client")}
 """
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)

@@ -88,7 +88,7 @@ def test_the_standard_variables_turn_it_on(environ: dict[str, str], expected: tu
 
 def test_what_is_off_imports_nothing_of_opentelemetry() -> None:
     program = (
-        "import sys, coordinator.service, outrider.client, outrider.transport.hosting\n"
+        "import sys, outrider_coordinator.service, outrider.client, outrider.process.hosting\n"
         "from outrider.telemetry.tracing import turn_on_tracing\n"
         "assert turn_on_tracing('coordinator', environ={}) is None\n"
         "print(*(name for name in sys.modules if name.startswith('opentelemetry')), end='')"

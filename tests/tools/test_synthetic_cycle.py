@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from outrider.engine.synthetic.cycle import Flags, PairMap, build_map
+from outrider.model_executor.synthetic.cycle import Flags, PairMap, build_map
 
 VOCABULARIES = (1024, 128256, 151936)
 

@@ -12,12 +12,12 @@ from synthetic_pair.shapes import SHAPES, find_shape
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from typer.testing import CliRunner
 
-from outrider.engine.batch import ForwardRow
-from outrider.engine.describing import describe_model
-from outrider.engine.opening import LoadFormat
-from outrider.engine.runner import ModelRunner
-from outrider.engine.synthetic.cycle import PairMap
 from outrider.errors import ModelError
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.loader.description import describe_model
+from outrider.model_executor.loader.executor import LoadFormat
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.synthetic.cycle import PairMap
 
 ACCEPTANCE, FORESEEN, NUM_DRAFT_TOKENS = 0.75, 0.8, 4
 torch.set_num_threads(1)

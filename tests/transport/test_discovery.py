@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from outrider.errors import ConfigError, UnavailableError
+from outrider.process.discovery import RemoteReplicas, resolve_host
 from outrider.tls import Tls
-from outrider.transport.discovery import RemoteReplicas, resolve_host
 from outrider.transport.remote import RemoteTarget
 from outrider.transport.security import ClientSecurity
 from tests.support.scripted_ports import ToyTarget, random_rows

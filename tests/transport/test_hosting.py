@@ -14,14 +14,14 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from draft_service.service import DraftService
 from outrider.config import DraftSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, UnavailableError
 from outrider.ports import DraftCommand, DraftEvent, EventBatch, Opened, Proposal, Refused, Release
-from outrider.transport.hosting import LoadProgress, OnFailure, PendingService, host_service
+from outrider.process.hosting import LoadProgress, OnFailure, PendingService, host_service
 from outrider.transport.remote import RemoteDraft
 from outrider.transport.server import Server, serve_draft
+from outrider_draft.service import DraftService
 from tests.support.core_driver import extend_item, open_session
 
 DEADLINE_S = 30.0
@@ -203,7 +203,7 @@ def start(*argv: str) -> subprocess.Popen[str]:
 
 async def test_a_real_process_serves_and_ends_with_0() -> None:
     port = free_port()
-    process = start("draft_service", "--method", "ngram", "--port", str(port), "--drain-delay-s", "0")
+    process = start("outrider_draft", "--method", "ngram", "--port", str(port), "--drain-delay-s", "0")
     try:
         await until(lambda: asyncio.to_thread(health_of, port, HEALTH_NAME), "SERVING")
         remote = RemoteDraft(f"127.0.0.1:{port}")
@@ -217,10 +217,10 @@ async def test_a_real_process_serves_and_ends_with_0() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["target_service", "--model", "/nowhere"], "/nowhere is not a folder"),
-        (["draft_service"], "draft.method"),
-        (["draft_service", "--model", "/nowhere"], "/nowhere is not a folder"),
-        (["target_service", "--page-sise", "4"], "page-size"),
+        (["outrider_target", "--model", "/nowhere"], "/nowhere is not a folder"),
+        (["outrider_draft"], "draft.method"),
+        (["outrider_draft", "--model", "/nowhere"], "/nowhere is not a folder"),
+        (["outrider_target", "--page-sise", "4"], "page-size"),
     ],
 )
 def test_a_real_process_says_in_one_line_why_it_cannot_serve(argv: list[str], message: str) -> None:

@@ -13,7 +13,6 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from draft_service.service import DraftService
 from outrider import limits, ports
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, message_limits
@@ -24,6 +23,7 @@ from outrider.transport.splitting import split_commands
 from outrider.v1 import link_pb2 as pb
 from outrider.v1 import sampling_pb2, tensor_pb2
 from outrider.v1.link_pb2_grpc import DraftServiceStub
+from outrider_draft.service import DraftService
 from tests.transport.conftest import Serve
 
 MANY_DRAFTS = limits.MAX_DRAFT_LENGTH + 1

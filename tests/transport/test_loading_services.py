@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from outrider.errors import LoadingError
+from outrider.process.hosting import PendingService
 from outrider.transport import remote
-from outrider.transport.hosting import PendingService
 from outrider.transport.remote import RemoteTarget
 from tests.support.scripted_ports import ToyTarget, random_rows
 from tests.transport.conftest import Serve

@@ -6,7 +6,7 @@ import os
 import grpc
 import pytest
 
-from outrider.transport.tuning import prepare_process, settle_process
+from outrider.process.tuning import prepare_process, settle_process
 
 
 def test_the_poller_is_chosen_for_known_releases_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from outrider.engine.synthetic.recipe import Recipe, write_recipe
-from outrider.engine.synthetic.weights import WeightMaker
+from outrider.model_executor.synthetic.recipe import Recipe, write_recipe
+from outrider.model_executor.synthetic.weights import WeightMaker
 from synthetic_pair.shapes import Shape
 
 DEFAULT_SHARD_BYTES = 2 << 30

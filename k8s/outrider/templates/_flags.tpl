@@ -1,6 +1,6 @@
 {{/* The module a service is started as. */}}
 {{- define "outrider.module" -}}
-{{- if eq . "coordinator" }}coordinator{{ else }}{{ . }}_service{{ end }}
+outrider_{{ . }}
 {{- end }}
 
 {{/* Whether a service listens on a socket file of the pod: dict "root" "name". Empty is no. */}}

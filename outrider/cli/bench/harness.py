@@ -19,15 +19,12 @@ from outrider.errors import ConfigError
 def benchmark(name: str) -> Any:  # noqa: ANN401 - a module
     """A module of the benchmarks; ``ConfigError`` where they, or what they need, are not installed."""
     try:
-        return importlib.import_module(f"benchmarks.{name}")
+        return importlib.import_module(f"outrider.benchmarks.{name}")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in {"torch", "transformers", "safetensors"}:
             raise ConfigError("", f"this benchmark needs {missing}: install outrider[engine]") from error
-        if missing != "benchmarks":
-            raise
-        words = "the benchmarks are not here: they come with outrider, unless another package of that name comes first"
-        raise ConfigError("", words) from error
+        raise
 
 
 def save(result: Any) -> None:  # noqa: ANN401 - a benchmark's result

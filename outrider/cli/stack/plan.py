@@ -83,15 +83,15 @@ def plan_stack(
     settings = _with_room_for_sessions(settings, explicit)
     free_port = _avoiding(_named_ports(settings), free_port)
     target = _local(settings.target, explicit, free_port)
-    models = [_spec(target, "target_service")]
+    models = [_spec(target, "outrider_target")]
     draft_address = settings.coordinator.draft_address
     if settings.draft.method is not DraftMethod.NONE:
-        models.append(_spec(_local(settings.draft, explicit, free_port), "draft_service"))
+        models.append(_spec(_local(settings.draft, explicit, free_port), "outrider_draft"))
         draft_address = models[-1].address
     coordinator = _probed(_at_once(settings.coordinator, explicit), free_port).model_copy(
         update={"target_address": models[0].address, "draft_address": draft_address}
     )
-    return StackPlan(tuple(models), _spec(coordinator, "coordinator"), link_security(coordinator))
+    return StackPlan(tuple(models), _spec(coordinator, "outrider_coordinator"), link_security(coordinator))
 
 
 def _with_room_for_sessions(settings: Settings, explicit: Collection[Place]) -> Settings:

@@ -42,6 +42,7 @@ class ChildProcess:
         """Start it, in a process group of its own: an interrupt typed at a terminal is ours to pass on, in order."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # a folder of the user's own that is named like a module of ours is not run
             *("-m", "outrider.cli.stack.child", str(os.getpid()), spec.module, *spec.argv),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

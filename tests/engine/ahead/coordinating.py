@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.engine.batch import ForwardRow
-from outrider.engine.core import ServiceCore
-from outrider.engine.ledger import Ledger, Limits
+from outrider.model_executor.input_batch import ForwardRow
 from outrider.ports import Open, Preempted, Refused, Release, Score, Scores, SessionFailed
+from outrider.serving.engine_core import EngineCore
+from outrider.serving.session_table import Limits, SessionTable
 from outrider.types import AcceptanceMethod, SamplingParams, Support
-from target_service.scorer import Scorer, next_token
+from outrider_target.scorer import Scorer, next_token
 from tests.engine.ahead.device import MAX_LENGTH, PAGE_SIZE, VOCAB_SIZE, Runner
 from tests.support.core_driver import Driver, open_session, score_item
 
@@ -41,9 +41,9 @@ _BATCH = 12
 """Tokens: prompts come in chunks."""
 
 
-def core_of(scorer: Scorer, *, computes_ahead: bool) -> ServiceCore[Any, Any, Any, Any]:
-    ledger = Ledger(scorer._runner.sequences, Limits(VOCAB_SIZE, MAX_LENGTH, trims=False))
-    return ServiceCore(ledger, scorer, ahead=scorer if computes_ahead else None, max_batched_tokens=_BATCH)
+def core_of(scorer: Scorer, *, computes_ahead: bool) -> EngineCore[Any, Any, Any, Any]:
+    session_table = SessionTable(scorer._runner.sequences, Limits(VOCAB_SIZE, MAX_LENGTH, trims=False))
+    return EngineCore(session_table, scorer, ahead=scorer if computes_ahead else None, max_batched_tokens=_BATCH)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class OneSession:
 class Coordinator:
     """One link."""
 
-    def __init__(self, core: ServiceCore[Any, Any, Any, Any], link_id: int, choose: random.Random) -> None:
+    def __init__(self, core: EngineCore[Any, Any, Any, Any], link_id: int, choose: random.Random) -> None:
         self.driver = Driver(core, link_id)
         self.sessions: dict[int, OneSession] = {}
         self.num_checked = self.num_preempted = 0
@@ -208,7 +208,7 @@ def reference(opened: Open, asked: Asked) -> Any:
     runner = Runner(MAX_LENGTH // PAGE_SIZE)
     driver = Driver(core_of(Scorer(runner), computes_ahead=False))  # type: ignore[arg-type]
     driver.send(opened)
-    session = driver.core.ledger.get(driver.link_id, item.session)
+    session = driver.core.session_table.get(driver.link_id, item.session)
     assert session is not None
     if item.base_length:
         runner.forward([ForwardRow(session.text, text[: item.base_length], 0)])

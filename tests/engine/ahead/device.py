@@ -13,17 +13,17 @@ from types import SimpleNamespace
 
 import torch
 
-from outrider.engine.batch import ForwardBatch, ForwardRow, plan_forward
-from outrider.engine.sampling.fused import Scoring
-from outrider.engine.sampling.process import needs_adjusting
-from outrider.engine.sampling.rows import ScoreRequest
-from outrider.engine.sampling.scoring import score
-from outrider.engine.stage import Following
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
+from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_forward
 from outrider.ports import Score, Scores
+from outrider.sampling.process import needs_adjusting
+from outrider.sampling.rows import ScoreRequest
+from outrider.sampling.sampler import Scoring
+from outrider.sampling.scoring import score
+from outrider.serving.executor import QueuedForward
 from outrider.types import extend_prefix_hash
-from target_service.jobs import ScoreJob
-from target_service.scorer import TargetSession, next_token
+from outrider_target.jobs import ScoreJob
+from outrider_target.scorer import TargetSession, next_token
 from tests.support.flying import Flying
 
 VOCAB_SIZE, MAX_LENGTH, PAGE_SIZE = 40, 48, 4
@@ -108,7 +108,7 @@ class Foreseeing(Flying):
         return item
 
     def confirm(
-        self, following: Following[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores
+        self, following: QueuedForward[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores
     ) -> Score | None:
         self._confirms = True
         item = super().confirm(following, index, session, answer)

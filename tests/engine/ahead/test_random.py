@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from outrider.engine.core import ServiceCore
 from outrider.recording import ItemRecord
+from outrider.serving.engine_core import EngineCore
 from outrider.telemetry.tracing.service_spans import item_spans
-from target_service import flight
+from outrider_target import flight
 from tests.engine.ahead.coordinating import KINDS, Coordinator, core_of
 from tests.engine.ahead.device import Drawing, Foreseeing, Runner, begin_drawing
 
-Core = ServiceCore[Any, Any, Any, Any]
+Core = EngineCore[Any, Any, Any, Any]
 NUM_ROUNDS, ROUNDS_OF_A_KIND = 600, 30
 NUM_PAGES = 24
 """Too few for all sessions."""
@@ -54,7 +54,14 @@ def _step(core: Core, links: dict[int, Coordinator]) -> None:
 
 
 def _is_empty(core: Core) -> bool:
-    return not any((core._agenda._due, core._agenda._found, core._telling.has_any, core._forwards.under_way))
+    return not any(
+        (
+            core._request_queue._due,
+            core._request_queue._found,
+            core._output_processor.has_any,
+            core._scheduler.under_way,
+        )
+    )
 
 
 def _settle(core: Core, links: dict[int, Coordinator]) -> None:
@@ -97,10 +104,10 @@ def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int, monkeypa
         num_checked += link.num_checked
         link.release_all()
     _settle(core, links)
-    foresight, activity = core._ahead.foresight, core.activity
+    lookahead_policy, activity = core._ahead.lookahead_policy, core.activity
     assert _is_empty(core)
-    assert not foresight._speculating
-    assert not foresight._plain_steps
+    assert not lookahead_policy._speculating
+    assert not lookahead_policy._plain_steps
     assert core.num_sessions == runner.sequences.pool.num_used == 0
     assert activity.num_foreseen_used + activity.num_foreseen_unused == scorer.num_foreseen + scorer.num_followed
     assert num_checked > NUM_ROUNDS / 2

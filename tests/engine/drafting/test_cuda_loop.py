@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from draft_service.proposers.model import ModelProposer
-from draft_service.service import build_model_core
-from outrider.engine.drafting import DraftingRules
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.draft_loop import DraftingRules
+from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Open, Proposal
 from outrider.types import AcceptanceMethod, SamplingParams, SparseEvidence
+from outrider_draft.proposers.model import ModelProposer
+from outrider_draft.service import build_model_core
 from tests.support.core_driver import Driver, extend_item, open_session
 from tests.support.tiny_models import cached_tiny_model
 
@@ -99,7 +99,7 @@ def test_two_hundred_rounds_of_drafting_and_rolling_back(architecture: str) -> N
             held[session] = min(num_held, len(texts[session]) - 1)
         gpu_runner.sequences.check_integrity()
         for session in asked:
-            ours, theirs = (driver.core.ledger.get(0, session) for driver in (gpu, cpu))
+            ours, theirs = (driver.core.session_table.get(0, session) for driver in (gpu, cpu))
             assert ours is not None
             assert theirs is not None
             assert ours.text.token_ids == theirs.text.token_ids

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.engine.capturing import MemoryBound, NoGraphs
-from outrider.engine.device_inputs import BatchFrame
-from outrider.engine.drafting import MAX_STEPS, DraftingRules, DraftRow, DraftTerms, fits_loop
-from outrider.engine.drafting.loop import DraftLoop
-from outrider.engine.drafting.plan import LoopShape, loop_of, pack_draft, plan_draft
-from outrider.engine.drafting.results import Draws, read_draws
-from outrider.engine.kernels.paged_attention import DevicePlan
-from outrider.engine.models.decoder import DeviceBatch
-from outrider.engine.sampling import Drawn, LogitRow, propose
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError
+from outrider.kernels.paged_attention import DevicePlan
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
+from outrider.model_executor.device_inputs import BatchFrame
+from outrider.model_executor.draft_loop import MAX_STEPS, DraftingRules, DraftRow, DraftTerms, fits_loop
+from outrider.model_executor.draft_loop.loop import DraftLoop
+from outrider.model_executor.draft_loop.plan import LoopShape, loop_of, pack_draft, plan_draft
+from outrider.model_executor.draft_loop.results import Draws, read_draws
+from outrider.model_executor.graph_capture import MemoryBound, NoGraphs
+from outrider.model_executor.models.decoder import DeviceBatch
 from outrider.ports import Open
+from outrider.sampling import Drawn, LogitRow, propose
 from outrider.types import AcceptanceMethod, SamplingParams, SparseEvidence
 from tests.support.core_driver import open_session
 

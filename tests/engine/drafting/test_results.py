@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from outrider.engine.drafting import DraftRow, DraftTerms
-from outrider.engine.drafting.results import Draws, read_draws
-from outrider.engine.kernels.draft_sampling.layout import NUM_FIELDS, Field
 from outrider.errors import IntegrityError, InvalidRequestError, NonFiniteLogitsError
+from outrider.kernels.draft_sampling.layout import NUM_FIELDS, Field
 from outrider.kv_cache import KVCacheManager, PagePool
+from outrider.model_executor.draft_loop import DraftRow, DraftTerms
+from outrider.model_executor.draft_loop.results import Draws, read_draws
 from outrider.types import SamplingParams, SparseEvidence
 from tests.support.core_driver import open_session
 

@@ -13,28 +13,28 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from outrider.engine.kernels.draft_advance.kernel import _advance_kernel
-from outrider.engine.kernels.draft_sampling.kernel import (
+from outrider.kernels.copy_inputs.kernel import _take_in_kernel
+from outrider.kernels.draft_advance.kernel import _advance_kernel
+from outrider.kernels.draft_sampling.kernel import (
     _finish_kernel,
     _gather_kernel,
     _histogram_kernel,
     _survey_kernel,
 )
-from outrider.engine.kernels.embedding.kernel import _look_up_kernel
-from outrider.engine.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _turned_kernel
-from outrider.engine.kernels.inlet.kernel import _take_in_kernel
-from outrider.engine.kernels.linear.quarters import _quarters_kernel
-from outrider.engine.kernels.linear.skinny import _skinny_kernel
-from outrider.engine.kernels.linear.streamed import _add_up_kernel, _streamed_gate_kernel, _streamed_kernel
-from outrider.engine.kernels.paged_attention.chunks import _attend_chunks_kernel
-from outrider.engine.kernels.paged_attention.kernel import _attend_kernel
-from outrider.engine.kernels.rms_norm.kernel import _norm_kernel
-from outrider.engine.kernels.rotary_store.kernel import _turn_and_store_kernel
-from outrider.engine.kernels.scoring.cutting import _cut_kernel
-from outrider.engine.kernels.scoring.grouping import _group_kernel
-from outrider.engine.kernels.scoring.kernel import _answer_kernel, _entropy_kernel
-from outrider.engine.kernels.sum_norm.kernel import _sum_norm_kernel
-from outrider.engine.kernels.swiglu.kernel import _swiglu_kernel
+from outrider.kernels.embedding.kernel import _look_up_kernel
+from outrider.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _turned_kernel
+from outrider.kernels.linear.quarters import _quarters_kernel
+from outrider.kernels.linear.skinny import _skinny_kernel
+from outrider.kernels.linear.streamed import _add_up_kernel, _streamed_gate_kernel, _streamed_kernel
+from outrider.kernels.paged_attention.chunks import _attend_chunks_kernel
+from outrider.kernels.paged_attention.kernel import _attend_kernel
+from outrider.kernels.rms_norm.kernel import _norm_kernel
+from outrider.kernels.rope_and_cache.kernel import _turn_and_store_kernel
+from outrider.kernels.scoring.cutting import _cut_kernel
+from outrider.kernels.scoring.grouping import _group_kernel
+from outrider.kernels.scoring.kernel import _answer_kernel, _entropy_kernel
+from outrider.kernels.sum_norm.kernel import _sum_norm_kernel
+from outrider.kernels.swiglu.kernel import _swiglu_kernel
 
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
 ATTENTION = {"PAGE_SIZE": 16, "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HAS_WINDOW": True}

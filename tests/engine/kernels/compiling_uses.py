@@ -19,19 +19,19 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from outrider.engine.device_inputs import BatchFrame, BatchShape, unpack
-from outrider.engine.drafting import DraftingRules
-from outrider.engine.drafting.loop import DraftLoop, StepShape
-from outrider.engine.execution import make_cache
-from outrider.engine.inlet import Inlet
-from outrider.engine.kernels import launching
-from outrider.engine.kernels.paged_attention.device_plan import num_counters
-from outrider.engine.kernels.scoring.launching import launch_kernels
-from outrider.engine.kernels.scoring.rows import Rows, Wish, ask, every_kind, place
-from outrider.engine.kernels.sum_norm import SharedRows
-from outrider.engine.kernels.sum_norm.kernel import sum_and_norm
-from outrider.engine.models import Decoder, ModelConfig
-from outrider.engine.models.config import RopeConfig
+from outrider.kernels import launching
+from outrider.kernels.paged_attention.device_plan import num_counters
+from outrider.kernels.scoring.launching import launch_kernels
+from outrider.kernels.scoring.rows import Rows, Wish, ask, every_kind, place
+from outrider.kernels.sum_norm import SharedRows
+from outrider.kernels.sum_norm.kernel import sum_and_norm
+from outrider.model_executor.device_inputs import BatchFrame, BatchShape, unpack
+from outrider.model_executor.draft_loop import DraftingRules
+from outrider.model_executor.draft_loop.loop import DraftLoop, StepShape
+from outrider.model_executor.input_buffer import PinnedInputBuffer
+from outrider.model_executor.model_executor import make_cache
+from outrider.model_executor.models import Decoder, ModelConfig
+from outrider.model_executor.models.config import RopeConfig
 
 GPU = torch.device("cpu")  # in name: a build of torch without CUDA makes no fake tensors on one
 PROCESSORS = 132
@@ -105,7 +105,7 @@ class Model:
         self.frame = BatchFrame(PAGE_SIZE, frozenset(self.decoder.config.sliding_windows), counters)
 
     def forward(self, shape: BatchShape, num_logits: int) -> torch.Tensor:
-        """As ``GpuForward`` runs a step of this shape."""
+        """As ``CudaGraphRunner`` runs a step of this shape."""
         buffer = torch.empty(shape.num_fixed + PAGES, dtype=torch.int32, device=GPU)
         return self.decoder(unpack(buffer, shape, self.frame, num_logits), self.cache)
 
@@ -116,7 +116,7 @@ class Model:
 
     def take_in(self) -> None:
         """What each launch begins with."""
-        Inlet(PAGES, GPU).take_in()
+        PinnedInputBuffer(PAGES, GPU).take_in()
 
 
 def score(logits: torch.Tensor, wish: Wish, num_ids: int) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.kernels.draft_sampling import DraftSink
-from outrider.engine.kernels.draft_sampling.kernel import TritonSampler
-from outrider.engine.kernels.draft_sampling.layout import ALWAYS, NUM_FIELDS, Field, Method, RowParameters
-from outrider.engine.kernels.draft_sampling.reference import ReferenceSampler
-from outrider.engine.sampling.draws import race, race_among
-from outrider.engine.sampling.process import process_logits
-from outrider.engine.sampling.rows import LogitRow
+from outrider.kernels.draft_sampling import DraftSink
+from outrider.kernels.draft_sampling.kernel import TritonSampler
+from outrider.kernels.draft_sampling.layout import ALWAYS, NUM_FIELDS, Field, Method, RowParameters
+from outrider.kernels.draft_sampling.reference import ReferenceSampler
 from outrider.randomness.philox_torch import StreamRows
 from outrider.randomness.streams import Stream
+from outrider.sampling.draws import race, race_among
+from outrider.sampling.process import process_logits
+from outrider.sampling.rows import LogitRow
 from outrider.types import SamplingParams
 from tests.support.core_driver import open_session
 

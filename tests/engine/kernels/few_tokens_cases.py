@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.engine.kernels.embedding.kernel import look_up
-from outrider.engine.kernels.few_tokens import Matrix, NormedInput, reference
-from outrider.engine.kernels.few_tokens.kernel import Tiling, gated, product, turned
-from outrider.engine.kernels.rotary_store import Angles, HeadLayout
+from outrider.kernels.embedding.kernel import look_up
+from outrider.kernels.few_tokens import Matrix, NormedInput, reference
+from outrider.kernels.few_tokens.kernel import Tiling, gated, product, turned
+from outrider.kernels.rope_and_cache import Angles, HeadLayout
 from tests.engine.kernels.triton_cases import DEVICE, DTYPES, INTERPRETED, NAN, _seed_and_poison, check, random
 
 __all__ = ["_seed_and_poison"]

@@ -16,11 +16,12 @@ import pytest
 import torch
 from scipy import stats
 
-from outrider.engine.kernels.scoring import Found, launching
-from outrider.engine.sampling import ScoreOutcome, ScoreRequest, fused, score
-from outrider.engine.sampling.fused import begin_scoring
 from outrider.errors import IntegrityError, InvalidRequestError, NonFiniteLogitsError, ProtocolError
+from outrider.kernels.scoring import Found, launching
 from outrider.ports import Open
+from outrider.sampling import ScoreOutcome, ScoreRequest, score
+from outrider.sampling import sampler as fused
+from outrider.sampling.sampler import begin_scoring
 from outrider.types import AcceptanceMethod, SparseScores, Support, TokenScores, TypicalScores
 from tests.engine.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
 

@@ -16,13 +16,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from outrider.engine.batch import ForwardBatch, ForwardRow, plan_forward
-from outrider.engine.device_inputs import BatchFrame, BatchShape, pack, unpack
-from outrider.engine.graph_shapes import DEFAULT_LIMITS, forward_shapes
-from outrider.engine.inlet import Inlet
-from outrider.engine.kernels.launching import launches_early, num_processors
-from outrider.engine.kernels.linear import prepare_weight, quarters, streamed
-from outrider.engine.kernels.linear.few_rows import (
+from outrider.kernels.launching import launches_early, num_processors
+from outrider.kernels.linear import prepare_weight, quarters, streamed
+from outrider.kernels.linear.few_rows import (
     FewRowsWeight,
     can_stream,
     choose_tiling,
@@ -32,21 +28,25 @@ from outrider.engine.kernels.linear.few_rows import (
     split_tiling,
     streamed_splits,
 )
-from outrider.engine.kernels.linear.skinny import Tiling as ProductTiling
-from outrider.engine.kernels.linear.skinny import skinny_product
-from outrider.engine.kernels.paged_attention import DevicePlan, kernel, paged_attention, plan_attention, reference
-from outrider.engine.kernels.paged_attention.chunks import ChunkTiling, attend_chunks, takes_chunks
-from outrider.engine.kernels.paged_attention.device_plan import choose_cut
-from outrider.engine.kernels.paged_attention.kernel import Tiling
-from outrider.engine.kernels.rms_norm.kernel import TritonNorm
-from outrider.engine.kernels.rotary_store import Angles, HeadLayout
-from outrider.engine.kernels.rotary_store.kernel import turn_and_store
-from outrider.engine.kernels.rotary_store.reference import turn_and_store as reference_turn_and_store
-from outrider.engine.kernels.sum_norm import SharedRows, flag_bytes
-from outrider.engine.kernels.sum_norm.kernel import sum_and_norm
-from outrider.engine.kernels.swiglu.kernel import swiglu
-from outrider.engine.kernels.swiglu.reference import swiglu as reference_swiglu
+from outrider.kernels.linear.skinny import Tiling as ProductTiling
+from outrider.kernels.linear.skinny import skinny_product
+from outrider.kernels.paged_attention import DevicePlan, kernel, paged_attention, plan_attention, reference
+from outrider.kernels.paged_attention.chunks import ChunkTiling, attend_chunks, takes_chunks
+from outrider.kernels.paged_attention.device_plan import choose_cut
+from outrider.kernels.paged_attention.kernel import Tiling
+from outrider.kernels.rms_norm.kernel import TritonNorm
+from outrider.kernels.rope_and_cache import Angles, HeadLayout
+from outrider.kernels.rope_and_cache.kernel import turn_and_store
+from outrider.kernels.rope_and_cache.reference import turn_and_store as reference_turn_and_store
+from outrider.kernels.sum_norm import SharedRows, flag_bytes
+from outrider.kernels.sum_norm.kernel import sum_and_norm
+from outrider.kernels.swiglu.kernel import swiglu
+from outrider.kernels.swiglu.reference import swiglu as reference_swiglu
 from outrider.kv_cache import KVCacheManager, PagePool
+from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, unpack
+from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, forward_shapes
+from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_forward
+from outrider.model_executor.input_buffer import PinnedInputBuffer
 from tests.support.scattering import take_every_other_page
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -504,29 +504,29 @@ def test_sums_of_ranks_are_added_and_normalised(size: int, dtype: torch.dtype) -
 
 @pytest.mark.parametrize("count", [0, 1, 4, 2047, 2048, 2049, 5000])
 def test_a_launch_takes_in_what_was_put(count: int) -> None:
-    inlet = Inlet(5000, DEVICE)
-    inlet.numbers.fill_(-7)
+    input_buffer = PinnedInputBuffer(5000, DEVICE)
+    input_buffer.numbers.fill_(-7)
     numbers = np.arange(3, 3 + count, dtype=np.int32)
-    inlet.put(numbers)
+    input_buffer.put(numbers)
     numbers_put = numbers.copy()
     numbers[:] = -1  # the caller's again
-    inlet.take_in()
-    inlet.take_in()  # nothing is left to be taken in
-    found = inlet.numbers.cpu().numpy()
+    input_buffer.take_in()
+    input_buffer.take_in()  # nothing is left to be taken in
+    found = input_buffer.numbers.cpu().numpy()
     np.testing.assert_array_equal(found[:count], numbers_put)
     assert (found[count:] == -7).all()
 
 
 def test_what_was_put_stays_until_a_launch_has_read_it() -> None:
     """Many rounds with the device kept busy, each of other numbers than the one before."""
-    inlet = Inlet(4096, DEVICE)
+    input_buffer = PinnedInputBuffer(4096, DEVICE)
     rounds = 3 if INTERPRETED else 200
     found = []
     work = random(*((8, 8) if INTERPRETED else (4096, 4096)))
     for number in range(rounds):
         work = (work @ work).tanh()
-        inlet.put(np.full(4096 - number, number, dtype=np.int32))
-        inlet.take_in()
-        found.append(inlet.numbers[: 4096 - number].clone())
+        input_buffer.put(np.full(4096 - number, number, dtype=np.int32))
+        input_buffer.take_in()
+        found.append(input_buffer.numbers[: 4096 - number].clone())
     for number, taken in enumerate(found):
         assert (taken == number).all()

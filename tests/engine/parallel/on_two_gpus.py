@@ -11,9 +11,9 @@ import sys
 import torch
 
 from outrider.config import TargetSettings
-from outrider.engine.batch import ForwardRow
-from outrider.engine.parallel.opening import open_runner
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.distributed.runner import open_runner
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.model_runner import ModelRunner
 from tests.support.tiny_models import cached_tiny_model
 
 SHAPE = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_attention_heads": 8}

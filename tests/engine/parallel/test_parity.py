@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.synthetic.recipe import Recipe, write_recipe
+from outrider.model_executor.synthetic.recipe import Recipe, write_recipe
 from tests.engine.parallel.two_ranks import MORE
 from tests.engine.parity import build
 from tests.engine.test_parity import MODELS

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.engine.models import ModelConfig, read_model_config
-from outrider.engine.parallel.place import Place, find_place
-from outrider.engine.parallel.sharding import Shard
 from outrider.errors import ConfigError
+from outrider.model_executor.distributed.rank_info import Place, find_place
+from outrider.model_executor.distributed.sharding import Shard
+from outrider.model_executor.models import ModelConfig, read_model_config
 from tests.engine.parity import build
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "far", "MASTER_PORT": "1"}

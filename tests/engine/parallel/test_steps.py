@@ -8,9 +8,9 @@ import socket
 import numpy as np
 import pytest
 
-from outrider.engine.device_inputs import BatchShape
-from outrider.engine.parallel.step_stream import StepReceiver, StepSender
-from outrider.engine.steps import Operation, Step, batch_of, copies_of, copy_step, forward_step, no_numbers
+from outrider.model_executor.device_inputs import BatchShape
+from outrider.model_executor.distributed.step_stream import StepReceiver, StepSender
+from outrider.model_executor.steps import Operation, Step, batch_of, copies_of, copy_step, forward_step, no_numbers
 from tests.engine.test_device_inputs import make_batch
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from outrider.engine.batch import ForwardRow
-from outrider.engine.models.decoder import Decoder
-from outrider.engine.models.linear import Linear
-from outrider.engine.opening import LoadFormat, load_execution
-from outrider.engine.parallel.collectives import Collectives
-from outrider.engine.parallel.exchange import CpuExchange
-from outrider.engine.parallel.sharding import Shard
-from outrider.engine.runner import ModelRunner
+from outrider.model_executor.distributed.collectives import Collectives
+from outrider.model_executor.distributed.communicator import CpuExchange
+from outrider.model_executor.distributed.sharding import Shard
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.loader.executor import LoadFormat, load_execution
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.models.decoder import Decoder
+from outrider.model_executor.models.linear import Linear
 from tests.engine.parity import build, random_ids
 from tests.engine.test_parity import MODELS
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.engine.sampling import LogitRow
 from outrider.ports import Open
+from outrider.sampling import LogitRow
 from outrider.types import AcceptanceMethod, SamplingParams, Support
 
 REJECTION, COUPLED, TYPICAL = AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED, AcceptanceMethod.TYPICAL

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.sampling import Drawn, LogitRow, ScoreRequest, propose, score
 from outrider.ports import Open
+from outrider.sampling import Drawn, LogitRow, ScoreRequest, propose, score
 from tests.engine.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
 from tests.support.equality import same
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.engine.sampling import ScoreRequest
-from outrider.engine.sampling.contract import broken_contract, keep_contract
+from outrider.sampling import ScoreRequest
+from outrider.sampling.contract import broken_contract, keep_contract
 from outrider.types import Support
 from tests.engine.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
 

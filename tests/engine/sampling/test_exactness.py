@@ -17,13 +17,13 @@ import pytest
 import torch
 from scipy import stats
 
-from outrider.engine.drafting import DraftTerms
-from outrider.engine.kernels.draft_sampling.layout import NUM_FIELDS, Column, DraftSink, Field
-from outrider.engine.kernels.draft_sampling.reference import ReferenceSampler
-from outrider.engine.sampling import Drawn, LogitRow, ScoreRequest, process_logits, propose, score
+from outrider.kernels.draft_sampling.layout import NUM_FIELDS, Column, DraftSink, Field
+from outrider.kernels.draft_sampling.reference import ReferenceSampler
+from outrider.model_executor.draft_loop import DraftTerms
 from outrider.ports import Open
 from outrider.randomness.philox_numpy import coin
 from outrider.randomness.streams import Stream
+from outrider.sampling import Drawn, LogitRow, ScoreRequest, process_logits, propose, score
 from outrider.types import SparseScores, Support, TokenScores
 from tests.engine.sampling.building import COUPLED, REJECTION, opening
 

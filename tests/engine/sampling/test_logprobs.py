@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.engine.sampling import ScoreRequest, process_logits, prompt_logprobs, score
+from outrider.sampling import ScoreRequest, process_logits, prompt_logprobs, score
 from outrider.types import CandidateLogprobs, DenseScores, LogprobsMode, SparseScores, TokenLogprob, TypicalScores
 from tests.engine.sampling.building import COUPLED, TYPICAL, opening, support_of
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.engine.kernels.scoring import Column, Wish
-from outrider.engine.sampling import ScoreRequest
-from outrider.engine.sampling.positions import lay_out
-from outrider.engine.sampling.terms import terms_of
+from outrider.kernels.scoring import Column, Wish
+from outrider.sampling import ScoreRequest
+from outrider.sampling.metadata import terms_of
+from outrider.sampling.positions import lay_out
 from tests.engine.sampling.building import COUPLED, TYPICAL, opening, support_of
 
 VOCAB_SIZE = 50

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from outrider.engine.sampling import LogitRow, ScoreRequest, process_logits
+from outrider.sampling import LogitRow, ScoreRequest, process_logits
 from outrider.types import SamplingParams
 from tests.engine.sampling.building import opening, row
 

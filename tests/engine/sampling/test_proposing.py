@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy import stats
 
-from outrider.engine.sampling import Drawn, LogitRow, process_logits, propose
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError
 from outrider.ports import Open
 from outrider.randomness import philox_numpy
 from outrider.randomness.streams import Stream
+from outrider.sampling import Drawn, LogitRow, process_logits, propose
 from tests.engine.sampling.building import COUPLED, REJECTION, TYPICAL, opening, row
 
 VOCAB = 24

@@ -10,11 +10,11 @@ import pytest
 import torch
 from scipy import stats
 
-from outrider.engine.sampling import ScoreOutcome, ScoreRequest, process_logits, score
 from outrider.errors import IntegrityError, InvalidRequestError, NonFiniteLogitsError, ProtocolError
 from outrider.ports import Open
 from outrider.randomness import philox_numpy
 from outrider.randomness.streams import GROUP_SIZE, Stream
+from outrider.sampling import ScoreOutcome, ScoreRequest, process_logits, score
 from outrider.types import DenseScores, SparseScores, Support, TokenScores, TypicalScores
 from tests.engine.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
 from tests.support.equality import same

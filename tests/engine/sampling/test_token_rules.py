@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.sampling import process_logits, token_rules
-from outrider.engine.sampling.token_rules import rules_of
+from outrider.sampling import process_logits, token_rules
+from outrider.sampling.token_rules import rules_of
 from tests.engine.sampling.building import opening, row
 
 VOCAB = 12

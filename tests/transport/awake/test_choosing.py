@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.transport.awake.choosing import automatic_count, has_quota, take
+from outrider.process.cpu_affinity.choice import automatic_count, has_quota, take
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processors are taken on Linux alone")
 

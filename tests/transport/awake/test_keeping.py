@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.transport.awake import keeping
-from outrider.transport.awake.choosing import Taken
-from outrider.transport.awake.keeping import processors_awake
+from outrider.process.cpu_affinity import keeper as keeping
+from outrider.process.cpu_affinity.choice import Taken
+from outrider.process.cpu_affinity.keeper import processors_awake
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processors are kept awake on Linux alone")
 
@@ -35,7 +35,7 @@ def _children() -> list[int]:
     """Processes of this one that keep a processor awake."""
     listed = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     children = [int(child) for path in listed for child in path.read_text(encoding="ascii").split()]
-    return [child for child in children if b"burning.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in children if b"spinner.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 async def _the_child() -> int:

@@ -15,7 +15,7 @@ import pytest
 import outrider.transport.security
 from outrider import AsyncClient, Client, Tls
 from outrider.errors import ConfigError, OutriderError, UnavailableError
-from outrider.transport.discovery import RemoteReplicas
+from outrider.process.discovery import RemoteReplicas
 from outrider.transport.remote import RemoteTarget
 from outrider.transport.security import ClientSecurity, ServerSecurity, ServerTls, client_credentials
 from tests.transport.security.authorities import Authority
@@ -46,7 +46,7 @@ async def trouble_of_link(address: str, tls: Tls | None) -> str:
 
 
 def test_without_tls_nothing_needs_what_reads_certificates() -> None:
-    modules = "coordinator.__main__, outrider.cli.app, outrider.client, outrider.transport.server"
+    modules = "outrider_coordinator.__main__, outrider.cli.app, outrider.client, outrider.transport.server"
     code = f"import sys; sys.modules['cryptography'] = None; import {modules}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

@@ -1,5 +1,0 @@
-"""Benchmarks as a product: one harness, one result schema, tables made from committed results.
-
-`outrider bench serve | rpc | engine` runs them; `python -m benchmarks.report` turns `benchmarks/results/*.json` into
-tables. Nothing here is imported by the services or by the SDK.
-"""

@@ -1,0 +1,130 @@
+"""``outrider coordinator``: serve users over gRPC, with a target and where there is one a draft at given addresses.
+
+Owns the order in which a coordinator's process comes up, what its health follows, and how it ends. Health says SERVING
+while a target is attached; a draft never matters to it.
+"""
+
+from __future__ import annotations
+
+import os
+
+# gRPC reads it when it is imported. Its own lines are no JSON, and what they tell the log tells too.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from outrider.config import CoordinatorSettings
+from outrider.process.cpu_affinity.keeper import processors_awake
+from outrider.process.discovery import RemoteReplicas
+from outrider.process.hosting import run_process
+from outrider.process.tuning import settle_process
+from outrider.telemetry.metrics.serving import metrics_served, read_on
+from outrider.telemetry.pulse import beat, coordinator_pulse
+from outrider.telemetry.tracing import Tracing, traced
+from outrider.transport.ending import Ending
+from outrider.transport.http_health import Probes
+from outrider.transport.remote import RemoteDraft, RemoteTarget
+from outrider.transport.security import link_security, public_security
+from outrider.transport.server import Server, serve_generation
+from outrider_coordinator.service import Coordinator
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(settings: CoordinatorSettings) -> None:
+    """Serve until a signal; raises what kept the coordinator from starting."""
+    ending = Ending(asyncio.get_running_loop())
+    target_up = asyncio.Queue[bool]()
+    async with traced(settings.name, trace_file=settings.trace_file) as tracing:
+        coordinator = _coordinator(settings, target_up.put_nowait, tracing)
+        with metrics_served(settings, read_on(asyncio.get_running_loop(), coordinator.readings)):
+            await _serve(settings, coordinator, ending, target_up)
+    _log.info("stopped")
+
+
+async def _serve(
+    settings: CoordinatorSettings, coordinator: Coordinator, ending: Ending, target_up: asyncio.Queue[bool]
+) -> None:
+    server = await serve_generation(
+        coordinator,
+        host=settings.host,
+        port=settings.port,
+        security=public_security(settings),
+        probes=Probes.of(settings),
+        max_connection_age_s=settings.max_connection_age_s,
+        max_connection_age_grace_s=settings.max_connection_age_grace_s,
+    )
+    _log.info("listening on %s", server.address)
+    following = asyncio.create_task(_follow_target(server, target_up))
+    pulse = asyncio.create_task(beat(settings.log_interval_s, coordinator.readings, coordinator_pulse))
+    try:
+        if await _start_unless(ending, coordinator):
+            settle_process()
+            async with processors_awake(settings.num_awake_processors, lambda: coordinator.num_running > 0):
+                await ending.begun.wait()
+                _log.info("draining")
+                await _drain(server, ending, settings)
+    finally:
+        following.cancel()
+        pulse.cancel()
+        await coordinator.close()
+        await server.stop()
+
+
+def _coordinator(
+    settings: CoordinatorSettings, on_target: Callable[[bool], None], tracing: Tracing | None
+) -> Coordinator:
+    """With the targets and where there are any the drafts at the addresses of the settings."""
+    security = link_security(settings)
+    interval_s, timeout_s = settings.resolve_interval_s, settings.link_timeout_ms / 1000
+    to_target = partial(RemoteTarget, connect_timeout_s=timeout_s, link_timeout_s=timeout_s)
+    to_draft = partial(RemoteDraft, connect_timeout_s=timeout_s, link_timeout_s=timeout_s)
+    targets = RemoteReplicas(
+        settings.target_address, to_target, security, interval_s=interval_s, setting="target_address"
+    )
+    drafts = None
+    if settings.draft_address is not None:
+        drafts = RemoteReplicas(
+            settings.draft_address, to_draft, security, interval_s=interval_s, setting="draft_address"
+        )
+    return Coordinator(targets, drafts, settings, on_target=on_target, tracing=tracing)
+
+
+async def _follow_target(server: Server, target_up: asyncio.Queue[bool]) -> None:
+    """Health says whether a target is attached, in the order in which it came and went."""
+    while True:
+        await server.set_serving(await target_up.get())
+
+
+async def _drain(server: Server, ending: Ending, settings: CoordinatorSettings) -> None:
+    """Let running requests finish within the grace; a second signal ends them at once."""
+    draining = asyncio.create_task(server.drain(delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s))
+    hurried = asyncio.create_task(ending.hurried.wait())
+    try:
+        await asyncio.wait((draining, hurried), return_when=asyncio.FIRST_COMPLETED)
+        if draining.done():
+            await draining
+    finally:
+        for task in (draining, hurried):
+            task.cancel()
+
+
+async def _start_unless(ending: Ending, coordinator: Coordinator) -> bool:
+    """Whether the coordinator has started; False when the signal came first. Raises what kept it from starting."""
+    starting = asyncio.create_task(coordinator.start())
+    stopping = asyncio.create_task(ending.begun.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+        return starting.done()
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+
+
+if __name__ == "__main__":
+    run_process(CoordinatorSettings, serve)

@@ -1,0 +1,10 @@
+"""The rules by which draft tokens are kept: pure functions of a proposal, scores and a seed.
+
+Owns exactness. Knows no sessions, no links and no text.
+"""
+
+from outrider_coordinator.acceptance.evidence import EvidenceError, check_proposal
+from outrider_coordinator.acceptance.rules import JudgeRules, Rule, judge
+from outrider_coordinator.acceptance.verdict import NextToken, Verdict
+
+__all__ = ["EvidenceError", "JudgeRules", "NextToken", "Rule", "Verdict", "check_proposal", "judge"]

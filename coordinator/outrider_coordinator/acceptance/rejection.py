@@ -1,0 +1,55 @@
+"""Rejection sampling (Leviathan et al., Chen et al.) over a sparse support: exact for any draft distribution.
+
+The draft drew from ``S`` ids, so its distribution is sparse and fully described. The target says its probability of
+those ids, the mass outside them, and one token already drawn outside. The residual (target - draft)+ is what is left
+inside plus the whole mass outside, because the draft has none there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outrider.types import SparseEvidence, SparseScores
+from outrider_coordinator.acceptance.draws import coin, draw
+from outrider_coordinator.acceptance.verdict import NextToken, Verdict
+
+
+def judge_rejection(
+    draft_token_ids: Sequence[int], evidence: SparseEvidence | None, scores: SparseScores, *, seed: int, base: int
+) -> Verdict:
+    """Accept x when u < target(x)/draft(x), strictly; at the first rejection draw from the residual."""
+    if evidence is None or not draft_token_ids:
+        return Verdict(0, int(scores.outside_token_ids[0]), NextToken.BONUS)
+    drafted = _indices_of_drafted(draft_token_ids, evidence)  # [K] into the flat support
+    ratios = scores.support_probs[drafted].astype(np.float64) / evidence.probs[drafted]  # [K]
+    end = 0
+    for index, (ratio, count) in enumerate(zip(ratios.tolist(), evidence.counts.tolist(), strict=True)):
+        row, end = slice(end, end + count), end + count
+        if coin(seed, base, base + index) < ratio:
+            continue
+        token_id = _draw_recovered(row, index, evidence, scores, seed=seed, base=base)
+        if token_id is not None:
+            return Verdict(index, token_id, NextToken.RECOVERED)
+        # An empty residual: the laws are equal up to rounding, so the token stands.
+    return Verdict(len(draft_token_ids), int(scores.outside_token_ids[-1]), NextToken.BONUS)
+
+
+def _indices_of_drafted(draft_token_ids: Sequence[int], evidence: SparseEvidence) -> np.ndarray:
+    """Where each draft token stands in the flat support; it is there exactly once, as ``check_proposal`` made sure."""
+    wanted = np.array(draft_token_ids, dtype=np.int32).repeat(evidence.counts)
+    return np.flatnonzero(evidence.token_ids == wanted)
+
+
+def _draw_recovered(
+    row: slice, index: int, evidence: SparseEvidence, scores: SparseScores, *, seed: int, base: int
+) -> int | None:
+    """A token from (target - draft)+ at draft position ``index``; None when that is empty."""
+    inside = np.maximum(scores.support_probs[row].astype(np.float64) - evidence.probs[row], 0.0)  # [S]
+    weights = np.concatenate((inside, scores.outside_mass[index : index + 1]))  # [S+1] float64
+    if not weights.any():
+        return None
+    drawn = draw(seed, base, base + index, weights)
+    # Outside means the token that the target has already drawn there.
+    return int(evidence.token_ids[row][drawn] if drawn < inside.shape[0] else scores.outside_token_ids[index])

@@ -1,0 +1,18 @@
+"""Typical acceptance (Medusa): keep what the target finds likely enough. Not exact."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outrider.types import TypicalScores
+from outrider_coordinator.acceptance.verdict import NextToken, Verdict, num_leading
+
+
+def judge_typical(scores: TypicalScores, *, threshold: float, alpha: float) -> Verdict:
+    """Accept while target(x) > min(threshold, alpha * exp(-entropy)); then emit the target's argmax, or the bonus."""
+    bounds = np.minimum(threshold, alpha * np.exp(-scores.entropies.astype(np.float64)))  # [K]
+    kept = scores.draft_token_probs > bounds
+    accepted = num_leading(kept)
+    if accepted < kept.shape[0]:
+        return Verdict(accepted, int(scores.argmax_token_ids[accepted]), NextToken.RECOVERED)
+    return Verdict(accepted, scores.bonus_token_id, NextToken.BONUS)

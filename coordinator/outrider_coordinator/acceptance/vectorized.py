@@ -1,0 +1,206 @@
+"""Sparse rejection for many sessions at once: the checks and verdicts of ``evidence`` and ``rejection``, bit by bit.
+
+One session's step is a few dozen array operations on a few hundred numbers, and nearly all of their time goes into the
+calls; for thirty sessions it is the same calls once. Owns no rule and says nothing of what is wrong: wherever a
+proposal or its scores are not in order, or a draw is a border case, the answer is that each has to be judged alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.randomness.philox_numpy import uniform
+from outrider.randomness.streams import Stream
+from outrider.types import FloatArray, IntArray, SparseEvidence, SparseScores
+from outrider_coordinator.acceptance.evidence import ROW_SUM_TOLERANCE, TARGET_SUM_TOLERANCE
+from outrider_coordinator.acceptance.verdict import NextToken, Verdict
+
+Indices = NDArray[np.int64]
+Doubles = NDArray[np.float64]
+
+FEWEST = 8
+"""With fewer sessions than this it is hardly faster, or slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalCase:
+    """A proposal that has come."""
+
+    draft_token_ids: tuple[int, ...]
+    """At least one, and no more than were asked for."""
+    evidence: SparseEvidence
+    num_token_ids: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredCase:
+    """A proposal that ``check_proposal`` let through, and its scores."""
+
+    proposal: ProposalCase
+    scores: SparseScores
+    seed: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The supports of all draft positions of all cases, end to end."""
+
+    num_rows: Indices  # [C] draft tokens of each case
+    counts: Indices  # [R] ids in each row
+    starts: Indices  # [R]
+    cases: Indices  # [R] which case a row is of
+    drafted: Indices  # [R]; what a service says may be any number
+    ids: IntArray  # [N]
+    probs: FloatArray  # [N]
+
+    @classmethod
+    def of(cls, cases: Sequence[ProposalCase]) -> _Rows:
+        num_rows = np.array([len(case.draft_token_ids) for case in cases], dtype=np.int64)
+        counts = np.concatenate([case.evidence.counts for case in cases]).astype(np.int64)
+        return cls(
+            num_rows=num_rows,
+            counts=counts,
+            starts=counts.cumsum() - counts,
+            cases=np.arange(len(cases)).repeat(num_rows),
+            drafted=np.array([token_id for case in cases for token_id in case.draft_token_ids], dtype=np.int64),
+            ids=np.concatenate([case.evidence.token_ids for case in cases]),
+            probs=np.concatenate([case.evidence.probs for case in cases]),
+        )
+
+    def where_drafted(self) -> Indices:
+        """Where the draft tokens stand in their supports, as far as they do."""
+        return np.flatnonzero(self.ids == self.drafted.repeat(self.counts))
+
+    def sums(self, values: FloatArray) -> Doubles:  # [N] -> [R]
+        return np.add.reduceat(values, self.starts, dtype=np.float64)
+
+
+def are_sound(cases: Sequence[ProposalCase]) -> bool:
+    """Whether ``check_proposal`` would let every one of them through; False also where it is not worth finding out."""
+    if len(cases) < FEWEST or not all(map(_has_fitting_shapes, cases)):
+        return False
+    rows = _Rows.of(cases)
+    limits = np.array([case.num_token_ids for case in cases], dtype=np.int64)[rows.cases]  # [R]
+    keys = np.arange(len(rows.counts)).repeat(rows.counts) * int(limits.max()) + rows.ids
+    keys.sort()
+    return bool(
+        int(rows.ids.min()) >= 0
+        and (np.maximum.reduceat(rows.ids, rows.starts) < limits).all()
+        and float(rows.probs.min()) > 0
+        and _are_near_1(rows.sums(rows.probs), ROW_SUM_TOLERANCE)
+        and (keys[1:] != keys[:-1]).all()
+        and len(rows.where_drafted()) == len(rows.drafted)
+    )
+
+
+def _has_fitting_shapes(case: ProposalCase) -> bool:
+    evidence = case.evidence
+    counts = evidence.counts
+    return (
+        counts.shape == (len(case.draft_token_ids),)
+        and int(counts.min()) > 0
+        and evidence.token_ids.shape == evidence.probs.shape == (int(counts.sum()),)
+    )
+
+
+def judge_together(cases: Sequence[ScoredCase]) -> list[Verdict] | None:
+    """The verdict of ``judge`` on each case; None where each has to be judged alone."""
+    if len(cases) < FEWEST or not all(map(_has_fitting_scores, cases)):
+        return None
+    rows = _Rows.of([case.proposal for case in cases])
+    said = _Said.of(cases, rows)
+    limits = np.array([case.proposal.num_token_ids for case in cases], dtype=np.int64).repeat(rows.num_rows + 1)
+    return _judge(cases, rows, said) if _are_sound_scores(rows, said, limits) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What targets say of the rows, and of the position after each proposal."""
+
+    inside: FloatArray  # [N]
+    outside: FloatArray  # [R+C]
+    drawn: IntArray  # [R+C]
+    judged: Indices  # [R] of those, the draft tokens' own
+    lasts: Indices  # [C] of those, the ones after each proposal
+
+    @classmethod
+    def of(cls, cases: Sequence[ScoredCase], rows: _Rows) -> _Said:
+        return cls(
+            inside=np.concatenate([case.scores.support_probs for case in cases]),
+            outside=np.concatenate([case.scores.outside_mass for case in cases]),
+            drawn=np.concatenate([case.scores.outside_token_ids for case in cases]),
+            judged=np.arange(len(rows.counts)) + rows.cases,
+            lasts=(rows.num_rows + 1).cumsum() - 1,
+        )
+
+
+def _has_fitting_scores(case: ScoredCase) -> bool:
+    scores, num_positions = case.scores, len(case.proposal.draft_token_ids) + 1
+    return (
+        scores.support_probs.shape == case.proposal.evidence.token_ids.shape
+        and scores.outside_mass.shape == scores.outside_token_ids.shape == (num_positions,)
+    )
+
+
+def _are_sound_scores(rows: _Rows, said: _Said, limits: Indices) -> bool:  # limits [R+C]
+    sums = said.outside.astype(np.float64)
+    sums[said.judged] += rows.sums(said.inside)
+    is_needed = said.outside > 0
+    is_needed[said.lasts] = True
+    return bool(
+        float(said.inside.min()) >= 0
+        and float(said.outside.min()) >= 0
+        and _are_near_1(sums, TARGET_SUM_TOLERANCE)
+        and (~is_needed | ((said.drawn >= 0) & (said.drawn < limits))).all()
+    )
+
+
+def _judge(cases: Sequence[ScoredCase], rows: _Rows, said: _Said) -> list[Verdict] | None:
+    seeds = np.array([case.seed for case in cases], dtype=np.uint64)[rows.cases]  # [R]
+    bases = np.array([case.base for case in cases], dtype=np.int64)[rows.cases]  # [R]
+    firsts = rows.num_rows.cumsum() - rows.num_rows  # [C]
+    steps = np.arange(len(rows.cases)) - firsts[rows.cases]  # [R] which draft token of its case
+    drafted = rows.where_drafted()
+    ratios = said.inside[drafted].astype(np.float64) / rows.probs[drafted]
+    rejected = np.flatnonzero(uniform(seeds, Stream.ACCEPTANCE, bases, bases + steps) >= ratios)
+    ending, first = np.unique(rows.cases[rejected], return_index=True)  # cases with a rejection, and which is first
+    stops = rejected[first]
+    coins = uniform(seeds[stops], Stream.RESIDUAL, bases[stops], (bases + steps)[stops])
+    recovered = _draw_recovered(rows, said, stops, coins) if len(stops) else []
+    if recovered is None:
+        return None
+    verdicts = [
+        Verdict(len(case.proposal.draft_token_ids), token_id, NextToken.BONUS)
+        for case, token_id in zip(cases, said.drawn[said.lasts].tolist(), strict=True)
+    ]
+    for case, num_accepted, token_id in zip(ending.tolist(), steps[stops].tolist(), recovered, strict=True):
+        verdicts[case] = Verdict(num_accepted, token_id, NextToken.RECOVERED)
+    return verdicts
+
+
+def _draw_recovered(rows: _Rows, said: _Said, stops: Indices, coins: Doubles) -> list[int] | None:
+    """A token from (target - draft)+ at each row of ``stops``; None when one of them is empty or ends past its sum."""
+    counts, starts = rows.counts[stops], rows.starts[stops]
+    columns = np.arange(int(counts.max()))
+    places = np.minimum(starts[:, None] + columns, len(rows.ids) - 1)  # [J, S]
+    left = np.maximum(said.inside[places].astype(np.float64) - rows.probs[places], 0.0)
+    # Behind its support each row has the mass outside, then nothing.
+    weights = np.zeros((len(stops), len(columns) + 1))
+    weights[:, :-1] = np.where(columns < counts[:, None], left, 0.0)
+    weights[np.arange(len(stops)), counts] = said.outside[said.judged[stops]]
+    sums = weights.cumsum(axis=1)
+    chosen = (sums <= (coins * sums[:, -1])[:, None]).sum(axis=1)  # as searchsorted on the right
+    if (chosen > counts).any():
+        return None
+    inside = rows.ids[np.minimum(starts + chosen, len(rows.ids) - 1)]
+    found: list[int] = np.where(chosen < counts, inside, said.drawn[said.judged[stops]]).tolist()
+    return found
+
+
+def _are_near_1(sums: Doubles, tolerance: float) -> bool:
+    return bool((np.abs(sums - 1.0) <= tolerance).all())  # false for NaN

@@ -1,0 +1,1 @@
+"""Requests: input processing, admission, running state and output collection."""

@@ -1,0 +1,61 @@
+"""A timer that is set and cleared at every step and hardly ever rings.
+
+Owns the way to make that cheap: the event loop's own timer is left running and looks, when it is due, whether it still
+is. Knows nothing of what it is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class DeadlineTimer:
+    """Rings once, in the running event loop, unless it is cleared or set anew before."""
+
+    def __init__(self) -> None:
+        self._ring: Callable[[], None] | None = None
+        """None while it is not set."""
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._looks_at = 0.0
+        """When the event loop's timer rings, if there is one."""
+
+    def set(self, delay_s: float, ring: Callable[[], None]) -> None:
+        """Call ``ring`` after ``delay_s`` seconds, in place of what was to be called before."""
+        loop = asyncio.get_running_loop()
+        self._due, self._ring = loop.time() + delay_s, ring
+        if self._timer is not None and self._looks_at > self._due:
+            self._stop()
+        if self._timer is None:
+            self._start(loop, delay_s)
+
+    def clear(self) -> None:
+        """Call nobody."""
+        self._ring = None
+
+    def cancel(self) -> None:
+        """Call nobody, and let the event loop forget it."""
+        self.clear()
+        self._stop()
+
+    def _start(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
+        self._looks_at = loop.time() + delay_s
+        self._timer = loop.call_later(delay_s, self._look)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._ring is None:
+            return
+        loop = asyncio.get_running_loop()
+        left_s = self._due - loop.time()
+        if left_s > 0:
+            self._start(loop, left_s)
+        else:
+            ring, self._ring = self._ring, None
+            ring()

@@ -1,0 +1,54 @@
+"""What a session is to do, fixed when its request is taken in. Plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.types import AcceptanceMethod, LogprobsMode, SamplingParams
+from outrider_coordinator.acceptance import JudgeRules
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request made ready: tokenized, seeded, trimmed to the models' limits."""
+
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    """Most tokens to generate; prompt and these together fit the target."""
+    sampling: SamplingParams
+    seed: int
+    acceptance_method: AcceptanceMethod
+    rules: JudgeRules
+    num_token_ids: int
+    """Ids the target may draw are below this."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Ends of sequence that count: none when they are ignored."""
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    num_speculative_tokens: int | None = None
+    """The request's own draft length; None is the coordinator's."""
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW
+    dense: bool = False
+    request_id: str = ""
+    cache_salt: str = ""
+    arrival_ns: int = 0
+    """When the request arrived, in nanoseconds since 1970: no two requests of a coordinator have the same."""
+    model_name: str = ""
+    """The target's."""
+    emitted_token_ids: tuple[int, ...] = ()
+    """Output that was given out before, elsewhere, from which the session goes on."""
+    tells_progress: bool = False
+    """Whether each delta says how far the call is."""
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens the session will ever hold."""
+        return len(self.prompt_token_ids) + self.max_tokens
+
+    @property
+    def ending_token_ids(self) -> frozenset[int]:
+        """Tokens that end the generation."""
+        return frozenset(self.eos_token_ids + self.stop_token_ids)

@@ -1,0 +1,175 @@
+"""From a request to a plan: validated, tokenized, seeded, trimmed to the models' limits.
+
+Knows the models by their descriptions alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from dataclasses import replace
+
+from outrider.config import CoordinatorSettings
+from outrider.config.fields import EvidenceForm
+from outrider.errors import InvalidRequestError
+from outrider.generation import GenerationRequest, Started
+from outrider.limits import BAD_WORDS_TOKENS, ModelLimits
+from outrider.requests import check_against_model, check_request
+from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
+from outrider_coordinator.acceptance import JudgeRules
+from outrider_coordinator.requests.engine_request import EngineRequest
+from outrider_coordinator.text import TextTokenizer
+
+
+class InputProcessor:
+    """Makes plans for one target."""
+
+    def __init__(
+        self, settings: CoordinatorSettings, target: ModelDescription, tokenizer: TextTokenizer | None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._settings = settings
+        self._target = target
+
+    @property
+    def model_name(self) -> str:
+        """The target's."""
+        return self._target.model_name
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What the target allows."""
+        return ModelLimits(self._target.num_token_ids, self._target.max_model_len)
+
+    def plan(self, request: GenerationRequest) -> EngineRequest:
+        """The plan of a request; ``InvalidRequestError`` names the field that is wrong."""
+        check_request(request)
+        self._check_settings(request)
+        self._check_model(request)
+        prompt = self._prompt(request)
+        max_tokens = self._max_tokens(request, len(prompt))
+        sampling = self._sampling(request)
+        method = request.acceptance_method or self._settings.acceptance_method
+        return EngineRequest(
+            prompt_token_ids=prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            seed=secrets.randbits(64) if request.seed is None else request.seed,
+            acceptance_method=method,
+            rules=self._rules(method, sampling.temperature),
+            num_token_ids=self._target.num_token_ids,
+            eos_token_ids=() if request.ignore_eos else self._target.eos_token_ids,
+            stop_token_ids=request.stop_token_ids,
+            stop=request.stop,
+            include_stop=request.include_stop_str_in_output,
+            num_speculative_tokens=request.num_speculative_tokens,
+            num_logprobs=request.logprobs,
+            num_prompt_logprobs=request.prompt_logprobs,
+            logprobs_mode=self._settings.logprobs_mode,
+            dense=self._is_dense,
+            request_id=request.request_id or uuid.uuid4().hex,
+            cache_salt=request.cache_salt,
+            model_name=self.model_name,
+            emitted_token_ids=request.resume.emitted_token_ids if request.resume else (),
+            tells_progress=request.resumable,
+        )
+
+    @property
+    def _is_dense(self) -> bool:
+        return self._settings.evidence is EvidenceForm.DENSE
+
+    def _rules(self, method: AcceptanceMethod, temperature: float) -> JudgeRules:
+        return JudgeRules.of(
+            method,
+            temperature=temperature,
+            dense=self._is_dense,
+            num_token_ids=self._target.num_token_ids,
+            posterior_threshold=self._settings.posterior_threshold,
+            posterior_alpha=self._settings.posterior_alpha,
+        )
+
+    def _check_settings(self, request: GenerationRequest) -> None:
+        """What this coordinator does not offer."""
+        for name, value in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
+            if value is not None:
+                self._check_logprobs(name, value)
+        if self.tokenizer is None:
+            for name, texts in (("stop", request.stop), ("bad_words", request.bad_words)):
+                if texts:
+                    raise InvalidRequestError(name, "cannot be used, since the target has no tokenizer")
+
+    def _check_logprobs(self, name: str, value: int) -> None:
+        if self._settings.disable_logprobs:
+            raise InvalidRequestError(name, "is switched off on this server")
+        if value > self._settings.max_logprobs:
+            raise InvalidRequestError(
+                name, f"is {value}; at most {self._settings.max_logprobs}, the server's setting max_logprobs"
+            )
+
+    def _check_model(self, request: GenerationRequest) -> None:
+        """Output of one model is not gone on with by another."""
+        model = request.resume.model if request.resume else ""
+        if model and model != self.model_name:
+            raise InvalidRequestError("resume.model", f"is {model!r}, and this server serves {self.model_name!r}")
+
+    def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
+        prompt = request.prompt_token_ids
+        if prompt is None:
+            prompt = self._encode(request.prompt or "")
+        target = self._target
+        check_against_model(request, prompt, num_token_ids=target.num_token_ids, max_model_len=target.max_model_len)
+        return prompt
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        if self.tokenizer is None:
+            raise InvalidRequestError("prompt", "must be given as prompt_token_ids, since the target has no tokenizer")
+        return self.tokenizer.encode_prompt(text, limits=self.limits)
+
+    def _sampling(self, request: GenerationRequest) -> SamplingParams:
+        """As the services take it: bad words are tokens, and no allowed id is said twice."""
+        allowed = tuple(dict.fromkeys(request.sampling.allowed_token_ids))
+        return replace(request.sampling, bad_words=self._bad_words(request), allowed_token_ids=allowed)
+
+    def _bad_words(self, request: GenerationRequest) -> tuple[tuple[int, ...], ...]:
+        if not request.bad_words or self.tokenizer is None:
+            return request.sampling.bad_words
+        runs = request.sampling.bad_words + self.tokenizer.encode_bad_words(request.bad_words)
+        BAD_WORDS_TOKENS.check("bad_words", sum(map(len, runs)))
+        return runs
+
+    def _max_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
+        """What fits the model; ``InvalidRequestError`` when the target's whole pool could not hold it."""
+        max_tokens = min(request.max_tokens, self._target.max_model_len - num_prompt_tokens)
+        check_room(self._target, num_prompt_tokens, max_tokens)
+        return max_tokens
+
+
+def started(request: GenerationRequest, plan: EngineRequest) -> Started:
+    """What a request left open, as its plan settled it."""
+    return Started(
+        seed=plan.seed,
+        prompt_token_ids=plan.prompt_token_ids if request.prompt is not None else None,
+        max_tokens=plan.max_tokens,
+        acceptance_method=plan.acceptance_method,
+        request_id=plan.request_id,
+        model=plan.model_name,
+        num_emitted_tokens=len(plan.emitted_token_ids),
+    )
+
+
+def check_room(target: ModelDescription, num_prompt_tokens: int, max_tokens: int) -> None:
+    """Raise ``InvalidRequestError`` when the target could not hold so many tokens even if it held nothing else."""
+    if trouble := _trouble(target, num_prompt_tokens + max_tokens):
+        raise InvalidRequestError("max_tokens", f"{num_prompt_tokens} prompt tokens and {max_tokens} more {trouble}")
+
+
+def has_room(target: ModelDescription, length: int) -> bool:
+    """Whether the target could hold so many tokens if it held nothing else."""
+    return not _trouble(target, length)
+
+
+def _trouble(target: ModelDescription, length: int) -> str:
+    needed = -(-length // target.page_size) if target.page_size else 0
+    if needed > target.num_pages:
+        return f"need {needed} KV pages, and the target has {target.num_pages} in all"
+    return f"are {length}, and the target takes {target.max_model_len}" if length > target.max_model_len else ""

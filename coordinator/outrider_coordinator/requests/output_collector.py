@@ -1,0 +1,91 @@
+"""What a user is told: output on its way from a session to the one who reads it.
+
+Owns that text is made when it is read, after the services have been told to go on, and that whoever reads slowly gets
+the output of several steps as one delta. Knows no steps and no services.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from outrider.errors import OutriderError
+from outrider.generation import Delta, GenerationResult, Progress
+from outrider_coordinator.session.actions import Emit
+
+
+class OutputCollector:
+    """The deltas of one request, for one reader."""
+
+    def __init__(self, take_text: Callable[[int | None], str], *, num_tokens: int = 0) -> None:
+        """``take_text`` gives the text that has become final with so many tokens (None: all) since it was last asked.
+
+        ``num_tokens``: how many were given out before, elsewhere.
+        """
+        self._take_text = take_text
+        self._num_tokens = num_tokens
+        """Given out, those before this included."""
+        self._held_progress: Progress | None = None
+        self._progress: Progress | None = None
+        """With the last output that was released."""
+        self._held: list[Emit] = []
+        self._released: list[Emit] = []
+        self._ending: GenerationResult | OutriderError | None = None
+        self._news: asyncio.Future[None] | None = None
+        """What the reader waits for."""
+
+    def put(self, emit: Emit, progress: Progress | None = None) -> None:
+        """New output, which the reader is to have with the next ``release``."""
+        self._held.append(emit)
+        self._held_progress = progress
+
+    def release(self) -> None:
+        """The reader may have what was put."""
+        if self._held:
+            self._released += self._held
+            self._held = []
+            self._progress = self._held_progress
+            self._wake()
+
+    def end(self, ending: GenerationResult | OutriderError) -> None:
+        """Nothing more will be put: the result goes with the last delta, the error after it."""
+        self.release()
+        self._ending = ending
+        self._wake()
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """New output as it comes; the last delta carries the result. Raises the error it ends with."""
+        while True:
+            if not self._released and self._ending is None:
+                await self._wait()
+            ending = self._ending
+            if isinstance(ending, OutriderError):
+                if self._released:
+                    yield self._take(None)
+                raise ending
+            yield self._take(ending)
+            if ending is not None:
+                return
+
+    def _take(self, result: GenerationResult | None) -> Delta:
+        emits, self._released = self._released, []
+        if len(emits) == 1:
+            token_ids, logprobs = emits[0].token_ids, emits[0].logprobs
+        else:
+            token_ids = tuple(token_id for emit in emits for token_id in emit.token_ids)
+            found = [emit.logprobs for emit in emits if emit.logprobs is not None]
+            logprobs = tuple(logprob for some in found for logprob in some) if found else None
+        self._num_tokens += len(token_ids)
+        text = self._take_text(self._num_tokens if result is None else None)
+        return Delta(text, token_ids, logprobs, result, progress=self._progress)
+
+    async def _wait(self) -> None:
+        self._news = asyncio.get_running_loop().create_future()
+        try:
+            await self._news
+        finally:
+            self._news = None
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)

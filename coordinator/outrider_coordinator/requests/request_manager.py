@@ -1,0 +1,153 @@
+"""All requests of a coordinator: who waits, who runs under which session number, and how those that ended did.
+
+Owns the numbers, the load that the draft length policy sees, and the counts. Sends nothing and starts nothing itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from outrider.errors import (
+    CapacityError,
+    DeadlineError,
+    IntegrityError,
+    InvalidRequestError,
+    LostTooOftenError,
+    NonFiniteLogitsError,
+    ProtocolError,
+    UnavailableError,
+)
+from outrider.types import FinishReason
+from outrider_coordinator.requests.admission import Admission
+from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.session.actions import Fail, Finish
+from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.stats.spec_decode_stats import SpecDecodeStats
+
+_USUAL = (
+    CapacityError, DeadlineError, IntegrityError, InvalidRequestError, LostTooOftenError,
+    NonFiniteLogitsError, ProtocolError, UnavailableError,
+)  # fmt: skip
+USUAL_FAILURES = tuple(error.__name__ for error in _USUAL)
+
+
+@dataclass(slots=True)
+class Endings:
+    """How requests ended, and what speculation did for them."""
+
+    num_finished: int = 0
+    num_cancelled: int = 0
+    num_failed: int = 0
+    num_refused: int = 0
+    """Turned away since the queue was full."""
+    num_prompt_tokens: int = 0
+    """Of all that were taken in."""
+    num_resumed: int = 0
+    """Taken in with output of an interrupted call."""
+    by_reason: Counter[FinishReason] = field(default_factory=Counter)
+    """Those that finished or were cancelled."""
+    by_error: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(USUAL_FAILURES, 0)))
+    """Those that failed, by the error's name; the usual ones from the start, for whoever watches them rise."""
+    spec_stats: SpecDecodeStats = field(default_factory=SpecDecodeStats)
+
+
+class RequestManager:
+    """The requests taken in and not over yet."""
+
+    def __init__(self, policy: DraftLengthPolicy, *, max_running: int, max_queue: int) -> None:
+        self.endings = Endings()
+        self.policy = policy
+        self._admission: Admission[RequestState] = Admission(max_running=max_running, max_queue=max_queue)
+        self._by_session: dict[int, RequestState] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run."""
+        return self._admission.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        return self._admission.num_waiting
+
+    def all(self) -> tuple[RequestState, ...]:
+        """Those that run and those that wait."""
+        return (*self._admission.running, *self._admission.waiting)
+
+    def running(self) -> tuple[RequestState, ...]:
+        """Those that run."""
+        return self._admission.running
+
+    def find(self, session: int) -> RequestState | None:
+        """The request that runs under this number."""
+        return self._by_session.get(session)
+
+    def submit(self, request_state: RequestState) -> None:
+        """Take a request in; ``CapacityError`` when the queue is full."""
+        try:
+            self._admission.submit(request_state)
+        except CapacityError:
+            self.endings.num_refused += 1
+            raise
+        self.endings.num_prompt_tokens += len(request_state.loop.plan.prompt_token_ids)
+        self.endings.num_resumed += bool(request_state.loop.plan.emitted_token_ids)
+        self._note_load()
+
+    def to_start(self) -> Iterator[RequestState]:
+        """Those that may run now, one after the other, each under a number of its own."""
+        while (request_state := self._admission.next()) is not None:
+            self.renumber(request_state)
+            yield request_state
+
+    def renumber(self, request_state: RequestState) -> None:
+        """Another number, never used on any link, for one that starts, or starts elsewhere."""
+        self._by_session.pop(request_state.session, None)
+        request_state.session = next(self._numbers)
+        self._by_session[request_state.session] = request_state
+
+    def park(self, request_state: RequestState) -> None:
+        """The target has no room for it: back to its place in the queue, which stands still until ``unblock``."""
+        self._by_session.pop(request_state.session, None)
+        self._admission.put_back(request_state)
+
+    def found_room(self, request_state: RequestState) -> bool:
+        """The target has room for it; whether others waited to know."""
+        return self._admission.found_room(request_state)
+
+    def unblock(self) -> None:
+        """The target may have room again."""
+        self._admission.unblock()
+
+    def end(self, request_state: RequestState, ending: Finish | Fail) -> None:
+        """A request is over."""
+        self._by_session.pop(request_state.session, None)
+        self._admission.leave(request_state)
+        self._note_load()
+        self._count(request_state, ending)
+
+    def _note_load(self) -> None:
+        self.policy.set_load(self.num_running + self.num_waiting)
+
+    def spec_stats(self) -> SpecDecodeStats:
+        """What speculation did for all requests so far, those that still run included."""
+        whole = SpecDecodeStats()
+        for spec_stats in (self.endings.spec_stats, *(request_state.loop.spec_stats for request_state in self.all())):
+            whole.add(spec_stats)
+        return whole
+
+    def _count(self, request_state: RequestState, ending: Finish | Fail) -> None:
+        endings = self.endings
+        endings.spec_stats.add(request_state.loop.spec_stats)
+        if isinstance(ending, Fail):
+            endings.num_failed += 1
+            endings.by_error[type(ending.error).__name__] += 1
+            return
+        endings.by_reason[ending.reason] += 1
+        if ending.reason is FinishReason.CANCELLED:
+            endings.num_cancelled += 1
+        else:
+            endings.num_finished += 1

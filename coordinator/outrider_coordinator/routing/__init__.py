@@ -1,0 +1,1 @@
+"""Replicas and links: which service answers which session, and when commands are dispatched."""

@@ -1,0 +1,167 @@
+"""Whose turn it is: when the commands that wait for a link are sent, so that sessions share forwards.
+
+A forward of many sessions takes hardly longer than that of one. Sessions that fell out of step stay so by themselves:
+while some are served the others wait, and the other way round. Two rules bring them together, each at the price of one
+wait:
+
+* What a draft and a target compute on the same device takes the time of both. So on one device there is one turn at a
+  time: all that drafts, then all that is scored.
+* Tokens that the target decodes by itself, without a draft, follow each other at once. So they wait for those that are
+  under way.
+
+Apart from that, whatever waits at the end of an event loop's turn is sent. Owns what is under way on each link. Prompts
+are outside of all this: they are cut into chunks, and a chunk is served beside whatever else there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from outrider.ports import Extend, Opened, Release, Score
+
+LONGEST_WAIT_S = 0.1
+"""What is under way for longer is waited for no more: it is no forward of running sessions, or nobody answers."""
+
+
+class OfSession(Protocol):
+    """Any command and any event."""
+
+    @property
+    def session(self) -> int:
+        """The session's number on its link."""
+        ...
+
+
+class LinkQueue:
+    """One link's part in taking turns."""
+
+    def __init__(self, turns: DispatchScheduler, send_all: Callable[[], None]) -> None:
+        self.device_id = ""
+        """The same for all links to services on one device; empty: of no device that is shared."""
+        self.is_waiting = False
+        self.waiting_since = 0.0
+        self.waiting: dict[int, bool] = {}
+        """Sessions whose step waits to be sent, and whether it is plain: decoded by the target without a draft."""
+        self.under_way: dict[int, tuple[bool, float]] = {}
+        """Sessions whose step was sent and not answered: whether it is plain, and when it was sent."""
+        self.send_all = send_all
+        self._dispatch = turns
+
+    def put(self, command: OfSession) -> None:
+        """One more waits; ``send_all`` is called when it is this link's turn."""
+        if not self.is_waiting:
+            self.is_waiting = True
+            self.waiting_since = self._dispatch.now()
+            self._dispatch.look_soon()
+        if (is_plain := _is_plain(command)) is not None:
+            self.waiting[command.session] = is_plain
+
+    def sent(self, commands: Iterable[OfSession]) -> None:
+        """All that waited was sent."""
+        now = self._dispatch.now()
+        for session, is_plain in self.waiting.items():
+            self.under_way[session] = (is_plain, now)
+        self.is_waiting = False
+        self.waiting.clear()
+        for command in commands:
+            if isinstance(command, Release) and self.under_way.pop(command.session, None) is not None:
+                self._dispatch.look_soon()
+
+    def heard(self, events: Iterable[OfSession]) -> None:
+        """Their sessions were answered, whatever the answer."""
+        for event in events:
+            if not isinstance(event, Opened):  # which answers no step
+                self.under_way.pop(event.session, None)
+        self._dispatch.look_soon()
+
+    def lost(self) -> None:
+        """The link is gone."""
+        self.is_waiting = False
+        self.waiting.clear()
+        self.under_way.clear()
+        self._dispatch.look_soon()
+
+    def leave(self) -> None:
+        """The link is used no more; idempotent."""
+        self.lost()
+        self._dispatch.forget(self)
+
+
+class DispatchScheduler:
+    """All links of one coordinator."""
+
+    def __init__(self) -> None:
+        self._link_queues: list[LinkQueue] = []
+        self._is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.monotonic()
+
+    def link_queue(self, send_all: Callable[[], None]) -> LinkQueue:
+        """A new link."""
+        self._link_queues.append(link_queue := LinkQueue(self, send_all))
+        return link_queue
+
+    def forget(self, link_queue: LinkQueue) -> None:
+        """A link that has left; for lanes."""
+        if link_queue in self._link_queues:
+            self._link_queues.remove(link_queue)
+
+    def look_soon(self) -> None:
+        """At the end of this turn of the event loop."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        """Whoever has waited longest goes first; what it sends may keep the others waiting."""
+        self._is_due = False
+        waiting = sorted(
+            (link_queue for link_queue in self._link_queues if link_queue.is_waiting),
+            key=lambda link_queue: link_queue.waiting_since,
+        )
+        try:
+            for link_queue in waiting:
+                if not link_queue.waiting or not self._is_kept_waiting(link_queue):
+                    link_queue.send_all()
+        finally:
+            if any(link_queue.is_waiting for link_queue in waiting):
+                self._look_later()
+
+    def _is_kept_waiting(self, link_queue: LinkQueue) -> bool:
+        oldest = self.now() - LONGEST_WAIT_S
+        sharing = [other for other in self._link_queues if other.device_id and other.device_id == link_queue.device_id]
+        if len(sharing) > 1:
+            return any(sent_at > oldest for other in sharing for _, sent_at in other.under_way.values())
+        return all(link_queue.waiting.values()) and any(
+            is_plain and sent_at > oldest for is_plain, sent_at in link_queue.under_way.values()
+        )
+
+    def _look_later(self) -> None:
+        """In case that no answer comes, which would make us look."""
+        if self._timer is None:
+            oldest = self.now() - LONGEST_WAIT_S
+            sent = (
+                sent_at
+                for link_queue in self._link_queues
+                for _, sent_at in link_queue.under_way.values()
+                if sent_at > oldest
+            )
+            delay_s = min(sent, default=self.now()) - oldest
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.look_soon()
+
+
+def _is_plain(command: OfSession) -> bool | None:
+    """Of a running session's step; None for what is none: prompts, openings and ends."""
+    if isinstance(command, Score):
+        return not command.draft_token_ids if command.base_length else None
+    return False if isinstance(command, Extend) and command.draft_length else None

@@ -1,0 +1,205 @@
+"""One service kept attached: its link, its reader, its outbox, and the way back when it is lost.
+
+Owns reconnecting and that all commands of one turn go out as one message. Knows no sessions: what comes in, and that
+the service went or came, is handed to a listener.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
+
+from outrider.errors import (
+    ConfigError,
+    DeadlineError,
+    LoadingError,
+    OutriderError,
+    PairMismatchError,
+    UnavailableError,
+)
+from outrider.ports import EventBatch, Link
+from outrider.types import ModelDescription
+from outrider_coordinator.routing.dispatch import DispatchScheduler, OfSession
+
+_log = logging.getLogger(__name__)
+
+CommandT = TypeVar("CommandT", bound=OfSession)
+EventT = TypeVar("EventT", bound=OfSession)
+CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
+EventT_co = TypeVar("EventT_co", covariant=True)
+
+RETRY_S = 0.1
+"""Between two tries to reach a service: it may be there at any moment, and trying costs little."""
+LONGEST_RETRY_S = 2.0
+"""Between two tries of what a service refuses, such as a wrong token: that mends itself seldom, and is not cheap."""
+
+_FATAL = (ConfigError, PairMismatchError)
+"""What no waiting mends."""
+_UNREACHABLE = (UnavailableError, DeadlineError)
+
+
+class Port(Protocol[CommandT_contra, EventT_co]):
+    """``ports.Draft`` or ``ports.Target``."""
+
+    async def describe(self) -> ModelDescription:
+        """Facts of the service."""
+        ...
+
+    async def attach(self) -> Link[CommandT_contra, EventT_co]:
+        """Opens a link."""
+        ...
+
+
+class ReplicaConnection(Generic[CommandT, EventT]):
+    """Keeps one port attached from ``start`` to ``close``."""
+
+    def __init__(
+        self,
+        port: Port[CommandT, EventT],
+        name: str,
+        *,
+        turns: DispatchScheduler,
+        accept: Callable[[ModelDescription], Awaitable[None]],
+        on_attached: Callable[[], None],
+        on_batch: Callable[[EventBatch[EventT]], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """``accept`` sees each description before the link is opened, and raises what speaks against it."""
+        self.description: ModelDescription | None = None
+        """Of the service that is attached, or was last."""
+        self.num_pages_free = 0
+        """As last reported."""
+        self.num_messages_sent = 0
+        self._port, self._name = port, name
+        self._accept, self._on_attached, self._on_batch, self._on_lost = accept, on_attached, on_batch, on_lost
+        self._link: Link[CommandT, EventT] | None = None
+        self._outbox: list[CommandT] = []
+        self._link_queue = turns.link_queue(self._flush)
+        self._trouble = ""
+        self._task: asyncio.Task[None] | None = None
+        self._farewell: asyncio.Future[None] | None = None
+        self._tried = asyncio.get_running_loop().create_future()
+        # Not everybody waits for the first try.
+        self._tried.add_done_callback(lambda tried: tried.cancelled() or tried.exception())
+
+    @property
+    def is_up(self) -> bool:
+        """Whether commands reach the service."""
+        return self._link is not None
+
+    def start(self) -> None:
+        """Begin to attach, in the background, and keep at it."""
+        self._task = asyncio.create_task(self._keep_attached(), name=f"{self._name} link")
+
+    async def first_try(self) -> None:
+        """Return when the service was attached or could not be reached once; raises what waiting will not mend."""
+        await asyncio.shield(self._tried)
+
+    def send(self, command: CommandT) -> None:
+        """Send with all else when it is this link's turn; dropped when the service is lost, as its sessions are."""
+        if self._link is not None:
+            self._outbox.append(command)
+            self._link_queue.put(command)
+
+    async def close(self) -> None:
+        """Close the link, which releases its sessions, and stop."""
+        self._flush()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._tell_first_try(None)
+        link, self._link = self._link, None
+        if link is not None:
+            await _close(link)
+        if self._farewell is not None:
+            await self._farewell
+        self._link_queue.leave()
+
+    def _flush(self) -> None:
+        commands, self._outbox = self._outbox, []
+        self._link_queue.sent(commands)
+        if self._link is None or not commands:
+            return
+        self.num_messages_sent += 1
+        # A broken link is noticed by its reader, which tells the sessions.
+        try:
+            self._link.send(commands)
+        except UnavailableError:
+            pass
+        except Exception:
+            # What was lost nobody would ever answer: as when the link is lost, all is sent anew.
+            _log.exception("commands to the %s could not be sent", self._name)
+            self._farewell = asyncio.ensure_future(_close(self._link))
+
+    async def _keep_attached(self) -> None:
+        wait_s = RETRY_S
+        while True:
+            try:
+                link = await self._attach()
+                wait_s = RETRY_S
+                await self._read(link)
+            except OutriderError as error:
+                self._log_trouble(error)
+                self._tell_first_try(error)
+                wait_s = RETRY_S if isinstance(error, _UNREACHABLE) else min(2 * wait_s, LONGEST_RETRY_S)
+            except Exception:
+                _log.exception("the %s link failed", self._name)
+                wait_s = min(2 * wait_s, LONGEST_RETRY_S)
+            await self._lose_link()
+            await asyncio.sleep(wait_s)
+
+    def _log_trouble(self, error: OutriderError) -> None:
+        """Once, however often the same is met again."""
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            level = logging.INFO if isinstance(error, LoadingError) else logging.WARNING
+            _log.log(level, "the %s is not attached: %s", self._name, error)
+
+    async def _attach(self) -> Link[CommandT, EventT]:
+        description = await self._port.describe()
+        await self._accept(description)
+        link = await self._port.attach()
+        self.description = description
+        self.num_pages_free = description.num_pages
+        self._link = link
+        self._link_queue.device_id = description.device_id
+        self._outbox = []
+        _log.info("the %s is attached: %s", self._name, description.model_name)
+        self._trouble = ""
+        self._on_attached()
+        self._tell_first_try(None)
+        return link
+
+    async def _read(self, link: Link[CommandT, EventT]) -> None:
+        async for batch in link.events():
+            if batch.report is not None:
+                self.num_pages_free = batch.report.num_pages_free
+            self._link_queue.heard(batch.events)
+            self._on_batch(batch)
+        raise UnavailableError("the link ended")
+
+    async def _lose_link(self) -> None:
+        link, self._link, self._outbox = self._link, None, []
+        self._link_queue.lost()
+        if link is not None:
+            # Goes on to its end even when this task is cancelled by what follows from the loss.
+            self._farewell = asyncio.ensure_future(_close(link))
+            self._on_lost()
+            await asyncio.shield(self._farewell)
+
+    def _tell_first_try(self, error: OutriderError | None) -> None:
+        if self._tried.done():
+            return
+        if isinstance(error, _FATAL):
+            self._tried.set_exception(error)
+        else:
+            self._tried.set_result(None)
+
+
+async def _close(link: Link[CommandT, EventT]) -> None:
+    with contextlib.suppress(OutriderError):
+        await link.close()

@@ -1,0 +1,299 @@
+"""One side's replicas, the targets or the drafts: found by name again and again, each kept attached over one link.
+
+Owns which there are, which of them take new sessions, and how many sessions live on each. A replica that is not found
+any more but still answers keeps its sessions until they end. Knows no sessions by name and decides nothing about them:
+that a replica came, went or said something is handed to a listener.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+from outrider.errors import OutriderError
+from outrider.ports import EventBatch
+from outrider.types import ModelDescription
+from outrider_coordinator.routing.dispatch import DispatchScheduler, OfSession
+from outrider_coordinator.routing.replica_connection import CommandT_contra, EventT_co, Port, ReplicaConnection
+
+_log = logging.getLogger(__name__)
+
+CommandT = TypeVar("CommandT", bound=OfSession)
+EventT = TypeVar("EventT", bound=OfSession)
+
+_MUCH_FULLER, _FEW_SESSIONS = 1.25, 4
+"""A replica with a quarter more sessions than another, and a few more, is much fuller."""
+SOON_S = 1.0
+"""How often a name is looked up while nobody was ever found under it."""
+
+
+@runtime_checkable
+class Source(Protocol[CommandT_contra, EventT_co]):
+    """Where replicas are found."""
+
+    @property
+    def interval_s(self) -> float | None:
+        """How often to look again; None: what was found once is all there is."""
+        ...
+
+    async def find(self) -> Mapping[str, Port[CommandT_contra, EventT_co]]:
+        """Those there are now, by name; a name stands for the same replica whenever it is found."""
+        ...
+
+
+class Fixed(Generic[CommandT, EventT]):
+    """The one replica that a port is."""
+
+    interval_s: float | None = None
+
+    def __init__(self, port: Port[CommandT, EventT]) -> None:
+        self._port = port
+
+    async def find(self) -> Mapping[str, Port[CommandT, EventT]]:
+        """The port, under no name."""
+        return {"": self._port}
+
+
+class Listener(Protocol[CommandT, EventT]):
+    """Told what one side's replicas say, and that they come and go."""
+
+    async def accept(self, description: ModelDescription) -> None:
+        """Before a replica is attached; raises what speaks against it."""
+        ...
+
+    def attached(self, replica: Replica[CommandT, EventT]) -> None:
+        """It is there, for the first time or again."""
+        ...
+
+    def lost(self, replica: Replica[CommandT, EventT]) -> None:
+        """Its link is gone, and with it the sessions that lived there."""
+        ...
+
+    def said(self, replica: Replica[CommandT, EventT], batch: EventBatch[EventT]) -> None:
+        """Events of it."""
+        ...
+
+
+class Replica(Generic[CommandT, EventT]):
+    """One draft or target, and the link to it."""
+
+    def __init__(
+        self,
+        name: str,
+        port: Port[CommandT, EventT],
+        label: str,
+        *,
+        turns: DispatchScheduler,
+        accept: Callable[[ModelDescription], Awaitable[None]],
+        attached: Callable[[Replica[CommandT, EventT]], None],
+        lost: Callable[[Replica[CommandT, EventT]], None],
+        said: Callable[[Replica[CommandT, EventT], EventBatch[EventT]], None],
+    ) -> None:
+        self.name = name
+        self.is_listed = True
+        """Whether it was found when last looked for."""
+        self.num_sessions = 0
+        """Sessions that live there."""
+        self.connection: ReplicaConnection[CommandT, EventT] = ReplicaConnection(
+            port,
+            label,
+            turns=turns,
+            accept=accept,
+            on_attached=lambda: attached(self),
+            on_batch=lambda batch: said(self, batch),
+            on_lost=lambda: lost(self),
+        )
+
+    @property
+    def is_up(self) -> bool:
+        """Whether commands reach it."""
+        return self.connection.is_up
+
+    @property
+    def description(self) -> ModelDescription | None:
+        """What it said of itself when it was last attached."""
+        return self.connection.description
+
+    def send(self, command: CommandT) -> None:
+        """Send with all else when it is this link's turn."""
+        self.connection.send(command)
+
+
+class Replicas(Generic[CommandT, EventT]):
+    """All replicas of one side, from ``start`` to ``close``."""
+
+    def __init__(
+        self,
+        source: Source[CommandT, EventT],
+        side: str,
+        listener: Listener[CommandT, EventT],
+        turns: DispatchScheduler,
+    ) -> None:
+        self._source, self._side, self._listener, self._dispatch = source, side, listener, turns
+        self._replicas: dict[str, Replica[CommandT, EventT]] = {}
+        self._num_messages_of_gone = 0
+        self._looked = asyncio.Event()
+        self._look_now = asyncio.Event()
+        self._trouble = ""
+        self._task: asyncio.Task[None] | None = None
+        self._farewells: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether any is attached."""
+        return any(replica.is_up for replica in self._replicas.values())
+
+    @property
+    def attached(self) -> tuple[Replica[CommandT, EventT], ...]:
+        """Those that are attached."""
+        return tuple(replica for replica in self._replicas.values() if replica.is_up)
+
+    @property
+    def descriptions(self) -> tuple[ModelDescription, ...]:
+        """What those that are attached, or were and may be back, say of themselves."""
+        return tuple(found for replica in self._replicas.values() if (found := replica.description) is not None)
+
+    @property
+    def num_pages_free(self) -> int:
+        """Of all that are attached, as last reported."""
+        return sum(replica.connection.num_pages_free for replica in self.attached)
+
+    @property
+    def num_messages_sent(self) -> int:
+        """To all that there are or were."""
+        return self._num_messages_of_gone + sum(
+            replica.connection.num_messages_sent for replica in self._replicas.values()
+        )
+
+    def start(self) -> None:
+        """Begin to look and to attach, in the background, and keep at it."""
+        self._task = asyncio.create_task(self._follow(), name=f"{self._side} replicas")
+
+    async def first_try(self) -> None:
+        """Return when all that were found first were tried once; raises what waiting will not mend for any of them."""
+        await self._looked.wait()
+        tries = [replica.connection.first_try() for replica in self._replicas.values()]
+        outcomes = await asyncio.gather(*tries, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if outcome is not None]
+        if failures and len(failures) == len(outcomes):
+            raise failures[0]
+
+    def choose(
+        self,
+        fits: Callable[[ModelDescription], bool] = lambda description: True,
+        *,
+        besides: Collection[Replica[CommandT, EventT]] = (),
+        preferred: Replica[CommandT, EventT] | None = None,
+    ) -> Replica[CommandT, EventT] | None:
+        """The least loaded one for a new session, or the ``preferred`` one as long as it is not much fuller; None when
+        there is none that fits.
+
+        One that is not found any more takes sessions only while no other can: it may be about to go.
+        """
+        able = [
+            replica
+            for replica in self.attached
+            if replica not in besides and replica.description is not None and fits(replica.description)
+        ]
+        least = min(able, key=_load, default=None)
+        if least is None or preferred not in able or not preferred.is_listed:
+            return least
+        return least if preferred.num_sessions > _MUCH_FULLER * least.num_sessions + _FEW_SESSIONS else preferred
+
+    def enter(self, replica: Replica[CommandT, EventT]) -> None:
+        """A session lives there from now on."""
+        replica.num_sessions += 1
+
+    def leave(self, replica: Replica[CommandT, EventT]) -> None:
+        """A session does not live there any more."""
+        replica.num_sessions -= 1
+        self._drop_if_done(replica)
+
+    async def close(self) -> None:
+        """Close every link, which releases its sessions, and stop."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.gather(*(replica.connection.close() for replica in self._replicas.values()), *self._farewells)
+
+    async def _follow(self) -> None:
+        while True:
+            self._look_now.clear()
+            await self._look()
+            if self._source.interval_s is None and self._replicas:
+                return
+            interval_s = self._source.interval_s or SOON_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s if self._replicas else min(interval_s, SOON_S)):
+                    await self._look_now.wait()
+
+    async def _look(self) -> None:
+        try:
+            found = await self._source.find()
+        except OutriderError as error:
+            self._note_trouble(str(error))  # those there are stay: they may well answer
+        except Exception:
+            _log.exception("looking for the %s failed", self._side)
+        else:
+            self._trouble = ""
+            self._take(found)
+        self._looked.set()
+
+    def _take(self, found: Mapping[str, Port[CommandT, EventT]]) -> None:
+        for name, port in found.items():
+            if name not in self._replicas:
+                self._add(name, port)
+        for replica in tuple(self._replicas.values()):
+            if replica.is_listed != (replica.name in found):
+                replica.is_listed = replica.name in found
+                _log.info("the %s at %s is %s", self._side, replica.name, "back" if replica.is_listed else "leaving")
+            self._drop_if_done(replica)
+
+    def _add(self, name: str, port: Port[CommandT, EventT]) -> None:
+        listener = self._listener
+        replica = Replica(
+            name,
+            port,
+            f"{self._side} at {name}" if name else self._side,
+            turns=self._dispatch,
+            accept=listener.accept,
+            attached=listener.attached,
+            lost=self._lost,
+            said=listener.said,
+        )
+        self._replicas[name] = replica
+        replica.connection.start()
+
+    def _lost(self, replica: Replica[CommandT, EventT]) -> None:
+        # A name may stand for another by now.
+        self._look_now.set()
+        self._drop_if_done(replica)
+        self._listener.lost(replica)
+
+    def _drop_if_done(self, replica: Replica[CommandT, EventT]) -> None:
+        """One that is not found any more goes when no session lives there, or when it does not answer either."""
+        if replica.is_listed or (replica.num_sessions and replica.is_up):
+            return
+        if self._replicas.get(replica.name) is not replica:
+            return  # gone already
+        del self._replicas[replica.name]
+        self._num_messages_of_gone += replica.connection.num_messages_sent
+        _log.info("the %s at %s is let go", self._side, replica.name)
+        farewell = asyncio.create_task(replica.connection.close())
+        self._farewells.add(farewell)
+        farewell.add_done_callback(self._farewells.discard)
+
+    def _note_trouble(self, trouble: str) -> None:
+        """Once, however often the same is met again."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            _log.warning("the %s cannot be looked for: %s", self._side, trouble)
+
+
+def _load(replica: Replica[CommandT, EventT]) -> tuple[bool, int, int]:
+    """What is least for the best place: by sessions of this coordinator, then by pages that anybody uses."""
+    return not replica.is_listed, replica.num_sessions, -replica.connection.num_pages_free

@@ -1,0 +1,182 @@
+"""The services of a coordinator: what is accepted as target and as draft, and what follows when one comes or goes.
+
+Owns the replicas of both sides, what makes them one model, and how long a lost target is waited for. Knows no sessions:
+a listener is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from outrider.errors import OutriderError, UnavailableError
+from outrider.ports import DraftCommand, DraftEvent, EventBatch, TargetCommand, TargetEvent
+from outrider.types import ModelDescription
+from outrider_coordinator.routing.dispatch import DispatchScheduler
+from outrider_coordinator.routing.model_pair import check_pair, check_same_model
+from outrider_coordinator.routing.replicas import Replica, Replicas, Source
+from outrider_coordinator.session.service_state import DraftFacts
+
+TargetReplica = Replica[TargetCommand, TargetEvent]
+DraftReplica = Replica[DraftCommand, DraftEvent]
+
+
+class Listener(Protocol):
+    """Told what the services say, and that they come and go."""
+
+    def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
+        """Events of a target."""
+
+    def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
+        """Events of a draft."""
+
+    def target_attached(self, replica: TargetReplica) -> None:
+        """A target is there, for the first time or again."""
+
+    def target_lost(self, replica: TargetReplica) -> None:
+        """A target's link is gone."""
+
+    def target_given_up(self, error: OutriderError) -> None:
+        """No target was back in time."""
+
+    def draft_attached(self, replica: DraftReplica) -> None:
+        """A draft is there, for the first time or again."""
+
+    def draft_lost(self, replica: DraftReplica) -> None:
+        """A draft's link is gone."""
+
+
+class Services:
+    """The targets and, where there are any, the drafts, kept attached."""
+
+    def __init__(
+        self,
+        targets: Source[TargetCommand, TargetEvent],
+        drafts: Source[DraftCommand, DraftEvent] | None,
+        listener: Listener,
+        *,
+        on_model: Callable[[ModelDescription], None],
+        target_timeout_s: float,
+    ) -> None:
+        """``on_model`` sees the first target before it is attached, and raises what speaks against it; afterwards it is
+        told of the limits whenever a target is attached.
+        """
+        self._listener = listener
+        self._on_model = on_model
+        self._target_timeout_s = target_timeout_s
+        self._model: ModelDescription | None = None
+        self._target_known = asyncio.Event()
+        self._give_up_timer: asyncio.TimerHandle | None = None
+        self.has_given_up = False
+        """Whether no target is waited for any more."""
+        turns = DispatchScheduler()
+        self.target: Replicas[TargetCommand, TargetEvent] = Replicas(targets, "target", _TargetSide(self), turns)
+        self.draft: Replicas[DraftCommand, DraftEvent] | None = None
+        if drafts is not None:
+            self.draft = Replicas(drafts, "draft", _DraftSide(self), turns)
+
+    async def start(self) -> None:
+        """Attach to a target, however long that takes, and try the drafts once; raises what waiting will not mend."""
+        self.target.start()
+        if self.draft is not None:
+            self.draft.start()
+        await self.target.first_try()
+        await self._target_known.wait()
+        if self.draft is not None:
+            await self.draft.first_try()
+
+    async def close(self) -> None:
+        """Give back what the services hold."""
+        self.stop_waiting()
+        if self.draft is not None:
+            await self.draft.close()
+        await self.target.close()
+
+    def stop_waiting(self) -> None:
+        """A lost target is not given up any more."""
+        if self._give_up_timer is not None:
+            self._give_up_timer.cancel()
+            self._give_up_timer = None
+
+    def require_target(self) -> ModelDescription:
+        """Facts of the target, with the limits of its roomiest replica; ``UnavailableError`` as long as none was there.
+
+        A session is put where it fits, so what fits one of them may be taken in.
+        """
+        found = self.target.descriptions
+        if not found:
+            if self._model is None or not self._target_known.is_set():
+                raise UnavailableError("no target has been attached yet")
+            return self._model
+        return replace(
+            max(found, key=lambda description: description.num_pages * description.page_size),
+            max_model_len=max(description.max_model_len for description in found),
+        )
+
+    def target_attached(self, replica: TargetReplica) -> None:
+        """Whoever waits for a target waits no more."""
+        self._target_known.set()
+        self.stop_waiting()
+        self.has_given_up = False
+        self._on_model(self.require_target())
+        self._listener.target_attached(replica)
+
+    def target_lost(self, replica: TargetReplica) -> None:
+        """When it was the last, the time runs within which one has to be back."""
+        if not self.target.is_up:
+            self.stop_waiting()
+            self._give_up_timer = asyncio.get_running_loop().call_later(self._target_timeout_s, self._give_up)
+        self._listener.target_lost(replica)
+
+    def _give_up(self) -> None:
+        self.has_given_up = True
+        self._listener.target_given_up(UnavailableError(f"the target was not back after {self._target_timeout_s:g} s"))
+
+    def accept_target(self, description: ModelDescription) -> None:
+        """The first decides which model is served; ``PairMismatchError`` for another."""
+        if self._model is None:
+            self._on_model(description)
+            self._model = description
+        else:
+            check_same_model(self._model, description)
+
+    async def accept_draft(self, description: ModelDescription) -> None:
+        """``PairMismatchError`` for one that does not fit the target."""
+        await self._target_known.wait()
+        check_pair(self.require_target(), description)
+
+    @property
+    def listener(self) -> Listener:
+        """Who is told."""
+        return self._listener
+
+
+class _TargetSide:
+    """``replicas.Listener`` of the targets."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self.said = services.listener.on_target_batch
+        self.attached = services.target_attached
+        self.lost = services.target_lost
+
+    async def accept(self, description: ModelDescription) -> None:
+        self._services.accept_target(description)
+
+
+class _DraftSide:
+    """``replicas.Listener`` of the drafts."""
+
+    def __init__(self, services: Services) -> None:
+        self.said = services.listener.on_draft_batch
+        self.attached = services.listener.draft_attached
+        self.lost = services.listener.draft_lost
+        self.accept = services.accept_draft
+
+
+def draft_facts(replica: DraftReplica) -> DraftFacts:
+    """What sessions that live on a draft need to know of it."""
+    found = replica.description
+    return DraftFacts() if found is None else DraftFacts(found.max_model_len, found.num_token_ids)

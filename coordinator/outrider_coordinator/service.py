@@ -1,0 +1,259 @@
+"""The coordinator in process: takes requests in, gives out what they emit, and says how it goes.
+
+Owns the way from a request to its session and the figures. What drives sessions is ``driver``, what they run on
+``services``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from outrider import __version__
+from outrider.config import CoordinatorSettings
+from outrider.config.fields import DraftLengthMode
+from outrider.errors import CapacityError, InvalidRequestError, OutriderError, UnavailableError
+from outrider.generation import Delta, GenerationRequest, ModelInfo
+from outrider.limits import ANY_MODEL, ModelLimits
+from outrider.ports import Draft, DraftCommand, DraftEvent, Target, TargetCommand, TargetEvent
+from outrider.readings import Reading
+from outrider.telemetry.tracing import Tracing
+from outrider.types import ModelDescription
+from outrider_coordinator.requests.driver import Driver
+from outrider_coordinator.requests.input_processor import InputProcessor, started
+from outrider_coordinator.requests.request_manager import RequestManager
+from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.routing.dispatch import OfSession
+from outrider_coordinator.routing.replica_connection import Port
+from outrider_coordinator.routing.replicas import Fixed, Source
+from outrider_coordinator.session.loop import SessionLoop
+from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.stats.coordinator_stats import CoordinatorStats
+from outrider_coordinator.stats.latency_histograms import LatencyHistograms
+from outrider_coordinator.stats.readings import coordinator_readings
+from outrider_coordinator.stats.request_log import log_refusal
+from outrider_coordinator.text import TextTokenizer
+from outrider_coordinator.tracing import RequestTrace, RequestTraces
+
+CommandT = TypeVar("CommandT", bound=OfSession)
+EventT = TypeVar("EventT", bound=OfSession)
+
+TargetSource = Source[TargetCommand, TargetEvent]
+DraftSource = Source[DraftCommand, DraftEvent]
+
+_REFUSALS: dict[type[OutriderError], str] = {
+    CapacityError: "queue_full",
+    InvalidRequestError: "invalid",
+    UnavailableError: "unavailable",
+}
+"""Why a request is not taken in."""
+
+LONG_TEXT_CHARACTERS = 20_000
+LONG_PROMPT_TOKENS = 100_000
+"""Requests with more are planned in a thread, so that the streams of others go on."""
+LONG_OUTPUT_TOKENS = 500
+"""A longer output from before is read in a thread too."""
+
+
+class Coordinator:
+    """Serves generations from a target and, where there is one, a draft. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        target: Target | TargetSource,
+        draft: Draft | DraftSource | None,
+        settings: CoordinatorSettings,
+        *,
+        on_target: Callable[[bool], None] = lambda is_up: None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """A target or a draft is one port, or a source of replicas; all targets have to be one model.
+
+        ``on_target`` is told when the first target is attached and when the last is lost.
+        """
+        self._settings = settings
+        self._traces = RequestTraces(tracing, max_steps=settings.max_traced_steps)
+        self._tokenizer = None if settings.tokenizer is None else TextTokenizer.from_folder(settings.tokenizer)
+        self._planner: InputProcessor | None = None
+        self._policy = DraftLengthPolicy(
+            settings.num_speculative_tokens,
+            disable_by_batch_size=settings.disable_by_batch_size,
+            has_draft=draft is not None,
+            is_controlled=settings.draft_length is DraftLengthMode.AUTO,
+        )
+        self._request_manager = RequestManager(
+            self._policy, max_running=settings.max_running_requests, max_queue=settings.max_queue
+        )
+        self._driver = Driver(
+            _source(target),
+            None if draft is None else _source(draft),
+            self._request_manager,
+            on_model=self._plan_for,
+            on_target=on_target,
+            target_timeout_s=settings.target_timeout_s,
+            draft_timeout_s=settings.draft_timeout_ms / 1000,
+        )
+        self._services = self._driver.services
+        self._latency_histograms = LatencyHistograms()
+        self._last_arrival_ns = 0
+        self._refusals: Counter[str] = Counter(dict.fromkeys(_REFUSALS.values(), 0))
+
+    # Life.
+
+    async def start(self) -> None:
+        """Attach to the target, however long that takes, and try the draft once.
+
+        A draft that cannot be reached is tried again and again in the background. Raises ``PairMismatchError`` for a
+        draft that does not fit, ``ConfigError`` for a tokenizer that cannot be used.
+        """
+        await self._services.start()
+
+    async def close(self) -> None:
+        """End what still runs, with ``UnavailableError``, and give back what both services hold."""
+        self._services.stop_waiting()
+        self._driver.fail_all(UnavailableError("the coordinator is shutting down"))
+        await self._services.close()
+
+    # What users ask.
+
+    async def generate_stream(
+        self, request: GenerationRequest, *, deadline_s: float | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """New output as it comes; the last delta carries the result. Closing the iterator cancels the request."""
+        trace = self._traces.begin(request)
+        try:
+            request_state = await self._take_in(request, trace)
+        except BaseException as error:
+            trace.refused(request, error)
+            self._count_refusal(error)
+            log_refusal(request.request_id, trace.trace_id, error)
+            raise
+        if deadline_s is not None:
+            self._driver.expire_after(request_state, deadline_s)
+        try:
+            if request.resumable:
+                yield Delta("", (), started=started(request, request_state.loop.plan))
+            async for delta in request_state.deltas():
+                yield delta
+        finally:
+            self._driver.cancel(request_state)
+
+    async def model_info(self) -> ModelInfo:
+        """Facts of what is served."""
+        target, draft = self._services.require_target(), self._services.draft
+        return ModelInfo(
+            target_model=target.model_name,
+            draft_model=draft.descriptions[0].model_name if draft and draft.descriptions else "",
+            max_model_len=target.max_model_len,
+            num_token_ids=target.num_token_ids,
+            eos_token_ids=target.eos_token_ids,
+            num_speculative_tokens=self._settings.num_speculative_tokens,
+            acceptance_method=self._settings.acceptance_method,
+            draft_attached=draft is not None and draft.is_up,
+            version=__version__,
+            num_running=self._request_manager.num_running,
+            num_waiting=self._request_manager.num_waiting,
+            target_pages_free=self._services.target.num_pages_free,
+            draft_pages_free=draft.num_pages_free if draft else 0,
+            draft_length_mode=self._settings.draft_length.value,
+            draft_length=round(self._policy.mean_length, 2),
+        )
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What the target allows; wide until one was attached."""
+        return ANY_MODEL if self._planner is None else self._planner.limits
+
+    def stats(self) -> CoordinatorStats:
+        """Figures of this moment."""
+        endings, target, draft = self._request_manager.endings, self._services.target, self._services.draft
+        return CoordinatorStats(
+            num_running=self._request_manager.num_running,
+            num_waiting=self._request_manager.num_waiting,
+            num_finished=endings.num_finished,
+            num_cancelled=endings.num_cancelled,
+            num_failed=endings.num_failed,
+            num_refused=endings.num_refused,
+            spec_stats=endings.spec_stats,
+            target_pages_free=target.num_pages_free,
+            draft_pages_free=draft.num_pages_free if draft else 0,
+            num_target_messages=target.num_messages_sent,
+            num_draft_messages=draft.num_messages_sent if draft else 0,
+            num_targets=len(target.attached),
+            num_drafts=len(draft.attached) if draft else 0,
+        )
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run."""
+        return self._request_manager.num_running
+
+    def readings(self) -> list[Reading]:
+        """Figures of this moment, under the names that metrics have; to be called on the coordinator's event loop."""
+        return coordinator_readings(self._request_manager, self._services, self._latency_histograms, self._refusals)
+
+    def _count_refusal(self, error: BaseException) -> None:
+        if not isinstance(error, OutriderError):
+            return
+        reason = next((reason for kind, reason in _REFUSALS.items() if isinstance(error, kind)), type(error).__name__)
+        self._refusals[reason] += 1
+
+    # Taking in.
+
+    async def _take_in(self, request: GenerationRequest, trace: RequestTrace) -> RequestState:
+        planner = self._require_planner()
+        prepare = partial(self._prepare, planner, request, self._next_arrival_ns())
+        if _is_long(request):
+            loop = await asyncio.to_thread(prepare)
+            self._require_planner()  # time has passed
+        else:
+            loop = prepare()
+        if trace.notes is not None:
+            trace.notes.taken_in(planner.model_name)
+        request_state = RequestState(loop, self._latency_histograms, trace)
+        self._driver.submit(request_state)
+        return request_state
+
+    def _prepare(self, planner: InputProcessor, request: GenerationRequest, arrival_ns: int) -> SessionLoop:
+        plan = replace(planner.plan(request), arrival_ns=arrival_ns)
+        return SessionLoop(plan, self._policy, tokenizer=planner.tokenizer)
+
+    def _next_arrival_ns(self) -> int:
+        """When a request arrived, by the wall clock, so that coordinators agree on who is older."""
+        self._last_arrival_ns = max(self._last_arrival_ns + 1, time.time_ns())
+        return self._last_arrival_ns
+
+    def _require_planner(self) -> InputProcessor:
+        if self._planner is None or self._services.has_given_up:
+            raise UnavailableError("the target cannot be reached")
+        return self._planner
+
+    def _plan_for(self, target: ModelDescription) -> None:
+        """The first target decides how text becomes tokens, the roomiest of those there are what fits."""
+        if self._planner is not None:
+            tokenizer = self._planner.tokenizer
+        else:
+            tokenizer = self._tokenizer or TextTokenizer.from_files(
+                target.tokenizer_files, bos_token_id=target.bos_token_id
+            )
+        self._planner = InputProcessor(self._settings, target, tokenizer)
+
+
+def _is_long(request: GenerationRequest) -> bool:
+    """Whether checking, tokenizing and detokenizing for a request takes tens of milliseconds."""
+    num_characters = len(request.prompt or "") + sum(map(len, request.bad_words))
+    num_emitted = len(request.resume.emitted_token_ids) if request.resume else 0
+    return (
+        num_characters > LONG_TEXT_CHARACTERS
+        or len(request.prompt_token_ids or ()) > LONG_PROMPT_TOKENS
+        or num_emitted > LONG_OUTPUT_TOKENS
+    )
+
+
+def _source(found: Port[CommandT, EventT] | Source[CommandT, EventT]) -> Source[CommandT, EventT]:
+    return found if isinstance(found, Source) else Fixed(found)

@@ -1,0 +1,101 @@
+"""The commands of one session: built from its plan and its text, each with a higher generation than the one before."""
+
+from __future__ import annotations
+
+from outrider.ports import Extend, Open, Release, Score
+from outrider.types import SparseEvidence, Support
+from outrider_coordinator.requests.engine_request import EngineRequest
+from outrider_coordinator.session.committed_tokens import CommittedTokens
+from outrider_coordinator.session.service_state import Drafted, DraftSide, TargetSide
+
+
+class CommandBuilder:
+    """Builds commands; sends nothing."""
+
+    def __init__(self, plan: EngineRequest, tokens: CommittedTokens) -> None:
+        self.session = -1
+        self.trace_parent = ""
+        """Of items to come; empty when they are not traced."""
+        self.trace_id = ""
+        """Of the request, for the services' logs; empty when it is part of no trace."""
+        self._plan = plan
+        self._tokens = tokens
+        self._generation = 0
+
+    def open_draft(self, side: DraftSide) -> Open:
+        """Opens the draft's side; it may know fewer ids than the target."""
+        limit = self._plan.num_token_ids
+        known = side.facts.num_token_ids
+        return self._open(num_token_ids=min(limit, known) if known else limit)
+
+    def open_target(self, *, has_prompt_logprobs: bool) -> Open:
+        """Opens the target's side; prompt logprobs are asked for until they have come."""
+        plan = self._plan
+        num_prompt_logprobs = None if has_prompt_logprobs else plan.num_prompt_logprobs
+        return self._open(
+            num_token_ids=plan.num_token_ids,
+            num_logprobs=plan.num_logprobs,
+            num_prompt_logprobs=num_prompt_logprobs,
+        )
+
+    def extend(self, side: DraftSide, draft_length: int) -> Extend:
+        """Brings the draft what it lacks."""
+        return Extend(
+            session=self.session,
+            generation=self._next_generation(),
+            base_length=side.held,
+            prefix_hash=self._tokens.prefix_hash(side.held),
+            token_ids=self._tokens.after(side.held),
+            draft_length=draft_length,
+            trace_parent=self.trace_parent,
+        )
+
+    def score(self, side: TargetSide, drafted: Drafted) -> Score:
+        """Brings the target what it lacks, and the proposal to judge."""
+        return Score(
+            session=self.session,
+            generation=self._next_generation(),
+            base_length=side.held,
+            prefix_hash=self._tokens.prefix_hash(side.held),
+            token_ids=self._tokens.after(side.held),
+            draft_token_ids=drafted.token_ids,
+            support=_support(drafted),
+            trace_parent=self.trace_parent,
+        )
+
+    def release(self) -> Release:
+        """Ends the session on either side."""
+        return Release(self.session, self._next_generation())
+
+    def _open(
+        self, *, num_token_ids: int, num_logprobs: int | None = None, num_prompt_logprobs: int | None = None
+    ) -> Open:
+        plan = self._plan
+        return Open(
+            session=self.session,
+            generation=self._next_generation(),
+            sampling=plan.sampling,
+            seed=plan.seed,
+            acceptance_method=plan.acceptance_method,
+            prompt_length=len(plan.prompt_token_ids),
+            max_length=plan.max_length,
+            num_token_ids=num_token_ids,
+            eos_token_ids=tuple(sorted(plan.ending_token_ids)),
+            num_logprobs=num_logprobs,
+            num_prompt_logprobs=num_prompt_logprobs,
+            logprobs_mode=plan.logprobs_mode,
+            dense=plan.dense,
+            request_id=plan.request_id,
+            trace_id=self.trace_id,
+            cache_salt=plan.cache_salt,
+            arrival_ns=plan.arrival_ns,
+        )
+
+    def _next_generation(self) -> int:
+        self._generation += 1
+        return self._generation
+
+
+def _support(drafted: Drafted) -> Support | None:
+    evidence = drafted.evidence
+    return Support(evidence.counts, evidence.token_ids) if isinstance(evidence, SparseEvidence) else None

@@ -1,0 +1,153 @@
+"""The output of one session as it grows: what is emitted, and what ends it.
+
+Owns the checks of every token in turn: ends of sequence, stop tokens, stop texts, the length. Tokens after the one that
+ends a generation are dropped. Knows no steps and no services.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.errors import InvalidRequestError
+from outrider.limits import EMITTED
+from outrider.types import FinishReason, TokenLogprob
+from outrider_coordinator.requests.engine_request import EngineRequest
+from outrider_coordinator.session.actions import Emit, Finish
+from outrider_coordinator.text import Detokenizer, StopMatcher, TextTokenizer
+from outrider_coordinator.text.stops import StopMatch
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What came of new tokens."""
+
+    emit: Emit
+    finish: Finish | None
+
+
+class Output:
+    """Tokens, text and logprobs after the prompt. Without a tokenizer there is no text.
+
+    Text is made when it is taken, so that services need not wait for it; only where a stop text may end the generation
+    is it made at once.
+    """
+
+    def __init__(self, plan: EngineRequest, tokenizer: TextTokenizer | None) -> None:
+        self._plan = plan
+        self._ending = plan.ending_token_ids
+        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, plan.prompt_token_ids)
+        self._stops = StopMatcher(plan.stop, include_stop=plan.include_stop)
+        self._unread: list[int] = []
+        """Tokens whose text has not been made."""
+        self._texts: list[str] = []
+        """One for each token that has been read, and in the end what was held back."""
+        self._num_taken = 0
+        """Of the texts."""
+        self._logprobs: list[TokenLogprob] = []
+        self._num_tokens = 0
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that may still come."""
+        return self._plan.max_tokens - self._num_tokens
+
+    @property
+    def text(self) -> str:
+        """All text that is final."""
+        self._read()
+        return "".join(self._texts)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """One for each token; None when not asked for."""
+        return None if self._plan.num_logprobs is None else tuple(self._logprobs)
+
+    def take_text(self, num_tokens: int | None = None) -> str:
+        """The text that has become final since this was last asked, with the first ``num_tokens`` tokens; None: all.
+
+        Text given out belongs to tokens given out, so that the ids alone say where a generation can be gone on with.
+        """
+        self._read()
+        end = len(self._texts) if num_tokens is None else num_tokens
+        taken = "".join(self._texts[self._num_taken : end])
+        self._num_taken = max(self._num_taken, end)
+        return taken
+
+    def replay(self, token_ids: Sequence[int]) -> Finish | None:
+        """Take in output that was given out before, elsewhere; what it ended with, if it did.
+
+        ``InvalidRequestError`` when it goes on past its end.
+        """
+        finish = None
+        for count, token_id in enumerate(token_ids):
+            if finish is not None:
+                raise InvalidRequestError(EMITTED, f"go on after the token at {count - 1}, which ends the generation")
+            finish = self._push_one(token_id)
+        self._read()
+        self._num_taken = len(self._texts)
+        return finish
+
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> Growth:
+        """Add the tokens of one step, up to the one that ends the generation."""
+        if self._cannot_end_in(token_ids):
+            self._num_tokens += len(token_ids)
+            self._unread += token_ids
+            return self._grow(token_ids, logprobs, None)
+        for count, token_id in enumerate(token_ids, start=1):
+            finish = self._push_one(token_id)
+            if finish is not None:
+                return self._grow(token_ids[:count], logprobs, finish)
+        return self._grow(token_ids, logprobs, None)
+
+    def close(self) -> Emit:
+        """Let go of the text that was held back, when a generation is cut short."""
+        self._flush()
+        return self._grow((), None, None).emit
+
+    def _cannot_end_in(self, token_ids: Sequence[int]) -> bool:
+        return not self._plan.stop and len(token_ids) < self.num_remaining and self._ending.isdisjoint(token_ids)
+
+    def _push_one(self, token_id: int) -> Finish | None:
+        self._num_tokens += 1
+        if token_id in self._ending:
+            # Its own text is left out, as that of a stop text is, unless it was asked for.
+            self._flush(token_id if self._plan.include_stop else None)
+            return Finish(FinishReason.STOP, token_id)
+        self._unread.append(token_id)
+        if self._plan.stop and (stop := self._read()):
+            return Finish(FinishReason.STOP, stop)
+        if self.num_remaining == 0:
+            self._flush()
+            return Finish(FinishReason.LENGTH)
+        return None
+
+    def _read(self) -> str | None:
+        """Make the text of the tokens that have none, passing it through the stop texts; the one that was found."""
+        token_ids, self._unread = self._unread, []
+        for token_id in token_ids:
+            found = self._stops.push(
+                self._detokenize(token_id), armed=self._num_tokens > self._plan.sampling.min_tokens
+            )
+            if isinstance(found, StopMatch):
+                self._texts.append(found.text)
+                return found.stop
+            self._texts.append(found)
+        return None
+
+    def _flush(self, last: int | None = None) -> None:
+        """Let go of everything held back, with the text of the token ``last`` at its place."""
+        self._read()
+        own = "" if last is None else self._detokenize(last)
+        self._texts += [self._stops.flush(), own]
+        if self._detokenizer is not None:
+            self._texts.append(self._detokenizer.flush())
+
+    def _detokenize(self, token_id: int) -> str:
+        return "" if self._detokenizer is None else self._detokenizer.push(token_id)
+
+    def _grow(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, finish: Finish | None) -> Growth:
+        kept = None if logprobs is None else tuple(logprobs[: len(token_ids)])
+        if kept:
+            self._logprobs.extend(kept)
+        return Growth(Emit(tuple(token_ids), kept), finish)

@@ -1,0 +1,191 @@
+"""How long proposals are: the policy that a coordinator's sessions share.
+
+Knows requests' own bounds, the load and the switch by load, and which controller a session belongs to: one for each
+target. Refuses to know tokens: a length may depend on anything known before a token is drawn and never on that token,
+or throwing drafts away would bias the output.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from outrider.limits import MAX_DRAFT_LENGTH
+from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
+from outrider_coordinator.session.service_state import WithoutDraft
+from outrider_coordinator.speculation.controller import ControlledSession, DraftLengthController, Mode
+
+_log = logging.getLogger(__name__)
+
+LONGEST_INLINE_FEED = 16
+"""Committed tokens that a draft may lack when it is asked for a proposal; what is longer is brought beforehand."""
+_MAX_IDLE_CONTROLLERS = 64
+
+
+class DraftLengthPolicy:
+    """Draft lengths by request, by load and, where it is controlled, by expected throughput.
+
+    ``num_speculative_tokens`` of the server and of a request is the length itself, or with ``is_controlled`` the most
+    that a controller may choose. With ``disable_by_batch_size`` n above 0 nothing is drafted while n or more requests
+    run or wait; drafting is on again as soon as fewer do. Without a draft nothing is wanted at all.
+    """
+
+    def __init__(
+        self,
+        default_length: int,
+        *,
+        disable_by_batch_size: int = 0,
+        has_draft: bool = True,
+        is_controlled: bool = False,
+    ) -> None:
+        self.is_controlled = is_controlled and has_draft
+        self._default_length = default_length
+        self._limit = MAX_DRAFT_LENGTH if has_draft else 0
+        self._disable_by_batch_size = disable_by_batch_size
+        self._num_requests = 0
+        self._controllers: dict[object, DraftLengthController] = {}
+        self._controller_of: dict[ControlledSession, DraftLengthController] = {}
+
+    def set_load(self, num_requests: int) -> None:
+        """Say how many requests run or wait."""
+        self._num_requests = num_requests
+
+    @property
+    def is_off_by_load(self) -> bool:
+        """Whether the load keeps every session from drafting."""
+        return 0 < self._disable_by_batch_size <= self._num_requests
+
+    # Sessions.
+
+    def session(self, requested: int | None) -> ControlledSession:
+        """What is kept of a session; ``requested`` is the request's own bound."""
+        return ControlledSession(min(self._default_length if requested is None else requested, self._limit))
+
+    def enter(self, session: ControlledSession, target: object) -> None:
+        """The session comes to live on that target."""
+        if self.is_controlled:
+            self.leave(session)
+            controller = self._controllers.get(target) or self._add(target)
+            self._controller_of[session] = controller
+            controller.enter(session)
+
+    def leave(self, session: ControlledSession) -> None:
+        """It does not live there any more."""
+        controller = self._controller_of.pop(session, None)
+        if controller is not None:
+            controller.leave(session)
+
+    def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
+        """A step of the session was judged; ``draft_lag``: committed tokens that its draft lacks."""
+        controller = self._controller_of.get(session)
+        if controller is not None:
+            controller.note_verdict(session, num_drafted, num_accepted, draft_lag=draft_lag)
+
+    def length(self, session: ControlledSession) -> int:
+        """The draft length of a session's next step, before it is trimmed to what fits."""
+        if self.is_off_by_load:
+            return 0
+        controller = self._controller_of.get(session)
+        return session.limit if controller is None else controller.length(session)
+
+    def will_draft(self, session: ControlledSession) -> bool:
+        """Whether it is to draft once its prompt was taken in, so that its draft needs the prompt too."""
+        if self.is_off_by_load:
+            return False
+        return bool(session.length if session in self._controller_of else session.limit)
+
+    def why_none(self, session: ControlledSession) -> WithoutDraft | None:
+        """Why ``length`` is 0; None when it is not."""
+        if session.limit == 0:
+            return WithoutDraft.NOT_ASKED
+        if self.is_off_by_load:
+            return WithoutDraft.LOAD
+        controller = self._controller_of.get(session)
+        if controller is None or controller.length(session):
+            return None
+        return WithoutDraft.PROMPTS if session.length else WithoutDraft.NOT_WORTH
+
+    # Messages of services.
+
+    def begin(self, target: object, now: float) -> None:
+        """A message of the target has come; verdicts follow, then ``end``."""
+        controller = self._controllers.get(target)
+        if controller is not None:
+            controller.begin(now)
+
+    def end(self, target: object, report: ForwardReport | None) -> bool:
+        """All of the message was heard; whether there is anything to ``choose``."""
+        controller = self._controllers.get(target)
+        if controller is None:
+            return False
+        if report is None:
+            controller.end()
+        else:
+            controller.end(rows=report.batch_size, tokens=report.num_tokens, seconds=_seconds(report))
+        return True
+
+    def note_proposals(self, target: object, batch: EventBatch[DraftEvent]) -> None:
+        """A message of a draft has come, for sessions of the target."""
+        controller = self._controllers.get(target)
+        if controller is None or batch.report is None:
+            return
+        lengths = [len(event.token_ids) for event in batch.events if isinstance(event, Proposal)]
+        controller.note_draft(max(lengths, default=0), sum(lengths), _seconds(batch.report))
+
+    # Controllers.
+
+    def controller(self, target: object) -> DraftLengthController | None:
+        """The one that sets lengths on that target; None where they are fixed, or nobody lives there."""
+        return self._controllers.get(target)
+
+    @property
+    def controllers(self) -> tuple[DraftLengthController, ...]:
+        """All of them."""
+        return tuple(self._controllers.values())
+
+    def choose(self, target: object) -> None:
+        """Let the target's controller choose anew, if it is time to; between messages."""
+        controller = self._controllers.get(target)
+        if controller is None:
+            return
+        num_switches = controller.num_switches
+        if controller.choose():
+            level = logging.INFO if controller.num_switches != num_switches else logging.DEBUG
+            _log.log(level, _CHANGES[controller.mode], extra={"fields": _facts(controller)})
+
+    @property
+    def mean_length(self) -> float:
+        """Mean draft length over the sessions that run, or without any what the next one would begin with."""
+        if self.is_off_by_load or not self._limit:
+            return 0.0
+        running = [controller for controller in self._controllers.values() if controller.num_sessions]
+        if not running:
+            return float(min(self._default_length, self._limit))
+        return sum(each.mean_length * each.num_sessions for each in running) / sum(
+            each.num_sessions for each in running
+        )
+
+    def _add(self, target: object) -> DraftLengthController:
+        if len(self._controllers) >= _MAX_IDLE_CONTROLLERS:
+            self._controllers = {key: kept for key, kept in self._controllers.items() if kept.num_sessions}
+        self._controllers[target] = controller = DraftLengthController(MAX_DRAFT_LENGTH)
+        return controller
+
+
+_CHANGES = {
+    Mode.PLAIN: "drafting does not pay now: decoding is plain",
+    Mode.SPECULATIVE: "drafting pays now: decoding is speculative",
+}
+
+
+def _seconds(report: ForwardReport) -> float:
+    return 1e-9 * (report.forward_ns + report.sample_ns)
+
+
+def _facts(controller: DraftLengthController) -> dict[str, object]:
+    return {
+        "sessions": controller.num_sessions,
+        "draft_length": round(controller.mean_length, 2),
+        "acceptance": round(controller.acceptance, 3),
+        "plain_tokens_per_s": round(controller.plain_rate, 1),
+        "speculative_tokens_per_s": round(controller.speculative_rate, 1),
+    }

@@ -1,0 +1,121 @@
+"""How long a step takes: forwards by rows and tokens, and the time in between, fitted to what was seen lately.
+
+Owns the models of time of one target and its draft. All times are in seconds, all observations come as events; no clock
+is read here. A *round* is one step of the sessions that share forwards, from one verdict of a session to its next.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from outrider_coordinator.speculation.linear_fit import LinearFit
+
+_NEWEST = 0.1
+"""The weight of the newest round in what rounds of its kind take."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Rounds of about so many rows and with one draft length, on average."""
+
+    rows: float = 0.0
+    drafted: float = 0.0
+    seconds: float = 0.0
+    count: int = 0
+
+    def note(self, rows: int, drafted: int, seconds: float) -> None:
+        """One more; what takes several times as long as usual counts as twice as long."""
+        weight = max(_NEWEST, 1.0 / (self.count + 1))
+        if self.count > 2:
+            seconds = min(seconds, 2.0 * self.seconds)
+        self.rows += weight * (rows - self.rows)
+        self.drafted += weight * (drafted - self.drafted)
+        self.seconds += weight * (seconds - self.seconds)
+        self.count += 1
+
+
+class StepTimes:
+    """Expected durations of plain and speculative rounds.
+
+    Where rounds of about so many rows and of this draft length were seen, what those took; elsewhere, and for what lies
+    beside them, linear models of
+
+    * the target's forward: a constant, a part by rows, a part by tokens;
+    * the draft's proposals: a constant, a part by draft length, a part by drafted tokens of all rows;
+    * what lies between them in a speculative round: a constant and a part by rows. It is what the round took besides
+      both forwards, so the sum is what was measured, whatever the forwards' reports leave out;
+    * a plain round as a whole, by rows: the target computes plain steps before they are asked for, so that nothing of
+      it lies between forwards.
+    """
+
+    def __init__(self) -> None:
+        self._target = LinearFit((0.7, 0.002, 0.005), (0.5, 0.01, 0.02))
+        self._draft = LinearFit((0.1, 0.2, 0.002), (0.5, 0.3, 0.02))
+        self._between = LinearFit((0.7, 0.02), (1.0, 0.05))
+        self._plain = LinearFit((0.9, 0.005), (0.5, 0.02))
+        self._seen: defaultdict[int, dict[int, _Seen]] = defaultdict(dict)
+        """By magnitude of the rows, then by draft length; 0 is plain."""
+
+    def note_target(self, rows: int, tokens: int, seconds: float) -> None:
+        """A forward of the target that scored proposals."""
+        self._target.note((1.0, rows, tokens), seconds)
+
+    def note_draft(self, draft_length: int, tokens: int, seconds: float) -> None:
+        """Proposals drawn together: the longest one's length, and the drafted tokens of all."""
+        self._draft.note((1.0, draft_length, tokens), seconds)
+
+    def note_plain(self, rows: int, seconds: float) -> None:
+        """A round in which nobody drafted."""
+        self._plain.note((1.0, rows), seconds)
+        self._seen_of(rows, 0).note(rows, 0, seconds)
+
+    def note_speculative(self, rows: int, draft_length: int, drafted: int, seconds: float) -> None:
+        """A round in which proposals were scored: its rows, the longest proposal, and the drafted tokens of all."""
+        between = seconds - self._forwards(rows, draft_length, drafted)
+        self._between.note((1.0, rows), max(between, 0.0))
+        self._seen_of(rows, draft_length).note(rows, drafted, seconds)
+
+    def plain(self, rows: float) -> float:
+        """Expected seconds of a plain round; before any was seen, of the target's forward."""
+        if not self._plain.num_observations:
+            return self._target.predict((1.0, rows, rows))
+        seen = self._seen[_magnitude(rows)].get(0)
+        beside = 0.0 if seen is None else seen.seconds - self._plain.predict((1.0, seen.rows))
+        return self._plain.predict((1.0, rows)) + beside
+
+    def speculative(self, rows: float, draft_length: int, drafted: float) -> float:
+        """Expected seconds of a speculative round."""
+        lengths = self._seen[_magnitude(rows)]
+        nearest = min((length for length in lengths if length), key=lambda k: abs(k - draft_length), default=None)
+        beside = 0.0
+        if nearest is not None:
+            seen = lengths[nearest]
+            beside = seen.seconds - self._linear(seen.rows, nearest, seen.drafted)
+        expected = self._linear(rows, draft_length, drafted) + beside
+        # Both models' forwards come one after the other: where times scatter, a draft of no use must not seem to pay.
+        return max(expected, self.plain(rows) + self._draft.predict((1.0, draft_length, drafted)))
+
+    def num_plain(self, rows: float) -> int:
+        """Plain rounds of about so many rows that were seen."""
+        seen = self._seen[_magnitude(rows)].get(0)
+        return 0 if seen is None else seen.count
+
+    def num_speculative(self, rows: float) -> int:
+        """Speculative rounds of about so many rows that were seen."""
+        return sum(seen.count for length, seen in self._seen[_magnitude(rows)].items() if length)
+
+    def _seen_of(self, rows: int, draft_length: int) -> _Seen:
+        return self._seen[_magnitude(rows)].setdefault(draft_length, _Seen())
+
+    def _linear(self, rows: float, draft_length: int, drafted: float) -> float:
+        return self._forwards(rows, draft_length, drafted) + self._between.predict((1.0, rows))
+
+    def _forwards(self, rows: float, draft_length: int, drafted: float) -> float:
+        target = self._target.predict((1.0, rows, rows + drafted))
+        return target + self._draft.predict((1.0, draft_length, drafted))
+
+
+def _magnitude(rows: float) -> int:
+    """Numbers of rows that differ by less than about two have the same."""
+    return max(1, round(rows)).bit_length()

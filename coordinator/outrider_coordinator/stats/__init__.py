@@ -1,0 +1,1 @@
+"""Statistics of speculation and latency, readings for metrics, and the request log."""

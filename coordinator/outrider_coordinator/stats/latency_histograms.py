@@ -1,0 +1,38 @@
+"""Times of all requests of a coordinator, in histograms."""
+
+from __future__ import annotations
+
+from outrider.readings import REQUEST_SECONDS, STAGE_SECONDS, TOKEN_SECONDS, Histogram, Reading
+
+
+class LatencyHistograms:
+    """What stopwatches add to; in seconds."""
+
+    def __init__(self) -> None:
+        self.queue = Histogram(REQUEST_SECONDS)
+        self.first_token = Histogram(REQUEST_SECONDS)
+        self.whole = Histogram(REQUEST_SECONDS)
+        self.per_token = Histogram(TOKEN_SECONDS)
+        self.between_tokens = Histogram(TOKEN_SECONDS)
+        self.draft = Histogram(STAGE_SECONDS)
+        self.score = Histogram(STAGE_SECONDS)
+        self.accept = Histogram(STAGE_SECONDS)
+        self.wire = Histogram(STAGE_SECONDS)
+
+    def stages(self) -> dict[str, Histogram]:
+        """The stages of a step by name."""
+        return {"draft": self.draft, "score": self.score, "accept": self.accept, "wire": self.wire}
+
+    def readings(self) -> list[Reading]:
+        """All of it."""
+        return [
+            Reading("outrider_request_queue_time_seconds", self.queue.read()),
+            Reading("outrider_time_to_first_token_seconds", self.first_token.read()),
+            Reading("outrider_e2e_request_latency_seconds", self.whole.read()),
+            Reading("outrider_request_time_per_output_token_seconds", self.per_token.read()),
+            Reading("outrider_inter_token_latency_seconds", self.between_tokens.read()),
+            *(
+                Reading("outrider_step_stage_seconds", histogram.read(), (("stage", stage),))
+                for stage, histogram in self.stages().items()
+            ),
+        ]

@@ -1,0 +1,107 @@
+"""A coordinator's figures under the names they have in the catalogue of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from outrider import __version__
+from outrider.readings import Reading, each
+from outrider.telemetry.metrics.serving import build_info
+from outrider.types import FinishReason
+from outrider_coordinator.requests.request_manager import RequestManager
+from outrider_coordinator.routing.services import Services
+from outrider_coordinator.session.service_state import WithoutDraft
+from outrider_coordinator.speculation import DraftLengthPolicy, Mode
+from outrider_coordinator.stats.latency_histograms import LatencyHistograms
+from outrider_coordinator.stats.spec_decode_stats import SpecDecodeStats
+
+
+def coordinator_readings(
+    request_manager: RequestManager,
+    services: Services,
+    latency_histograms: LatencyHistograms,
+    refusals: Mapping[str, int],
+) -> list[Reading]:
+    """All of them, at this moment; to be taken on the event loop, where nothing is half done."""
+    return [
+        Reading("outrider_num_requests_running", request_manager.num_running),
+        Reading("outrider_num_requests_waiting", request_manager.num_waiting),
+        *_endings(request_manager),
+        *each("outrider_requests_refused_total", "reason", refusals.items()),
+        *each("outrider_replicas_attached", "side", _attached(services)),
+        *speculation_readings(request_manager.spec_stats()),
+        *draft_length_readings(request_manager.policy),
+        build_info(_model_name(services), __version__),
+        *latency_histograms.readings(),
+    ]
+
+
+def speculation_readings(spec_stats: SpecDecodeStats) -> list[Reading]:
+    """What speculation did."""
+    prefix = "outrider_spec_decode_num_"
+    positions = enumerate(spec_stats.accepted_per_position())
+    return [
+        Reading("outrider_steps_total", spec_stats.num_steps),
+        Reading(f"{prefix}drafts_total", spec_stats.num_drafts),
+        Reading(f"{prefix}draft_tokens_total", spec_stats.num_draft_tokens),
+        Reading(f"{prefix}accepted_tokens_total", spec_stats.num_accepted_tokens),
+        Reading(f"{prefix}judged_tokens_total", spec_stats.num_judged_tokens),
+        Reading(f"{prefix}emitted_tokens_total", spec_stats.num_emitted_tokens),
+        *each(f"{prefix}accepted_tokens_per_pos_total", "position", [(str(place), n) for place, n in positions]),
+        *each(
+            "outrider_steps_without_draft_total",
+            "reason",
+            [(reason.value, spec_stats.without_draft[reason]) for reason in WithoutDraft],
+        ),
+        *each(
+            "outrider_sessions_rebuilt_total",
+            "side",
+            _sides(spec_stats.num_draft_rebuilds, spec_stats.num_target_rebuilds),
+        ),
+        *each(
+            "outrider_stale_replies_total",
+            "side",
+            _sides(spec_stats.num_stale_draft_replies, spec_stats.num_stale_target_replies),
+        ),
+        Reading("outrider_draft_timeouts_total", spec_stats.num_draft_timeouts),
+        Reading("outrider_bad_evidence_total", spec_stats.num_bad_evidence),
+    ]
+
+
+def draft_length_readings(policy: DraftLengthPolicy) -> list[Reading]:
+    """What the draft lengths are, and what led to them."""
+    controllers = policy.controllers
+    rates = {
+        Mode.PLAIN.value: sum(found.plain_rate for found in controllers if found.num_sessions),
+        Mode.SPECULATIVE.value: sum(found.speculative_rate for found in controllers if found.num_sessions),
+    }
+    return [
+        Reading("outrider_draft_length", policy.mean_length),
+        *each("outrider_expected_tokens_per_second", "mode", rates.items()),
+        Reading("outrider_draft_length_mode_changes_total", sum(found.num_switches for found in controllers)),
+        Reading("outrider_draft_length_probes_total", sum(found.num_probes for found in controllers)),
+    ]
+
+
+def _endings(request_manager: RequestManager) -> list[Reading]:
+    endings = request_manager.endings
+    outcomes = {**{reason.value: endings.by_reason[reason] for reason in FinishReason}, "failed": endings.num_failed}
+    return [
+        Reading("outrider_prompt_tokens_total", endings.num_prompt_tokens),
+        Reading("outrider_requests_resumed_total", endings.num_resumed),
+        *each("outrider_requests_total", "outcome", outcomes.items()),
+        *each("outrider_requests_failed_total", "error", endings.by_error.items()),
+    ]
+
+
+def _model_name(services: Services) -> str:
+    return next((description.model_name for description in services.target.descriptions), "")
+
+
+def _attached(services: Services) -> list[tuple[str, float]]:
+    sides = [("target", float(len(services.target.attached)))]
+    return sides if services.draft is None else [*sides, ("draft", float(len(services.draft.attached)))]
+
+
+def _sides(draft: int, target: int) -> list[tuple[str, float]]:
+    return [("draft", draft), ("target", target)]

@@ -1,0 +1,88 @@
+"""Counters of speculation: of one session, and of a coordinator since its start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from outrider.generation import SpeculationStats
+from outrider_coordinator.session.service_state import WithoutDraft
+
+
+@dataclass(slots=True)
+class SpecDecodeStats:
+    """What speculation did. The names are those that vLLM's users know from its metrics."""
+
+    num_steps: int = 0
+    num_drafts: int = 0
+    """Steps that had a proposal."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_judged_tokens: int = 0
+    """Drafted, and not after its step's first rejection."""
+    num_emitted_tokens: int = 0
+    num_gained_tokens: int = 0
+    """Tokens gained in steps that had a proposal, before stops cut them off."""
+    accepted_counts: Counter[int] = field(default_factory=Counter)
+    """Steps that had a proposal, by how many tokens were accepted."""
+    draft_lengths: Counter[int] = field(default_factory=Counter)
+    """Steps that had a proposal, by how many tokens it had."""
+    without_draft: Counter[WithoutDraft] = field(default_factory=Counter)
+    """Steps that had no proposal, by why."""
+    num_bad_evidence: int = 0
+    """Proposals that could not be judged."""
+    num_draft_timeouts: int = 0
+    num_draft_losses: int = 0
+    """``SessionLost`` from the draft."""
+    num_target_losses: int = 0
+    num_preemptions: int = 0
+    """``Preempted`` from the target."""
+    num_draft_rebuilds: int = 0
+    """How often the draft was brought the whole text again, after a loss of the session or of the link."""
+    num_target_rebuilds: int = 0
+    num_stale_draft_replies: int = 0
+    num_stale_target_replies: int = 0
+
+    @property
+    def num_stale_replies(self) -> int:
+        """Replies that came too late to mean anything."""
+        return self.num_stale_draft_replies + self.num_stale_target_replies
+
+    def count_step(
+        self, *, num_draft_tokens: int, num_accepted: int, why_not: WithoutDraft = WithoutDraft.NOTHING_PROPOSED
+    ) -> None:
+        """Count one verdict; ``why_not`` counts when there was no draft token."""
+        self.num_steps += 1
+        if not num_draft_tokens:
+            self.without_draft[why_not] += 1
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted
+        self.num_judged_tokens += num_accepted + (num_accepted < num_draft_tokens)
+        self.num_gained_tokens += num_accepted + 1
+        self.accepted_counts[num_accepted] += 1
+        self.draft_lengths[num_draft_tokens] += 1
+
+    def add(self, other: SpecDecodeStats) -> None:
+        """Add another's counts, field by field."""
+        for name in self.__slots__:
+            mine, its = getattr(self, name), getattr(other, name)
+            setattr(self, name, mine + its)
+
+    def accepted_per_position(self) -> tuple[int, ...]:
+        """Entry i: how often draft token i was accepted."""
+        longest = max(self.draft_lengths, default=0)
+        return tuple(sum(n for count, n in self.accepted_counts.items() if count > i) for i in range(longest))
+
+    def summary(self) -> SpeculationStats:
+        """What a user is told."""
+        longest = max(self.draft_lengths, default=-1)
+        return SpeculationStats(
+            num_steps=self.num_steps,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            num_judged_tokens=self.num_judged_tokens,
+            acceptance_histogram=tuple(self.accepted_counts[count] for count in range(longest + 1)),
+            mean_acceptance_length=self.num_gained_tokens / self.num_drafts if self.num_drafts else 0.0,
+        )

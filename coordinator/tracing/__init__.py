@@ -1,6 +1,0 @@
-"""The coordinator's part of a request's trace: what is noted while it runs, and the spans made of it when it ends."""
-
-from coordinator.tracing.notes import Notes
-from coordinator.tracing.requests import RequestTrace, RequestTraces
-
-__all__ = ["Notes", "RequestTrace", "RequestTraces"]

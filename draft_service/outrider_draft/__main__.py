@@ -1,0 +1,53 @@
+"""``outrider draft``: serve a small model, or prompt lookup, over gRPC.
+
+Owns the order in which a draft's process comes up and the settings it takes (``--help``). The port is bound before
+torch is imported, so that what is wrong with it is said at once.
+"""
+
+from __future__ import annotations
+
+import os
+
+# gRPC reads it when it is imported. Its own lines are no JSON, and what they tell the log tells too.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from outrider.config import DraftSettings
+from outrider.model_executor.distributed.follower import follow
+from outrider.process.hosting import LoadProgress, OnFailure, host_service, run_process
+from outrider.transport.http_health import Probes
+from outrider.transport.security import service_security
+from outrider.transport.server import serve_draft
+from outrider_draft.settings import check_settings
+
+if TYPE_CHECKING:
+    from outrider_draft.service import DraftService
+
+
+async def serve(settings: DraftSettings) -> None:
+    """Serve until a signal; raises what kept the service from starting or made it fail."""
+    check_settings(settings)
+    listen = partial(
+        serve_draft,
+        host=settings.host,
+        port=settings.port,
+        security=service_security(settings),
+        probes=Probes.of(settings),
+        link_timeout_s=settings.link_timeout_ms / 1000,
+    )
+    await host_service(listen, partial(load_model, settings), settings)
+
+
+def load_model(settings: DraftSettings, progress: LoadProgress, on_failure: OnFailure) -> DraftService:
+    """The service that the settings ask for; imports torch."""
+    from outrider_draft.service import DraftService
+
+    return DraftService.load(
+        settings, progress=progress.weights, capture_progress=progress.captures, on_failure=on_failure
+    )
+
+
+if __name__ == "__main__":
+    run_process(DraftSettings, serve, follow)

@@ -1,0 +1,32 @@
+"""What an ``Extend`` may ask, and how much of it can be given; the same for every proposer."""
+
+from __future__ import annotations
+
+from outrider.errors import InvalidRequestError
+from outrider.limits import MAX_DRAFT_LENGTH
+from outrider.ports import Extend, Open
+from outrider.serving.session_table import check_ids
+
+
+def check_extend(opened: Open, item: Extend, *, vocab_size: int) -> None:
+    """Raise ``InvalidRequestError`` naming the field for which an item cannot be served."""
+    if item.base_length < 0:
+        raise InvalidRequestError("base_length", "must not be negative")
+    if not 0 <= item.draft_length <= MAX_DRAFT_LENGTH:
+        raise InvalidRequestError("draft_length", f"must be from 0 to {MAX_DRAFT_LENGTH}, not {item.draft_length}")
+    base = item.base_length + len(item.token_ids)
+    if not base:
+        raise InvalidRequestError("token_ids", "must hold at least one token when nothing is kept")
+    if base > opened.max_length:
+        raise InvalidRequestError("token_ids", f"{base} tokens pass the {opened.max_length} the session was opened for")
+    check_ids("token_ids", item.token_ids, vocab_size)
+
+
+def proposal_length(opened: Open, item: Extend, *, reserved_length: int) -> int:
+    """How many tokens to draft: never past what the session will hold, nor past what this draft can compute.
+
+    A drafted token's own KV is computed only when another is drafted after it, so the last may stand just past the
+    reservation.
+    """
+    base = item.base_length + len(item.token_ids)
+    return max(0, min(item.draft_length, opened.max_length - base, reserved_length + 1 - base))

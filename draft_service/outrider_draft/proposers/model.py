@@ -1,0 +1,197 @@
+"""Proposals from a small model.
+
+Owns bringing a session's KV up to date and drawing its draft tokens, all sessions together, whatever round each is in.
+Where the device can (``ModelRunner.draft``), sessions that are up to date but for a token or two draw all their tokens
+in one launch; beside them a forward takes the rest: prefill chunks, and requests whose tokens are drawn from logits,
+one by one. How tokens are drawn and what is reported of it is ``outrider.sampling``'s; who goes first is
+``outrider.serving.token_budget``'s.
+
+After K drafted tokens the cache holds the committed ones and K - 1 of those drafted: nobody has asked what follows the
+last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from outrider.errors import OutriderError
+from outrider.kv_cache import KVSequence
+from outrider.model_executor.device_wait import mark_reached
+from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow, DraftTerms, fits_loop
+from outrider.model_executor.draft_loop.results import Draws
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.ports import Extend, Open, Proposal
+from outrider.sampling.proposing import propose
+from outrider.sampling.rows import LogitRow
+from outrider.sampling.session_cache import SessionCache
+from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
+from outrider.serving.executor import ExecutorOutput
+from outrider.serving.session_table import Session
+from outrider_draft.items import check_extend, proposal_length
+from outrider_draft.proposers.passes import joined, single
+
+DraftSession = Session[KVSequence]
+
+
+@dataclass(slots=True)
+class ProposalJob:
+    """One ``Extend`` under way."""
+
+    open: Open
+    extend: Extend
+    sequence: KVSequence
+    terms: DraftTerms | None
+    """By which its tokens are drawn in one launch; None: they are not."""
+    base: int
+    """Committed tokens."""
+    draft_length: int
+    """Tokens still wanted in all, after trimming."""
+    token_ids: tuple[int, ...]
+    """To be appended before the next token is drawn: committed tokens at first, then the token drawn last."""
+    num_left: int
+    """Those of them, at the end, that were not appended yet."""
+    num_last: int = 1
+    """Any prefill may be cut before its last token."""
+    num_drawn: int = 0
+    draws: list[Draws] = field(default_factory=list)
+    """Pass by pass."""
+
+    def next_tokens(self, count: int) -> tuple[int, ...]:
+        """The next so many to be appended."""
+        start = len(self.token_ids) - self.num_left
+        return self.token_ids[start : start + count]
+
+    def feed(self, count: int) -> None:
+        """So many tokens were appended."""
+        self.num_left -= count
+
+    def accept(self, draws: Draws) -> None:
+        """Tokens were drawn, one or more; the last is to be appended if another is wanted."""
+        self.draws.append(draws)
+        self.num_drawn += len(draws.token_ids)
+        self.token_ids, self.num_left = draws.token_ids[-1:], 1
+
+
+class ModelProposer:
+    """The draft's ``outrider.serving.engine_core.Executor`` over one model."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        support_mass: float = DEFAULT_SUPPORT_MASS,
+        support_limit: int = DEFAULT_SUPPORT_LIMIT,
+    ) -> None:
+        self.runner = runner
+        self._support_mass = support_mass
+        self._support_limit = support_limit
+        self._can_loop = runner.drafting == DraftingRules(support_mass, support_limit)
+        self._terms_of = SessionCache(partial(_loop_terms, vocab_size=runner.config.vocab_size))
+
+    @property
+    def num_pages_free(self) -> int:
+        """KV pages that are free."""
+        return self.runner.sequences.pool.num_free
+
+    def num_pages_needed(self, job: ProposalJob, share: int) -> int:
+        """Free KV pages for the job's tokens and, where one launch draws all, for those that it draws."""
+        drawn = max(0, job.draft_length - job.num_drawn - 1) if job.terms and share == job.num_left else 0
+        return self.runner.sequences.pages_needed(job.sequence, share + drawn)
+
+    def check(self, session: DraftSession, item: Extend) -> Proposal | None:
+        """An empty proposal for a session that outgrew this model; ``InvalidRequestError`` for a bad item."""
+        check_extend(session.open, item, vocab_size=self.runner.config.vocab_size)
+        base = item.base_length + len(item.token_ids)
+        return Proposal(item.session, item.generation, base, ()) if base > session.reserved_length else None
+
+    def begin(self, session: DraftSession, item: Extend) -> ProposalJob:
+        """The item's tokens, less what was cached of them; without any, the last one kept is computed again, for what
+        follows it is not stored.
+        """
+        token_ids = item.token_ids[session.text.length - item.base_length :]
+        if not token_ids:
+            token_ids = (session.text.token_ids[-1],)
+            self.runner.sequences.truncate(session.text, item.base_length - 1)
+        length = proposal_length(session.open, item, reserved_length=session.reserved_length)
+        return ProposalJob(
+            open=session.open,
+            extend=item,
+            sequence=session.text,
+            terms=self._terms_of(session.open) if self._can_loop and length else None,
+            base=item.base_length + len(item.token_ids),
+            draft_length=length,
+            token_ids=token_ids,
+            num_left=len(token_ids),
+        )
+
+    def advance(self, shares: Sequence[tuple[ProposalJob, int]]) -> ExecutorOutput[Proposal]:
+        """One forward over so many tokens of each job, and one loop over those that can draw all their tokens."""
+        rows = {id(job): _draft_row(job, job.terms) for job, _ in shares if job.terms and job.num_left <= MAX_CATCH_UP}
+        forwarded = [(job, _leave_last(job, share)) for job, share in shares if id(job) not in rows]
+        drawing = [job for job, share in forwarded if share == job.num_left and job.draft_length]
+        logits = self.runner.forward([_forward_row(job, share) for job, share in forwarded]) if forwarded else None
+        drawn = dict(zip(rows, self.runner.draft(list(rows.values())), strict=True)) if rows else {}
+        if not rows:
+            # Without it the forward's time would be booked on whoever first looks at its result.
+            mark_reached(self.runner.device)()
+        computed = time.perf_counter_ns()
+        for job, share in forwarded:
+            job.feed(share)
+        if logits is not None:
+            drawn |= self._draw(drawing, logits)
+        results = [_take(job, drawn[id(job)]) if id(job) in drawn else _answer_when_done(job) for job, _ in shares]
+        return ExecutorOutput(results=results, computed_ns=computed)
+
+    def _draw(self, jobs: Sequence[ProposalJob], logits: torch.Tensor) -> dict[int, Draws]:
+        if not jobs:
+            return {}
+        rows = [LogitRow(job.open, job.sequence.token_ids, job.sequence.length, job.base) for job in jobs]
+        drawn = propose(logits, rows, support_mass=self._support_mass, support_limit=self._support_limit)
+        return {id(job): single(token) for job, token in zip(jobs, drawn, strict=True)}
+
+
+def _leave_last(job: ProposalJob, share: int) -> int:
+    """What a forward appends of a job's share: what ends in a loop leaves its last token to that."""
+    return min(share, job.num_left - 1) if job.terms else share
+
+
+def _loop_terms(open_: Open, vocab_size: int) -> DraftTerms | None:
+    """The terms of a request; None: its tokens cannot be drawn in a loop."""
+    return DraftTerms.of(open_, vocab_size) if fits_loop(open_) else None
+
+
+def _draft_row(job: ProposalJob, terms: DraftTerms) -> DraftRow:
+    count = min(job.draft_length - job.num_drawn, MAX_STEPS)
+    return DraftRow(terms, job.sequence, job.next_tokens(job.num_left), count, job.base)
+
+
+def _forward_row(job: ProposalJob, share: int) -> ForwardRow:
+    draws = share == job.num_left and job.draft_length > 0
+    return ForwardRow(job.sequence, job.next_tokens(share), int(draws))
+
+
+def _take(job: ProposalJob, draws: Draws) -> Proposal | OutriderError | None:
+    """The answer, if a pass brought it: a row that cannot be drawn from ends the proposal, and the session when
+    nothing was drawn before it.
+    """
+    if draws.token_ids:
+        job.accept(draws)
+    if draws.error is not None:
+        return _answer(job) if job.num_drawn else draws.error
+    return _answer(job) if job.num_drawn == job.draft_length else None
+
+
+def _answer_when_done(job: ProposalJob) -> Proposal | None:
+    """The answer to an ``Extend`` that wanted no tokens, once it is up to date."""
+    return None if job.num_left else _answer(job)
+
+
+def _answer(job: ProposalJob) -> Proposal:
+    found = joined(job.draws)
+    return Proposal(job.extend.session, job.extend.generation, job.base, found.token_ids, found.evidence)

@@ -1,0 +1,16 @@
+"""What the draft's settings must be for there to be a draft at all. Imports no torch."""
+
+from __future__ import annotations
+
+from outrider.config import DraftSettings
+from outrider.config.fields import DraftMethod
+from outrider.errors import ConfigError
+from outrider.model_executor.loader.model_folder import require_model_folder
+
+
+def check_settings(settings: DraftSettings) -> None:
+    """Raise ``ConfigError`` when they ask for no draft, ``ModelError`` when the model's folder is none."""
+    if settings.method is DraftMethod.NONE:
+        raise ConfigError("draft.method", "must be draft_model, with a model, or ngram for a draft to be served")
+    if settings.method is DraftMethod.DRAFT_MODEL:
+        require_model_folder(settings.model or "")

@@ -1,0 +1,111 @@
+"""The least time a forward can take: bytes that must move and operations that must be done, over what the device can.
+
+Owns the counting (from a model's configuration alone) and the measuring of the device (copying, multiplying). Counted
+are matrices, the rows of the embedding that are looked up, and keys and values read and written; activations are not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from outrider.benchmarks.samples import statistics_of
+from outrider.model_executor.models import ModelConfig
+
+_COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
+_MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
+_REPEATS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one forward must do."""
+
+    num_bytes: int
+    num_operations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the device can do, as measured."""
+
+    bytes_per_second: float
+    """Copying: bytes read and written together."""
+    operations_per_second: float
+    """Multiplying square matrices; a multiplication and an addition are two."""
+
+    def floor_seconds(self, work: Work) -> float:
+        """The larger of the two times."""
+        return max(work.num_bytes / self.bytes_per_second, work.num_operations / self.operations_per_second)
+
+
+def forward_work(
+    config: ModelConfig, dtype: torch.dtype, *, batch_size: int, num_tokens: int, context: int, num_logits: int
+) -> Work:
+    """Work of a forward of `num_tokens` a row that bring each row's sequence to `context` tokens.
+
+    `num_logits` rows go through the head for each sequence. Sliding windows shorten what is read.
+    """
+    matrices = matrix_parameters(config)
+    head = config.vocab_size * config.hidden_size
+    seen = sum(min(context, window or context) for window in config.sliding_windows)
+    kv_per_token = 2 * config.num_kv_heads * config.head_dim
+    embedding = batch_size * num_tokens * config.hidden_size
+    written = batch_size * num_tokens * kv_per_token * config.num_layers
+    values = matrices + head * (num_logits > 0) + embedding + written + batch_size * seen * kv_per_token
+    products = batch_size * (num_tokens * matrices + num_logits * head)
+    attention = 2 * batch_size * num_tokens * seen * config.num_heads * config.head_dim
+    return Work(num_bytes=values * dtype.itemsize, num_operations=2 * (products + attention))
+
+
+def matrix_parameters(config: ModelConfig) -> int:
+    """Weights of all layers' matrices; embedding and head left out."""
+    attention = 2 * config.hidden_size * config.head_dim * (config.num_heads + config.num_kv_heads)
+    return config.num_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+
+
+def measure_device(device: torch.device, dtype: torch.dtype) -> Device:
+    """Copy and multiply for a moment; the best of several goes, since a floor is what can be done."""
+    source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    destination = torch.empty_like(source)
+    copying = _best_seconds(lambda: destination.copy_(source), device)
+    size = _MATRIX_SIZE[device.type]
+    left = torch.randn(size, size, device=device).to(dtype)
+    right = torch.randn(size, size, device=device).to(dtype)
+    product = torch.empty_like(left)
+    multiplying = _best_seconds(lambda: torch.mm(left, right, out=product), device)
+    return Device(2 * source.nbytes / copying, 2 * size**3 / multiplying)
+
+
+def _best_seconds(work: Callable[[], object], device: torch.device) -> float:
+    found = statistics_of(timed_samples(work, device, num_samples=_REPEATS, num_warmups=2))
+    return 0.0 if found is None else found.minimum
+
+
+def timed_samples(
+    work: Callable[[], object],
+    device: torch.device,
+    *,
+    num_samples: int,
+    num_warmups: int,
+    undo: Callable[[], object] = lambda: None,
+) -> list[float]:
+    """Seconds of each go, to the end of what it started on the device; `undo` runs after each and is not timed."""
+    samples = []
+    for _ in range(num_warmups + num_samples):
+        synchronize(device)
+        began = time.perf_counter()
+        work()
+        synchronize(device)
+        samples.append(time.perf_counter() - began)
+        undo()
+    return samples[num_warmups:]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what the device was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

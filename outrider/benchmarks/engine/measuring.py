@@ -1,0 +1,231 @@
+"""Forwards and draft loops of one loaded model, timed.
+
+Owns the sequences it times. A forward is what a target does for each step: some tokens a row, logits after each. A
+draft loop is what a draft does for each proposal: one forward a token, each drawing the token of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from outrider.benchmarks.engine.floor import timed_samples
+from outrider.errors import ConfigError, OutriderError
+from outrider.kv_cache import KVSequence
+from outrider.model_executor.draft_loop import MAX_STEPS, DraftRow, DraftTerms
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.ports import Open
+from outrider.sampling import LogitRow, propose
+from outrider.types import AcceptanceMethod, SamplingParams
+
+GATE_TOKENS = 8
+_FILLED_AT_ONCE = 2048
+"""Tokens of a forward that prefills."""
+GREEDY = SamplingParams(temperature=0.0)
+_IN_A_ROW = 8
+"""Forwards that are timed together on a device: while one is computed, the next is prepared."""
+_SEED = 1
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
+"""By how much logits of one forward and of several may differ, over the largest logit."""
+
+
+class GateError(OutriderError):
+    """The engine contradicts itself: no figure is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One point of the grid."""
+
+    batch_size: int
+    num_tokens: int
+    """In a forward, a row; in a draft loop, the draft length."""
+    context: int
+    """Tokens of each sequence after the forward, or before the draft loop."""
+    sampling: SamplingParams = GREEDY
+    """Of a draft loop."""
+
+
+def check_against_single_tokens(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> float:
+    """The largest difference of logits, over the largest logit, between one forward and as many as tokens.
+
+    `GateError` when it is past the dtype's tolerance.
+    """
+    tokens = _token_ids(runner, num_tokens, row=0)
+    with _sequences(runner, 2, num_tokens) as (whole, single):
+        at_once = runner.forward([ForwardRow(whole, tokens, num_tokens)])
+        one_by_one = torch.cat([runner.forward([ForwardRow(single, [token], 1)]) for token in tokens])
+    difference = float((at_once - one_by_one).abs().max() / one_by_one.abs().max())
+    if not difference <= TOLERANCES[runner.dtype]:
+        raise GateError(
+            f"{num_tokens} tokens in one forward and one at a time differ by {difference:.2g} of the largest logit, "
+            f"more than {TOLERANCES[runner.dtype]:g}"
+        )
+    return difference
+
+
+def check_draft_loop(runner: ModelRunner, *, num_tokens: int = GATE_TOKENS) -> float:
+    """How far below the likeliest token the loop's tokens lie at most, over the largest logit: 0 is greedy decoding.
+
+    `GateError` when it is past the dtype's tolerance.
+    """
+    prompt = _token_ids(runner, num_tokens, row=0)
+    with _sequences(runner, 2, 2 * num_tokens) as (drafting, scored):
+        _fill(runner, [drafting], num_tokens - 1)
+        drafted = [tokens[0] for tokens in draft(runner, [drafting], prompt[-1:], num_tokens)]
+        logits = runner.forward([ForwardRow(scored, prompt + drafted[:-1], num_tokens)])  # [T, V]
+    chosen = logits[torch.arange(num_tokens), drafted]
+    gap = float((logits.amax(-1) - chosen).max() / logits.abs().max())
+    if not gap <= TOLERANCES[runner.dtype]:
+        raise GateError(
+            f"a greedy draft loop's token lies {gap:.2g} of the largest logit below the likeliest one, more than "
+            f"{TOLERANCES[runner.dtype]:g}"
+        )
+    return gap
+
+
+def time_forward(runner: ModelRunner, case: Case, *, num_samples: int, num_warmups: int) -> list[float]:
+    """Seconds of a forward that ends at `case.context`, logits after every token, of the type in which a target takes
+    them.
+    """
+    if case.num_tokens > case.context:
+        raise ConfigError("context", f"must be at least the {case.num_tokens} tokens of a forward, not {case.context}")
+    before = case.context - case.num_tokens
+    with _sequences(runner, case.batch_size, case.context) as sequences:
+        _fill(runner, sequences, before)
+        tokens = _token_ids(runner, case.num_tokens, row=1)
+        rows = [ForwardRow(sequence, tokens, case.num_tokens) for sequence in sequences]
+        return timed_samples(
+            lambda: runner.forward(rows, as_computed=True),
+            runner.device,
+            num_samples=num_samples,
+            num_warmups=num_warmups,
+            undo=lambda: _truncate(runner, sequences, before),
+        )
+
+
+def time_forward_on_device(runner: ModelRunner, case: Case, *, num_samples: int) -> list[float]:
+    """Seconds that a GPU is busy with the forward of `time_forward`: several in a row, by the device's own clock."""
+    before = case.context - case.num_tokens
+    with _sequences(runner, case.batch_size, case.context) as sequences:
+        _fill(runner, sequences, before)
+        tokens = _token_ids(runner, case.num_tokens, row=1)
+        rows = [ForwardRow(sequence, tokens, case.num_tokens) for sequence in sequences]
+
+        def forward() -> None:
+            runner.forward(rows, as_computed=True)
+            _truncate(runner, sequences, before)
+
+        return [_device_seconds(forward) for _ in range(num_samples)]
+
+
+def _device_seconds(work: Callable[[], object]) -> float:
+    """Of one of several in a row; one before them keeps the device busy while the first is prepared."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    work()
+    began.record()
+    for _ in range(_IN_A_ROW):
+        work()
+    ended.record()
+    torch.cuda.synchronize()
+    return float(began.elapsed_time(ended)) / 1e3 / _IN_A_ROW
+
+
+def time_draft_loop(runner: ModelRunner, case: Case, *, num_samples: int, num_warmups: int) -> list[float]:
+    """Seconds of a proposal of `case.num_tokens`, from one committed token to the last draft token, with what it was
+    drawn from.
+    """
+    with _sequences(runner, case.batch_size, case.context + case.num_tokens) as sequences:
+        _fill(runner, sequences, case.context - 1)
+        last = _token_ids(runner, case.batch_size, row=2)
+        return timed_samples(
+            lambda: draft(runner, sequences, last, case.num_tokens, case.sampling),
+            runner.device,
+            num_samples=num_samples,
+            num_warmups=num_warmups,
+            undo=lambda: _truncate(runner, sequences, case.context - 1),
+        )
+
+
+def draft(
+    runner: ModelRunner,
+    sequences: list[KVSequence],
+    last: list[int],
+    num_tokens: int,
+    sampling: SamplingParams = GREEDY,
+) -> list[list[int]]:
+    """[num_tokens][B] tokens after each sequence's last."""
+    request = Open(
+        session=0,
+        generation=0,
+        sampling=sampling,
+        seed=0,
+        acceptance_method=AcceptanceMethod.REJECTION,
+        prompt_length=1,
+        max_length=runner.max_model_len,
+        num_token_ids=runner.config.vocab_size,
+    )
+    drafted = [last]
+    if runner.drafting is not None:
+        return _draft_in_loops(runner, request, sequences, last, num_tokens)
+    for _ in range(num_tokens):
+        pairs = zip(sequences, drafted[-1], strict=True)
+        logits = runner.forward([ForwardRow(sequence, [token], 1) for sequence, token in pairs])
+        rows = [LogitRow(request, s.token_ids, s.length, s.length) for s in sequences]
+        drafted.append([drawn.token_id for drawn in propose(logits, rows)])
+    return drafted[1:]
+
+
+def _draft_in_loops(
+    runner: ModelRunner, request: Open, sequences: list[KVSequence], last: list[int], num_tokens: int
+) -> list[list[int]]:
+    """The same where the device draws: one launch for as many tokens as that takes."""
+    terms = DraftTerms.of(request, runner.config.vocab_size)
+    rows: list[list[int]] = [[token] for token in last]
+    while (left := num_tokens + 1 - len(rows[0])) > 0:
+        asked = [
+            DraftRow(terms, sequence, tokens[-1:], min(left, MAX_STEPS), sequence.length + 1)
+            for sequence, tokens in zip(sequences, rows, strict=True)
+        ]
+        for tokens, draws in zip(rows, runner.draft(asked), strict=True):
+            tokens.extend(draws.token_ids)
+    return [[tokens[step] for tokens in rows] for step in range(1, num_tokens + 1)]
+
+
+@contextmanager
+def _sequences(runner: ModelRunner, count: int, max_length: int) -> Iterator[list[KVSequence]]:
+    """Sequences that are released at the end, whatever happens; `OutOfPagesError` when the cache is too small."""
+    opened: list[KVSequence] = []
+    try:
+        for _ in range(count):
+            opened.append(runner.sequences.open(max_length))
+        yield opened
+    finally:
+        for sequence in opened:
+            runner.sequences.release(sequence)
+
+
+def _fill(runner: ModelRunner, sequences: list[KVSequence], length: int) -> None:
+    """Prefill each sequence to a length with tokens of its own, several in one forward."""
+    step = max(1, min(length, _FILLED_AT_ONCE))
+    texts = [_token_ids(runner, length, row=row) for row in range(len(sequences))]
+    group = max(1, _FILLED_AT_ONCE // step)
+    for start in range(0, len(sequences), group):
+        for begin in range(0, length, step):
+            pairs = zip(sequences[start : start + group], texts[start : start + group], strict=True)
+            runner.forward([ForwardRow(sequence, text[begin : begin + step], 0) for sequence, text in pairs])
+
+
+def _truncate(runner: ModelRunner, sequences: list[KVSequence], length: int) -> None:
+    for sequence in sequences:
+        runner.sequences.truncate(sequence, length)
+
+
+def _token_ids(runner: ModelRunner, count: int, *, row: int) -> list[int]:
+    generator = torch.Generator().manual_seed(_SEED + row)
+    found: list[int] = torch.randint(runner.config.vocab_size, (count,), generator=generator).tolist()
+    return found

@@ -1,0 +1,91 @@
+"""Tables from committed results: `python -m outrider.benchmarks.report`, and with `--check` whether they are fresh.
+
+Owns `benchmarks/results/README.md`, which it writes whole, and in the project's README the lines between the two marks:
+there only what a user feels, the rest stays beside the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from outrider.benchmarks.schema import RESULTS, Result, load
+from outrider.benchmarks.tables import TABLES, render, runs_table
+from outrider.benchmarks.tables.short import short_lines
+from outrider.errors import ConfigError
+
+BEGIN, END = "<!-- benchmarks: begin (python -m outrider.benchmarks.report) -->", "<!-- benchmarks: end -->"
+_HEAD = "# Results\n\nMade by `python -m outrider.benchmarks.report` from the files beside this one; do not edit.\n\n"
+_IN_README = ("serve", "interference")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the tables, or with `--check` say which files are stale; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m outrider.benchmarks.report", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail when a file is stale")
+    parser.add_argument("--short", action="store_true", help="change nothing; print a line for each figure")
+    parser.add_argument("--root", type=Path, default=Path(), help="the checkout")
+    options = parser.parse_args(argv)
+    try:
+        if options.short:
+            return _print_short(options.root)
+        return _check(options.root) if options.check else _write(options.root)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _print_short(root: Path) -> int:
+    for line in short_lines(_results(root)):
+        print(line)
+    return 0
+
+
+def _results(root: Path) -> list[Result]:
+    return [_tabled(load(path)) for path in sorted((root / RESULTS).glob("*.json"))]
+
+
+def _write(root: Path) -> int:
+    for path, content in _contents(root):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    return 0
+
+
+def _check(root: Path) -> int:
+    stale = [
+        path for path, content in _contents(root) if not path.exists() or path.read_text(encoding="utf-8") != content
+    ]
+    for path in stale:
+        print(f"{path} is stale: run python -m outrider.benchmarks.report", file=sys.stderr)
+    return 1 if stale else 0
+
+
+def _contents(root: Path) -> Iterable[tuple[Path, str]]:
+    """(file, what it should hold)."""
+    results = _results(root)
+    yield root / RESULTS / "README.md", _HEAD + "\n".join(filter(None, [render(results), runs_table(results)]))
+    readme = root / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    if BEGIN in text:
+        yield readme, _between_marks(text, render(results, _IN_README))
+
+
+def _tabled(result: Result) -> Result:
+    if result.kind not in TABLES:
+        raise ConfigError(f"{result.name}.json", f"is of kind {result.kind!r}, which no table shows")
+    return result
+
+
+def _between_marks(text: str, tables: str) -> str:
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ConfigError("README.md", f"has {BEGIN!r} without {END!r}")
+    return f"{before}{BEGIN}\n\n{tables}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

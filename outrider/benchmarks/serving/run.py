@@ -1,0 +1,202 @@
+"""One serving benchmark from gate to result: arms in turn, the same requests for each.
+
+Owns the order: gate, warm-up, then run after run, the arms interleaved, so that a machine that slows down meanwhile
+slows them all. Starts no process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.benchmarks.environment import describe_environment, now
+from outrider.benchmarks.samples import median, ratio
+from outrider.benchmarks.schema import Result, Series
+from outrider.benchmarks.serving.block import format_block
+from outrider.benchmarks.serving.figures import detailed_keys, measured_series, vllm_keys
+from outrider.benchmarks.serving.gate import GateReport, check_exactness
+from outrider.benchmarks.serving.load import Decoding, Run, run_load
+from outrider.benchmarks.serving.workload import Prompt, Traffic, require_room
+from outrider.client import AsyncClient
+from outrider.errors import ConfigError, UnavailableError
+from outrider.generation import ModelInfo
+
+SPECULATION, BASELINE = "speculation", "baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run."""
+
+    prompts: tuple[Prompt, ...]
+    traffic: Traffic
+    decoding: Decoding
+    num_runs: int = 1
+    num_warmups: int = 1
+    """Requests of each arm before anything is measured."""
+    with_baseline: bool = False
+    """The same requests without speculation, in turn with the others."""
+    num_gate_prompts: int = 2
+    """0 leaves the gate out, and the result says so."""
+    num_gate_tokens: int = 32
+    tie_tolerance: float = 1e-3
+
+    @property
+    def num_requests(self) -> int:
+        """That are measured, over all runs and arms."""
+        return len(self.prompts) * self.num_runs * (2 if self.with_baseline else 1)
+
+    def with_prompts(self, prompts: Sequence[Prompt]) -> Plan:
+        """The same with other prompts."""
+        return dataclasses.replace(self, prompts=tuple(prompts))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it."""
+
+    info: ModelInfo
+    gate: GateReport | None
+    draft_length: int
+    runs: dict[str, tuple[Run, ...]]
+    """By arm."""
+
+    @property
+    def speedups(self) -> tuple[float, ...]:
+        """Run by run, output throughput with speculation over that without."""
+        pairs = zip(self.runs[SPECULATION], self.runs.get(BASELINE, ()), strict=False)
+        quotients = (ratio(ours.output_throughput, alone.output_throughput) for ours, alone in pairs)
+        return tuple(quotient for quotient in quotients if quotient is not None)
+
+    def num_different(self) -> int | None:
+        """Greedy requests that said other tokens than without speculation, under the load that was on.
+
+        Near ties may fall either way below float32. None without a baseline.
+        """
+        if BASELINE not in self.runs:
+            return None
+        ours, alone = (
+            [record.result.token_ids if record.result else None for run in self.runs[arm] for record in run.records]
+            for arm in (SPECULATION, BASELINE)
+        )
+        return sum(None not in {a, b} and a != b for a, b in zip(ours, alone, strict=True))
+
+
+async def run_plan(client: AsyncClient, plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> Outcome:
+    """Run it all; `GateError` when speculation changes greedy output, `UnavailableError` when requests failed."""
+    info = await client.model_info()
+    draft_length = plan.decoding.num_speculative_tokens
+    if draft_length is None:
+        draft_length = info.num_speculative_tokens
+    if plan.num_runs < 1:
+        raise ConfigError("num_runs", f"must be at least 1, not {plan.num_runs}")
+    require_room(plan.prompts, plan.decoding.max_tokens, info.max_model_len)
+    gate = await _gate(client, plan, draft_length)
+    arms = {SPECULATION: dataclasses.replace(plan.decoding, num_speculative_tokens=draft_length)}
+    if plan.with_baseline:
+        arms[BASELINE] = dataclasses.replace(plan.decoding, num_speculative_tokens=0)
+    for decoding in arms.values():
+        if plan.num_warmups:
+            await run_load(client, plan.prompts[: plan.num_warmups], Traffic(), decoding)
+    runs: dict[str, list[Run]] = {arm: [] for arm in arms}
+    for index in range(plan.num_runs):
+        for arm in list(arms)[:: 1 if index % 2 == 0 else -1]:
+            runs[arm].append(_whole(await run_load(client, plan.prompts, plan.traffic, arms[arm], on_done=on_done)))
+    return Outcome(info, gate, draft_length, {arm: tuple(done) for arm, done in runs.items()})
+
+
+async def _gate(client: AsyncClient, plan: Plan, draft_length: int) -> GateReport | None:
+    if not plan.num_gate_prompts:
+        return None
+    return await check_exactness(
+        client,
+        plan.prompts[: plan.num_gate_prompts],
+        max_tokens=plan.num_gate_tokens,
+        num_speculative_tokens=draft_length,
+        tie_tolerance=plan.tie_tolerance,
+    )
+
+
+def _whole(run: Run) -> Run:
+    """The run; an error if nothing of it came to its end."""
+    if not run.completed:
+        raise UnavailableError(f"no request came to its end; the first failed with {run.records[0].error}")
+    return run
+
+
+def texts(outcome: Outcome, plan: Plan) -> list[str]:
+    """The blocks to print, one an arm, and the comparison."""
+    blocks = [
+        format_block(
+            vllm_keys(runs, outcome.draft_length), plan.traffic, measured_series(runs, arm), _title(arm, outcome)
+        )
+        for arm, runs in outcome.runs.items()
+    ]
+    if outcome.speedups:
+        each = ", ".join(f"{value:.2f}" for value in outcome.speedups)
+        differ = f" Requests that differ: {outcome.num_different()}." if plan.decoding.temperature == 0 else ""
+        blocks.append(f"Speculation is {median(outcome.speedups):.2f} times as fast (median of {each}).{differ}")
+    return blocks
+
+
+def _title(arm: str, outcome: Outcome) -> str:
+    return "Serving Benchmark Result" if BASELINE not in outcome.runs else f"Serving Benchmark Result: {arm}"
+
+
+def to_result(outcome: Outcome, plan: Plan, *, name: str, device: str, configuration: Mapping[str, Any]) -> Result:
+    """The result to save."""
+    series = tuple(item for arm, runs in outcome.runs.items() for item in measured_series(runs, arm))
+    if outcome.speedups:
+        series += (Series("speedup", "times", outcome.speedups),)
+    return Result(
+        kind="serve",
+        name=name,
+        created_at=now(),
+        environment=describe_environment(device),
+        configuration={**configuration, **_configuration(outcome, plan)},
+        series=series,
+        figures={arm: vllm_keys(runs, outcome.draft_length) for arm, runs in outcome.runs.items()}
+        | ({"requests_that_differ": outcome.num_different()} if plan.decoding.temperature == 0 else {}),
+    )
+
+
+def to_vllm_json(outcome: Outcome, plan: Plan, arm: str = SPECULATION) -> dict[str, Any]:
+    """One arm in the flat layout of `vllm bench serve --save-result --save-detailed`."""
+    runs, rate = outcome.runs[arm], plan.traffic.request_rate
+    return {
+        "date": now(),
+        "backend": "outrider",
+        "endpoint_type": "outrider",
+        "label": arm,
+        "model_id": outcome.info.target_model,
+        "tokenizer_id": outcome.info.target_model,
+        "num_prompts": len(plan.prompts),
+        "request_rate": "inf" if rate == float("inf") else rate,
+        "burstiness": plan.traffic.burstiness,
+        "max_concurrency": plan.traffic.max_concurrency,
+        **vllm_keys(runs, outcome.draft_length),
+        **detailed_keys(runs),
+    }
+
+
+def _configuration(outcome: Outcome, plan: Plan) -> dict[str, Any]:
+    traffic: dict[str, Any] = dataclasses.asdict(plan.traffic)
+    if traffic["request_rate"] == float("inf"):
+        traffic["request_rate"] = "inf"
+    lengths: Sequence[int] = sorted({len(prompt) for prompt in plan.prompts})
+    return {
+        "target_model": outcome.info.target_model,
+        "draft_model": outcome.info.draft_model,
+        "num_speculative_tokens": outcome.draft_length,
+        "acceptance_method": plan.decoding.acceptance_method or outcome.info.acceptance_method.value,
+        "num_prompts": len(plan.prompts),
+        "input_lens": list(lengths),
+        "num_runs": plan.num_runs,
+        "num_warmups": plan.num_warmups,
+        "traffic": traffic,
+        "decoding": dataclasses.asdict(plan.decoding),
+        "gate": None if outcome.gate is None else dataclasses.asdict(outcome.gate),
+        "tie_tolerance": plan.tie_tolerance,
+    }

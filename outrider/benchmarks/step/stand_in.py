@@ -1,0 +1,180 @@
+"""Services whose forward takes a time that is known in advance: the stages of a draft and a target without models.
+
+Owns a made-up language in which each token follows from the one before it, and a draft that is right about it as
+often as it is told to be. The time of a forward is spent as a GPU's is: the thread waits and leaves the interpreter
+alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from outrider import __version__
+from outrider.benchmarks.step.stamps import BEGAN, ENDED
+from outrider.ports import (
+    Branches,
+    DraftCommand,
+    DraftEvent,
+    Extend,
+    Open,
+    Proposal,
+    Score,
+    Scores,
+    TargetCommand,
+    TargetEvent,
+)
+from outrider.serving.engine_core import EngineCore
+from outrider.serving.executor import ExecutorOutput
+from outrider.serving.local_port import LocalPort
+from outrider.serving.session_table import Limits, Session, SessionTable
+from outrider.types import ModelDescription, SparseEvidence, SparseScores, TokenScores
+from outrider_draft.texts import PlainSequence, PlainSequences
+
+VOCAB_SIZE = 2048
+MAX_MODEL_LEN = 1 << 20
+SUPPORT = 64
+"""Ids of each draft position's support, where evidence is asked for."""
+_STEP = 389
+"""Each token is the one before it and this, modulo the vocabulary."""
+_SPIN_S = 200e-6
+"""A sleep ends late by up to this much, so the end of a wait is watched for."""
+
+ItemT = TypeVar("ItemT", Extend, Score)
+EventT = TypeVar("EventT", bound=Proposal | Branches | Scores)
+
+
+@dataclass(slots=True)
+class StandInJob(Generic[ItemT]):
+    """One item under way."""
+
+    open: Open
+    item: ItemT
+    text: PlainSequence
+    num_left: int = 1
+    num_last: int = 1
+
+
+Answer = Callable[[StandInJob[ItemT]], EventT]
+Note = Callable[[int, Sequence[Extend | Score]], None]
+
+
+class StandInStage(Generic[ItemT, EventT]):
+    """An ``outrider.serving.engine_core.Executor`` that answers after ``busy_s``, however many sessions there are."""
+
+    num_pages_free = 0
+
+    def __init__(self, answer: Answer[ItemT, EventT], *, busy_s: float, note: Note) -> None:
+        """``note`` is called with the items of a forward, when it begins and when it has ended."""
+        self._answer: Answer[ItemT, EventT] = answer
+        self._busy_s = busy_s
+        self._note = note
+
+    def num_pages_needed(self, job: StandInJob[ItemT], share: int) -> int:
+        """None: there is no KV."""
+        return 0
+
+    def check(self, session: Session[PlainSequence], item: ItemT) -> EventT | None:
+        """Every item is good."""
+        return None
+
+    def begin(self, session: Session[PlainSequence], item: ItemT) -> StandInJob[ItemT]:
+        """The text is brought up to date at once, drafted tokens included."""
+        session.text.extend(item.token_ids)
+        job = StandInJob(session.open, item, session.text)
+        if isinstance(item, Score):
+            session.text.extend(item.draft_token_ids)
+        return job
+
+    def advance(self, shares: Sequence[tuple[StandInJob[ItemT], int]]) -> ExecutorOutput[EventT]:
+        """Wait, then answer all."""
+        items = [job.item for job, _ in shares]
+        self._note(BEGAN, items)
+        wait_until(time.perf_counter() + self._busy_s)
+        computed_ns = time.perf_counter_ns()
+        self._note(ENDED, items)
+        return ExecutorOutput([self._answer(job) for job, _ in shares], computed_ns)
+
+
+def wait_until(when: float) -> None:
+    """Until a reading of ``time.perf_counter``, without holding the interpreter."""
+    while (left := when - time.perf_counter()) > 0:
+        time.sleep(left - _SPIN_S if left > _SPIN_S else 0)
+
+
+def follow(token_id: int, count: int) -> tuple[int, ...]:
+    """The ``count`` tokens after this one."""
+    return tuple((token_id + _STEP * (index + 1)) % VOCAB_SIZE for index in range(count))
+
+
+def is_right(position: int, acceptance: float) -> bool:
+    """Whether the draft is right at a position: so for this share of all, spread evenly."""
+    return (position * 0x9E3779B1 & 0xFFFFFFFF) < acceptance * 2**32
+
+
+def propose(job: StandInJob[Extend], acceptance: float) -> Proposal:
+    """K tokens; in a sampled session with a support that holds them and its neighbours, all alike."""
+    item, base = job.item, len(job.text.token_ids)
+    last, drafted = job.text.token_ids[-1], []
+    for position in range(base, base + item.draft_length):
+        last = follow(last, 1)[0] if is_right(position, acceptance) else (last + 1) % VOCAB_SIZE
+        drafted.append(last)
+    job.text.extend(drafted[:-1])  # as a model has no KV of the last one
+    evidence = None if job.open.sampling.temperature == 0 else _evidence(drafted)
+    return Proposal(item.session, item.generation, base, tuple(drafted), evidence)
+
+
+def _evidence(drafted: Sequence[int]) -> SparseEvidence:
+    rows = [(np.arange(SUPPORT) + token_id) % VOCAB_SIZE for token_id in drafted]
+    ids = np.concatenate(rows) if rows else np.zeros(0)
+    counts = np.full(len(rows), SUPPORT, dtype=np.int32)
+    return SparseEvidence(counts, ids.astype(np.int32), np.full(ids.size, 1 / SUPPORT, dtype=np.float32))
+
+
+def score(job: StandInJob[Score], acceptance: float) -> Scores:
+    """Greedy: the tokens that follow. Sampled: ``acceptance`` of the draft's law on its support, the rest outside."""
+    item = job.item
+    base, num_drafted = item.base_length + len(item.token_ids), len(item.draft_token_ids)
+    if job.open.sampling.temperature == 0:
+        before = (item.token_ids[-1], *item.draft_token_ids)
+        return Scores(item.session, item.generation, base, TokenScores(tuple(follow(one, 1)[0] for one in before)))
+    num_support = 0 if item.support is None else item.support.token_ids.size
+    outside = np.full(num_drafted + 1, 1 - acceptance, dtype=np.float32)
+    outside[-1] = 1
+    drawn = np.array(follow(item.token_ids[-1], num_drafted + 1), dtype=np.int32)
+    form = SparseScores(np.full(num_support, acceptance / SUPPORT, dtype=np.float32), outside, drawn)
+    return Scores(item.session, item.generation, base, form)
+
+
+def make_draft(*, busy_s: float, acceptance: float, note: Note) -> LocalPort[DraftCommand, DraftEvent]:
+    """A draft that takes ``busy_s`` for a proposal."""
+    stage: StandInStage[Extend, Proposal | Branches] = StandInStage(
+        lambda job: propose(job, acceptance), busy_s=busy_s, note=note
+    )
+    return LocalPort(EngineCore(_session_table(), stage), _description("draft"))
+
+
+def make_target(*, busy_s: float, acceptance: float, note: Note) -> LocalPort[TargetCommand, TargetEvent]:
+    """A target that takes ``busy_s`` to score."""
+    stage: StandInStage[Score, Scores] = StandInStage(lambda job: score(job, acceptance), busy_s=busy_s, note=note)
+    return LocalPort(EngineCore(_session_table(), stage), _description("target"))
+
+
+def _session_table() -> SessionTable[PlainSequence]:
+    return SessionTable(PlainSequences(), Limits(VOCAB_SIZE, MAX_MODEL_LEN, trims=False))
+
+
+def _description(role: str) -> ModelDescription:
+    return ModelDescription(
+        role=role,
+        model_name=f"stand-in {role}",
+        architecture="",
+        vocab_size=VOCAB_SIZE,
+        num_token_ids=VOCAB_SIZE,
+        max_model_len=MAX_MODEL_LEN,
+        version=__version__,
+    )

@@ -1,0 +1,81 @@
+"""What all tables are made of: rows, marks, devices, figures. Knows no kind of result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider.benchmarks.samples import median
+from outrider.benchmarks.schema import Environment, Label, Result
+
+Row = Sequence[str]
+
+_MARKS = {
+    "\\*": "A synthetic pair: random weights of a real model's shape, the acceptance chosen by whoever made it. "
+    "The times are those of the system; the acceptance is not a property of any model.",
+    "†": "Noise for weights (`--load-format dummy`): a shape alone, whose text and acceptance mean nothing.",
+}
+
+
+def table(title: str, heads: Row, rows: Sequence[Row], notes: Sequence[str], *, of: str = " (medians)") -> str:
+    """A table under its title, notes after it."""
+    aligned = ["---" if index == 0 else "---:" for index in range(len(heads))]
+    lines = [f"**{title}**{of}", "", *("| " + " | ".join(row) + " |" for row in (heads, aligned, *rows))]
+    return "\n".join([*lines, *(f"\n{note}" for note in notes), ""])
+
+
+def notes(results: Sequence[Result]) -> list[str]:
+    """What the marks mean that are used."""
+    return [f"{sign} {words}" for sign, words in marks([result.configuration for result in results])]
+
+
+def marks(configurations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(mark, what it means) of weights that are not a real model's."""
+    used = {mark(configuration).strip() for configuration in configurations}
+    return [(sign, words) for sign, words in _MARKS.items() if sign in used]
+
+
+def pair(configuration: Mapping[str, Any]) -> str:
+    """A pair's name, marked."""
+    return f"{configuration['pair']}{mark(configuration)}"
+
+
+def mark(configuration: Mapping[str, Any]) -> str:
+    """* of a synthetic pair, † of noise for weights."""
+    if _is_noise(configuration):
+        return " †"
+    return " \\*" if configuration.get("synthetic") else ""
+
+
+def _is_noise(configuration: Mapping[str, Any]) -> bool:
+    return configuration.get("load_format") == "dummy"
+
+
+def device(result: Result) -> str:
+    """In words; of a CPU its name and cores."""
+    environment = result.environment
+    return f"{environment.cpu}, {environment.num_cpus} cores" if environment.device == "cpu" else environment.device
+
+
+def median_of(result: Result, name: str, **labels: str) -> float | None:
+    """Of the first such series; None when there is none."""
+    found = result.find(name, **labels)
+    return None if found is None else median(found.samples)
+
+
+def mean_of(result: Result, name: str, labels: Mapping[str, Label]) -> float | None:
+    """Of the first such series; None when there is none."""
+    found = result.find(name, **labels)
+    return None if found is None or found.statistics is None else found.statistics.mean
+
+
+def number(value: float | None, digits: int) -> str:
+    """Empty of None."""
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def commit(environment: Environment) -> str:
+    """Short, and whether files differed from it."""
+    if not environment.commit:
+        return "not recorded"
+    return environment.commit[:9] + (" with changes" if environment.has_local_changes else "")

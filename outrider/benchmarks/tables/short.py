@@ -1,0 +1,94 @@
+"""One line for each thing that a result is looked at for: what is read off a terminal after a run of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from outrider.benchmarks.samples import median, ratio
+from outrider.benchmarks.schema import Result
+from outrider.benchmarks.tables.cells import median_of, number
+from outrider.benchmarks.tracing.run import NOT_SAMPLED, PLACES, SAMPLED, added_us
+from outrider.benchmarks.wire.run import plane_ratios
+
+Line = tuple[str, str]
+"""(what, figure with its unit)."""
+
+
+def short_lines(results: Sequence[Result]) -> list[str]:
+    """In columns: result, what, figure."""
+    cells = [(result.name, *line) for result in results for line in _LINES[result.kind](result)]
+    widths = [max((len(row[column]) for row in cells), default=0) for column in range(2)]
+    return [f"{name:<{widths[0]}}  {what:<{widths[1]}}  {figure}" for name, what, figure in cells]
+
+
+def _serve(result: Result) -> Iterable[Line]:
+    arms = [_medians(result, name) for name in ("tpot", "output_throughput")]
+    yield "ms a token, and with speculation off", " / ".join(number(value, 2) for value in arms[0])
+    yield "tokens/s, and with speculation off", " / ".join(number(value, 1) for value in arms[1])
+    total, *forwards = (median_of(result, f"step_{name}", arm="speculation") for name in ("total", "draft", "target"))
+    if total is not None:
+        yield "ms of a step outside draft and target", number(total - sum(value or 0.0 for value in forwards), 2)
+    yield "acceptance", number(result.figures["speculation"].get("outrider_acceptance"), 3)
+
+
+def _medians(result: Result, name: str) -> list[float | None]:
+    return [median_of(result, name, arm=arm) for arm in ("speculation", "baseline")]
+
+
+def _interference(result: Result) -> Iterable[Line]:
+    yield "p99 of gaps beside a prefill, over alone", number(result.figures["p99_ratio"], 2)
+
+
+def _engine(result: Result) -> Iterable[Line]:
+    for series in result.series:
+        if "floor_ms" in series.labels:
+            labels, found = series.labels, median(series.samples)
+            what = f"{series.name.replace('_', ' ')}, {labels['num_tokens']} tokens, batch {labels['batch_size']}"
+            over = number(ratio(found, float(labels["floor_ms"])), 2)
+            yield what, f"{number(found, 3)} ms, {over} times the floor"
+
+
+def _kernels(result: Result) -> Iterable[Line]:
+    for series in result.series:
+        if "floor_us" in series.labels:
+            found = median(series.samples)
+            over = number(ratio(found, float(series.labels["floor_us"])), 2)
+            yield f"{series.name}, {series.labels['size']}", f"{number(found, 1)} us, {over} times the floor"
+
+
+def _rpc(result: Result) -> Iterable[Line]:
+    small = result.find("round_trip", call="stream", over="tcp")
+    if small is not None:
+        yield f"round trip of {small.labels['num_bytes']} bytes", f"{number(median(small.samples), 3)} ms"
+    for size, times in plane_ratios(result.series).items():
+        yield f"shared memory over inline, {size} bytes", f"{times:.1f} times as fast"
+
+
+def _step(result: Result) -> Iterable[Line]:
+    for series in result.series:
+        if series.name == "between_forwards":
+            what = f"between forwards, {series.labels['num_sessions']} requests, T = {series.labels['temperature']:g}"
+            yield what, f"{number(median(series.samples), 3)} ms"
+
+
+def _tracing(result: Result) -> Iterable[Line]:
+    for place in PLACES:
+        added = [number(added_us(result.series, place, arm), 1) for arm in (SAMPLED, NOT_SAMPLED)]
+        yield f"{place}: more a step when sampled, and when not", f"{added[0]} / {added[1]} us"
+
+
+def _peers(result: Result) -> Iterable[Line]:
+    for engine in result.figures["prompts_that_differ"]:
+        yield f"{engine}, ms a token", number(median_of(result, "tpot", engine=engine), 2)
+
+
+_LINES: dict[str, Callable[[Result], Iterable[Line]]] = {
+    "serve": _serve,
+    "interference": _interference,
+    "engine": _engine,
+    "kernels": _kernels,
+    "rpc": _rpc,
+    "step": _step,
+    "tracing": _tracing,
+    "peers": _peers,
+}

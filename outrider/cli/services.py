@@ -1,0 +1,34 @@
+"""``outrider coordinator | target | draft``: one service in this process, with the flags of its own section.
+
+The service's package reads its flags (``--help`` lists them); the command line imports no service.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from outrider.config import service_module
+
+_HELP = {
+    "coordinator": "Start a coordinator alone; targets and drafts run elsewhere.",
+    "target": "Start a target service alone.",
+    "draft": "Start a draft service alone.",
+}
+
+
+def _starting(section: str) -> Callable[[list[str] | None], None]:
+    def start(flags: Annotated[list[str] | None, typer.Argument(metavar="[FLAGS]...")] = None) -> None:
+        sys.argv = [f"outrider {section}", *(flags or ())]
+        runpy.run_module(service_module(section), run_name="__main__", alter_sys=True)
+
+    start.__doc__ = _HELP[section]
+    return start
+
+
+SERVICES = {section: _starting(section) for section in _HELP}
+"""Commands by name."""

@@ -1,9 +1,0 @@
-"""Several draft tokens in one launch: forwards and draws in turn on the device, the host asked for nothing between.
-
-``rows`` says which requests can be served so and what a row is, ``plan`` lays a launch out as one buffer of numbers,
-``loop`` runs it, ``results`` reads what came of it.
-"""
-
-from outrider.engine.drafting.rows import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow, DraftTerms, fits_loop
-
-__all__ = ["MAX_CATCH_UP", "MAX_STEPS", "DraftRow", "DraftTerms", "DraftingRules", "fits_loop"]

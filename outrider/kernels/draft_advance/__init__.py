@@ -1,0 +1,41 @@
+"""From one step of a draft loop to the next, on the device: every drawn token becomes the next step's input.
+
+Contract: a row that has more than one token left to draw appends the one just drawn: its position becomes the row's
+``POSITION``, its slot is looked up in the row's pages, the context grows by it, ``POSITION`` grows by one. Other rows
+stay where they are and store nothing (slot -1). Every row has one token less to draw, and the step's number grows by
+one. The token itself is where the sampler left it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from outrider.kernels.draft_advance import reference
+from outrider.kernels.launching import has_kernels
+
+__all__ = ["LoopState", "advance"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopState:
+    """What a step of R rows reads, and the next one reads changed."""
+
+    step: torch.Tensor  # [1] int32
+    positions: torch.Tensor  # [R] int32
+    slots: torch.Tensor  # [R] int32
+    context_lengths: torch.Tensor  # [R] int32
+    parameters: torch.Tensor  # [R, NUM_COLUMNS] int32
+    page_starts: torch.Tensor  # [R+1] int32, into pages
+    pages: torch.Tensor  # [any] int32
+
+
+def advance(state: LoopState, page_size: int) -> None:
+    """Make ``state`` that of the next step."""
+    if has_kernels(state.step.device):
+        from outrider.kernels.draft_advance import kernel  # Triton is slow to import
+
+        kernel.advance(state, page_size)
+    else:
+        reference.advance(state, page_size)

@@ -1,0 +1,26 @@
+"""The truth of ``draft_advance`` in PyTorch; runs on every device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.kernels.draft_sampling.layout import Column
+
+if TYPE_CHECKING:
+    from outrider.kernels.draft_advance import LoopState
+
+
+def advance(state: LoopState, page_size: int) -> None:
+    """See the contract."""
+    left, position = state.parameters[:, Column.LENGTH], state.parameters[:, Column.POSITION].clone()
+    goes_on = left > 1
+    place = torch.where(goes_on, state.page_starts[:-1] + position // page_size, 0)
+    slot = state.pages[place.long()] * page_size + position % page_size if len(state.pages) else position
+    state.positions.copy_(torch.where(goes_on, position, state.positions))
+    state.slots.copy_(torch.where(goes_on, slot, -1))
+    state.context_lengths.copy_(torch.where(goes_on, position + 1, state.context_lengths))
+    state.parameters[:, Column.POSITION] += goes_on.to(torch.int32)
+    state.parameters[:, Column.LENGTH] -= 1
+    state.step.add_(1)

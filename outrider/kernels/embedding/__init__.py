@@ -1,0 +1,22 @@
+"""Looking up rows of a table.
+
+Contract: ``table [V, N]`` and ``ids [T]``, integers of any size from 0 to V - 1, give ``[T, N]``, in memory of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.kernels.embedding import reference
+from outrider.kernels.launching import has_kernels
+
+__all__ = ["look_up"]
+
+
+def look_up(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The rows ``ids`` [T] of ``table`` [V, N]: [T, N]."""
+    if has_kernels(table.device):
+        from outrider.kernels.embedding import kernel  # Triton is slow to import
+
+        return kernel.look_up(ids, table)
+    return reference.look_up(ids, table)

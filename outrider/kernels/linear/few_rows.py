@@ -1,0 +1,173 @@
+"""A weight on a GPU that is often multiplied with a few rows: ``few_tokens`` for one, ``skinny`` for up to sixteen,
+``streamed`` and ``quarters`` for six to 160 where that was measured to be faster in whole forwards, cuBLAS for the
+rest.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+
+from outrider.kernels.few_tokens import MAX_TOKENS, Matrix, suits
+from outrider.kernels.few_tokens.kernel import product
+from outrider.kernels.launching import launches_early, num_processors, shared_bytes
+from outrider.kernels.linear import quarters, streamed
+from outrider.kernels.linear.contract import PreparedWeight
+from outrider.kernels.linear.skinny import Tiling, skinny_product
+
+_MOST_ROWS = 16
+_BLOCK_N = 64
+_ALIGNED_BYTES = 16
+"""What the copy engine asks of a matrix and of its rows."""
+_WIDTHS = ((16, 0), (32, 0), (64, 0), (64, 16), (128, 0), (128, 32))
+"""The parts in which ``streamed`` takes some rows; each is that of a forward which is captured."""
+_FEWEST_STREAMED = 6
+_SPLITS = (2, 4)
+_SHARED_BYTES = 227 << 10
+"""Of one program: what the deepest tilings are made for."""
+
+
+class FewRowsWeight(PreparedWeight):
+    """The weight as it is, and the counters that products of it share."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight  # [N, K]
+        self._suits = suits(weight)
+        processors = num_processors(weight.device)
+        self._tiling = choose_tiling(weight.shape[0], processors)
+        self._can_stream = can_stream(weight) and shared_bytes(weight.device) >= _SHARED_BYTES
+        self._splits = streamed_splits(weight.shape[0], processors) if self._can_stream else None
+        self._has_quarters = self._can_stream and fills_in_quarters(weight.shape[0], processors)
+        tiles = triton.cdiv(weight.shape[0], self._tiling.block_n)
+        self._counters = torch.zeros(tiles, dtype=torch.int32, device=weight.device)
+
+    @property
+    def matrix(self) -> torch.Tensor | None:
+        """[N, K], where it suits ``few_tokens``."""
+        return self._weight if self._suits else None
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x`` [T, K] to [T, N]."""
+        num_tokens = x.shape[0]
+        if self._suits and 0 < num_tokens <= MAX_TOKENS:
+            return product(x, Matrix(self._weight, bias))
+        if 0 < num_tokens <= _MOST_ROWS:
+            return skinny_product(x, self._weight, bias, self._counters, self._tiling)
+        if tiling := self._split(num_tokens):
+            return streamed.add_up(streamed.addends_of(x, self._weight, tiling), bias, x.dtype)
+        return F.linear(x, self._weight, bias)
+
+    def addends(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is."""
+        if bias is None and (tiling := self._split(x.shape[0])):
+            return streamed.addends_of(x, self._weight, tiling)
+        if bias is None and (tiling := self._quarters(x.shape[0])):
+            return quarters.quarters_of(x, self._weight, tiling)
+        return self(x, bias)
+
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x`` [T, K] to silu(gate) * up [T, N / 2] of the product's two halves."""
+        tiling = gate_tiling(x.shape[0])
+        if tiling is None or not self._can_stream:
+            return super().gated(x, bias)
+        return streamed.gated_product(x, self._weight, bias, tiling)
+
+    def _split(self, num_tokens: int) -> streamed.Tiling | None:
+        return None if self._splits is None else split_tiling(num_tokens, self._splits)
+
+    def _quarters(self, num_tokens: int) -> streamed.Tiling | None:
+        tiling = quarters_tiling(num_tokens) if self._has_quarters else None
+        return tiling if tiling is not None and quarters.can_quarter(self._weight, tiling) else None
+
+
+def pays(weight: torch.Tensor) -> bool:
+    """Whether products of a few rows with ``weight`` [N, K] are faster so than through cuBLAS."""
+    may_fetch_ahead = launches_early(weight.device) or weight.device.type == "cpu"  # where it is but tested
+    return may_fetch_ahead and weight.dtype.itemsize == 2 and weight.is_contiguous()
+
+
+def can_stream(weight: torch.Tensor) -> bool:
+    """Whether the copy engine takes tiles of ``weight`` [N, K] and of what it is multiplied with."""
+    row_bytes = weight.shape[1] * weight.dtype.itemsize
+    return weight.data_ptr() % _ALIGNED_BYTES == 0 and row_bytes % _ALIGNED_BYTES == 0
+
+
+def choose_tiling(out_features: int, num_processors: int) -> Tiling:
+    """The sum over K is split where that gives nearly every multiprocessor one part; found best by trying, in whole
+    forwards of 1B and 8B shapes on an H200.
+    """
+    tiles = triton.cdiv(out_features, _BLOCK_N)
+    if _nearly_all(4 * tiles, num_processors):
+        return Tiling(_BLOCK_N, 128, 4, 4, 4, 512)
+    if _nearly_all(2 * tiles, num_processors):
+        return Tiling(_BLOCK_N, 256, 2, 4, 3, 0)
+    return Tiling(_BLOCK_N, 128, 1, 4, 5, 256)
+
+
+def streamed_splits(out_features: int, num_processors: int) -> int | None:
+    """Into how many parts the sum over K is cut for some rows; None: cuBLAS is faster, as it was measured to be where
+    no number gives nearly every multiprocessor one part.
+    """
+    tiles = triton.cdiv(out_features, _BLOCK_N)
+    return next((splits for splits in _SPLITS if _nearly_all(splits * tiles, num_processors)), None)
+
+
+def fills_in_quarters(out_features: int, num_processors: int) -> bool:
+    """Whether nearly every multiprocessor has one program where four share three tiles, each with all of K."""
+    return out_features % (3 * _BLOCK_N) == 0 and _nearly_all(out_features // _BLOCK_N // 3 * 4, num_processors)
+
+
+def split_tiling(num_tokens: int, splits: int) -> streamed.Tiling | None:
+    """Of a product whose sum is split; None: others are faster.
+
+    Shared memory is filled so far that no two programs share a multiprocessor: launched early, they would gather where
+    the kernel ahead ended first.
+    """
+    match _widths(num_tokens):
+        case (16, rest):
+            return streamed.Tiling(16, rest, _BLOCK_N, 128, splits, 4, 6, 512)
+        case (32, rest):
+            return streamed.Tiling(32, rest, _BLOCK_N, 128, splits, 4, 6, 128)
+        case (64, 0) if splits == min(_SPLITS):  # of more, each is over before it is that deep
+            return streamed.Tiling(64, 0, _BLOCK_N, 128, splits, 4, 6, 128)
+        case (64 | 128 as width, rest) if width + rest <= 128:
+            return streamed.Tiling(width, rest, _BLOCK_N, 128, splits, 4, 4, 128)
+        case (128, rest):
+            return streamed.Tiling(128, rest, _BLOCK_N, 64, splits, 4, 7, 128)
+    return None
+
+
+def quarters_tiling(num_tokens: int) -> streamed.Tiling | None:
+    """Of a product of which four programs share three tiles; None: others are faster."""
+    match _widths(num_tokens):
+        case (16, rest):
+            return streamed.Tiling(16, rest, _BLOCK_N, 128, 1, 4, 10, 128)
+        case (32 | 64 as width, rest):
+            return streamed.Tiling(width, rest, _BLOCK_N, 128, 1, 4, 6, 128)
+        case (128, 0):
+            return streamed.Tiling(128, 0, _BLOCK_N, 128, 1, 4, 4, 128)
+    return None
+
+
+def gate_tiling(num_tokens: int) -> streamed.Tiling | None:
+    """Of a gate and what it gates, which nothing splits; None: others are faster."""
+    match _widths(num_tokens):
+        case (16, rest):
+            return streamed.Tiling(16, rest, _BLOCK_N, 128, 1, 4, 5, 256)
+        case (32 | 64 as width, rest):
+            return streamed.Tiling(width, rest, _BLOCK_N, 128, 1, 4, 4, 0)
+        case (128, 0):
+            return streamed.Tiling(128, 0, _BLOCK_N, 64, 1, 4, 3, 0)
+    return None
+
+
+def _widths(num_tokens: int) -> tuple[int, int] | None:
+    """The narrowest that hold so many rows; None: too few or too many."""
+    if num_tokens < _FEWEST_STREAMED:
+        return None
+    return next(((width, rest) for width, rest in _WIDTHS if num_tokens <= width + rest), None)
+
+
+def _nearly_all(num_programs: int, num_processors: int) -> bool:
+    return 0.9 * num_processors <= num_programs <= num_processors

@@ -1,0 +1,261 @@
+# Triton compiles the annotations of a kernel along with it, so kernels have none.
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0917
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
+"""Products of some rows on a GPU, up to 160: enough to keep the matrix unit nearly as busy as memory.
+
+A program takes one tile of the weight's rows and all rows of x, so that the weight is read once. Rows of x are the
+columns of the matrix unit's tile, in two parts where one would be too wide or too narrow by much. The copy engine fills
+shared memory with what comes next. The sum over K is cut so that every multiprocessor has one program; what the
+programs of a tile find are addends, added up in their order by who reads them or by ``add_up``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from outrider.kernels.fetching import fetch_ahead
+from outrider.kernels.launching import launch_options
+
+_NO_WIDTH = 16
+"""Columns of a part that is not there."""
+_SUMMED = 2048
+"""Elements of a sum that one program adds up."""
+
+
+@triton.jit
+def fetch_rows(weight_ptr, first_row, end, first, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of a tile of rows that ends at ``end``, columns from ``first`` on."""
+    row = tl.minimum(first_row + tl.arange(0, ROWS), end - 1)
+    column = tl.minimum(first + tl.arange(0, COLUMNS // 64) * 64, K - 1)
+    fetch_ahead(weight_ptr + row.to(tl.int64)[:, None] * K + column[None, :])
+
+
+@triton.jit
+def store_turned(tile, out_ptr, first_token, num_tokens, n, size, WIDTH: tl.constexpr):
+    """A tile [N, T] to ``out`` [T, N]."""
+    t = first_token + tl.arange(0, WIDTH)
+    inside = (t < num_tokens)[:, None] & (n < size)[None, :]
+    tl.store(out_ptr + t[:, None] * size + n[None, :], tl.trans(tile).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def columns(
+    x_desc,
+    rest_desc,
+    weight_desc,
+    row,
+    low,
+    high,
+    WIDTH: tl.constexpr,
+    REST: tl.constexpr,
+    HAS_REST: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The product of a tile of rows over some columns, in its two parts."""
+    total = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    rest = tl.zeros([BLOCK_N, REST], tl.float32)
+    for column in range(low, high, BLOCK_K):
+        weight = weight_desc.load([row, column])
+        total = tl.dot(weight, x_desc.load([0, column]).T, total)
+        if HAS_REST:
+            rest = tl.dot(weight, rest_desc.load([WIDTH, column]).T, rest)
+    return total, rest
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _streamed_kernel(
+    x_desc,  # [T, K], by [WIDTH, BLOCK_K]
+    rest_desc,  # [T, K], by [REST, BLOCK_K]
+    weight_desc,  # [N, K], by [BLOCK_N, BLOCK_K]
+    weight_ptr,  # [N, K]
+    addends_ptr,  # [SPLITS, T, N] float32
+    num_tokens,
+    out_features,
+    K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    FETCHED: tl.constexpr,  # columns of the weight fetched ahead
+    WIDTH: tl.constexpr,
+    REST: tl.constexpr,
+    HAS_REST: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_N
+    split = tl.program_id(1)
+    PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+    low = split * PART
+    high = tl.minimum(low + PART, K)
+    if PDL:
+        gdc_launch_dependents()
+        if FETCHED > 0:
+            fetch_rows(weight_ptr, row, out_features, low, K, BLOCK_N, FETCHED)
+        gdc_wait()
+    total, rest = columns(x_desc, rest_desc, weight_desc, row, low, high, WIDTH, REST, HAS_REST, BLOCK_N, BLOCK_K)
+    n = row + tl.arange(0, BLOCK_N)
+    out_ptr = addends_ptr + split.to(tl.int64) * num_tokens * out_features
+    store_turned(total, out_ptr, 0, num_tokens, n, out_features, WIDTH)
+    if HAS_REST:
+        store_turned(rest, out_ptr, WIDTH, num_tokens, n, out_features, REST)
+
+
+@triton.jit
+def _add_up_kernel(
+    addends_ptr,  # [SPLITS, T, N] float32
+    bias_ptr,  # [N]
+    y_ptr,  # [T, N]
+    size,  # T * N
+    out_features,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(SPLITS):
+        total += tl.load(addends_ptr + split * size + place, mask=inside, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + place % out_features, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + place, total.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _store_gated(gate, up, out_ptr, first_token, num_tokens, n, size, WIDTH: tl.constexpr):
+    store_turned(gate / (1.0 + tl.exp(-gate)) * up, out_ptr, first_token, num_tokens, n, size, WIDTH)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _streamed_gate_kernel(
+    x_desc,  # [T, K], by [WIDTH, BLOCK_K]
+    rest_desc,  # [T, K], by [REST, BLOCK_K]
+    weight_desc,  # [2 N, K], by [BLOCK_N, BLOCK_K]
+    weight_ptr,  # [2 N, K]
+    bias_ptr,  # [2 N]
+    out_ptr,  # [T, N]
+    num_tokens,
+    size,  # N
+    K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    FETCHED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    REST: tl.constexpr,
+    HAS_REST: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_N
+    n = row + tl.arange(0, BLOCK_N)
+    if PDL:
+        gdc_launch_dependents()
+        if FETCHED > 0:
+            fetch_rows(weight_ptr, row, size, 0, K, BLOCK_N, FETCHED)
+            fetch_rows(weight_ptr, size + row, 2 * size, 0, K, BLOCK_N, FETCHED)
+        gdc_wait()
+    gate = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    up = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    rest_gate = tl.zeros([BLOCK_N, REST], tl.float32)
+    rest_up = tl.zeros([BLOCK_N, REST], tl.float32)
+    for column in range(0, K, BLOCK_K):
+        gate_rows = weight_desc.load([row, column])
+        up_rows = weight_desc.load([size + row, column])
+        x = x_desc.load([0, column]).T
+        gate = tl.dot(gate_rows, x, gate)
+        up = tl.dot(up_rows, x, up)
+        if HAS_REST:
+            rest = rest_desc.load([WIDTH, column]).T
+            rest_gate = tl.dot(gate_rows, rest, rest_gate)
+            rest_up = tl.dot(up_rows, rest, rest_up)
+    if HAS_BIAS:
+        gate_bias = tl.load(bias_ptr + n, mask=n < size, other=0.0).to(tl.float32)[:, None]
+        up_bias = tl.load(bias_ptr + size + n, mask=n < size, other=0.0).to(tl.float32)[:, None]
+        gate += gate_bias
+        up += up_bias
+        rest_gate += gate_bias
+        rest_up += up_bias
+    _store_gated(gate, up, out_ptr, 0, num_tokens, n, size, WIDTH)
+    if HAS_REST:
+        _store_gated(rest_gate, rest_up, out_ptr, WIDTH, num_tokens, n, size, REST)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a product is cut up."""
+
+    width: int
+    rest: int
+    """Tokens are ``width`` and ``rest`` together at most."""
+    block_n: int
+    block_k: int
+    splits: int
+    num_warps: int
+    num_stages: int
+    fetched: int
+
+
+def addends_of(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+    """``x`` [T, K] by ``weight`` [N, K]: float32 [splits, T, N], whose sum is the product."""
+    num_tokens, size = x.shape
+    out_features = weight.shape[0]
+    addends = torch.empty(tiling.splits, num_tokens, out_features, dtype=torch.float32, device=x.device)
+    _streamed_kernel[(triton.cdiv(out_features, tiling.block_n), tiling.splits)](
+        *described(x, weight, tiling), weight, addends, num_tokens, out_features,
+        K=size, SPLITS=tiling.splits, **constants(tiling), **launch_options(x),
+    )  # fmt: skip
+    return addends
+
+
+def add_up(addends: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """The sum [T, N] of ``addends`` [A, T, N] and the bias [N]."""
+    splits, num_tokens, out_features = addends.shape
+    y = torch.empty(num_tokens, out_features, dtype=dtype, device=addends.device)
+    _add_up_kernel[(triton.cdiv(y.numel(), _SUMMED),)](
+        addends, y if bias is None else bias, y, y.numel(), out_features,
+        HAS_BIAS=bias is not None, SPLITS=splits, BLOCK=_SUMMED, num_warps=8, **launch_options(addends),
+    )  # fmt: skip
+    return y
+
+
+def gated_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tiling: Tiling) -> torch.Tensor:
+    """``x`` [T, K] by ``weight`` [2 N, K], gates first: silu(gate) * up [T, N]; nothing is split."""
+    num_tokens, size = x.shape
+    out_features = weight.shape[0] // 2
+    out = torch.empty(num_tokens, out_features, dtype=x.dtype, device=x.device)
+    _streamed_gate_kernel[(triton.cdiv(out_features, tiling.block_n),)](
+        *described(x, weight, tiling), weight, weight if bias is None else bias, out, num_tokens, out_features,
+        K=size, HAS_BIAS=bias is not None, **constants(tiling), **launch_options(x),
+    )  # fmt: skip
+    return out
+
+
+def described(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> tuple[TensorDescriptor, ...]:
+    """``x`` in its two parts, and the weight, as the copy engine takes them."""
+    blocks = ((x, tiling.width), (x, tiling.rest or _NO_WIDTH), (weight, tiling.block_n))
+    return tuple(TensorDescriptor.from_tensor(tensor, [rows, tiling.block_k]) for tensor, rows in blocks)
+
+
+def constants(tiling: Tiling) -> dict[str, Any]:
+    """What a kernel is compiled for, and how."""
+    return {
+        "FETCHED": tiling.fetched,
+        "WIDTH": tiling.width,
+        "REST": tiling.rest or _NO_WIDTH,
+        "HAS_REST": tiling.rest > 0,
+        "BLOCK_N": tiling.block_n,
+        "BLOCK_K": tiling.block_k,
+        "num_warps": tiling.num_warps,
+        "num_stages": tiling.num_stages,
+    }

@@ -1,0 +1,33 @@
+"""Causal attention of ragged query rows over paged keys and values.
+
+Contract: row b's queries are the last tokens of its context; query i sees the keys at positions up to its own, and
+with a sliding window w only the last w of those. The keys and values of the queries themselves are stored before. No
+slot outside a row's context is ever read (free pages may hold anything, NaN included). Heads are grouped: query head h
+reads KV head h // (H / H_kv).
+
+A plan is what depends on the batch and not on the layer: it is made once a forward for each window size. On a CPU
+``plan_attention`` works it out row by row; on a GPU it is a ``DevicePlan`` over arrays that are already there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.kernels.paged_attention import reference
+from outrider.kernels.paged_attention.device_plan import DevicePlan, PagedRows
+from outrider.kernels.paged_attention.reference import AttentionPlan, plan_attention
+
+__all__ = ["AttentionPlan", "DevicePlan", "PagedRows", "paged_attention", "plan_attention"]
+
+
+def paged_attention(query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan | DevicePlan) -> torch.Tensor:
+    """Attend ``query`` [T, H, D] over one layer's ``kv`` [S, 2, H_kv, D]; returns [T, H, D]. Scores are scaled by D
+    ** -0.5.
+    """
+    if isinstance(plan, DevicePlan):
+        from outrider.kernels.paged_attention import chunks, kernel  # Triton is slow to import
+
+        if chunks.takes_chunks(query, plan.rows.max_queries):
+            return chunks.attend_chunks(query, kv, plan)
+        return kernel.paged_attention(query, kv, plan)
+    return reference.paged_attention(query, kv, plan)

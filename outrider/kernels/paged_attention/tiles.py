@@ -1,0 +1,230 @@
+# Triton compiles the annotations of a kernel along with it, so kernels have none.
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0915, PLR0917
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
+"""How one program of ``chunks`` attends its part of a tile's keys: device functions.
+
+Owns the online softmax over blocks of keys, of which most need no mask, and the sum over a tile's parts. Refuses to
+know how a batch is cut into tiles and parts.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
+
+from outrider.kernels.fetching import fetch_ahead
+
+
+@triton.jit
+def _pages_of(page_ptr, start, high, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Of BLOCK_N keys; those past the last take its page."""
+    key = tl.maximum(tl.minimum(start + tl.arange(0, BLOCK_N), high - 1), 0)
+    return tl.load(page_ptr + key // PAGE_SIZE)
+
+
+@triton.jit
+def _key_places(
+    page,  # [BLOCK_N]
+    start,
+    kv_head,
+    PAGE_SIZE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    slot = page.to(tl.int64) * PAGE_SIZE + (start + tl.arange(0, BLOCK_N)) % PAGE_SIZE
+    return slot * (2 * NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
+
+
+@triton.jit
+def _attend_block(
+    start,
+    high,
+    page,  # [BLOCK_N]
+    kv_ptr,
+    kv_head,
+    queries,  # [BLOCK_M, BLOCK_D]
+    position,  # [BLOCK_M]
+    largest,
+    weight_sum,
+    total,
+    scale,
+    window,
+    IS_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Take in BLOCK_N keys; not masked, every query sees all of them."""
+    d = tl.arange(0, BLOCK_D)
+    key = start + tl.arange(0, BLOCK_N)
+    ptrs = kv_ptr + _key_places(page, start, kv_head, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)[:, None] + d[None, :]
+    if IS_MASKED:
+        stored = (key < high)[:, None] & (d < HEAD_DIM)[None, :]
+        keys = tl.load(ptrs, mask=stored, other=0.0)
+        values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM, mask=stored, other=0.0)
+    elif BLOCK_D != HEAD_DIM:
+        keys = tl.load(ptrs, mask=(d < HEAD_DIM)[None, :], other=0.0)
+        values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM, mask=(d < HEAD_DIM)[None, :], other=0.0)
+    else:
+        keys = tl.load(ptrs)
+        values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM)
+    scores = tl.dot(queries, tl.trans(keys))
+    if IS_MASKED:
+        visible = (key < high)[None, :] & (key[None, :] <= position[:, None])
+        if HAS_WINDOW:
+            visible = visible & (key[None, :] > position[:, None] - window)
+        scores = tl.where(visible, scores, float("-inf"))
+    new_largest = tl.maximum(largest, tl.max(scores, 1) * scale)
+    base = new_largest
+    if IS_MASKED:
+        base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+    weights = tl.exp2(scores * scale - base[:, None])
+    fade = tl.exp2(largest - base)
+    weight_sum = weight_sum * fade + tl.sum(weights, 1)
+    total = tl.dot(weights.to(values.dtype), values, total * fade[:, None])
+    return new_largest, weight_sum, total
+
+
+@triton.jit
+def _attend_span(
+    low,
+    until,
+    high,
+    page_ptr,
+    kv_ptr,
+    kv_head,
+    queries,
+    position,
+    largest,
+    weight_sum,
+    total,
+    scale,
+    window,
+    IS_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Take in the keys from ``low`` until ``until``. Pages are looked up a block ahead: were they looked up beside the
+    keys, no key would be fetched while others are multiplied.
+    """
+    page = _pages_of(page_ptr, low, high, PAGE_SIZE, BLOCK_N)
+    for start in tl.range(low, until, BLOCK_N, num_stages=STAGES):
+        next_page = _pages_of(page_ptr, start + BLOCK_N, high, PAGE_SIZE, BLOCK_N)
+        largest, weight_sum, total = _attend_block(
+            start, high, page, kv_ptr, kv_head, queries, position, largest, weight_sum, total, scale, window,
+            IS_MASKED, HAS_WINDOW, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+        page = next_page
+    return largest, weight_sum, total
+
+
+@triton.jit
+def attend_tile(
+    query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr,
+    query_stride, scale, window, first_query, num_queries, first_position, kv_head, tile, part_of_tile, num_cuts,
+    slot, counter,
+    PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    SLOT_M: tl.constexpr, IS_LARGE: tl.constexpr, STAGES: tl.constexpr, UNROLLED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One part of one tile; the last to finish writes the tile's outputs."""
+    m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    query = m // GROUP
+    is_query = query < num_queries
+    position = first_position + query
+    d = tl.arange(0, BLOCK_D)
+    inside = is_query[:, None] & (d < HEAD_DIM)[None, :]
+
+    # The keys that any query of this tile sees, and this program's part of them.
+    lowest = first_position + (tile * BLOCK_M) // GROUP
+    highest = first_position + tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, num_queries - 1)
+    end = highest + 1
+    begin = 0
+    if HAS_WINDOW:
+        begin = tl.maximum(lowest - window + 1, 0)
+    part = tl.cdiv(tl.cdiv(end - begin, num_cuts), BLOCK_N) * BLOCK_N
+    num_parts = tl.cdiv(end - begin, part)
+    low = begin + part_of_tile * part
+    high = tl.minimum(low + part, end)
+    if part_of_tile < num_parts:
+        if PDL:
+            LINE: tl.constexpr = 128 // (kv_ptr.dtype.element_ty.primitive_bitwidth // 8)
+            page = _pages_of(page_ptr, low, high, PAGE_SIZE, BLOCK_N)
+            token = _key_places(page, low, kv_head, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)
+            line = tl.minimum(tl.arange(0, (BLOCK_D + LINE - 1) // LINE) * LINE, HEAD_DIM - 1)
+            fetch_ahead(kv_ptr + token[:, None] + line[None, :])
+            fetch_ahead(kv_ptr + token[:, None] + NUM_KV_HEADS * HEAD_DIM + line[None, :])
+            gdc_wait()
+        place = (first_query + query).to(tl.int64)[:, None] * query_stride
+        place += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
+        queries = tl.load(query_ptr + place, mask=inside, other=0.0)
+        largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        weight_sum = tl.zeros([BLOCK_M], tl.float32)
+        total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        masked_from = low
+        if IS_LARGE:
+            plain_from = low
+            if HAS_WINDOW:  # keys that have left the last query's window
+                unseen = tl.maximum(highest - window + 1 - low, 0)
+                plain_from = tl.minimum(low + tl.cdiv(unseen, BLOCK_N) * BLOCK_N, high)
+                largest, weight_sum, total = _attend_span(
+                    low, plain_from, high, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum, total,
+                    scale, window, True, True, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, STAGES,
+                )  # fmt: skip
+            plain = tl.maximum(tl.minimum(lowest + 1, high) - plain_from, 0)
+            masked_from = plain_from + plain // BLOCK_N * BLOCK_N
+            largest, weight_sum, total = _attend_span(
+                plain_from, masked_from, high, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum,
+                total, scale, window, False, False, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, STAGES,
+            )  # fmt: skip
+        largest, weight_sum, total = _attend_span(
+            masked_from, high, high, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum, total,
+            scale, window, True, HAS_WINDOW, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, STAGES,
+        )  # fmt: skip
+
+        out_place = (first_query + query).to(tl.int64)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM)
+        out_place += (kv_head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
+        if num_parts == 1:
+            tl.store(out_ptr + out_place, (total / weight_sum[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+        else:
+            i = tl.arange(0, BLOCK_M)
+            # The slots of a tile's parts are neighbours among those of one head.
+            sums = sums_ptr + slot.to(tl.int64) * SLOT_M * BLOCK_D + i[:, None] * BLOCK_D + d[None, :]
+            stats = stats_ptr + slot.to(tl.int64) * 2 * SLOT_M + i
+            tl.store(sums + part_of_tile * SLOT_M * BLOCK_D, total, mask=inside)
+            tl.store(stats + part_of_tile * 2 * SLOT_M, largest)
+            tl.store(stats + part_of_tile * 2 * SLOT_M + SLOT_M, weight_sum)
+            tl.debug_barrier()  # all of this program's stores come before its count
+            if tl.atomic_add(counters_ptr + counter, 1, sem="acq_rel") == num_parts - 1:
+                tl.store(counters_ptr + counter, 0)
+                # Past the first-level cache, which does not see what other processors wrote.
+                largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+                for other in range(num_parts):
+                    largest = tl.maximum(largest, tl.load(stats + other * 2 * SLOT_M, cache_modifier=".cg"))
+                base = tl.where(largest == float("-inf"), 0.0, largest)
+                weight_sum = tl.zeros([BLOCK_M], tl.float32)
+                total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+                for first in range(0, num_parts, UNROLLED):
+                    for step in tl.static_range(UNROLLED):
+                        other = first + step
+                        is_part = other < num_parts
+                        theirs = stats + other * 2 * SLOT_M
+                        their_largest = tl.load(theirs, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+                        their_sum = tl.load(theirs + SLOT_M, mask=is_part, other=0.0, cache_modifier=".cg")
+                        their_total = tl.load(
+                            sums + other * SLOT_M * BLOCK_D, mask=inside & is_part, other=0.0, cache_modifier=".cg"
+                        )
+                        fade = tl.exp2(their_largest - base)
+                        weight_sum += their_sum * fade
+                        total += their_total * fade[:, None]
+                tl.store(out_ptr + out_place, (total / weight_sum[:, None]).to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,81 @@
+# Triton compiles the annotations of a kernel along with it, so kernels have none.
+# ruff: noqa: ANN001, ANN202, PLR0917
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
+"""``rms_norm`` and the addition before it as one Triton kernel: a program a row, the row in registers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outrider.kernels.launching import launch_options
+
+_WIDE = 2048
+"""Rows as long take eight warps."""
+
+
+@triton.jit
+def _norm_kernel(
+    x_ptr,  # [T, N]; becomes x + delta
+    delta_ptr,  # [ADDENDS, T, N]
+    weight_ptr,  # [N]
+    out_ptr,  # [T, N]
+    row_stride,
+    addend_stride,
+    size,
+    eps,
+    ADDENDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    column = tl.arange(0, BLOCK)
+    inside = column < size
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    place = row * row_stride + column
+    x = tl.load(x_ptr + place, mask=inside, other=0.0)
+    if ADDENDS > 0:
+        total = x.to(tl.float32)
+        for addend in tl.static_range(ADDENDS):
+            delta = tl.load(delta_ptr + addend * addend_stride + row * size + column, mask=inside, other=0.0)
+            total += delta.to(tl.float32)
+        x = total.to(x.dtype)
+        tl.store(x_ptr + place, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    tl.store(out_ptr + row * size + column, (wide * scale * weight).to(x.dtype), mask=inside)
+
+
+class TritonNorm:
+    """One weight, normalising rows on a GPU."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self._weight = weight  # [N]
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., N] to the same shape."""
+        return self._launch(x, None)
+
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Add ``delta`` [T, N], or all of float32 [A, T, N], to ``x`` [T, N] in place and normalise the sum."""
+        return self._launch(x, delta)
+
+    def _launch(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+        size = self._weight.numel()
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if not x.numel():
+            return out
+        rows = x.view(-1, size)
+        num_addends = 0 if delta is None else delta.numel() // x.numel()
+        _norm_kernel[(rows.shape[0],)](
+            rows, x if delta is None else delta, self._weight, out, rows.stride(0), x.numel(), size, self._eps,
+            ADDENDS=num_addends, BLOCK=triton.next_power_of_2(size),
+            num_warps=8 if size >= _WIDE else 4, **launch_options(x),
+        )  # fmt: skip
+        return out

@@ -1,0 +1,43 @@
+"""The truth of ``rotary_store`` in PyTorch; runs on every device. It knows no slot -1."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from outrider.kernels.kv_store import store_kv
+from outrider.kernels.rope_and_cache.layout import Angles, HeadLayout
+
+
+def turn_and_store(
+    qkv: torch.Tensor,
+    kv: torch.Tensor,
+    slots: torch.Tensor,
+    angles: Angles,
+    heads: HeadLayout,
+    *,
+    norm_weight: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See the contract. Turning happens in place, so that a token's key and value stay side by side and are stored at
+    once.
+    """
+    every_head = qkv.view(qkv.shape[0], -1, heads.head_dim)  # [T, H + 2 H_kv, D]
+    turned = every_head.narrow(1, 0, heads.num_heads + heads.num_kv_heads)
+    source = turned
+    if norm_weight is not None:
+        source = F.rms_norm(turned, (heads.head_dim,), eps=heads.eps).mul_(norm_weight)
+    _rotate(source, _per_token(angles), out=turned)
+    store_kv(kv, slots, every_head[:, heads.num_heads :].view(-1, 2, heads.num_kv_heads, heads.head_dim))
+    return every_head.narrow(1, 0, heads.num_heads)
+
+
+def _per_token(angles: Angles) -> Angles:
+    if angles.rows is None:
+        return angles
+    return Angles(angles.cos.index_select(0, angles.rows), angles.sin.index_select(0, angles.rows))
+
+
+def _rotate(source: torch.Tensor, angles: Angles, out: torch.Tensor) -> None:
+    """Turn ``source`` [T, H, D] (overwritten) into ``out``, which may be ``source``."""
+    swapped = source.roll(source.shape[-1] // 2, -1)
+    torch.addcmul(source.mul_(angles.cos), swapped, angles.sin, out=out)

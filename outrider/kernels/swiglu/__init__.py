@@ -1,0 +1,22 @@
+"""The gate of an MLP: silu(gate) * up.
+
+Contract: ``swiglu`` takes ``gate_up [T, 2 N]``, gates first, and gives ``[T, N]``; it may overwrite its input.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.kernels.launching import has_kernels
+from outrider.kernels.swiglu import reference
+
+__all__ = ["swiglu"]
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """``gate_up`` [T, 2 N] to [T, N]."""
+    if has_kernels(gate_up.device):
+        from outrider.kernels.swiglu import kernel  # Triton is slow to import
+
+        return kernel.swiglu(gate_up)
+    return reference.swiglu(gate_up)

@@ -1,0 +1,46 @@
+# Triton compiles the annotations of a kernel along with it, so kernels have none.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
+"""``swiglu`` as one Triton kernel."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outrider.kernels.launching import launch_options
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _swiglu_kernel(
+    gate_up_ptr,  # [T, 2 N]
+    out_ptr,  # [T, N]
+    size,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < size
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    gate = tl.load(gate_up_ptr + row * 2 * size + column, mask=inside, other=0.0)
+    up = tl.load(gate_up_ptr + row * 2 * size + size + column, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    gated = wide / (1.0 + tl.exp(-wide)) * up.to(tl.float32)
+    tl.store(out_ptr + row * size + column, gated.to(gate.dtype), mask=inside)
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """``gate_up`` [T, 2 N] to [T, N]."""
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
+    if rows:
+        grid = (triton.cdiv(size, _BLOCK), rows)
+        _swiglu_kernel[grid](gate_up, out, size, BLOCK=_BLOCK, **launch_options(gate_up))
+    return out

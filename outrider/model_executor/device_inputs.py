@@ -1,0 +1,139 @@
+"""A batch as one row of numbers, which come to a GPU together.
+
+Owns the layout: all numbers of a ``ForwardBatch`` as int32, one kind after the other, pages last because their number
+changes most. A batch may be laid out larger than it is: the tokens added have slot -1 and belong to no row, the
+rows added have no queries. Refuses to know models.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.kernels.paged_attention import DevicePlan, PagedRows
+from outrider.kv_cache import PageTable
+from outrider.model_executor.input_batch import ForwardBatch
+from outrider.model_executor.models.decoder import DeviceBatch
+
+_NO_SLOT = -1
+IntArray = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """What a launch is made for; any batch that is no larger fits it."""
+
+    num_rows: int
+    num_tokens: int
+    max_queries: int
+    """Of one row."""
+
+    @classmethod
+    def of(cls, batch: ForwardBatch) -> BatchShape:
+        """The batch's own."""
+        counts = map(operator.sub, batch.query_starts[1:], batch.query_starts)
+        return cls(batch.num_rows, len(batch.token_ids), max(counts, default=0))
+
+    def holds(self, other: BatchShape) -> bool:
+        """Whether a batch of the ``other`` shape can be laid out in this one."""
+        return (
+            other.num_rows <= self.num_rows
+            and other.num_tokens <= self.num_tokens
+            and other.max_queries <= self.max_queries
+        )
+
+    @property
+    def may_have_fewer_rows(self) -> bool:
+        """Whether batches in it may have far fewer rows than it has: it is for some total of tokens, however these are
+        shared out.
+        """
+        return self.max_queries > 1 and 2 * self.num_rows > self.num_tokens
+
+    @property
+    def num_fixed(self) -> int:
+        """Numbers before the pages."""
+        return 4 * self.num_tokens + 3 * self.num_rows + 3
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFrame:
+    """What is the same for all batches of a model."""
+
+    page_size: int
+    windows: frozenset[int | None]
+    counters: torch.Tensor
+    """As ``PagedRows`` has them."""
+
+
+def pack(batch: ForwardBatch, shape: BatchShape) -> IntArray:
+    """The batch in one array, laid out as ``shape``."""
+    page_starts = starts_of(batch.page_tables)
+    num_tokens, num_pages = len(batch.token_ids), page_starts[-1]
+    return join_padded(
+        (
+            (batch.token_ids, shape.num_tokens, 0),
+            (batch.positions, shape.num_tokens, 0),
+            (batch.slots, shape.num_tokens, _NO_SLOT),
+            (batch.logit_indices, shape.num_tokens, 0),
+            (batch.query_starts, shape.num_rows + 1, num_tokens),
+            (batch.context_lengths, shape.num_rows, 0),
+            (page_starts, shape.num_rows + 1, num_pages),
+            ((batch.num_rows,), 1, 0),
+        ),
+        batch.page_tables,
+    )
+
+
+def starts_of(page_tables: Iterable[Sequence[int]]) -> list[int]:
+    """Where each row's pages begin when they lie one row after the other, and where the last row's end."""
+    return list(itertools.accumulate(map(len, page_tables), initial=0))
+
+
+def join_padded(parts: Iterable[tuple[Sequence[int], int, int]], page_tables: Iterable[PageTable]) -> IntArray:
+    """Parts, each filled up: (numbers, how many they are to be, with what), and the pages after them."""
+    fixed: list[int] = []
+    for values, size, filler in parts:
+        fixed += values
+        fixed += [filler] * (size - len(values))
+    numbers = array("i", fixed)
+    numbers.frombytes(b"".join(page_tables))  # most of the numbers: they need no conversion
+    return np.frombuffer(numbers, dtype=np.int32)
+
+
+def unpack(buffer: torch.Tensor, shape: BatchShape, frame: BatchFrame, num_logits: int) -> DeviceBatch:
+    """Views of a buffer on the device that holds, or will hold, what ``pack`` gave."""
+    tokens, rows = shape.num_tokens, shape.num_rows
+    token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts, num_rows = torch.split(
+        buffer[: shape.num_fixed], [tokens, tokens, tokens, tokens, rows + 1, rows, rows + 1, 1]
+    )
+    paged = PagedRows(
+        query_starts=query_starts,
+        context_lengths=context_lengths,
+        page_starts=page_starts,
+        pages=buffer[shape.num_fixed :],
+        num_rows=num_rows if shape.may_have_fewer_rows else None,
+        max_queries=shape.max_queries,
+        counters=frame.counters,
+    )
+    plans = {window: DevicePlan(paged, frame.page_size, window) for window in frame.windows}
+    return DeviceBatch(token_ids, positions, slots, dict(plans), logit_indices[:num_logits])
+
+
+def logit_indices_in(buffer: torch.Tensor, shape: BatchShape, num_logits: int) -> torch.Tensor:
+    """Of what ``unpack`` gives, this alone."""
+    start = 3 * shape.num_tokens
+    return buffer[start : start + num_logits]
+
+
+def to_device(numbers: Sequence[int] | IntArray, device: torch.device) -> torch.Tensor:
+    """[N] int32 on the device, without waiting for what it is doing."""
+    host = torch.empty(len(numbers), dtype=torch.int32, pin_memory=device.type == "cuda")
+    host.numpy()[:] = numbers
+    return host.to(device, non_blocking=True)

@@ -1,0 +1,72 @@
+"""What the ranks of a model say to each other in the middle of a forward: sums, and columns put together.
+
+Owns the contract, and its form for a process that is alone. ``communicator`` beside this file has the others.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from outrider.model_executor.distributed.sharding import Shard
+
+
+class Norm(Protocol):
+    """A normalisation, as those need it who add to what is normalised."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[N]."""
+        ...
+
+    @property
+    def eps(self) -> float:
+        """Added to the mean square."""
+        ...
+
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Add ``delta`` to ``x`` in place and normalise the sum."""
+        ...
+
+
+class Collectives(Protocol):
+    """Called by all ranks in the same order, with tensors of the same shapes and type."""
+
+    @property
+    def shard(self) -> Shard:
+        """The place of the one that calls."""
+        ...
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of every rank's ``part``, the same bits on each; ``part`` may be written over."""
+        ...
+
+    def add_and_norm(self, hidden: torch.Tensor, part: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """Add the sum of every rank's ``part`` [T, N] to ``hidden`` [T, N] in place, and normalise that."""
+        ...
+
+    def join(self, part: torch.Tensor) -> torch.Tensor:
+        """Every rank's ``part`` [N, C] beside each other, in the order of ranks: [N, size * C]."""
+        ...
+
+
+class Alone:
+    """The only rank there is."""
+
+    shard = Shard()
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        """There is but one part."""
+        return part
+
+    def add_and_norm(self, hidden: torch.Tensor, part: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """There is but one part."""
+        return norm.after_adding(hidden, part)
+
+    def join(self, part: torch.Tensor) -> torch.Tensor:
+        """There is but one part."""
+        return part
+
+
+ALONE = Alone()

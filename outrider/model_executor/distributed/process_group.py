@@ -1,0 +1,251 @@
+"""The processes that share a model: how they find each other, stay together, and end together.
+
+Owns the order: rank 0 starts the others unless torchrun did, all meet, all watch each other, then torch's own group is
+formed, whose collectives would wait forever for a rank that is gone. One group a process, as torch has it. Refuses to
+know models and steps' meanings.
+"""
+
+from __future__ import annotations
+
+import abc
+import datetime
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from outrider.errors import UnavailableError
+from outrider.model_executor.distributed.collectives import Collectives
+from outrider.model_executor.distributed.communicator import CpuExchange, open_gpu_exchange
+from outrider.model_executor.distributed.heartbeats import ENDED, Heartbeats
+from outrider.model_executor.distributed.local_ranks import LocalRanks
+from outrider.model_executor.distributed.rank_connections import Listener, Meeting, Purpose, connect
+from outrider.model_executor.distributed.rank_info import Place, hold_lifeline
+from outrider.model_executor.distributed.sharding import Shard
+from outrider.model_executor.distributed.step_stream import StepReceiver, StepSender
+from outrider.model_executor.steps import Operation, Step
+
+_log = logging.getLogger(__name__)
+
+_HERE = "127.0.0.1"
+_MEETING_KEY = "outrider/meeting"
+_MEET_WITHIN_S = 300.0
+_NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+"""Multicast between GPUs gains nothing for sums this small, and not every host bears it."""
+_END_WITHIN_S = 10.0
+_LAST_MOMENTS_S = 2.0
+"""How long a service whose rank is lost may take to say so to its users before its process ends regardless."""
+_EXIT_WORD_S = 0.5
+_SPIN_S = 0.005
+
+OnFailure = Callable[[BaseException], None]
+
+
+class Member(abc.ABC):
+    """What all ranks do."""
+
+    def __init__(self, place: Place, *, one_shot: bool) -> None:
+        self.place = place
+        self._one_shot = one_shot
+
+    @abc.abstractmethod
+    def wait_for_loss(self, error: BaseException) -> None:
+        """A collective failed. Return only when it is clear that this is not because a rank is lost."""
+
+    def open_collectives(self, device: torch.device, dtype: torch.dtype) -> Collectives:
+        """What the ranks sum and join with; every rank calls it at the same point."""
+        shard = Shard(self.place.rank, self.place.size)
+        if device.type == "cuda":
+            return open_gpu_exchange(shard, device, dtype, one_shot=self._one_shot)
+        return CpuExchange(shard, self.wait_for_loss)
+
+    def least(self, value: int) -> int:
+        """The least of what the ranks say; every rank calls it at the same point."""
+        answer = torch.tensor([value])
+        dist.all_reduce(answer, dist.ReduceOp.MIN)
+        return int(answer.item())
+
+
+class Leader(Member):
+    """Rank 0. ``on_failure`` is called, from a thread, when another rank is lost; the process ends soon after."""
+
+    def __init__(
+        self,
+        place: Place,
+        device: torch.device,
+        command: Sequence[str],
+        on_failure: OnFailure | None,
+        *,
+        one_shot: bool = True,
+    ) -> None:
+        super().__init__(place, one_shot=one_shot)
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._lost = threading.Event()
+        self._exits: dict[int, str] = {}
+        self._has_ended = False
+        self._local: LocalRanks | None = None
+        listener = Listener(os.environ["MASTER_ADDR"] if place.is_started else _HERE)
+        store: Store
+        if place.is_started:
+            store = _given_store(place)
+        else:
+            store = own = TCPStore(_HERE, 0, place.size, is_master=True, wait_for_workers=False)
+            self._local = LocalRanks(command, place.size, own.port, self._note_exit)
+        store.set(_MEETING_KEY, listener.meeting.encode())
+        try:
+            sockets = listener.accept(place.size, _MEET_WITHIN_S, self._check_starting)
+        except BaseException:
+            self._kill()
+            raise
+        self._sender = StepSender([sockets[rank, Purpose.STEPS] for rank in range(1, place.size)])
+        self._heartbeats = Heartbeats(
+            {rank: sockets[rank, Purpose.HEARTBEATS] for rank in range(1, place.size)}, self._lose
+        )
+        form_group(store, place, device)
+
+    def abandon(self) -> None:
+        """End the others at once, for this rank cannot go on."""
+        self._heartbeats.stop()
+        self._kill()
+        self.close()
+
+    def process_ids(self) -> dict[int, int]:
+        """Of the ranks that this one started."""
+        return {} if self._local is None else self._local.process_ids()
+
+    def publish(self, step: Step) -> None:
+        """Tell the others a step; rank 0 runs it too, right after."""
+        if step.operation != Operation.COPY_PAGES:
+            self._heartbeats.num_expected += 1
+        try:
+            self._sender.send(step)
+        except OSError as error:
+            self.wait_for_loss(error)
+            raise UnavailableError(f"a rank cannot be reached: {error}") from error
+
+    def wait_for_loss(self, error: BaseException) -> None:
+        """The process ends when a rank is lost, so that this does not return."""
+        if self._lost.wait(_END_WITHIN_S):
+            threading.Event().wait()
+        _log.error("the ranks are all there, and yet: %s", error)
+
+    def close(self) -> None:
+        """End the others, and wait until those that were started here have ended. Idempotent."""
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
+        self._heartbeats.stop()
+        self._sender.close()
+        if self._local is not None:
+            self._local.join(_END_WITHIN_S)
+        if dist.get_backend() == "gloo":
+            dist.destroy_process_group()
+
+    def _check_starting(self) -> None:
+        for rank, how in self._exits.items():
+            raise UnavailableError(f"rank {rank} of {self.place.size} {how} while it was starting")
+
+    def _note_exit(self, rank: int, how: str) -> None:
+        self._exits[rank] = how
+
+    def _lose(self, rank: int, what: str) -> None:
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
+        what = self._how_it_ended(rank) if what == ENDED else what
+        reason = f"rank {rank} of {self.place.size} {what}"
+        _log.error("%s; the service ends with it", reason)
+        self._lost.set()
+        self._kill()
+        if self._on_failure is not None:
+            self._on_failure(UnavailableError(reason))
+            time.sleep(_LAST_MOMENTS_S)
+        os._exit(1)  # whoever waits in a collective waits forever
+
+    def _how_it_ended(self, rank: int) -> str:
+        until = time.monotonic() + _EXIT_WORD_S
+        while self._local is not None and rank not in self._exits and time.monotonic() < until:
+            time.sleep(0.01)
+        return self._exits.get(rank, "has ended")
+
+    def _kill(self) -> None:
+        if self._local is not None:
+            self._local.kill()
+            self._local.join(_END_WITHIN_S)
+
+
+class Follower(Member):
+    """Any other rank. Its process ends when rank 0 is lost."""
+
+    def __init__(self, place: Place, device: torch.device, *, one_shot: bool = True) -> None:
+        super().__init__(place, one_shot=one_shot)
+        if place.has_lifeline:
+            hold_lifeline(self._end)
+        store = _given_store(place)
+        meeting = Meeting.decode(store.get(_MEETING_KEY))
+        steps, beats = (connect(meeting, place.rank, purpose, _MEET_WITHIN_S) for purpose in Purpose)
+        for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 drains, then ends the others
+            signal.signal(number, signal.SIG_IGN)
+        self._receiver = StepReceiver(steps, spin_s=_SPIN_S if device.type == "cuda" else 0.0)
+        self.heartbeats = Heartbeats({0: beats}, lambda rank, what: self._end())
+        form_group(store, place, device)
+
+    publish = None
+    """Only rank 0 tells the others what to do."""
+
+    def next_step(self) -> Step | None:
+        """What rank 0 says; None at the end."""
+        try:
+            return self._receiver.next()
+        except OSError:
+            self._end()
+
+    def wait_for_loss(self, error: BaseException) -> None:
+        """A collective failed: another rank is gone, and rank 0 ends with it, or is the one that is gone."""
+        time.sleep(_END_WITHIN_S)
+        _log.error("no rank is gone, and yet: %s", error)
+
+    def close(self) -> None:
+        """Leave, when rank 0 said that nothing comes any more."""
+        self.heartbeats.stop()
+        if dist.get_backend() == "gloo":
+            dist.destroy_process_group()
+
+    def _end(self) -> NoReturn:
+        _log.error("rank 0 is gone; rank %d of %d ends with it", self.place.rank, self.place.size)
+        os._exit(1)
+
+
+def form_group(store: Store, place: Place, device: torch.device) -> None:
+    """Torch's own group; ``UnavailableError`` when this process is in one already."""
+    if dist.is_initialized():
+        raise UnavailableError("this process shares a model with others already: one group a process")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        for name, off in _NO_MULTICAST.items():
+            os.environ.setdefault(name, off)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore("torch", store),
+        rank=place.rank,
+        world_size=place.size,
+        timeout=datetime.timedelta(seconds=_MEET_WITHIN_S),
+    )
+
+
+def _given_store(place: Place) -> Store:
+    found = rendezvous("env://", place.rank, place.size, timeout=datetime.timedelta(seconds=_MEET_WITHIN_S))
+    store: Store = next(found)[0]
+    return store

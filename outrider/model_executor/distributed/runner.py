@@ -1,0 +1,142 @@
+"""A service's model, alone or shared: what rank 0 opens, and what every other rank does all its life.
+
+Owns the way from a section of settings to either. Rank 0 starts the others with the same settings unless torchrun did.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from outrider.config import DraftSettings, TargetSettings, service_module, to_argv
+from outrider.model_executor.device_setup import prepare_device
+from outrider.model_executor.distributed.process_group import Follower, Leader, OnFailure
+from outrider.model_executor.distributed.rank_info import Place, find_place
+from outrider.model_executor.distributed.sharding import Shard
+from outrider.model_executor.draft_loop import DraftingRules
+from outrider.model_executor.graph_shapes import GraphLimits
+from outrider.model_executor.loader.executor import Ranks, load_execution
+from outrider.model_executor.loader.weights import Progress
+from outrider.model_executor.model_executor import ModelExecutor
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.models import read_model_config
+from outrider.model_executor.steps import Operation
+
+_log = logging.getLogger(__name__)
+
+Settings = TargetSettings | DraftSettings
+
+
+def open_runner(
+    settings: Settings,
+    *,
+    progress: Progress | None = None,
+    on_failure: OnFailure | None = None,
+) -> ModelRunner:
+    """Load the model that the settings name; ``ModelError`` or ``ConfigError`` says why it cannot be served.
+
+    ``on_failure`` is called when a rank that shares the model is lost; the process ends soon after.
+    """
+    place = find_place(settings.tensor_parallel_size)
+    device = device_of(settings.device, place.local_rank)
+    dtype = prepare_device(device, settings.dtype, _num_threads(settings))
+    if place.size == 1:
+        execution = _load(settings, device, dtype, None, progress=progress)
+        return ModelRunner(execution, prefix_caching=settings.prefix_caching)
+    Shard(0, place.size).check(read_model_config(Path(settings.model or "")))
+    if not place.is_started:
+        prepare_device(device_of(settings.device, place.size - 1), settings.dtype, _num_threads(settings))
+    command = ("-P", "-m", service_module(settings.name), *to_argv(settings))
+    leader = Leader(place, torch.device(device), command, on_failure, one_shot=settings.one_shot_all_reduce)
+    try:
+        execution = _load(settings, device, dtype, leader, progress=progress)
+        return ModelRunner(execution, leader, prefix_caching=settings.prefix_caching)
+    except BaseException:
+        leader.abandon()
+        raise
+
+
+def follow_model(settings: Settings, place: Place) -> None:
+    """Load this rank's part and run what rank 0 says, until it says no more."""
+    device = device_of(settings.device, place.local_rank)
+    dtype = prepare_device(device, settings.dtype, _num_threads(settings))
+    follower = Follower(place, torch.device(device), one_shot=settings.one_shot_all_reduce)
+    try:
+        execution = _load(settings, device, dtype, follower)
+        with torch.inference_mode():
+            _follow(follower, execution)
+    except BaseException as error:
+        follower.heartbeats.report_failure(f"{type(error).__name__}: {error}")
+        raise
+    follower.close()
+
+
+def _follow(follower: Follower, execution: ModelExecutor) -> None:
+    while (step := follower.next_step()) is not None:
+        execution.run(step)
+        if step.operation != Operation.COPY_PAGES:
+            execution.wait()
+            follower.heartbeats.num_finished += 1
+
+
+def device_of(device: str, local_rank: int) -> str:
+    """The device of a rank: ranks of one host take one GPU after the other, from the one that is named."""
+    chosen = torch.device(device)
+    return f"cuda:{(chosen.index or 0) + local_rank}" if chosen.type == "cuda" else device
+
+
+def _num_threads(settings: Settings) -> int | None:
+    """Ranks on one processor share its cores."""
+    if settings.num_threads is not None or settings.tensor_parallel_size == 1:
+        return settings.num_threads
+    return max(1, (os.cpu_count() or 1) // settings.tensor_parallel_size)
+
+
+def _drafting(settings: Settings) -> DraftingRules | None:
+    """Loops are steps as forwards are, but were never run by several GPUs: ranks draft forward by forward."""
+    if not isinstance(settings, DraftSettings) or settings.tensor_parallel_size > 1:
+        return None
+    return DraftingRules(settings.support_mass, settings.support_limit)
+
+
+def graph_limits(settings: Settings) -> GraphLimits:
+    """What is captured as CUDA graphs under these settings; what they leave outside is logged."""
+    most = settings.cuda_graph_max_tokens
+    if settings.max_batched_tokens > most and torch.device(settings.device).type == "cuda":
+        _log.info("forwards of more than cuda_graph_max_tokens, %d tokens, are launched without a graph", most)
+    memory_mb = settings.cuda_graph_memory_mb
+    return GraphLimits(
+        max_sequences=settings.cuda_graph_max_sequences,
+        max_draft_length=settings.cuda_graph_max_draft_length,
+        max_tokens=min(most, settings.max_batched_tokens),
+        memory_bytes=None if memory_mb is None else memory_mb << 20,
+        decodes=_drafting(settings) is None,
+    )
+
+
+def _load(
+    settings: Settings,
+    device: str,
+    dtype: str,
+    ranks: Ranks | None,
+    *,
+    progress: Progress | None = None,
+) -> ModelExecutor:
+    return load_execution(
+        Path(settings.model or ""),
+        device=device,
+        dtype=dtype,
+        page_size=settings.page_size,
+        num_pages=settings.num_pages,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        max_model_len=settings.max_model_len,
+        load_format=settings.load_format,
+        drafting=_drafting(settings),
+        graphs=graph_limits(settings),
+        progress=progress,
+        ranks=ranks,
+    )

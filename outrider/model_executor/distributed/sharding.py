@@ -1,0 +1,78 @@
+"""Which part of a model each rank holds.
+
+Owns the arithmetic, and says of a model that cannot be cut so many ways why not. Queries, keys, values, gate and up are
+cut by their output, what follows them by its input, embedding and head by the vocabulary. With more ranks than key and
+value heads, ranks that share one each hold a copy. Refuses to know tensors and processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.model_executor.models.config import ModelConfig
+
+SETTING = "tensor_parallel_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's place among those that share a model."""
+
+    rank: int = 0
+    size: int = 1
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise ``ConfigError`` unless the model can be cut so many ways."""
+        _require(config.num_heads % self.size == 0, self.size, f"its {config.num_heads} attention heads")
+        heads = config.num_kv_heads
+        _require(
+            heads % self.size == 0 or self.size % heads == 0, self.size, f"its {heads} key and value heads, nor they it"
+        )
+        _require(config.intermediate_size % self.size == 0, self.size, f"its MLP size {config.intermediate_size}")
+
+    def part_of(self, config: ModelConfig) -> ModelConfig:
+        """What a rank computes, as if it were a model: the same, with its own heads and MLP columns."""
+        return dataclasses.replace(
+            config,
+            num_heads=len(self.heads(config)),
+            num_kv_heads=len(self.kv_heads(config)),
+            intermediate_size=len(self.inner(config)),
+        )
+
+    def heads(self, config: ModelConfig) -> range:
+        """Its attention heads."""
+        return self._share(config.num_heads)
+
+    def kv_heads(self, config: ModelConfig) -> range:
+        """Its key and value heads: those that its attention heads look at."""
+        if self.size <= config.num_kv_heads:
+            return self._share(config.num_kv_heads)
+        own = self.rank * config.num_kv_heads // self.size
+        return range(own, own + 1)
+
+    def inner(self, config: ModelConfig) -> range:
+        """Its columns of the MLP."""
+        return self._share(config.intermediate_size)
+
+    def vocab(self, config: ModelConfig) -> range:
+        """Its rows of embedding and head; those of the last ranks may be fewer than ``vocab_rows``."""
+        start = min(self.rank * self.vocab_rows(config), config.vocab_size)
+        return range(start, min(start + self.vocab_rows(config), config.vocab_size))
+
+    def vocab_rows(self, config: ModelConfig) -> int:
+        """Rows that every rank has room for, so that all give equally many logits."""
+        return -(-config.vocab_size // self.size)
+
+    def _share(self, count: int) -> range:
+        each = count // self.size
+        return range(self.rank * each, (self.rank + 1) * each)
+
+
+def _require(holds: bool, size: int, what: str) -> None:
+    if not holds:
+        raise ConfigError(SETTING, f"{size} does not fit this model: it does not divide {what}")

@@ -1,0 +1,196 @@
+"""A draft loop on its device: steps queued one behind the other, the host asked for nothing between.
+
+Owns the steps that are captured as CUDA graphs, one for each number of rows (and one for rows that append several
+tokens first), and what these read and write. A loop is a function of its shape and one row of numbers, which it takes
+in itself; what it drew it writes to the host's memory. Refuses to know sequences and requests.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from outrider.kernels.draft_advance import advance
+from outrider.kernels.draft_sampling import DraftSink, make_sampler
+from outrider.kernels.draft_sampling.layout import NUM_FIELDS
+from outrider.model_executor.device_inputs import BatchFrame, IntArray
+from outrider.model_executor.device_wait import mark_reached
+from outrider.model_executor.draft_loop.plan import DeviceLoop, DraftPlan, LoopShape, draft_step, unpack_draft
+from outrider.model_executor.draft_loop.results import Numbers
+from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, MAX_STEPS, DraftingRules
+from outrider.model_executor.graph_capture import Capturing, MemoryBound, capture_within
+from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits, padded_size, padded_sizes
+from outrider.model_executor.input_buffer import PinnedInputBuffer
+from outrider.model_executor.models.decoder import DeviceBatch
+from outrider.model_executor.steps import Step
+
+LoopProgress = Callable[[int], None]
+"""Called with the number of steps captured or left out."""
+
+
+class LoopModel(Protocol):
+    """What a loop needs of a model; ``outrider.model_executor.models.Decoder`` is one."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    def hidden_states(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+        """[T, hidden]."""
+        ...
+
+    def head_logits(self, hidden: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
+        """[N, V] of the chosen rows of ``hidden``, of all where ``indices`` is None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StepShape:
+    """What one step is captured for."""
+
+    num_rows: int
+    catch_up: int
+    """Tokens that a row may append: 1, or in a first step ``MAX_CATCH_UP``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """What the steps of one number of rows read and write, on the device and on the host."""
+
+    loop: DeviceLoop
+    sink: DraftSink
+    supports: torch.Tensor  # [K, R, 2, S] on the host, to be copied there
+
+
+class DraftLoop:
+    """Runs loops of one model over one cache; for one thread, on the current stream."""
+
+    def __init__(
+        self,
+        model: LoopModel,
+        kv_cache: torch.Tensor,
+        frame: BatchFrame,
+        rules: DraftingRules,
+        *,
+        pages_per_row: int,
+        limits: GraphLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self.rules = rules
+        self.max_rows = limits.max_sequences
+        """Of one loop."""
+        self._model = model
+        self._kv_cache = kv_cache
+        self._frame = frame
+        self._sampler = make_sampler(model.device, mass=rules.support_mass, limit=rules.support_limit)
+        self._barrier = torch.zeros(1, dtype=torch.int32, device=model.device)
+        """Written by an ordinary launch, ahead of which no kernel is placed."""
+        self._take_in: Callable[[], None] | None = None
+        self._captured: dict[StepShape, Callable[[], None]] = {}
+        largest, draws = LoopShape(self.max_rows, MAX_STEPS, MAX_CATCH_UP), self.max_rows * MAX_STEPS
+        self._input_buffer = PinnedInputBuffer(largest.num_fixed + self.max_rows * pages_per_row, model.device)
+        self._records = self._on_host(draws * NUM_FIELDS)
+        self._supports = torch.zeros(draws * 2 * rules.support_limit, dtype=torch.int32, device=model.device)
+        self._read_supports = self._on_host(draws * 2 * rules.support_limit)
+        self._views: dict[int, _Views] = {}
+
+    @property
+    def num_graphs(self) -> int:
+        """Captured by ``capture`` where nothing is left out."""
+        return 1 + len(self._shapes())
+
+    def step_for(self, plan: DraftPlan) -> Step:
+        """The loop of a plan, laid out for as many rows as a step was captured for; of ``max_rows`` rows at most."""
+        own = plan.shape
+        num_rows = padded_size(own.num_rows, self.max_rows)
+        return draft_step(plan, LoopShape(num_rows, own.num_steps, own.catch_up))
+
+    def run(self, shape: LoopShape, numbers: IntArray) -> None:
+        """Draft by what ``pack_draft`` gave; returns before the device is done."""
+        self._input_buffer.put(numbers)
+        (self._take_in or self._input_buffer.take_in)()
+        for step in range(shape.num_steps):
+            own = StepShape(shape.num_rows, 1 if step else shape.catch_up)
+            captured = self._captured.get(own)
+            if captured is None:
+                self.launch(own)
+                self._barrier.zero_()
+            else:
+                captured()
+
+    def results(self, shape: LoopShape, *, with_supports: bool) -> tuple[Numbers, Numbers | None]:
+        """Wait for the loop that ran last: records [K, R, NUM_FIELDS] and supports [K, R, 2, S], valid until the next
+        ``run``.
+        """
+        views = self._views_of(shape.num_rows)
+        if with_supports:
+            views.supports[: shape.num_steps].copy_(views.sink.supports[: shape.num_steps], non_blocking=True)
+        records = views.sink.records[: shape.num_steps].numpy()
+        mark_reached(self._model.device)()
+        return records, views.supports[: shape.num_steps].numpy() if with_supports else None
+
+    def capture(self, capturing: Capturing, bound: MemoryBound, progress: LoopProgress) -> None:
+        """Capture every step; what was captured before is forgotten. The cache's content stays as it is."""
+        self._captured.clear()
+        for done, shape in enumerate(self._shapes(), 1):
+            self._empty(shape.num_rows)
+            captured = capture_within(bound, capturing, functools.partial(self.launch, shape))
+            if captured is not None:
+                self._captured[shape] = captured
+            progress(done)
+        self._take_in = capture_within(bound, capturing, self._input_buffer.take_in)
+        progress(self.num_graphs)
+
+    def launch(self, shape: StepShape) -> None:
+        """A whole step, kernel by kernel: what is captured. Kernels read positions, slots and pages before they wait
+        for their predecessors, so none may be placed before the step ahead has ended; none of another graph's is.
+        """
+        views = self._views_of(shape.num_rows)
+        loop = views.loop
+        batch, indices = (loop.single, None) if shape.catch_up == 1 else (loop.first, loop.first.logit_indices)
+        hidden = self._model.hidden_states(batch, self._kv_cache)
+        self._sampler(self._model.head_logits(hidden, indices), loop.state.parameters, views.sink)
+        advance(loop.state, self._frame.page_size)
+
+    def _shapes(self) -> tuple[StepShape, ...]:
+        """Largest first, so that smaller ones find memory to reuse."""
+        sizes = reversed(padded_sizes(self.max_rows))
+        return tuple(StepShape(rows, catch_up) for rows in sizes for catch_up in range(MAX_CATCH_UP, 0, -1))
+
+    def _empty(self, num_rows: int) -> None:
+        """Inputs of a step in which no row has queries, no token a slot, and nothing is drawn."""
+        self._input_buffer.numbers.zero_()
+        loop = self._views_of(num_rows).loop
+        loop.first.slots.fill_(-1)
+        loop.single.slots.fill_(-1)
+
+    def _views_of(self, num_rows: int) -> _Views:
+        known = self._views.get(num_rows)
+        if known is None:
+            known = self._views[num_rows] = self._view(num_rows)
+        return known
+
+    def _view(self, num_rows: int) -> _Views:
+        shape = LoopShape(num_rows, MAX_STEPS, MAX_CATCH_UP)
+        loop = unpack_draft(self._input_buffer.numbers, shape, self._frame)
+        draws, support = (MAX_STEPS, num_rows), (2, self.rules.support_limit)
+        sink = DraftSink(
+            step=loop.state.step,
+            next_ids=loop.next_ids,
+            records=_view(self._records, (*draws, NUM_FIELDS)),
+            supports=_view(self._supports, (*draws, *support)),
+        )
+        return _Views(loop, sink, _view(self._read_supports, (*draws, *support)))
+
+    def _on_host(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int32, pin_memory=self._model.device.type == "cuda")
+
+
+def _view(numbers: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+    """The first of them."""
+    return numbers[: math.prod(size)].view(size)

@@ -1,0 +1,82 @@
+"""What a draft loop drew, read on the host.
+
+Owns the meaning of the records. Refuses to know devices and layouts of launches.
+
+Shape letters: ``K`` steps, ``R`` rows of the launch, ``S`` the most tokens of a support.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import IntegrityError, OutriderError
+from outrider.kernels.draft_sampling.layout import Field
+from outrider.model_executor.draft_loop.rows import DraftRow
+from outrider.sampling.checks import row_error
+from outrider.types import Evidence, SparseEvidence
+
+Numbers = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What was drawn for one row."""
+
+    token_ids: tuple[int, ...]
+    """In order."""
+    evidence: Evidence = None
+    """What they were drawn from, where the rule needs it and there are any."""
+    error: OutriderError | None = None
+    """Why there are no more, if they are fewer than was asked for."""
+
+
+def read_draws(
+    rows: Sequence[DraftRow],
+    records: Numbers,  # [K, R, NUM_FIELDS]
+    supports: Numbers | None,  # [K, R, 2, S]; None: no row needs evidence
+) -> list[Draws]:
+    """Each row's draws, as far as they could be made."""
+    tokens = records[:, : len(rows), Field.TOKEN].T.tolist()
+    texts = [_sound(ids[: row.num_drafts]) for row, ids in zip(rows, tokens, strict=True)]
+    evidence = [None] * len(rows) if supports is None else _read_evidence(rows, texts, records, supports)
+    return [
+        Draws(ids, evidence[i], _error(records[len(ids), i]) if len(ids) < row.num_drafts else None)
+        for i, (row, ids) in enumerate(zip(rows, texts, strict=True))
+    ]
+
+
+def _sound(token_ids: list[int]) -> tuple[int, ...]:
+    """Those before the first that could not be drawn."""
+    return tuple(token_ids if min(token_ids) >= 0 else itertools.takewhile(lambda token_id: token_id >= 0, token_ids))
+
+
+def _read_evidence(
+    rows: Sequence[DraftRow], texts: Sequence[tuple[int, ...]], records: Numbers, supports: Numbers
+) -> list[SparseEvidence | None]:
+    """Of each row; all of it is one copy, row by row, so that it outlives the memory that the device writes to."""
+    counts = records[:, : len(rows), Field.WIDTH].T.copy()  # [B, K]
+    widths = [
+        own[: len(ids)] if row.terms.needs_evidence else []
+        for row, ids, own in zip(rows, texts, counts.tolist(), strict=True)
+    ]
+    parts = [supports[step, i, :, :width] for i, own in enumerate(widths) for step, width in enumerate(own)]
+    joined = np.concatenate(parts, axis=1) if parts else supports[0, 0, :, :0]  # [2, any]
+    ids, probs = joined[0], joined[1].view(np.float32)
+    found: list[SparseEvidence | None] = []
+    start = 0
+    for i, own in enumerate(widths):
+        stop = start + sum(own)
+        found.append(SparseEvidence(counts[i, : len(own)], ids[start:stop], probs[start:stop]) if own else None)
+        start = stop
+    return found
+
+
+def _error(record: Numbers) -> OutriderError:  # [NUM_FIELDS]
+    largest = float(record[Field.LARGEST].view(np.float32))
+    error = row_error(finite=bool(record[Field.IS_FINITE]), largest=largest)
+    return error or IntegrityError(f"a draft loop drew nothing from logits whose largest is {largest}")

@@ -1,0 +1,117 @@
+"""What a draft loop is asked of each sequence, and which requests it can serve.
+
+Plain Python; refuses to know devices and the layout of a launch.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from collections.abc import Sequence as TokenIds
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from outrider.kernels.draft_sampling.layout import ALWAYS, MAX_BANNED, Column, Method, RowParameters
+from outrider.kv_cache import KVSequence
+from outrider.ports import Open
+from outrider.randomness.streams import Stream
+from outrider.sampling.process import SMALLEST_TEMPERATURE
+from outrider.sampling.rows import is_coupled, is_greedy, is_truncated, needs_evidence
+from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
+
+MAX_CATCH_UP = 2
+"""Tokens that a row may append before its first draw: after a step that kept every draft token they are two."""
+MAX_STEPS = 16
+"""Draft tokens of one loop."""
+Words: TypeAlias = "array[int]"
+"""32 bits each, as a device reads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingRules:
+    """How sparse draft tokens are drawn, the same for all requests."""
+
+    support_mass: float = DEFAULT_SUPPORT_MASS
+    support_limit: int = DEFAULT_SUPPORT_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTerms:
+    """What drafting for a session keeps to from its first launch to its last, worked out once for its ``Open``."""
+
+    open: Open
+    needs_evidence: bool
+    keys_base: bool
+    """Whether the base keys the random streams."""
+    words: Words  # [NUM_COLUMNS] how the device draws, without what differs from launch to launch
+
+    @classmethod
+    def of(cls, open_: Open, vocab_size: int) -> DraftTerms:
+        """The terms of a request that fits."""
+        words = array("i", _parameters_of(open_, vocab_size).to_numbers())
+        return cls(open_, needs_evidence(open_), not is_coupled(open_), words)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """Append these tokens to this sequence and draw what follows, one token after the other."""
+
+    terms: DraftTerms
+    sequence: KVSequence
+    token_ids: TokenIds[int]
+    """1 to ``MAX_CATCH_UP``."""
+    num_drafts: int
+    """Tokens to draw, 1 to ``MAX_STEPS``; all but the last are appended too."""
+    base: int
+    """Committed tokens when the proposal was made; keys the random streams."""
+
+    def words(self) -> Words:  # [NUM_COLUMNS]
+        """How the device draws for this row, whose tokens have not been appended yet."""
+        words = self.terms.words[:]
+        words[Column.BASE] = self.base if self.terms.keys_base else 0
+        words[Column.POSITION] = self.sequence.length + len(self.token_ids)
+        words[Column.LENGTH] = self.num_drafts
+        return words
+
+
+def fits_loop(open_: Open) -> bool:
+    """Whether a request's draft tokens are drawn on the device: all but those of whole rows of probabilities, which are
+    a reference. Penalties, biases, bad words, allowed ids and bans past ``MAX_BANNED`` are left to the target: what a
+    draft proposes against them is rejected, and what it was drawn from is reported without them.
+    """
+    return is_greedy(open_) or is_coupled(open_) or not open_.dense
+
+
+def _parameters_of(open_: Open, vocab_size: int) -> RowParameters:
+    greedy, sampling = is_greedy(open_), open_.sampling
+    return RowParameters(
+        method=_method_of(open_),
+        temperature=1.0 if greedy else max(sampling.temperature, SMALLEST_TEMPERATURE),
+        seed=open_.seed,
+        stream=Stream.COUPLED if is_coupled(open_) else Stream.PROPOSAL,
+        base=0,
+        position=0,
+        length=0,
+        num_ids=min(open_.num_token_ids or vocab_size, vocab_size),
+        min_p=sampling.min_p,
+        top_k=max(0, sampling.top_k),
+        top_p=sampling.top_p,
+        banned=tuple((token_id, until) for token_id, until in _bans(open_) if 0 <= token_id < vocab_size)[:MAX_BANNED],
+    )
+
+
+def _method_of(open_: Open) -> Method:
+    if is_greedy(open_):
+        return Method.GREEDY
+    if is_coupled(open_):
+        return Method.CUT_COUPLED if is_truncated(open_.sampling) else Method.COUPLED
+    return Method.SPARSE
+
+
+def _bans(open_: Open) -> Iterator[tuple[int, int]]:
+    """(token id, position from which on it may be drawn)."""
+    for token_id in open_.banned_token_ids:
+        yield token_id, ALWAYS
+    if open_.sampling.min_tokens > 0:
+        until = min(open_.prompt_length + open_.sampling.min_tokens, ALWAYS)
+        yield from ((token_id, until) for token_id in open_.eos_token_ids)

@@ -1,0 +1,212 @@
+"""Checkpoint of a model folder: its safetensors files, their headers and what ``config.json`` needs of them.
+
+Everything is compared before any memory is taken: headers with the lengths of the files, names and shapes with the
+sizes in ``config.json``. Refuses to know where a tensor goes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from outrider.errors import ModelError
+from outrider.model_executor.models.config import ModelConfig
+from outrider.model_executor.models.json_files import is_there, parse_object, read_object, validated
+from outrider.model_executor.models.weights import checkpoint_shapes, is_ignored
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000
+"""As the safetensors library has it."""
+_BITS = {
+    **{"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8},
+    **{"U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8},
+}
+_Size = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class _Entry(BaseModel):
+    """One tensor of a header."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    dtype: str
+    shape: Annotated[list[_Size], Field(max_length=16)]
+    data_offsets: Annotated[list[_Size], Field(min_length=2, max_length=2)]
+
+
+class _Index(BaseModel):
+    """``model.safetensors.index.json``."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    weight_map: dict[str, str]
+
+
+_HEADER: TypeAdapter[dict[str, _Entry]] = TypeAdapter(dict[str, _Entry])
+_INDEX: TypeAdapter[_Index] = TypeAdapter(_Index)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a file."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+def read_checkpoint(folder: Path, config: ModelConfig) -> dict[str, StoredTensor]:
+    """Every tensor of the folder's files by its name, in the order of the bytes.
+
+    ``ModelError`` names the file or tensor at fault when a file lies about itself, or the files are not those of a
+    model of this ``config``. Reads headers alone.
+    """
+    stored: dict[str, StoredTensor] = {}
+    index = folder / INDEX_NAME
+    weight_map = _read_weight_map(index) if is_there(index) else None
+    for file in _find_files(folder) if weight_map is None else _indexed_files(index, weight_map):
+        for tensor in _read_header(file):
+            if tensor.name in stored:
+                raise ModelError(f"{file} has tensor {tensor.name}, and {stored[tensor.name].file.name} has it too")
+            stored[tensor.name] = tensor
+    _check_index(index, weight_map or {}, stored)
+    _check_against_config(folder, config, stored)
+    return stored
+
+
+def _find_files(folder: Path) -> list[Path]:
+    single = folder / SINGLE_NAME
+    files = [single] if is_there(single) else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{folder} has no {SINGLE_NAME}, no {INDEX_NAME} and no other *.safetensors")
+    return files
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    content = read_object(index)
+    if not isinstance(content.get("weight_map"), dict):
+        raise ModelError(f"{index} is no index: it should map tensor names to files under weight_map")
+    return validated(index, _INDEX, content).weight_map
+
+
+def _indexed_files(index: Path, weight_map: dict[str, str]) -> list[Path]:
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors") or "\0" in name:
+            raise ModelError(f"{index} names {name[:100]!r}, which is not a file beside it, a *.safetensors")
+        if not is_there(index.parent / name):
+            raise ModelError(f"{index.parent / name} is missing, and {index.name} names it")
+    return [index.parent / name for name in names]
+
+
+def _check_index(index: Path, weight_map: dict[str, str], stored: dict[str, StoredTensor]) -> None:
+    for name, file in weight_map.items():
+        if name not in stored or stored[name].file.name != file:
+            raise ModelError(f"{index} says that tensor {name[:100]} is in {file}, and it is not")
+
+
+def _read_header(file: Path) -> list[StoredTensor]:
+    """The file's tensors in the order of their bytes, which have to fill it from the first to the last."""
+    if not is_there(file):
+        raise ModelError(f"{file} is missing")
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            header_bytes = _header_length(file, stream.read(_LENGTH_BYTES), size)
+            content = stream.read(header_bytes)
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+    header = parse_object(file, content, ": its header")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise ModelError(f"{file}: __metadata__ of its header should be an object")
+    entries = validated(file, _HEADER, header, ": its header")
+    tensors = sorted(entries.items(), key=lambda item: item[1].data_offsets)
+    end = 0
+    for name, entry in tensors:
+        end = _check_entry(file, name, entry, start=end)
+    promised = _LENGTH_BYTES + header_bytes + end
+    if size < promised:
+        raise ModelError(f"{file} is truncated: it has {size} bytes and its header promises {promised}")
+    if size > promised:
+        raise ModelError(f"{file} has {size} bytes and its header promises {promised}")
+    return [_stored(file, name, entry) for name, entry in tensors]
+
+
+def _header_length(file: Path, prefix: bytes, size: int) -> int:
+    trouble = f"{file} is truncated or no safetensors file"
+    if len(prefix) < _LENGTH_BYTES:
+        raise ModelError(f"{trouble}: {size} bytes, fewer than {_LENGTH_BYTES}")
+    (length,) = struct.unpack("<Q", prefix)
+    if length > size - _LENGTH_BYTES:
+        raise ModelError(f"{trouble}: {size} bytes, too few for its header")
+    if length > _MAX_HEADER_BYTES:
+        raise ModelError(f"{file}: its header has {length} bytes; at most {_MAX_HEADER_BYTES}")
+    return int(length)
+
+
+def _check_entry(file: Path, name: str, entry: _Entry, *, start: int) -> int:
+    """Where the tensor's bytes end; ``ModelError`` unless they begin at ``start`` and are those of its shape."""
+    begin, end = entry.data_offsets
+    if begin != start or end < begin:
+        raise ModelError(
+            f"{file}: tensor {name[:100]} should begin at {start}, behind the one before it;"
+            f" data_offsets are {entry.data_offsets}"
+        )
+    if entry.dtype not in _BITS:
+        raise ModelError(f"{file}: tensor {name[:100]} is of type {entry.dtype[:20]!r}, which is not known")
+    needed = math.prod(entry.shape) * _BITS[entry.dtype] // 8
+    if end - begin != needed:
+        raise ModelError(
+            f"{file}: tensor {name[:100]} of shape {entry.shape} and type {entry.dtype} takes {needed} bytes;"
+            f" data_offsets are {entry.data_offsets}"
+        )
+    return end
+
+
+def _stored(file: Path, name: str, entry: _Entry) -> StoredTensor:
+    begin, end = entry.data_offsets
+    return StoredTensor(name, file, entry.dtype, tuple(entry.shape), end - begin)
+
+
+def _check_against_config(folder: Path, config: ModelConfig, stored: dict[str, StoredTensor]) -> None:
+    if config.num_layers > len(stored):  # said before as many names are made
+        raise ModelError(
+            f"{folder}: num_hidden_layers is {config.num_layers} in config.json, and the files have"
+            f" {len(stored)} tensors in all"
+        )
+    shapes = dict(checkpoint_shapes(config))
+    missing = [name for name in shapes if name not in stored]
+    if missing:
+        raise ModelError(f"{folder}: {_some(missing)} missing from the safetensors files")
+    unknown = [name[:100] for name in stored if name not in shapes and not is_ignored(name, config)]
+    if unknown:
+        raise ModelError(f"{folder}: {_some(unknown)} not part of a {config.architecture} as config.json has it")
+    for name, shape in shapes.items():
+        _check_tensor(stored[name], shape)
+
+
+def _check_tensor(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+    if tensor.shape != shape:
+        raise ModelError(
+            f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}; config.json asks for {list(shape)}"
+        )
+    if tensor.dtype not in FLOAT_TYPES:
+        raise ModelError(
+            f"{tensor.file}: {tensor.name} is of type {tensor.dtype}; supported are {', '.join(FLOAT_TYPES)}"
+        )
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - 1
+    return f"tensor {names[0]} is" if not rest else f"tensor {names[0]} and {rest} more are"

@@ -1,0 +1,58 @@
+"""What a service with a model says of itself.
+
+Owns the making of a ``ModelDescription`` from a folder and a runner. Refuses to know links and sessions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider import __version__
+from outrider.model_executor.loader.tokenizer_files import check_tokenizer, read_tokenizer
+from outrider.model_executor.synthetic.recipe import FILE
+from outrider.types import NOISE_MARK, SYNTHETIC_MARK, ModelDescription
+
+if TYPE_CHECKING:
+    from outrider.model_executor.loader.executor import LoadFormat
+    from outrider.model_executor.model_runner import ModelRunner
+
+
+def describe_model(
+    role: str, folder: Path | str, runner: ModelRunner, *, load_format: LoadFormat = "safetensors"
+) -> ModelDescription:
+    """Facts of a loaded model and of the tokenizer in its folder; ``ModelError`` when the two do not fit."""
+    config = runner.config
+    tokenizer = read_tokenizer(Path(folder), vocab_size=config.vocab_size)
+    check_tokenizer(Path(folder), tokenizer)
+    return ModelDescription(
+        role=role,
+        model_name=Path(folder).resolve().name + _mark(Path(folder), load_format),
+        architecture=config.architecture,
+        vocab_size=config.vocab_size,
+        num_token_ids=tokenizer.num_token_ids or config.vocab_size,
+        max_model_len=runner.max_model_len,
+        eos_token_ids=config.eos_token_ids,
+        bos_token_id=tokenizer.bos_token_id,
+        dtype=str(runner.dtype).removeprefix("torch."),
+        device=str(runner.device),
+        device_id=_device_id(runner.device),
+        page_size=runner.page_size,
+        num_pages=runner.sequences.pool.num_pages,
+        tokenizer_files=tokenizer.files,
+        tokenizer_hash=tokenizer.sha256,
+        version=__version__,
+        tensor_parallel_size=runner.tensor_parallel_size,
+    )
+
+
+def _device_id(device: torch.device) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def _mark(folder: Path, load_format: LoadFormat) -> str:
+    if load_format == "dummy":
+        return NOISE_MARK
+    return SYNTHETIC_MARK if (folder / FILE).is_file() else ""

@@ -1,0 +1,125 @@
+"""From a model's folder to an ``ModelExecutor`` that is ready to run.
+
+Owns the order: read the configuration, choose length, type and part, read the weights, count the pages. Refuses to know
+what is run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+
+from outrider.errors import ConfigError
+from outrider.kv_cache.sizing import KVCacheRequest
+from outrider.model_executor.distributed.collectives import ALONE, Collectives
+from outrider.model_executor.draft_loop import DraftingRules
+from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
+from outrider.model_executor.kv_cache_sizing import check_weights_fit, choose_num_pages, graph_bytes, naming_what_lacks
+from outrider.model_executor.loader.checkpoint import read_checkpoint
+from outrider.model_executor.loader.weights import Progress, fill_weights, load_weights
+from outrider.model_executor.model_executor import ModelExecutor, Publish
+from outrider.model_executor.models import Decoder, ModelConfig, read_model_config
+from outrider.model_executor.models.dummy import noise
+from outrider.model_executor.synthetic.recipe import synthetic_tensors
+
+LoadFormat = Literal["safetensors", "dummy", "synthetic"]
+
+
+class Ranks(Protocol):
+    """The processes that share a model, as one of them sees them while it loads its part."""
+
+    @property
+    def publish(self) -> Publish | None:
+        """How rank 0 tells the others a step."""
+        ...
+
+    def open_collectives(self, device: torch.device, dtype: torch.dtype) -> Collectives:
+        """What they sum and join with; every rank calls it at the same point."""
+        ...
+
+    def least(self, value: int) -> int:
+        """The least of what they say; every rank calls it at the same point."""
+        ...
+
+    def close(self) -> None:
+        """End together."""
+        ...
+
+
+def load_execution(
+    folder: Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str = "auto",
+    page_size: int = 16,
+    num_pages: int | None = None,
+    kv_cache_bytes: int | None = None,
+    gpu_memory_utilization: float | None = None,
+    max_model_len: int | None = None,
+    load_format: LoadFormat = "safetensors",
+    drafting: DraftingRules | None = None,
+    graphs: GraphLimits = DEFAULT_LIMITS,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
+) -> ModelExecutor:
+    """Load a folder in the Hugging Face layout. With the ``load_format`` "dummy" only its config.json is read and the
+    weights are noise, made on the device: for measuring shapes; with "synthetic" they are made by the folder's recipe.
+
+    ``dtype`` "auto" is the type of the weights on file. ``max_model_len`` None is the model's own limit. The cache
+    takes ``num_pages``, else what fits ``kv_cache_bytes`` on each rank, else what weights and the limit of CUDA graphs
+    leave of ``gpu_memory_utilization``, else a share of the memory that is free (on a GPU: besides that limit); of
+    several ranks, what fits the one with the least room.
+    ``drafting`` makes a GPU ready for draft loops, ``graphs`` bounds what is captured. ``progress(done, total)`` counts
+    bytes of weights.
+    ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
+    """
+    config = read_model_config(folder)
+    if load_format == "safetensors":
+        read_checkpoint(folder, config)  # before memory is taken for what config.json promises
+    length = _choose_length(config, max_model_len)
+    chosen_dtype, chosen_device = _choose_dtype(config, dtype), torch.device(device)
+    with torch.inference_mode(), naming_what_lacks(chosen_device):
+        collectives = ALONE if ranks is None else ranks.open_collectives(chosen_device, chosen_dtype)
+        collectives.shard.check(config)
+        check_weights_fit(config, chosen_dtype, chosen_device, collectives.shard.size)
+        decoder = Decoder(config, dtype=chosen_dtype, device=chosen_device, ranks=collectives)
+        if load_format == "dummy":
+            fill_weights(decoder, noise(decoder))
+        elif load_format == "synthetic":
+            fill_weights(decoder, synthetic_tensors(folder, config, chosen_dtype, chosen_device))
+        else:
+            load_weights(decoder, folder, progress)
+        bytes_per_token = decoder.part.kv_bytes_per_token(chosen_dtype)
+        request = KVCacheRequest(page_size, length, bytes_per_token, num_pages, kv_cache_bytes, gpu_memory_utilization)
+        for_graphs = graph_bytes(graphs.memory_bytes, chosen_device) or 0
+        pages = choose_num_pages(request, chosen_device, kept_bytes=for_graphs)
+        return ModelExecutor(
+            decoder,
+            page_size=page_size,
+            num_pages=pages if ranks is None else ranks.least(pages),
+            max_model_len=length,
+            drafting=drafting,
+            graphs=graphs,
+            publish=None if ranks is None else ranks.publish,
+        )
+
+
+def _choose_length(config: ModelConfig, max_model_len: int | None) -> int:
+    if max_model_len is None:
+        return config.max_position
+    if not 1 <= max_model_len <= config.max_position:
+        raise ConfigError("max_model_len", f"must be from 1 to {config.max_position}, not {max_model_len}")
+    return max_model_len
+
+
+def _choose_dtype(config: ModelConfig, dtype: torch.dtype | str) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return config.dtype
+    chosen = getattr(torch, dtype, None)
+    if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
+        raise ConfigError("dtype", f"{dtype!r} is not auto, float32, bfloat16 or float16")
+    return chosen

@@ -1,0 +1,146 @@
+"""What a model folder's tokenizer files say, read as JSON and nothing more.
+
+Owns which files a tokenizer consists of, how many ids it knows, the id it puts first, and the hash by which two
+tokenizers are compared. Refuses to tokenize: that is the coordinator's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from outrider.errors import ModelError
+from outrider.model_executor.models.json_files import is_there, one_line, parse_object, read_bytes, shown
+
+FILE_NAMES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json")
+
+_MATCHING_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+"""What decides where an added token is found; whether it is "special" only decides how it is shown."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What a service tells of its tokenizer; all empty for a folder without one."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    num_token_ids: int = 0
+    """One more than the largest id; 0 without a tokenizer."""
+    bos_token_id: int | None = None
+    """The id put before every text, if the tokenizer asks for one."""
+    sha256: str = ""
+    """Of what decides the ids."""
+
+
+def read_tokenizer(folder: Path, *, vocab_size: int) -> TokenizerFacts:
+    """Read a folder's tokenizer files; ``ModelError`` when they cannot be read or do not fit the model."""
+    files = {name: read_bytes(folder / name) for name in FILE_NAMES if is_there(folder / name)}
+    if "tokenizer.json" not in files:
+        return TokenizerFacts(files=files)
+    contents = {name: parse_object(folder / name, content) for name, content in files.items()}
+    tokenizer = contents["tokenizer.json"]
+    try:
+        ids = _checked(folder / "tokenizer.json", _ids_by_token(tokenizer), vocab_size)
+        facts = TokenizerFacts(
+            files=files,
+            num_token_ids=max(ids.values(), default=-1) + 1,
+            bos_token_id=_bos_token_id(tokenizer, contents.get("tokenizer_config.json", {}), ids),
+            sha256=tokenizer_hash(tokenizer),
+        )
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ModelError(
+            f"{folder / 'tokenizer.json'} is not a tokenizer of the tokenizers library: {type(error).__name__}"
+            f" {one_line(error)}"
+        ) from error
+    if facts.bos_token_id is not None and not 0 <= facts.bos_token_id < vocab_size:
+        raise ModelError(
+            f"{folder / 'tokenizer.json'} puts id {facts.bos_token_id} first; the model has only {vocab_size} rows"
+        )
+    return facts
+
+
+def check_tokenizer(folder: Path, facts: TokenizerFacts) -> None:
+    """Raise ``ModelError`` when the tokenizers library, which the coordinator uses, cannot read the folder's file."""
+    content = facts.files.get("tokenizer.json")
+    if content is None:
+        return
+    try:
+        Tokenizer.from_buffer(content)
+    except BaseException as error:  # the library raises bare Exception, and from its own bugs what is none
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise ModelError(f"{folder / 'tokenizer.json'} cannot be used as a tokenizer: {one_line(error)}") from error
+
+
+def _checked(path: Path, ids: dict[str, int], vocab_size: int) -> dict[str, int]:
+    for token, token_id in ids.items():
+        if type(token_id) is not int or token_id < 0:
+            raise ModelError(f"{path}: the id of token {shown(token)} should be a whole number, not {shown(token_id)}")
+        if token_id >= vocab_size:
+            raise ModelError(f"{path} has token id {shown(token_id)}; the model has only {vocab_size} rows")
+    return ids
+
+
+def tokenizer_hash(tokenizer: Json) -> str:
+    """SHA-256, in hex, of vocabulary, merges, normalisation and splitting, however the file is laid out."""
+    deciding = {
+        "model": _canonical_model(tokenizer["model"]),
+        "normalizer": _without_defaults(tokenizer.get("normalizer")),
+        "pre_tokenizer": _without_defaults(tokenizer.get("pre_tokenizer")),
+        "added_tokens": sorted(
+            (token["id"], token["content"], [bool(token.get(flag)) for flag in _MATCHING_FLAGS])
+            for token in tokenizer.get("added_tokens") or []
+        ),
+    }
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _ids_by_token(tokenizer: Json) -> dict[str, int]:
+    vocab = tokenizer["model"]["vocab"]
+    ids = dict(vocab) if isinstance(vocab, dict) else {entry[0]: index for index, entry in enumerate(vocab)}
+    ids.update((token["content"], token["id"]) for token in tokenizer.get("added_tokens") or [])
+    return ids
+
+
+def _canonical_model(model: Json) -> Json:
+    """Merges were written as "a b" once and as ["a", "b"] since."""
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or []]
+    rest = {key: _without_defaults(entry) for key, entry in model.items() if not _is_default(entry)}
+    return {**rest, "vocab": model["vocab"], "merges": merges}
+
+
+def _without_defaults(value: object) -> object:
+    """Older files leave out what newer ones write as null, false or empty."""
+    if isinstance(value, dict):
+        return {key: _without_defaults(entry) for key, entry in value.items() if not _is_default(entry)}
+    return [_without_defaults(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _is_default(entry: object) -> bool:
+    return entry is None or entry is False or entry == ""
+
+
+def _bos_token_id(tokenizer: Json, settings: Json, ids: Mapping[str, int]) -> int | None:
+    """``add_bos_token`` where it is said; otherwise what the post-processor puts first."""
+    asked = settings.get("add_bos_token")
+    if asked is None:
+        return _template_bos(tokenizer.get("post_processor") or {})
+    token = settings.get("bos_token")
+    content = token.get("content") if isinstance(token, dict) else token
+    return ids[content] if asked and content is not None else None
+
+
+def _template_bos(processor: Json) -> int | None:
+    if processor.get("type") == "Sequence":
+        found = (_template_bos(part) for part in processor["processors"])
+        return next((token_id for token_id in found if token_id is not None), None)
+    single = processor.get("single") or [{}]
+    first = single[0].get("SpecialToken") if processor.get("type") == "TemplateProcessing" else None
+    return int(processor["special_tokens"][first["id"]]["ids"][0]) if first else None

@@ -1,0 +1,103 @@
+"""Reading safetensors straight into a model's parameters.
+
+Owns the copying, tensor by tensor; what the files hold is the ``checkpoint``'s to say. Never holds a second copy of the
+model: files are mapped, each tensor goes to its place in a fused parameter, and a parameter is packed as soon as it is
+whole. Of a model that several ranks share only the rank's part is read. Refuses to know architectures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from outrider.errors import ModelError
+from outrider.model_executor.loader.checkpoint import StoredTensor, read_checkpoint
+from outrider.model_executor.models.decoder import Decoder
+from outrider.model_executor.models.linear import Linear
+from outrider.model_executor.models.weights import WeightTarget, weight_targets
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, bytes in all) after each tensor."""
+
+
+def load_weights(decoder: Decoder, folder: Path, progress: Progress | None = None) -> None:
+    """Fill every parameter from the folder's safetensors; ``ModelError`` names the file or tensor at fault."""
+    stored, targets = read_checkpoint(folder, decoder.config), weight_targets(decoder)
+    _copy_all([stored[name] for name in stored if name in targets], targets, progress)
+    decoder.head.prepare()
+
+
+def fill_weights(
+    decoder: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], progress: Progress | None = None
+) -> None:
+    """Fill every parameter from tensors that are made one after the other, named as in a checkpoint."""
+    targets = weight_targets(decoder)
+    waiting = Counter(target.linear for target in targets.values() if target.linear is not None)
+    total = len(targets)
+    for name, content in tensors:
+        target = targets.pop(name)
+        if target.destination is not None:
+            target.destination.copy_(content if target.part is None else content[target.part])
+        linear = target.linear
+        del target, content
+        if linear is not None:
+            _prepare_when_whole(linear, waiting)
+        if progress is not None:
+            progress(total - len(targets), total)
+    if targets:
+        raise ModelError(f"tensor {next(iter(targets))} was not made, of {len(targets)}")
+    decoder.head.prepare()
+
+
+def _copy_all(tensors: list[StoredTensor], targets: dict[str, WeightTarget], progress: Progress | None) -> None:
+    waiting = Counter(target.linear for target in targets.values() if target.linear is not None)
+    sizes = {tensor.name: _bytes_read(tensor, targets[tensor.name]) for tensor in tensors}
+    total, done = sum(sizes.values()), 0
+    for tensor, content in _read_parts([tensor for tensor in tensors if sizes[tensor.name]], targets):
+        target = targets.pop(tensor.name)
+        if target.destination is not None:
+            target.destination.copy_(content)
+        linear = target.linear
+        del target, content  # they would keep alive what preparing lets go
+        if linear is not None:
+            _prepare_when_whole(linear, waiting)
+        done += sizes[tensor.name]
+        if progress is not None:
+            progress(done, total)
+
+
+def _prepare_when_whole(linear: Linear, waiting: Counter[Linear]) -> None:
+    waiting[linear] -= 1
+    if not waiting[linear]:
+        linear.prepare()
+
+
+def _bytes_read(tensor: StoredTensor, target: WeightTarget) -> int:
+    return tensor.num_bytes * target.num_values // max(1, math.prod(tensor.shape))
+
+
+def _read_parts(
+    tensors: Iterable[StoredTensor], targets: dict[str, WeightTarget]
+) -> Iterator[tuple[StoredTensor, torch.Tensor]]:
+    by_file: dict[Path, list[StoredTensor]] = {}
+    for tensor in tensors:
+        by_file.setdefault(tensor.file, []).append(tensor)
+    for file, members in by_file.items():
+        try:
+            with safe_open(file, framework="pt") as handle:
+                for tensor in members:
+                    yield tensor, _read(handle, tensor, targets[tensor.name])
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file} cannot be read: {error}") from error
+
+
+def _read(handle: Any, tensor: StoredTensor, target: WeightTarget) -> torch.Tensor:  # noqa: ANN401 - untyped
+    is_whole = target.part is None or _bytes_read(tensor, target) == tensor.num_bytes
+    content: torch.Tensor = handle.get_tensor(tensor.name) if is_whole else handle.get_slice(tensor.name)[target.part]
+    return content

@@ -1,0 +1,34 @@
+"""Weights that nobody trained, made where they are used: for measuring shapes whose files are not at hand.
+
+Owns the noise. Every matrix is normal with the variance that keeps activations of one size, so that nothing overflows
+and no product is cheaper than a real one's; what a model of such weights says means nothing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import torch
+
+from outrider.model_executor.models.decoder import Decoder
+from outrider.model_executor.models.weights import weight_targets
+
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+def noise(decoder: Decoder, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+    """(Hugging Face name, tensor) of every weight, made one at a time on the decoder's device; the same seed gives the
+    same on the same kind of device, whoever holds which part.
+    """
+    shapes = {name: target.shape for name, target in weight_targets(decoder).items()}  # no views, which keep memory
+    for name, shape in shapes.items():
+        made = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
+        if name.endswith(".bias"):
+            yield name, made.zero_()
+        elif len(shape) == 1:
+            yield name, made.fill_(1)
+        else:
+            generator = torch.Generator(decoder.device).manual_seed(zlib.crc32(name.encode()) ^ (seed << 32))
+            scale = 1.0 if name == _EMBEDDING else shape[1] ** -0.5
+            yield name, made.normal_(0, scale, generator=generator)

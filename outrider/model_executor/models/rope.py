@@ -1,0 +1,113 @@
+"""Rotary position embeddings: the angles of every position, for each way of stretching them.
+
+Owns inverse frequencies, their scaling and, on a GPU, a table of all positions' angles. Refuses to know queries, keys
+and layouts beyond the last dimension.
+
+Sources: RoFormer (Su et al., 2021); linear: Chen et al., 2023; dynamic NTK: bloc97 and emozilla, 2023; yarn: Peng et
+al., 2023; llama3: as released with Llama 3.1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from outrider.kernels.launching import has_kernels
+from outrider.kernels.rope_and_cache import Angles
+from outrider.model_executor.models.config import RopeConfig
+
+
+class RotaryEmbedding:
+    """Cosines and signed sines of positions."""
+
+    def __init__(self, rope: RopeConfig, *, head_dim: int, max_position: int, device: torch.device) -> None:
+        self._rope = rope
+        self._head_dim = head_dim
+        self._max_position = max_position
+        self._table: Angles | None = None
+        self._exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim  # [D/2]
+        self._unstretched_length = max_position / rope.factor if rope.rope_type == "dynamic" else 0.0
+        frequencies = _SCALINGS[rope.rope_type](rope, 1.0 / rope.theta**self._exponents, head_dim)
+        self._inverse_frequencies = frequencies.repeat(2)  # [D], both halves alike
+        self._signs = torch.tensor([-1.0, 1.0], device=device).repeat_interleave(head_dim // 2)  # [D]
+        self._scale = _attention_factor(rope) if rope.rope_type == "yarn" else 1.0
+
+    def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> Angles:
+        """The angles of tokens at ``positions`` [T].
+
+        On a CPU they are worked out. On a GPU a forward only points into a table of all positions, which the first
+        makes.
+        """
+        if not has_kernels(positions.device):
+            return self._work_out(positions, dtype)
+        if self._table is None or self._table.cos.dtype != dtype:
+            self._table = self._work_out(torch.arange(self._max_position, device=positions.device), dtype)
+        return Angles(self._table.cos, self._table.sin, positions)
+
+    def _work_out(self, positions: torch.Tensor, dtype: torch.dtype) -> Angles:
+        angles = positions.float().view(-1, 1, 1) * self._frequencies_at(positions)  # [T, 1, D]
+        cos, sin = angles.cos(), angles.sin().mul_(self._signs)
+        if self._scale != 1.0:
+            cos, sin = cos.mul_(self._scale), sin.mul_(self._scale)
+        return Angles(cos.to(dtype), sin.to(dtype))
+
+    def _frequencies_at(self, positions: torch.Tensor) -> torch.Tensor:
+        if self._rope.rope_type != "dynamic":
+            return self._inverse_frequencies
+        # The base grows with the length at which a position is the last. Taken position by position, so that a token's
+        # key is the same whatever it was computed together with: a rollback or another chunking must not change the
+        # text.
+        lengths = (positions + 1).clamp(min=self._unstretched_length).double().view(-1, 1, 1)
+        stretch = self._rope.factor * lengths / self._unstretched_length - (self._rope.factor - 1)
+        base = self._rope.theta * stretch ** (self._head_dim / (self._head_dim - 2))
+        return (1.0 / base**self._exponents).float().repeat(1, 1, 2)  # [T, 1, D]
+
+
+def _unscaled(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
+    return frequencies
+
+
+def _linear(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
+    return frequencies / rope.factor
+
+
+def _llama3(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Long waves are stretched, short ones kept, those between blended."""
+    rotations = rope.original_max_position * frequencies / (2 * math.pi)  # [D/2] turns within the trained length
+    kept = (rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    kept = kept.clamp(0, 1)
+    return (1 - kept) * frequencies / rope.factor + kept * frequencies
+
+
+def _yarn(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """As llama3, but the blend is linear in the dimension and its ends are where a wave turns ``beta`` times."""
+    low, high = (_yarn_dimension(rope, beta, head_dim) for beta in (rope.beta_fast, rope.beta_slow))
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low or 0.001
+    dimensions = torch.arange(head_dim // 2, device=frequencies.device, dtype=torch.float32)
+    stretched = ((dimensions - low) / width).clamp(0, 1)
+    return frequencies / rope.factor * stretched + frequencies * (1 - stretched)
+
+
+def _yarn_dimension(rope: RopeConfig, rotations: float, head_dim: int) -> float:
+    """The dimension whose wave turns so many times within the trained length."""
+    wavelengths = rope.original_max_position / (rotations * 2 * math.pi)
+    return head_dim * math.log(wavelengths) / (2 * math.log(rope.theta))
+
+
+def _attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return float(rope.attention_factor)
+    if rope.mscale and rope.mscale_all_dim:
+        return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
+    return _mscale(rope.factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+_SCALINGS = {"default": _unscaled, "dynamic": _unscaled, "linear": _linear, "llama3": _llama3, "yarn": _yarn}

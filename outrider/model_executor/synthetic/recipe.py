@@ -1,0 +1,92 @@
+"""What makes a synthetic model: a few numbers beside its ``config.json``.
+
+Owns ``synthetic.json`` and the way from it to tensors. With it no weights need to lie on a disk: load format
+"synthetic" makes them where they are used, the same for the same recipe and the same kind of device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from outrider.errors import ModelError
+from outrider.model_executor.synthetic.cycle import build_map
+from outrider.model_executor.synthetic.weights import Sizes, Successors, WeightMaker
+
+FILE = "synthetic.json"
+ROLES = ("target", "draft")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One model of a pair."""
+
+    role: str
+    """target or draft."""
+    acceptance: float
+    """Share of tokens after which the draft's choice is the target's."""
+    foreseen: float = 0.0
+    """Of the others, the share where the true token is the draft's second choice."""
+    seed: int = 0
+
+    def successors(self, vocab_size: int) -> Successors:
+        """What the model says after each token; ``ValueError`` for shares that are none."""
+        pair = build_map(vocab_size, acceptance=self.acceptance, foreseen=self.foreseen, seed=self.seed)
+        none = np.full_like(pair.order, -1)
+        if self.role == "target":
+            return Successors(pair.target_next, none)
+        return Successors(pair.draft_next, np.where(pair.foreseen, pair.target_next, none))
+
+    def maker(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> WeightMaker:
+        """What makes the weights of a model of these sizes."""
+        seed = 2 * self.seed + ROLES.index(self.role)
+        return WeightMaker(sizes, self.successors(sizes.vocab_size), seed, dtype, device)
+
+
+def write_recipe(folder: Path, recipe: Recipe) -> None:
+    """Put it beside the folder's ``config.json``."""
+    content = {
+        "synthetic": "random weights; the next token is a function of the last one",
+        **dataclasses.asdict(recipe),
+    }
+    (folder / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The folder's recipe; ``ModelError`` when it has none or it is no recipe."""
+    path = folder / FILE
+    try:
+        content = json.loads(path.read_bytes())
+        recipe = Recipe(
+            role=str(content["role"]),
+            acceptance=float(content["acceptance"]),
+            foreseen=float(content["foreseen"]),
+            seed=int(content["seed"]),
+        )
+    except FileNotFoundError:
+        raise ModelError(
+            f"{folder} has no {FILE}: load_format synthetic is for folders of tools/make_synthetic_pair.py"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ModelError(f"{path} is no recipe of a synthetic model: {error!r}") from error
+    if recipe.role not in ROLES:
+        raise ModelError(f"{path}: role must be target or draft, not {recipe.role!r}")
+    return recipe
+
+
+def synthetic_tensors(
+    folder: Path, sizes: Sizes, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(Hugging Face name, tensor) of every weight of the folder's model, made one at a time on ``device``."""
+    recipe = read_recipe(folder)
+    try:
+        maker = recipe.maker(sizes, dtype, device)
+    except ValueError as error:
+        raise ModelError(f"{folder / FILE}: {error}") from error
+    yield from maker.tensors()

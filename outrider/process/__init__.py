@@ -1,0 +1,1 @@
+"""The life of a process: hosting, drain, health over HTTP, processor affinity, discovery of replicas."""

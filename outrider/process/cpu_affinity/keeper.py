@@ -1,0 +1,120 @@
+"""Keeps a process's processors awake while it has work. Linux only; elsewhere nothing is done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from pathlib import Path
+
+from outrider.errors import ConfigError
+from outrider.process.cpu_affinity import spinner
+from outrider.process.cpu_affinity.choice import automatic_count, take
+
+_log = logging.getLogger(__name__)
+
+SETTING = "num_awake_processors"
+_END_S = 1.0
+_LOOK_S = 0.05
+"""How often it is looked whether there is work; a quarter of how long a processor stays awake without being told."""
+
+
+@contextlib.asynccontextmanager
+async def processors_awake(count: int | None, is_busy: Callable[[], bool]) -> AsyncIterator[tuple[int, ...]]:
+    """Run this process's threads on ``count`` processors of their own, kept awake while ``is_busy``; yields them.
+
+    None: ``automatic_count``. ``ConfigError`` where the process may not run on as many.
+    """
+    wanted = automatic_count() if count is None else count
+    if not wanted or sys.platform != "linux":
+        yield ()
+        return
+    allowed = os.sched_getaffinity(0)
+    if wanted > len(allowed):
+        raise ConfigError(SETTING, f"is {wanted}, and this process may run on {len(allowed)}")
+    taken = take(wanted)
+    burners = _begin(taken.processors, wanted, allowed)
+    if burners is None:
+        taken.give_back()
+        yield ()
+        return
+    telling = asyncio.create_task(_tell(burners, is_busy))
+    try:
+        yield taken.processors
+    finally:
+        telling.cancel()
+        _end(burners, allowed)
+        taken.give_back()
+
+
+def _begin(processors: Sequence[int], wanted: int, allowed: Collection[int]) -> list[subprocess.Popen[bytes]] | None:
+    """Move there and start what keeps them awake; None, and nothing changed, where that cannot be."""
+    if len(processors) < wanted:
+        _log.warning("processors may idle: of %d wanted, %d are not taken by others", wanted, len(processors))
+        return None
+    burners: list[subprocess.Popen[bytes]] = []
+    listed = ", ".join(map(str, processors))
+    try:
+        _stay_on(processors)
+        burners += map(_start, processors)
+    except OSError as error:
+        _log.warning("processors may idle: this process cannot keep to processors %s: %s", listed, error)
+        _end(burners, allowed)
+        return None
+    _log.info("keeping processors %s awake while there is work", listed)
+    return burners
+
+
+def _end(burners: Sequence[subprocess.Popen[bytes]], allowed: Collection[int]) -> None:
+    with contextlib.suppress(OSError):  # what was allowed may not be any more
+        _stay_on(allowed)
+    for burner in burners:
+        if burner.stdin is not None:
+            burner.stdin.close()  # with which it ends
+        try:
+            burner.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            burner.kill()
+            burner.wait()
+
+
+def _start(processor: int) -> subprocess.Popen[bytes]:
+    burner = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(spinner.__file__)), str(processor)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        bufsize=0,
+    )
+    if burner.stdin is not None:
+        os.set_blocking(burner.stdin.fileno(), False)  # one that was stopped keeps nobody waiting
+    return burner
+
+
+def _stay_on(processors: Collection[int]) -> None:
+    """All threads there are; later ones inherit it."""
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread.name), processors)
+
+
+async def _tell(burners: Sequence[subprocess.Popen[bytes]], is_busy: Callable[[], bool]) -> None:
+    running = list(burners)
+    while running:
+        await asyncio.sleep(_LOOK_S)
+        if is_busy():
+            running = [burner for burner in running if _tell_one(burner)]
+    _log.warning("processors may idle: the programs that kept them awake have ended")
+
+
+def _tell_one(burner: subprocess.Popen[bytes]) -> bool:
+    """Whether it still listens."""
+    try:
+        if burner.stdin is not None:
+            burner.stdin.write(b".")
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,246 @@
+"""The life of a process that serves one draft or target: listen, load, warm up, serve, drain, end.
+
+The port is bound before anything is loaded, so that one in use is told at once; health says SERVING only after the
+warm-up. Loading runs in a thread, so health answers meanwhile. Knows no model: it is given what loads one. What every
+process of ours begins with, the coordinator's too, is ``run_process``.
+
+SIGTERM and SIGINT drain: NOT_SERVING, a delay for load balancers, then no new sessions, and the end when those that
+are open have ended or the grace is over. An engine that fails ends the process with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load
+from outrider.errors import LoadingError, RequestCancelledError
+from outrider.ports import Link
+from outrider.process.cpu_affinity.keeper import processors_awake
+from outrider.process.tuning import prepare_process, settle_process
+from outrider.readings import Reading
+from outrider.recording import Recorder
+from outrider.telemetry import exit_cleanly, guard_output, set_up_logging
+from outrider.telemetry.metrics.serving import build_info, metrics_served
+from outrider.telemetry.progress import ByteProgress, CountProgress
+from outrider.telemetry.pulse import beat, service_pulse
+from outrider.telemetry.tracing import traced
+from outrider.telemetry.tracing.service_spans import ServiceRecorder
+from outrider.transport.ending import Ending, Progress
+from outrider.transport.server import Server
+from outrider.types import ModelDescription
+
+_log = logging.getLogger(__name__)
+
+_IDLE_POLL_S = 0.05
+
+CommandT = TypeVar("CommandT")
+EventT = TypeVar("EventT")
+CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
+EventT_co = TypeVar("EventT_co", covariant=True)
+
+SettingsT = TypeVar("SettingsT", TargetSettings, DraftSettings, CoordinatorSettings)
+
+OnFailure = Callable[[BaseException], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """What loading says of how far it has come, each called with (done, in all)."""
+
+    weights: Progress
+    """In bytes."""
+    captures: Progress
+    """In CUDA graphs."""
+
+
+class Service(Protocol[CommandT_contra, EventT_co]):
+    """A draft or a target of this process."""
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open."""
+        ...
+
+    async def describe(self) -> ModelDescription:
+        """Facts of the service."""
+        ...
+
+    async def attach(self) -> Link[CommandT_contra, EventT_co]:
+        """Open a link."""
+        ...
+
+    async def warm_up(self) -> None:
+        """Do what a first request would have to wait for."""
+        ...
+
+    def readings(self) -> list[Reading]:
+        """Figures of this moment; from any thread."""
+        ...
+
+    def record_to(self, recorder: Recorder) -> None:
+        """Have traced items noted; before any link is opened."""
+        ...
+
+    def refuse_sessions(self) -> None:
+        """Refuse new sessions from now on."""
+        ...
+
+    async def close(self) -> None:
+        """End; links break."""
+        ...
+
+
+class PendingService(Generic[CommandT, EventT]):
+    """The port of a service that may not have been loaded yet."""
+
+    def __init__(self) -> None:
+        self.loaded: Service[CommandT, EventT] | None = None
+        self._about: list[Reading] = []
+
+    def readings(self) -> list[Reading]:
+        """Figures of this moment; from any thread."""
+        return self._about if self.loaded is None else [*self._about, *self.loaded.readings()]
+
+    def note_warm(self, description: ModelDescription, load_seconds: float) -> None:
+        """It can serve, so many seconds after it began to load."""
+        self._about = [
+            build_info(description.model_name, description.version),
+            Reading("outrider_model_load_seconds", load_seconds),
+        ]
+
+    async def describe(self) -> ModelDescription:
+        """Facts of the service; ``LoadingError`` while it loads."""
+        return await self._require_loaded().describe()
+
+    async def attach(self) -> Link[CommandT, EventT]:
+        """Open a link; ``LoadingError`` while the service loads."""
+        return await self._require_loaded().attach()
+
+    def _require_loaded(self) -> Service[CommandT, EventT]:
+        if self.loaded is None:
+            raise LoadingError("the model is still being loaded")
+        return self.loaded
+
+
+def run_process(
+    section: type[SettingsT],
+    serve: Callable[[SettingsT], Coroutine[Any, Any, None]],
+    follow: Callable[[SettingsT], bool] | None = None,
+) -> None:
+    """Read a section's settings and serve with them, unless ``follow`` says that there was something else to do; an
+    error of ours is one line and exit code 1.
+    """
+    guard_output()
+    with exit_cleanly():
+        settings = load(section)
+        set_up_logging(settings.log_level, service=section.name)
+        if follow is None or not follow(settings):
+            run(serve(settings))
+
+
+async def host_service(
+    serve: Callable[[PendingService[CommandT, EventT]], Awaitable[Server]],
+    load_model: Callable[[LoadProgress, OnFailure], Service[CommandT, EventT]],
+    settings: TargetSettings | DraftSettings,
+) -> None:
+    """Run until a signal or a failure; raises what kept the service from starting or made it fail.
+
+    ``serve`` binds the port; ``load_model`` runs in a thread and says now and then how far it is.
+    """
+    ending = Ending(asyncio.get_running_loop())
+    pending: PendingService[CommandT, EventT] = PendingService()
+    server = await serve(pending)
+    _log.info("listening on %s", server.address)
+    try:
+        async with traced(settings.name, trace_file=settings.trace_file) as tracing:
+            with metrics_served(settings, pending.readings):
+                began = time.perf_counter()
+                service = await _load(load_model, settings.name, ending)
+                if service is not None:
+                    if tracing is not None:
+                        service.record_to(ServiceRecorder(tracing, settings.name))
+                    pending.loaded = service
+                    await _run(
+                        server,
+                        service,
+                        ending,
+                        settings,
+                        on_warm=lambda description: pending.note_warm(description, time.perf_counter() - began),
+                    )
+    finally:
+        await server.stop()
+        ending.stop_listening()
+    _log.info("stopped")
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """``asyncio.run`` on uvloop where it is installed: a round trip costs half as much."""
+    prepare_process()
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+async def _load(
+    load_model: Callable[[LoadProgress, OnFailure], Service[CommandT, EventT]], name: str, ending: Ending
+) -> Service[CommandT, EventT] | None:
+    """The service, or None when a signal came first."""
+    weights, captures = ByteProgress(f"loading the {name}"), CountProgress(f"capturing the {name}'s CUDA graphs")
+    progress = LoadProgress(ending.watched(weights), ending.watched(captures))
+    try:
+        return await asyncio.to_thread(load_model, progress, ending.fail)
+    except RequestCancelledError:
+        return None
+    finally:
+        weights.stop()
+        captures.stop()
+
+
+async def _run(
+    server: Server,
+    service: Service[CommandT, EventT],
+    ending: Ending,
+    settings: TargetSettings | DraftSettings,
+    *,
+    on_warm: Callable[[ModelDescription], None],
+) -> None:
+    pulse = asyncio.create_task(beat(settings.log_interval_s, service.readings, service_pulse))
+    try:
+        if not ending.begun.is_set():
+            await service.warm_up()
+            settle_process()
+            on_warm(await service.describe())
+            async with processors_awake(_awake_count(settings), lambda: service.num_sessions > 0):
+                await server.set_serving(True)
+                _log.info("serving")
+                await ending.begun.wait()
+                await server.set_serving(False)
+                await _drain(service, ending, delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)
+        ending.raise_failure()
+    finally:
+        pulse.cancel()
+        await service.close()
+
+
+def _awake_count(settings: TargetSettings | DraftSettings) -> int | None:
+    """Without a GPU the processors are what computes: they are left alone unless somebody asks for it."""
+    count = settings.num_awake_processors
+    return 0 if count is None and settings.device == "cpu" else count
+
+
+async def _drain(service: Service[CommandT, EventT], ending: Ending, *, delay_s: float, grace_s: float) -> None:
+    await ending.wait_hurried(delay_s)
+    service.refuse_sessions()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(grace_s):
+            while service.num_sessions and not ending.hurried.is_set():
+                await ending.wait_hurried(_IDLE_POLL_S)

@@ -1,0 +1,165 @@
+"""The four forms of scores, each made for a group of sessions at once.
+
+A form says what the acceptance rule needs to know of the processed distribution, and which tokens may be emitted at
+each position. Knows no logprobs and no errors: its rows can all be drawn from.
+
+Shape letters: ``R`` rows, the K+1 positions of every session one after the other; ``V`` vocabulary; ``M`` ids of all
+supports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.ports import Open
+from outrider.randomness.streams import Stream
+from outrider.sampling.draws import race, race_by_groups, stream_rows
+from outrider.sampling.rows import LogitRow, ScoreRequest, is_coupled, is_greedy
+from outrider.sampling.sums import row_sums
+from outrider.types import AcceptanceMethod, DenseScores, ScoreForm, SparseScores, Support, TokenScores, TypicalScores
+
+ENTROPY_OFFSET = 1e-5
+"""Inside the logarithm of typical acceptance's entropy, as Medusa's and vLLM's code has it."""
+
+EMPTY_SUPPORT = Support(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
+"""Of a session without drafts."""
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One session's scores, and which tokens may be emitted at each of its positions."""
+
+    form: ScoreForm
+    candidates: list[list[int]]  # K+1 lists of distinct ids; empty lists where whole rows travel
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Sessions whose scores take the same form."""
+
+    logits: Tensor  # [R, V] processed
+    rows: Sequence[LogitRow]  # R
+    requests: Sequence[ScoreRequest]
+
+    def spans(self) -> Iterator[tuple[ScoreRequest, slice]]:
+        """Each session and the place of its rows."""
+        start = 0
+        for request in self.requests:
+            yield request, slice(start, start + request.num_positions)
+            start += request.num_positions
+
+
+Form = Callable[[Group], list[Scored]]
+
+
+def greedy_form(group: Group) -> list[Scored]:
+    """The most likely token at each position."""
+    return _tokens(group, group.logits.argmax(-1))
+
+
+def coupled_form(group: Group) -> list[Scored]:
+    """The token the shared noise picks at each position."""
+    return _tokens(group, race(group.logits, stream_rows(group.rows, Stream.COUPLED, group.logits.device)))
+
+
+def _tokens(group: Group, token_ids: Tensor) -> list[Scored]:  # [R]
+    ids: list[int] = token_ids.tolist()
+    return [Scored(TokenScores(tuple(ids[span])), [[token_id] for token_id in ids[span]]) for _, span in group.spans()]
+
+
+def sparse_form(group: Group) -> list[Scored]:
+    """The target on each support, the mass outside it summed directly, and a token drawn outside."""
+    device = group.logits.device
+    rows, ids, counts = _supports(group)
+    places = (torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device))
+    outside = group.logits.softmax(-1)
+    inside = outside[places]  # [M]
+    outside[places] = 0.0
+    mass = row_sums(outside)
+    drawn = race_by_groups(outside.log(), group.rows)
+    drawn = torch.where(mass > 0, drawn, -1)
+    support_probs, outside_mass = inside.cpu().numpy(), mass.cpu().numpy()
+    outside_ids = drawn.to(torch.int32).cpu().numpy()
+    ends = np.cumsum(counts)
+    scored = []
+    for request, span in group.spans():
+        probs = support_probs[ends[span.start] - counts[span.start] : ends[span.stop - 1]].copy()
+        form = SparseScores(probs, outside_mass[span].copy(), outside_ids[span].copy())
+        scored.append(Scored(form, _sparse_candidates(request, form) if _wants_logprobs(request) else []))
+    return scored
+
+
+def _supports(group: Group) -> tuple[Ids, Ids, Ids]:
+    """Every support laid end to end: row of each id [M], ids [M], and how many each row has [R]."""
+    supports = [request.support or EMPTY_SUPPORT for request in group.requests]
+    counts = [count for support in supports for count in (*support.counts.tolist(), 0)]
+    ids = [support.token_ids.astype(np.int64) for support in supports]
+    per_row = np.array(counts, dtype=np.int64)
+    return np.repeat(np.arange(len(per_row)), per_row), np.concatenate(ids), per_row
+
+
+def _sparse_candidates(request: ScoreRequest, form: SparseScores) -> list[list[int]]:
+    """What may come out: the support where the target has mass, the draft token, the token drawn outside."""
+    candidates: list[list[int]] = [[] for _ in form.outside_token_ids]
+    start = 0
+    support = request.support or EMPTY_SUPPORT
+    for i, (draft_id, count) in enumerate(zip(request.draft_token_ids, support.counts.tolist(), strict=True)):
+        stop = start + count
+        ids = support.token_ids[start:stop]
+        candidates[i] = ids[(form.support_probs[start:stop] > 0) | (ids == draft_id)].tolist()
+        start = stop
+    for ids_here, outside_id in zip(candidates, form.outside_token_ids.tolist(), strict=True):
+        ids_here.extend([outside_id] if outside_id >= 0 else [])
+    return candidates
+
+
+def _wants_logprobs(request: ScoreRequest) -> bool:
+    return request.open.num_logprobs is not None
+
+
+def typical_form(group: Group) -> list[Scored]:
+    """Probabilities of the draft tokens, entropies and argmaxes, and a bonus drawn after the last."""
+    device = group.logits.device
+    probs = group.logits.softmax(-1)
+    entropies = -row_sums(probs * (probs + ENTROPY_OFFSET).log())
+    last = [span.stop - 1 for _, span in group.spans()]
+    log_weights = probs[torch.tensor(last, device=device)].log()
+    bonus_ids: list[int] = race_by_groups(log_weights, [group.rows[i] for i in last]).tolist()
+    # The last position has no draft token; any id fills its place.
+    draft_ids = [i for request in group.requests for i in (*request.draft_token_ids, 0)]
+    drafted = probs.gather(-1, torch.tensor(draft_ids, device=device).unsqueeze(-1)).squeeze(-1)
+    argmax_ids = group.logits.argmax(-1).to(torch.int32)
+    columns = [column.cpu().numpy() for column in (drafted, entropies, argmax_ids)]
+    scored = []
+    for (request, span), bonus_id in zip(group.spans(), bonus_ids, strict=True):
+        of_drafts = slice(span.start, span.stop - 1)
+        drafted_probs, of_positions, best_ids = (column[of_drafts].copy() for column in columns)
+        form = TypicalScores(drafted_probs, of_positions, best_ids, bonus_id)
+        pairs = zip(request.draft_token_ids, form.argmax_token_ids.tolist(), strict=True)
+        scored.append(Scored(form, [*(list(dict.fromkeys(pair)) for pair in pairs), [bonus_id]]))
+    return scored
+
+
+def dense_form(group: Group) -> list[Scored]:
+    """Whole rows of probabilities."""
+    probs = group.logits.softmax(-1).cpu().numpy()
+    return [Scored(DenseScores(probs[span].copy()), []) for _, span in group.spans()]
+
+
+def form_of(open_: Open) -> Form:
+    """The form in which a session's scores are made."""
+    if is_greedy(open_):
+        return greedy_form
+    if is_coupled(open_):
+        return coupled_form
+    if open_.dense:
+        return dense_form
+    return typical_form if open_.acceptance_method is AcceptanceMethod.TYPICAL else sparse_form

@@ -1,0 +1,88 @@
+"""Logprobs and ranks of the tokens that may be emitted, and of the likeliest.
+
+Computed only for requests that ask. A rank is 1 plus how many tokens are strictly likelier, among the ids that may be
+drawn at all: padded rows of the vocabulary have no rank and are never among the likeliest (they do count in the
+normalisation, which is the model's own).
+
+Shape letters: ``R`` positions, ``V`` vocabulary, ``C`` candidates of a position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.ports import Open
+from outrider.sampling.ordering import ascending, largest
+from outrider.types import CandidateLogprobs, FloatArray, IntArray
+
+_FEW_CANDIDATES = 4
+"""Up to so many a position, counting the likelier ones beats sorting."""
+
+
+def log_softmax_rows(logits: Tensor, num_token_ids: int) -> Tensor:  # [R, V] -> [R, V]
+    """Logprobs, with ids from ``num_token_ids`` on at -inf (0: there are none such)."""
+    logprobs = logits.log_softmax(-1)
+    if 0 < num_token_ids < logits.shape[-1]:
+        logprobs[:, num_token_ids:] = float("-inf")
+    return logprobs
+
+
+def position_logprobs(
+    logprobs: Tensor,  # [R, V]
+    candidates: Sequence[Sequence[int]],  # R lists of distinct ids
+    num_top: int,
+) -> tuple[CandidateLogprobs, ...]:
+    """The candidates' logprobs and ranks, and the ``num_top`` likeliest, position by position."""
+    of_candidates = _of_candidates(logprobs, candidates)
+    likeliest = _likeliest(logprobs, num_top)
+    return tuple(CandidateLogprobs(*own, *top) for own, top in zip(of_candidates, likeliest, strict=True))
+
+
+@torch.inference_mode()
+def prompt_logprobs(
+    logits: Tensor,  # [T, V] float32
+    token_ids: Sequence[int],  # [T] the prompt token each row foretells
+    open_: Open,
+) -> tuple[CandidateLogprobs, ...]:
+    """What the model says of prompt tokens, always of its own distribution: nothing was drawn here."""
+    logprobs = log_softmax_rows(logits, open_.num_token_ids)
+    return position_logprobs(logprobs, [(token_id,) for token_id in token_ids], open_.num_prompt_logprobs or 0)
+
+
+def _of_candidates(
+    logprobs: Tensor, candidates: Sequence[Sequence[int]]
+) -> list[tuple[IntArray, FloatArray, IntArray]]:
+    """Ids, logprobs and ranks of each position's candidates."""
+    ids = [np.asarray(position, dtype=np.int32) for position in candidates]
+    width = max((len(position) for position in ids), default=0)
+    if width == 0:
+        return [(position, np.zeros(0, np.float32), np.zeros(0, np.int32)) for position in ids]
+    padded = np.stack([np.pad(position, (0, width - len(position))) for position in ids])
+    values = logprobs.gather(-1, torch.from_numpy(padded).long().to(logprobs.device))  # [R, C]
+    ranks = _ranks(logprobs, values).to(torch.int32).cpu().numpy()
+    of_ids = values.float().cpu().numpy()
+    return [
+        (position, of_ids[row, : len(position)].copy(), ranks[row, : len(position)].copy())
+        for row, position in enumerate(ids)
+    ]
+
+
+def _ranks(logprobs: Tensor, values: Tensor) -> Tensor:  # [R, V], [R, C] -> [R, C] int64
+    if values.shape[-1] <= _FEW_CANDIDATES:
+        likelier = [(logprobs > values[:, i : i + 1]).sum(-1) for i in range(values.shape[-1])]
+        return torch.stack(likelier, dim=-1) + 1
+    below_or_equal = torch.searchsorted(ascending(logprobs), values.contiguous(), right=True)
+    return logprobs.shape[-1] - below_or_equal + 1
+
+
+def _likeliest(logprobs: Tensor, num_top: int) -> list[tuple[IntArray, FloatArray]]:
+    """Ids and logprobs, best first, equals by lowest id; tokens that cannot be drawn are left out."""
+    if num_top <= 0:
+        return [(np.zeros(0, np.int32), np.zeros(0, np.float32))] * logprobs.shape[0]
+    values, token_ids = largest(logprobs, min(num_top, logprobs.shape[-1]))
+    rows = zip(token_ids.to(torch.int32).cpu().numpy(), values.float().cpu().numpy(), strict=True)
+    return [(ids[of_ids > -np.inf], of_ids[of_ids > -np.inf]) for ids, of_ids in rows]

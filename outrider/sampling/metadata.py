@@ -1,0 +1,75 @@
+"""What the scoring of a session keeps to from its first step to its last, worked out once for its ``Open``.
+
+Knows what the kernels must be told of a row, and nothing of what differs from step to step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.kernels.scoring import Wish, ask
+from outrider.ports import Open
+from outrider.sampling.forms import Form, coupled_form, form_of, greedy_form, sparse_form, typical_form
+from outrider.sampling.process import SMALLEST_TEMPERATURE, needs_adjusting
+from outrider.sampling.rows import is_greedy, is_truncated
+from outrider.sampling.session_cache import SessionCache
+
+_PAST_FLOAT32 = 2.0**128 - 2.0**103
+"""The least that float32 rounds to infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingMetadata:
+    """One session's."""
+
+    form: Form
+    is_fused: bool
+    """Whether there are kernels for it."""
+    is_adjusted: bool
+    """Whether its logits are adjusted before kernels see them."""
+    draft: bytes
+    """What ``ask`` gives for the row of a draft token whose support is asked about."""
+    last: bytes
+    """And for every other row: after the last draft token all have none."""
+    limit: int
+    """Ids from here on are never drawn; 0: the vocabulary's end."""
+    bound: float
+    """A row's largest logit is less, or float32 does not hold it once it is divided by the temperature."""
+
+
+@SessionCache
+def terms_of(open_: Open) -> SamplingMetadata:
+    """The terms of a session."""
+    form, sampling = form_of(open_), open_.sampling
+    is_cut = not is_greedy(open_) and is_truncated(sampling)
+    temperature = 1.0 if is_greedy(open_) else max(sampling.temperature, SMALLEST_TEMPERATURE)
+    draft, last = (
+        ask(
+            wish | Wish.CUTS if is_cut else wish,
+            temperature=temperature,
+            seed=open_.seed,
+            min_p=sampling.min_p,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+        )
+        for wish in _wishes(form)
+    )
+    return SamplingMetadata(
+        form=form,
+        is_fused=open_.num_logprobs is None and form in {greedy_form, coupled_form, sparse_form, typical_form},
+        is_adjusted=needs_adjusting(open_),
+        draft=draft,
+        last=last,
+        limit=open_.num_token_ids,
+        bound=temperature * _PAST_FLOAT32,
+    )
+
+
+def _wishes(form: Form) -> tuple[Wish, Wish]:
+    """What is wished of the row of a draft token with a support, and of all others."""
+    if form is sparse_form:
+        return Wish.DRAWS | Wish.EXCLUDES, Wish.DRAWS
+    if form is typical_form:
+        return Wish.ENTROPY, Wish.DRAWS
+    wish = Wish.COUPLED if form is coupled_form else Wish(0)
+    return wish, wish

@@ -1,0 +1,72 @@
+"""From requests to the rows that the scoring kernels are told of, in plain Python: rows are few.
+
+Knows where rows are and what each asks of a support; what no step changes is in a session's ``SamplingMetadata``.
+
+Shape letters: ``R`` rows, the K+1 positions of every chosen session one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.kernels.scoring import NO_IDS, Rows, Words, place
+from outrider.sampling.forms import sparse_form, typical_form
+from outrider.sampling.metadata import SamplingMetadata, terms_of
+from outrider.sampling.rows import ScoreRequest
+from outrider.types import Support
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The rows, and which are whose."""
+
+    rows: Rows
+    spans: list[tuple[int, int, int, int]]
+    """Of each session: its number, its rows' start and stop, where its supports' ids begin."""
+    bound: float
+    """The least of the sessions' ``SamplingMetadata.bound``."""
+
+
+def lay_out(
+    requests: Sequence[ScoreRequest],
+    starts: Sequence[int],
+    chosen: Sequence[int],
+    vocab_size: int,
+    *,
+    places: Sequence[int] | None = None,
+) -> Layout:
+    """Rows of the chosen requests, whose logits begin at ``starts``; ``places`` are other numbers to give them."""
+    parts: list[bytes] = []
+    spans: list[tuple[int, int, int, int]] = []
+    supports: list[Words] = []
+    num_rows, num_ids, bound = 0, 0, float("inf")
+    for number, i in zip(chosen if places is None else places, chosen, strict=True):
+        request, index, terms = requests[i], starts[i], terms_of(requests[i].open)
+        base, num_drafts, bound = request.base, len(request.draft_token_ids), min(bound, terms.bound)
+        limit = min(terms.limit or vocab_size, vocab_size)
+        spans.append((number, num_rows, num_rows + num_drafts + 1, num_ids))
+        num_rows += num_drafts + 1
+        if (support := _support(request, terms)) is None:
+            for k in range(num_drafts):
+                parts += place(index + k, base + k, base, num_ids, num_ids, limit), terms.last
+        else:
+            supports.append(support.token_ids)
+            for k, count in enumerate(support.counts.tolist()):
+                parts += place(index + k, base + k, base, num_ids, num_ids + count, limit), terms.draft
+                num_ids += count
+        parts += place(index + num_drafts, base + num_drafts, base, num_ids, num_ids, limit), terms.last
+    ids = np.concatenate(supports, dtype=np.int32, casting="unsafe") if supports else NO_IDS
+    return Layout(Rows.of(parts, ids), spans, bound)
+
+
+def _support(request: ScoreRequest, terms: SamplingMetadata) -> Support | None:
+    """The ids that its rows ask about, if any."""
+    if terms.form is sparse_form and request.support is not None and len(request.support.token_ids):
+        return request.support
+    if terms.form is typical_form and request.draft_token_ids:
+        ids = np.array(request.draft_token_ids, dtype=np.int32)
+        return Support(np.ones_like(ids), ids)
+    return None

@@ -1,0 +1,129 @@
+"""Sampling parameters, turned into the logits of the distribution that is drawn from.
+
+The order is vLLM's (``v1/sample/sampler.py``): allowed ids, bad words, minimum length, bias, penalties, then
+temperature, min-p, top-k, top-p. Masked is -inf. Temperature 0 ends after the penalties.
+
+As in vLLM a bad word counts only where all of it stands in the output: a prompt that ends in its beginning does not ban
+its end. Draft tokens before a position are output to it.
+
+Shape letters: ``N`` rows, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from outrider.ports import Open
+from outrider.sampling.penalties import apply_penalties
+from outrider.sampling.rows import LogitRow, RowSpan, has_penalties, is_greedy, spans_of
+from outrider.sampling.token_rules import TokenRules, rules_of
+from outrider.sampling.truncation import truncate
+from outrider.sampling.workspace import Workspace
+
+_MASKED = float("-inf")
+SMALLEST_TEMPERATURE = 1e-30
+"""Below it a division could overflow; the distribution is one-hot long before."""
+
+
+def process_logits(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V] float32 -> [N, V] float32
+    """The logits after every sampling parameter; the given tensor itself when no row asks for anything.
+
+    A row may come out with every token masked: whoever draws from it must look.
+    """
+    spans = spans_of(rows)
+    workspace = Workspace(logits)
+    _adjust(workspace, spans)
+    _divide_by_temperature(workspace, spans)
+    truncate(workspace, spans)
+    return workspace.logits
+
+
+def adjust_logits(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V] float32 -> [N, V] float32
+    """The logits after all that comes before the temperature; the given tensor itself when no row asks for any."""
+    workspace = Workspace(logits)
+    _adjust(workspace, spans_of(rows))
+    return workspace.logits
+
+
+def needs_adjusting(open_: Open) -> bool:
+    """Whether ``adjust_logits`` does more than to keep ids below the limit."""
+    return _has_rules(open_) or has_penalties(open_.sampling)
+
+
+def _has_rules(open_: Open) -> bool:
+    """Whether single tokens are banned or moved."""
+    sampling = open_.sampling
+    return bool(
+        sampling.allowed_token_ids
+        or sampling.min_tokens
+        or sampling.logit_bias
+        or sampling.bad_words
+        or open_.banned_token_ids
+    )
+
+
+def _adjust(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
+    _limit_ids(workspace, spans)
+    ruled = [span for span in spans if _has_rules(span.open)]
+    rules = [rules_of(span.open, workspace.vocab_size, workspace.logits.device) for span in ruled]
+    _ban(workspace, ruled, rules)
+    _add_bias(workspace, ruled, rules)
+    apply_penalties(workspace, spans)
+
+
+def _limit_ids(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
+    """Padded rows of the vocabulary are never drawn; a limit of 0 means there is none."""
+    limits = {span.open.num_token_ids or workspace.vocab_size for span in spans}
+    if len(limits) == 1 and (limit := limits.pop()) < workspace.vocab_size:
+        workspace.writable()[:, limit:] = _MASKED
+    for span in spans if limits else ():
+        if 0 < span.open.num_token_ids < workspace.vocab_size:
+            workspace.writable()[span.start : span.stop, span.open.num_token_ids :] = _MASKED
+
+
+def _ban(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequence[TokenRules]) -> None:
+    """Ids that are not allowed or are banned, ends before the minimum length, and what would complete a bad word."""
+    for span, of_session in zip(spans, rules, strict=True):
+        if of_session.banned is not None:
+            workspace.writable()[span.start : span.stop].masked_fill_(of_session.banned, _MASKED)
+        if of_session.ending_ids is not None and (below := _below_minimum(span)):
+            workspace.writable()[workspace.tensor(below).unsqueeze(1), of_session.ending_ids] = _MASKED
+    _ban_completions(workspace, spans, rules)
+
+
+def _below_minimum(span: RowSpan) -> list[int]:
+    """Indices of the rows before the minimum length."""
+    least = span.open.sampling.min_tokens
+    return [index for index, row in zip(span.indices, span.rows, strict=True) if row.num_output_tokens < least]
+
+
+def _ban_completions(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequence[TokenRules]) -> None:
+    pairs = [
+        (index, token_id)
+        for span, of_session in zip(spans, rules, strict=True)
+        if of_session.bad_words
+        for index, row in zip(span.indices, span.rows, strict=True)
+        for token_id in of_session.completed(row.tokens, min(row.open.prompt_length, row.length), row.length)
+    ]
+    if pairs:
+        indices, token_ids = workspace.tensor([i for i, _ in pairs]), workspace.tensor([t for _, t in pairs])
+        workspace.writable()[indices, token_ids] = _MASKED
+
+
+def _add_bias(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequence[TokenRules]) -> None:
+    for span, of_session in zip(spans, rules, strict=True):
+        if of_session.bias is not None:
+            token_ids, biases = of_session.bias
+            rows = workspace.writable()[span.start : span.stop]
+            rows.index_add_(1, token_ids, biases.expand(len(span.rows), -1))
+
+
+def _divide_by_temperature(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
+    temperatures = [
+        1.0 if is_greedy(span.open) else span.open.sampling.temperature for span in spans for _ in span.rows
+    ]
+    if any(temperature != 1.0 for temperature in temperatures):
+        column = workspace.column([max(temperature, SMALLEST_TEMPERATURE) for temperature in temperatures])
+        workspace.writable().div_(column)

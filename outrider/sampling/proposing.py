@@ -1,0 +1,109 @@
+"""Drawing draft tokens, and the evidence of what they were drawn from.
+
+What is reported is what was drawn from: the race runs over the logarithms of the very numbers that travel.
+
+Shape letters: ``N`` rows, ``V`` vocabulary, ``S`` tokens of a support.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.errors import OutriderError
+from outrider.randomness.streams import Stream
+from outrider.sampling.checks import row_errors
+from outrider.sampling.draws import race, race_among, stream_rows
+from outrider.sampling.process import process_logits
+from outrider.sampling.rows import LogitRow, is_coupled, is_greedy, needs_evidence
+from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS, choose_support
+from outrider.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One row's token; at most one of the two forms of evidence, none where the rule needs none."""
+
+    token_id: int
+    """-1 when ``error`` says why there is none."""
+    support_ids: IntArray | None = None  # [S] best first
+    support_probs: FloatArray | None = None  # [S] sums to 1
+    dense_probs: FloatArray | None = None  # [V]
+    error: OutriderError | None = None
+
+
+@torch.inference_mode()
+def propose(
+    logits: Tensor,  # [N, V] float32
+    rows: Sequence[LogitRow],
+    *,
+    support_mass: float = DEFAULT_SUPPORT_MASS,
+    support_limit: int = DEFAULT_SUPPORT_LIMIT,
+) -> list[Drawn]:
+    """Draw one token for each row, by the rule of the row's request.
+
+    Greedy takes the most likely, coupled adds the shared noise to the processed logits. Otherwise the token comes from
+    the smallest set of likeliest tokens with at least ``support_mass``, ``support_limit`` of them at most, scaled to 1;
+    from the whole row when the request is ``dense``.
+    """
+    processed = process_logits(logits, rows)
+    best, best_ids = processed.max(-1)
+    errors = row_errors(logits, best)
+    greedy_ids: list[int] = best_ids.tolist()
+    drawn = [Drawn(token_id) for token_id in greedy_ids]
+    coupled = [i for i, row in enumerate(rows) if is_coupled(row.open)]
+    dense = [i for i, row in enumerate(rows) if _is_drawn(row) and row.open.dense]
+    sparse = [i for i, row in enumerate(rows) if _is_drawn(row) and not row.open.dense]
+    _put(drawn, coupled, _draw_coupled(*_choose(processed, rows, coupled)) if coupled else [])
+    _put(drawn, dense, _draw_dense(*_choose(processed, rows, dense)) if dense else [])
+    if sparse:
+        _put(drawn, sparse, _draw_sparse(*_choose(processed, rows, sparse), support_mass, support_limit))
+    return [one if error is None else Drawn(-1, error=error) for one, error in zip(drawn, errors, strict=True)]
+
+
+def _is_drawn(row: LogitRow) -> bool:
+    return not is_greedy(row.open) and not is_coupled(row.open)
+
+
+def _choose(logits: Tensor, rows: Sequence[LogitRow], chosen: Sequence[int]) -> tuple[Tensor, Sequence[LogitRow]]:
+    if len(chosen) == len(rows):
+        return logits, rows
+    index = torch.tensor(chosen, device=logits.device)
+    return logits[index], [rows[i] for i in chosen]
+
+
+def _put(drawn: list[Drawn], places: Sequence[int], values: Sequence[Drawn]) -> None:
+    for place, value in zip(places, values, strict=True):
+        drawn[place] = value
+
+
+def _draw_coupled(logits: Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:  # [N, V]
+    winners = race(logits, stream_rows(rows, Stream.COUPLED, logits.device))
+    return [Drawn(token_id) for token_id in winners.tolist()]
+
+
+def _draw_dense(logits: Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:  # [N, V]
+    probs = logits.softmax(-1)
+    winners = race(probs.log(), stream_rows(rows, Stream.PROPOSAL, logits.device))
+    reported = probs.cpu().numpy()
+    return [
+        Drawn(token_id, dense_probs=reported[i].copy() if needs_evidence(rows[i].open) else None)
+        for i, token_id in enumerate(winners.tolist())
+    ]
+
+
+def _draw_sparse(logits: Tensor, rows: Sequence[LogitRow], mass: float, limit: int) -> list[Drawn]:  # [N, V]
+    vocab_size = logits.shape[-1]
+    probs, token_ids, widths = choose_support(logits.softmax(-1), mass, limit)
+    noise = stream_rows(rows, Stream.PROPOSAL, logits.device)
+    winners: list[int] = race_among(probs.log(), token_ids, noise, vocab_size).tolist()
+    reported_ids, reported_probs = token_ids.to(torch.int32).cpu().numpy(), probs.cpu().numpy()
+    return [
+        Drawn(winner, reported_ids[i, :width].copy(), reported_probs[i, :width].copy())
+        if needs_evidence(rows[i].open)
+        else Drawn(winner)
+        for i, (winner, width) in enumerate(zip(winners, widths, strict=True))
+    ]

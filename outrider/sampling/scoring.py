@@ -1,0 +1,115 @@
+"""What a target says of the K+1 positions of each session, in the form its acceptance rule needs.
+
+Sessions of one form are scored together. A session whose logits are not finite, whose item breaks the contract or whose
+parameters leave nothing to draw gets an error; its neighbours do not notice.
+
+Shape letters: ``R`` rows, the K+1 positions of every session one after the other; ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.errors import IntegrityError, OutriderError
+from outrider.sampling.checks import row_errors
+from outrider.sampling.contract import broken_contract
+from outrider.sampling.forms import Form, Group, Scored, form_of
+from outrider.sampling.logprobs import log_softmax_rows, position_logprobs
+from outrider.sampling.process import process_logits
+from outrider.sampling.rows import LogitRow, ScoreRequest
+from outrider.types import CandidateLogprobs, DenseScores, LogprobsMode, ScoreForm
+
+__all__ = ["ScoreOutcome", "ScoreRequest", "score"]
+
+
+@dataclass(slots=True)  # frozen, it would take twice as long to make
+class ScoreOutcome:
+    """One session's scores, or why there are none."""
+
+    form: ScoreForm | None
+    logprobs: tuple[CandidateLogprobs, ...] = ()
+    """[K+1] when asked for; empty with ``DenseScores``, which carry their own."""
+    error: OutriderError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Everything one call works on."""
+
+    raw: Tensor  # [R, V]
+    processed: Tensor  # [R, V]
+    rows: list[LogitRow]
+    requests: Sequence[ScoreRequest]
+    spans: list[range]
+    """Where each request's rows are."""
+
+    def group(self, chosen: Sequence[int]) -> Group:
+        """The chosen requests as a group to score."""
+        if len(chosen) == len(self.requests):
+            return Group(self.processed, self.rows, self.requests)
+        indices = [index for i in chosen for index in self.spans[i]]
+        logits = self.processed[torch.tensor(indices, device=self.processed.device)]
+        return Group(logits, [self.rows[index] for index in indices], [self.requests[i] for i in chosen])
+
+
+@torch.inference_mode()
+def score(logits: Tensor, requests: Sequence[ScoreRequest]) -> list[ScoreOutcome]:  # [R, V] float32
+    """Score every request's K+1 positions, in the order of the requests.
+
+    Raises ``IntegrityError`` when the logits are not as many rows as the requests have positions: whose they are is
+    not known then. All else that is wrong is one session's own error.
+    """
+    batch = _prepare(logits, requests)
+    errors = _errors(batch)
+    outcomes = [ScoreOutcome(None, error=error) for error in errors]
+    for form, chosen in _by_form(requests, errors).items():
+        for i, scored in zip(chosen, form(batch.group(chosen)), strict=True):
+            outcomes[i] = _outcome(batch, i, scored)
+    return outcomes
+
+
+def _prepare(logits: Tensor, requests: Sequence[ScoreRequest]) -> _Batch:
+    rows: list[LogitRow] = []
+    spans: list[range] = []
+    for request in requests:
+        rows.extend(request.rows())
+        spans.append(range(len(rows) - request.num_positions, len(rows)))
+    if len(rows) != len(logits):
+        raise IntegrityError(f"{len(logits)} rows of logits for {len(rows)} positions to score")
+    return _Batch(logits, process_logits(logits, rows), rows, requests, spans)
+
+
+def _by_form(requests: Sequence[ScoreRequest], errors: Sequence[OutriderError | None]) -> dict[Form, list[int]]:
+    chosen: dict[Form, list[int]] = {}
+    for i, (request, error) in enumerate(zip(requests, errors, strict=True)):
+        if error is None:
+            chosen.setdefault(form_of(request.open), []).append(i)
+    return chosen
+
+
+def _errors(batch: _Batch) -> list[OutriderError | None]:
+    """The first thing wrong with each session; a position that cannot be drawn from fails all of it."""
+    of_rows = row_errors(batch.raw, batch.processed.amax(-1))
+    vocab_size = batch.raw.shape[-1]
+    return [
+        broken_contract(request, vocab_size)
+        or next((of_rows[index] for index in span if of_rows[index] is not None), None)
+        for request, span in zip(batch.requests, batch.spans, strict=True)
+    ]
+
+
+def _outcome(batch: _Batch, i: int, scored: Scored) -> ScoreOutcome:
+    open_ = batch.requests[i].open
+    if open_.num_logprobs is None:
+        return ScoreOutcome(scored.form)
+    source = batch.raw if open_.logprobs_mode is LogprobsMode.RAW else batch.processed
+    span = batch.spans[i]
+    logprobs = log_softmax_rows(source[span.start : span.stop], open_.num_token_ids)
+    if isinstance(scored.form, DenseScores):
+        return ScoreOutcome(dataclasses.replace(scored.form, logprobs=logprobs.cpu().numpy()))
+    return ScoreOutcome(scored.form, position_logprobs(logprobs, scored.candidates, open_.num_logprobs))

@@ -1,0 +1,62 @@
+"""Idle sessions: those for which nothing has come for too long lose their pages.
+
+Owns how often they are looked for. A session that waits for a forward is not idle. What comes for one that has ended
+is answered with ``SessionLost``, so its coordinator opens it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Generic
+
+from outrider.serving.executor import SequenceT
+from outrider.serving.session_table import SessionKey, SessionTable
+
+_log = logging.getLogger(__name__)
+_CHECKS_PER_TIMEOUT = 4
+_NANOSECONDS = 1e9
+
+
+class IdleSessions(Generic[SequenceT]):
+    """``end_all`` is due when ``next_check_s`` is 0."""
+
+    def __init__(
+        self,
+        session_table: SessionTable[SequenceT],
+        timeout_s: float | None,
+        *,
+        is_busy: Callable[[SessionKey], bool],
+        end: Callable[[SessionKey], None],
+        clock: Callable[[], int],
+    ) -> None:
+        """``is_busy`` says whether a session waits for an answer; ``clock`` gives nanoseconds; no timeout: for ever."""
+        self._session_table = session_table
+        self._timeout_ns = None if timeout_s is None else round(timeout_s * _NANOSECONDS)
+        self._is_busy, self._end, self._clock = is_busy, end, clock
+        self._next_ns = 0
+
+    @property
+    def next_check_s(self) -> float | None:
+        """Seconds until the next look; None while there are no sessions."""
+        if self._timeout_ns is None or not len(self._session_table):
+            return None
+        return max(0, self._next_ns - self._clock()) / _NANOSECONDS
+
+    def end_all(self) -> None:
+        """End the sessions that have been idle for the timeout."""
+        if self._timeout_ns is None:
+            return
+        now = self._clock()
+        self._next_ns = now + self._timeout_ns // _CHECKS_PER_TIMEOUT
+        idle = []
+        for session in self._session_table.sessions():
+            if self._is_busy(session.key):
+                session.used_ns = now
+            elif now - session.used_ns >= self._timeout_ns:
+                idle.append(session.key)
+        for key in idle:
+            self._end(key)
+        if idle:
+            seconds = self._timeout_ns / _NANOSECONDS
+            _log.info("%d sessions of which nothing was heard for %g s were released", len(idle), seconds)

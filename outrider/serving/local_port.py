@@ -1,0 +1,140 @@
+"""A port of this process: a description, a core in its thread, and links to it.
+
+What ``ports.Draft`` and ``ports.Target`` have in common when the service runs in process. Refuses to know which of the
+two it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from outrider.errors import UnavailableError
+from outrider.kv_cache import PrefixCache
+from outrider.ports import Opened, Refused, SessionFailed, SessionLost
+from outrider.readings import Reading
+from outrider.recording import Recorder
+from outrider.serving.stats import ServiceStats
+from outrider.serving.worker import Core, EngineWorker, LocalLink, OnFailure
+from outrider.types import ModelDescription
+
+CommandT = TypeVar("CommandT")
+EventT = TypeVar("EventT")
+CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
+
+
+class CountedCore(Core[CommandT_contra, EventT], Protocol[CommandT_contra, EventT]):
+    """A core that says what it has done."""
+
+    @property
+    def activity(self) -> ServiceStats:
+        """So far; read from any thread."""
+        ...
+
+    @property
+    def num_pages_free(self) -> int:
+        """KV pages that are free; read from any thread."""
+        ...
+
+
+class LocalPort(Generic[CommandT, EventT]):
+    """``on_failure`` is called from the engine's thread if its core ever raises; every link is broken by then.
+
+    ``rehearsal`` is what a first request would send: ``warm_up`` sends it. ``at_end`` is called once nothing
+    computes any more.
+    """
+
+    def __init__(
+        self,
+        core: CountedCore[CommandT, EventT],
+        description: ModelDescription,
+        *,
+        rehearsal: Sequence[CommandT] = (),
+        capture_seconds: float = 0.0,
+        on_failure: OnFailure | None = None,
+        at_end: Callable[[], None] | None = None,
+        prefix_cache: PrefixCache | None = None,
+    ) -> None:
+        self._at_end = at_end
+        self.description = description
+        self._core = core
+        self._rehearsal = tuple(rehearsal)
+        self._capture_seconds = capture_seconds
+        self._prefix_cache = prefix_cache
+        self._worker = EngineWorker(core, name=f"{description.role}-engine", on_failure=on_failure)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether links can be opened; False after a failure and after ``close``."""
+        return self._worker.is_alive
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open."""
+        return self._core.num_sessions
+
+    @property
+    def activity(self) -> ServiceStats:
+        """What was done so far, the warm-up left out."""
+        return self._core.activity
+
+    def readings(self) -> list[Reading]:
+        """Figures of this moment; from any thread."""
+        free, num_pages = self._core.num_pages_free, self.description.num_pages
+        return [
+            *self._core.activity.readings(),
+            Reading("outrider_sessions_open", self._core.num_sessions),
+            Reading("outrider_kv_pages_free", free),
+            Reading("outrider_kv_pages_used", num_pages - free),
+            Reading("outrider_graph_capture_seconds", self._capture_seconds),
+            *self._prefix_cache_readings(),
+        ]
+
+    def _prefix_cache_readings(self) -> list[Reading]:
+        cache = self._prefix_cache
+        return [
+            Reading("outrider_prefix_cache_queries_total", cache.num_queried_tokens if cache else 0),
+            Reading("outrider_prefix_cache_hits_total", cache.num_hit_tokens if cache else 0),
+            Reading("outrider_prefix_cache_evictions_total", cache.num_evicted_pages if cache else 0),
+        ]
+
+    def refuse_sessions(self) -> None:
+        """Refuse new sessions from now on, because the service is about to end."""
+        self._core.refuse_sessions("the service is ending")
+
+    def record_to(self, recorder: Recorder) -> None:
+        """Have traced items noted; before any link is opened."""
+        self._core.recorder = recorder
+
+    async def describe(self) -> ModelDescription:
+        """Facts of the service."""
+        return self.description
+
+    async def attach(self) -> LocalLink[CommandT, EventT]:
+        """Open a link; ``UnavailableError`` when the service has stopped."""
+        return self._worker.attach()
+
+    async def warm_up(self) -> None:
+        """Serve the rehearsal in the engine's own thread, as requests will be; ``UnavailableError`` if that fails."""
+        if not self._rehearsal:
+            return
+        link = await self.attach()
+        try:
+            link.send(self._rehearsal)
+            async for batch in link.events():
+                if any(isinstance(event, SessionLost | SessionFailed | Refused) for event in batch.events):
+                    raise UnavailableError(f"the warm-up was answered with {batch.events}")
+                if not all(isinstance(event, Opened) for event in batch.events):
+                    return
+        finally:
+            await link.close()
+            self._core.activity.clear()
+            if self._prefix_cache is not None:
+                self._prefix_cache.clear_counts()
+
+    async def close(self) -> None:
+        """Stop after the step in progress; links break. Idempotent."""
+        await asyncio.to_thread(self._worker.close)
+        if self._at_end is not None:
+            await asyncio.to_thread(self._at_end)

@@ -1,0 +1,93 @@
+"""What a service has done since its start, in numbers.
+
+Owns the counts of forwards and sessions. Written by the engine's thread alone, read from any. Refuses to know who shows
+them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from outrider.errors import InvalidRequestError, NonFiniteLogitsError
+from outrider.ports import Preempted, Refused, SessionFailed, SessionLost
+from outrider.readings import AMOUNTS, STAGE_SECONDS, Histogram, Reading, each
+from outrider.recording import PassRecord
+
+_NANOSECOND = 1e-9
+NO_ROOM, ENDING = "no_room", "ending"
+"""Why a session is refused."""
+USUAL_FAILURES = (NonFiniteLogitsError.__name__, InvalidRequestError.__name__)
+"""Why a session fails, by the error's name; other errors of ours may join."""
+
+
+class ServiceStats:
+    """Counts of one service."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew, as after a warm-up; not while the service computes."""
+        self.queue = Histogram(STAGE_SECONDS)
+        self.forward = Histogram(STAGE_SECONDS)
+        self.sample = Histogram(STAGE_SECONDS)
+        self.batch_size = Histogram(AMOUNTS)
+        self.num_tokens = Histogram(AMOUNTS)
+        self.num_opened = 0
+        self.num_lost = 0
+        self.num_preempted = 0
+        self.num_foreseen_used = self.num_foreseen_unused = 0
+        """Items computed before they came, by whether they came."""
+        self.refused: Counter[str] = Counter({NO_ROOM: 0, ENDING: 0})
+        self.failed: Counter[str] = Counter(dict.fromkeys(USUAL_FAILURES, 0))
+        """Sessions that failed, by the error's name; the usual ones from the start: nobody sees a series rise that
+        begins with its first failure."""
+
+    def note_forward(self, found: PassRecord, waits_ns: Sequence[int]) -> None:
+        """A forward has ended; ``waits_ns`` are how long the items waited that it served for the first time."""
+        for wait_ns in waits_ns:
+            self.queue.observe(wait_ns * _NANOSECOND)
+        self.forward.observe((found.computed_ns - found.started_ns) * _NANOSECOND)
+        self.sample.observe((found.ended_ns - found.computed_ns) * _NANOSECOND)
+        self.batch_size.observe(found.batch_size)
+        self.num_tokens.observe(found.num_tokens)
+
+    def note_opened(self, event: object, *, is_ending: bool) -> None:
+        """A session was opened, or the event says why not."""
+        if isinstance(event, Refused):
+            self.refused[ENDING if is_ending else NO_ROOM] += 1
+        elif event is None:
+            self.num_opened += 1
+
+    def note_refused(self) -> None:
+        """A session was opened, and found no pages for its text."""
+        self.refused[NO_ROOM] += 1
+
+    def note_answer(self, event: object) -> None:
+        """An answer that may say that a session ended badly."""
+        if isinstance(event, SessionLost):
+            self.num_lost += 1
+        elif isinstance(event, Preempted):
+            self.num_preempted += 1
+        elif isinstance(event, SessionFailed):
+            self.failed[event.code] += 1
+
+    def readings(self) -> list[Reading]:
+        """All of it."""
+        stages = (("queue", self.queue), ("forward", self.forward), ("sample", self.sample))
+        return [
+            *(
+                Reading("outrider_forward_stage_seconds", histogram.read(), (("stage", stage),))
+                for stage, histogram in stages
+            ),
+            Reading("outrider_forward_batch_size", self.batch_size.read()),
+            Reading("outrider_forward_tokens", self.num_tokens.read()),
+            Reading("outrider_sessions_opened_total", self.num_opened),
+            Reading("outrider_sessions_lost_total", self.num_lost),
+            Reading("outrider_sessions_preempted_total", self.num_preempted),
+            Reading("outrider_foreseen_items_total", self.num_foreseen_used, (("outcome", "used"),)),
+            Reading("outrider_foreseen_items_total", self.num_foreseen_unused, (("outcome", "unused"),)),
+            *each("outrider_sessions_refused_total", "reason", list(self.refused.items())),
+            *each("outrider_sessions_failed_total", "error", list(self.failed.items())),
+        ]

@@ -1,0 +1,53 @@
+"""``outrider target``: serve a large model over gRPC.
+
+Owns the order in which a target's process comes up and the settings it takes (``--help``). The port is bound before
+torch is imported, so that what is wrong with it is said at once.
+"""
+
+from __future__ import annotations
+
+import os
+
+# gRPC reads it when it is imported. Its own lines are no JSON, and what they tell the log tells too.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from outrider.config import TargetSettings
+from outrider.model_executor.distributed.follower import follow
+from outrider.model_executor.loader.model_folder import require_model_folder
+from outrider.process.hosting import LoadProgress, OnFailure, host_service, run_process
+from outrider.transport.http_health import Probes
+from outrider.transport.security import service_security
+from outrider.transport.server import serve_target
+
+if TYPE_CHECKING:
+    from outrider_target.service import TargetService
+
+
+async def serve(settings: TargetSettings) -> None:
+    """Serve until a signal; raises what kept the service from starting or made it fail."""
+    require_model_folder(settings.model)
+    listen = partial(
+        serve_target,
+        host=settings.host,
+        port=settings.port,
+        security=service_security(settings),
+        probes=Probes.of(settings),
+        link_timeout_s=settings.link_timeout_ms / 1000,
+    )
+    await host_service(listen, partial(load_model, settings), settings)
+
+
+def load_model(settings: TargetSettings, progress: LoadProgress, on_failure: OnFailure) -> TargetService:
+    """The service that the settings ask for; imports torch."""
+    from outrider_target.service import TargetService
+
+    return TargetService.load(
+        settings, progress=progress.weights, capture_progress=progress.captures, on_failure=on_failure
+    )
+
+
+if __name__ == "__main__":
+    run_process(TargetSettings, serve, follow)

@@ -1,0 +1,132 @@
+"""The target in process: ``ports.Target`` over one loaded model.
+
+Owns how a target is put together and warmed up. Refuses to know transports: ``__main__`` serves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outrider.config import TargetSettings
+from outrider.kv_cache import KVSequence
+from outrider.model_executor.cuda_graphs import CaptureProgress
+from outrider.model_executor.distributed.runner import open_runner
+from outrider.model_executor.loader.description import describe_model
+from outrider.model_executor.loader.weights import Progress
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.ports import Open, Score, TargetCommand, TargetEvent
+from outrider.ports import Scores as ScoresEvent
+from outrider.sampling.sampler import warm_up_scoring
+from outrider.serving.engine_core import DEFAULT_MAX_BATCHED_TOKENS, EngineCore
+from outrider.serving.local_port import LocalPort
+from outrider.serving.session_table import UNBOUNDED, Limits, SessionLimits, SessionTable
+from outrider.serving.token_budget import DEFAULT_PREFILL_BESIDE
+from outrider.serving.worker import OnFailure
+from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
+from outrider_target.jobs import ScoreJob
+from outrider_target.scorer import Scorer
+
+TargetCore = EngineCore[KVSequence, Score, ScoreJob, ScoresEvent]
+
+
+class TargetService(LocalPort[TargetCommand, TargetEvent]):
+    """A target that runs ``runner``, in a thread of its own, until it is closed."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        description: ModelDescription,
+        *,
+        max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+        max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+        computes_ahead: bool = True,
+        session_limits: SessionLimits = UNBOUNDED,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        self.runner = runner
+        core = build_core(
+            runner,
+            max_batched_tokens=max_batched_tokens,
+            max_prefill_beside=max_prefill_beside,
+            computes_ahead=computes_ahead,
+            session_limits=session_limits,
+        )
+        super().__init__(
+            core,
+            description,
+            rehearsal=_rehearsal(description),
+            capture_seconds=runner.capture_seconds,
+            on_failure=on_failure,
+            at_end=runner.close,
+            prefix_cache=runner.sequences.prefix_cache,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        settings: TargetSettings,
+        *,
+        progress: Progress | None = None,
+        capture_progress: CaptureProgress | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> TargetService:
+        """Load the model that the settings name; ``ModelError`` or ``ConfigError`` says why it cannot be served.
+
+        ``progress`` counts bytes of weights, ``capture_progress`` CUDA graphs.
+        """
+        runner = open_runner(settings, progress=progress, on_failure=on_failure)
+        description = describe_model("target", settings.model, runner, load_format=settings.load_format)
+        runner.warm_up(capture_progress)
+        warm_up_scoring(runner.config.vocab_size, runner.dtype, runner.device)
+        return cls(
+            runner,
+            description,
+            max_batched_tokens=settings.max_batched_tokens,
+            max_prefill_beside=settings.max_prefill_beside,
+            computes_ahead=settings.compute_ahead,
+            session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),
+            on_failure=on_failure,
+        )
+
+
+def build_core(
+    runner: ModelRunner,
+    *,
+    max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+    max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+    computes_ahead: bool = True,
+    session_limits: SessionLimits = UNBOUNDED,
+) -> TargetCore:
+    """The synchronous part, for a worker's thread or for a test."""
+    pool, scorer = runner.sequences.pool, Scorer(runner)
+    limits = Limits(
+        runner.config.vocab_size,
+        runner.max_model_len,
+        trims=False,
+        max_cached_tokens=pool.num_pages * pool.page_size,
+        sessions=session_limits,
+    )
+    return EngineCore(
+        SessionTable(runner.sequences, limits),
+        scorer,
+        ahead=scorer if computes_ahead else None,
+        adapts_chunks=runner.device.type == "cuda",
+        max_batched_tokens=max_batched_tokens,
+        max_prefill_beside=max_prefill_beside,
+    )
+
+
+def _rehearsal(description: ModelDescription) -> list[TargetCommand]:
+    sampled = Open(
+        session=0,
+        generation=0,
+        sampling=SamplingParams(),
+        seed=0,
+        acceptance_method=AcceptanceMethod.REJECTION,
+        prompt_length=1,
+        max_length=1,
+        num_token_ids=description.num_token_ids,
+    )
+    greedy = replace(sampled, session=1, sampling=SamplingParams(temperature=0.0))
+    scores = [Score(session, 1, 0, 0, (0,)) for session in (0, 1)]
+    return [sampled, greedy, *scores]
