@@ -1,0 +1,62 @@
+"""The Triton kernels, each run in the interpreter, compiled for real hardware, and run on a GPU where there is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+CASES = ["triton_cases", "draft_sampling_cases", "few_tokens_cases"]
+KERNELS = {
+    "_norm_kernel", "_swiglu_kernel", "_turn_and_store_kernel", "_attend_kernel", "_attend_chunks_kernel",
+    "_skinny_kernel", "_look_up_kernel", "_survey_kernel", "_histogram_kernel", "_gather_kernel", "_finish_kernel",
+    "_streamed_kernel", "_streamed_gate_kernel", "_quarters_kernel", "_add_up_kernel",
+    "_product_kernel", "_gated_kernel", "_turned_kernel", "_sum_norm_kernel",
+    "_take_in_kernel", "_advance_kernel", "_group_kernel", "_entropy_kernel", "_answer_kernel", "_cut_kernel",
+}  # fmt: skip
+COMPILING = Path(__file__).with_name("compiling.py")
+
+
+def run(*command: str, **environment: str) -> str:
+    """A process of its own: Triton decides when it is imported whether it interprets."""
+    plain = {name: value for name, value in os.environ.items() if name not in {"TRITON_INTERPRET", "PYTEST_ADDOPTS"}}
+    outcome = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=COMPILING.parents[2], env={**plain, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert outcome.returncode == 0, outcome.stdout[-4000:] + outcome.stderr[-2000:]
+    return outcome.stdout
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("cases", CASES)
+def test_kernels_keep_their_contracts_in_the_interpreter(cases: str) -> None:
+    pytest.importorskip("triton")
+    path = COMPILING.with_name(f"{cases}.py")
+    assert " passed" in run("pytest", str(path), "-p", "no:cacheprovider", TRITON_INTERPRET="1")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("module", "waits"), [("compiling", "False"), ("compiling_uses", "True")])
+def test_kernels_compile_for_real_hardware(module: str, waits: str) -> None:
+    """No GPU needed. Once by hand for capability 8.0, and as whole models launch them for 9.0.
+
+    Dependent launch exists from 9.0 on, and there every kernel must wait for the one before it.
+    """
+    pytest.importorskip("triton")
+    lines = [line.split() for line in run(f"tests.kernels.{module}").splitlines()]
+    assert {name for name, *_ in lines} == KERNELS
+    assert {line[1] for line in lines} == {waits}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("cases", CASES)
+def test_kernels_keep_their_contracts_on_a_gpu(cases: str) -> None:
+    path = COMPILING.with_name(f"{cases}.py")
+    assert " passed" in run("pytest", str(path), "-p", "no:cacheprovider")

@@ -1,0 +1,48 @@
+"""A model that two ranks share says what it says alone, and neither rank reads or holds more than its part."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.model_executor.synthetic.recipe import Recipe, write_recipe
+from tests.model_executor.distributed.two_ranks import MORE
+from tests.model_executor.parity import build
+from tests.model_executor.test_parity import MODELS
+
+DEADLINE_S = 280
+
+
+@pytest.mark.timeout(300)
+def test_every_architecture_shared_by_two(tmp_path: Path) -> None:
+    for architecture, config in {**MODELS, **MORE}.values():
+        build(architecture, **config)  # so that the ranks find them made
+    folder = tmp_path / "synthetic"
+    folder.mkdir()
+    shutil.copy(build("qwen3") / "config.json", folder)
+    write_recipe(folder, Recipe("target", 1.0))
+    ranks = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.model_executor.distributed.two_ranks",
+                str(tmp_path / "store"),
+                str(rank),
+                str(folder),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=DEADLINE_S)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], said

@@ -1,0 +1,126 @@
+"""Run by both ranks of a test, as ``python -m tests.model_executor.distributed.two_ranks STORE RANK SYNTHETIC``: every
+architecture, and the synthetic model of a folder, shared, beside the same model alone. A rank that finds a difference
+ends with an error.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from outrider.model_executor.distributed.collectives import Collectives
+from outrider.model_executor.distributed.communicator import CpuExchange
+from outrider.model_executor.distributed.sharding import Shard
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.loader.executor import LoadFormat, load_execution
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.models.decoder import Decoder
+from outrider.model_executor.models.linear import Linear
+from tests.model_executor.parity import build, random_ids
+from tests.model_executor.test_parity import MODELS
+
+TOLERANCE = 2e-5
+SIZE = 2
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-odd-vocabulary": ("llama", {"vocab_size": 271}),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+}
+
+
+class BothRun:
+    """Ranks that run the same steps without being told, since the test makes them on both."""
+
+    publish = None
+
+    def __init__(self, rank: int) -> None:
+        self.shard = Shard(rank, SIZE)
+
+    def open_collectives(self, device: torch.device, dtype: torch.dtype) -> Collectives:
+        return CpuExchange(self.shard, lambda error: None)
+
+    def least(self, value: int) -> int:
+        return value
+
+    def close(self) -> None:
+        pass
+
+
+def logits_of(runner: ModelRunner) -> torch.Tensor:
+    """Prefill, scoring beside a chunk, rollback, and a fork whose page is copied."""
+    vocab = runner.config.vocab_size
+    text, other = random_ids(40, seed=1, vocab_size=vocab), random_ids(40, seed=2, vocab_size=vocab)
+    first, second = runner.sequences.open(60), runner.sequences.open(60)
+    found = [runner.forward([ForwardRow(first, text[:20], 20)])]
+    found.append(runner.forward([ForwardRow(first, text[20:25], 5), ForwardRow(second, other[:11], 1)]))
+    runner.sequences.truncate(first, 18)
+    forked = runner.sequences.fork(second, 30)  # both write into its last page
+    rows = [ForwardRow(first, other[11:14], 3), ForwardRow(second, text[:2], 2), ForwardRow(forked, text[5:6], 1)]
+    found.append(runner.forward(rows))
+    assert forked.page_table[-1] != second.page_table[-1]
+    runner.forward([ForwardRow(second, [1], 0)])
+    return torch.cat(found)
+
+
+def check(folder: Path, rank: int) -> None:
+    read: list[tuple[int, int]] = []
+    settings = {"dtype": "float32", "page_size": 4, "num_pages": 60}
+    whole_read: list[tuple[int, int]] = []
+    alone = ModelRunner(load_execution(folder, **settings, progress=lambda *at: whole_read.append(at)))  # type: ignore[arg-type]
+    shared = ModelRunner(load_execution(folder, **settings, progress=lambda *at: read.append(at), ranks=BothRun(rank)))  # type: ignore[arg-type]
+    torch.testing.assert_close(logits_of(shared), logits_of(alone), atol=TOLERANCE, rtol=0)
+    whole, part = alone._execution.decoder, shared._execution.decoder
+    copied = sum(tensor.nbytes for tensor in held_by_all(part))
+    # Its half of every matrix, but for key and value heads that are fewer than ranks, and a row of padding.
+    spare = (part.part.num_kv_heads * SIZE - whole.config.num_kv_heads) * whole.config.head_dim
+    allowed = spare * whole.config.hidden_size * 4 * 2 * whole.config.num_layers + 4 * whole.config.hidden_size * 4
+    assert read[-1][1] <= (whole_read[-1][1] + copied) / SIZE + allowed, (read[-1], whole_read[-1], copied, allowed)
+    assert shared.kv_cache.nbytes == alone.kv_cache.nbytes * part.part.num_kv_heads // whole.config.num_kv_heads
+
+
+def check_made(folder: Path, rank: int, load_format: LoadFormat) -> None:
+    """Weights that are made where they are used: the parts are those of the whole."""
+    settings = {"dtype": "float32", "page_size": 4, "num_pages": 60, "load_format": load_format}
+    alone = ModelRunner(load_execution(folder, **settings))  # type: ignore[arg-type]
+    shared = ModelRunner(load_execution(folder, **settings, ranks=BothRun(rank)))  # type: ignore[arg-type]
+    expected = logits_of(alone)
+    torch.testing.assert_close(logits_of(shared), expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
+
+
+def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
+    """Norms, and the biases of sums."""
+    yield decoder.norm.weight
+    for layer in decoder.layers:
+        yield layer.attention_norm.weight
+        yield layer.mlp_norm.weight
+        if layer.attention.qk_norm is not None:
+            yield layer.attention.qk_norm
+        for linear in (layer.attention.output, layer.mlp.down):
+            yield from biases(linear)
+
+
+def biases(linear: Linear) -> Iterator[torch.Tensor]:
+    if linear.bias is not None:
+        yield linear.bias
+
+
+def main(store: str, rank: int, synthetic: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE)
+    for name, (architecture, config) in {**MODELS, **MORE}.items():
+        try:
+            check(build(architecture, **config), rank)
+        except Exception as error:
+            raise AssertionError(name) from error
+    check_made(build("qwen2", tie_word_embeddings=True), rank, "dummy")
+    check_made(build("llama", vocab_size=271), rank, "dummy")
+    check_made(Path(synthetic), rank, "synthetic")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

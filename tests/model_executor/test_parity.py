@@ -1,0 +1,190 @@
+"""Logits equal transformers' on the same weights: every architecture and rope variant, in every shape a forward can
+have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.model_executor.input_batch import ForwardRow
+from tests.model_executor.parity import (
+    TOLERANCE,
+    build,
+    forward_and_check,
+    open_scripted,
+    poisoned_runner,
+    random_ids,
+    reference,
+    reference_logits,
+)
+
+
+def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}}
+
+
+SCALED_ROPES: dict[str, dict[str, Any]] = {
+    "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    "linear": rope("linear", factor=4.0),
+    "llama3": rope(
+        "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+    ),
+    "yarn": rope("yarn", factor=4.0, original_max_position_embeddings=64),
+    "yarn-attention-factor": rope("yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=0.7),
+    "yarn-mscale": rope(
+        "yarn",
+        factor=4.0,
+        original_max_position_embeddings=64,
+        mscale=0.5,
+        mscale_all_dim=1.5,
+        beta_fast=8,
+        beta_slow=2,
+    ),
+    "yarn-not-truncated": rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-wide-heads": ("llama", {"head_dim": 16}),
+    "llama-one-kv-head": ("llama", {"num_key_value_heads": 1}),
+    "llama-ungrouped": ("llama", {"num_key_value_heads": 4}),
+    "llama-packed-size": ("llama", {"hidden_size": 192, "intermediate_size": 1400, "head_dim": 48}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 7}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-sliding-layers": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-biases-tied": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "qwen3-layer-types": (
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    **{f"llama-{name}": ("llama", parameters) for name, parameters in SCALED_ROPES.items()},
+    "qwen2-yarn": ("qwen2", SCALED_ROPES["yarn"]),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_shape_of_forward_gives_the_reference_logits(name: str) -> None:
+    """Prefill, chunks, decode, scoring, rollback and fork, all mixed in ragged batches, over scattered pages."""
+    architecture, config = MODELS[name]
+    folder = build(architecture, **config)
+    runner = poisoned_runner(folder, page_size=3, scattered=True)
+    first, second, third = (open_scripted(runner, folder, 90) for _ in range(3))
+    text, other = random_ids(90, seed=1), random_ids(90, seed=2)
+
+    forward_and_check(runner, (first, text[:20], None))  # prefill
+    forward_and_check(runner, (first, text[20:21], None))  # decode
+    forward_and_check(runner, (first, text[21:26], None), (second, other[:11], 1))  # scoring beside a prefill chunk
+    forward_and_check(runner, (second, other[11:30], 0), (first, text[26:27], 1), (third, [7], 1))
+    runner.sequences.truncate(first.sequence, 22)  # rollback into the middle of a page
+    forward_and_check(runner, (third, text[:4], None), (first, other[:5], None), (second, other[30:31], None))
+    forked = open_scripted(runner, folder, 1)
+    runner.sequences.release(forked.sequence)
+    forked.sequence = runner.sequences.fork(second.sequence, 60)
+    forward_and_check(runner, (second, text[:6], None), (forked, text[50:54], None), (first, text[60:61], None))
+    runner.sequences.truncate(second.sequence, 13)  # into a page that the fork still holds
+    forward_and_check(runner, (second, text[70:75], None))
+    forward_and_check(runner, (forked, text[54:60], None))
+    runner.sequences.release(forked.sequence)
+    forward_and_check(runner, (second, text[75:80], 2), (first, text[80:84], None))
+
+
+@pytest.mark.parametrize("name", [*SCALED_ROPES])
+def test_the_reference_tells_rope_variants_apart(name: str) -> None:
+    """Else the parity of scaled variants would prove nothing."""
+    text = random_ids(60, seed=3)
+    plain = reference_logits(build("llama"), text)
+    assert (plain - reference_logits(build("llama", **SCALED_ROPES[name]), text)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+def test_page_sizes(page_size: int, scattered: bool) -> None:
+    folder = build("qwen3", use_sliding_window=True, sliding_window=9, max_window_layers=1)
+    runner = poisoned_runner(folder, page_size=page_size, scattered=scattered)
+    first, second = (open_scripted(runner, folder, 130) for _ in range(2))
+    text = random_ids(130, seed=4)
+    forward_and_check(runner, (first, text[:64], None), (second, text[:1], None))
+    forward_and_check(runner, (first, text[64:129], 3), (second, text[1:17], None))
+    runner.sequences.truncate(first.sequence, 63)
+    forward_and_check(runner, (first, text[:5], None), (second, text[20:36], None))
+
+
+def test_chunked_prefill_of_any_chunk_length_gives_the_same_logits() -> None:
+    folder = build("mistral", sliding_window=7)
+    runner = poisoned_runner(folder, page_size=4)
+    text = random_ids(40, seed=5)
+    for chunk in (1, 2, 5, 7, 8, 13, 39):
+        scripted = open_scripted(runner, folder, 40)
+        for start in range(0, 40, chunk):
+            forward_and_check(runner, (scripted, text[start : start + chunk], None))
+        runner.sequences.release(scripted.sequence)
+
+
+def test_a_batch_of_sixteen_mixed_rows() -> None:
+    folder = build("llama")
+    runner = poisoned_runner(folder, page_size=16)
+    rows = [open_scripted(runner, folder, 60) for _ in range(16)]
+    texts = [random_ids(60, seed=10 + index) for index in range(16)]
+    forward_and_check(
+        runner, *[(row, text[: 1 + index * 3], 1) for index, (row, text) in enumerate(zip(rows, texts, strict=True))]
+    )
+    forward_and_check(
+        runner,
+        *[(row, text[50 : 51 + index % 9], None) for index, (row, text) in enumerate(zip(rows, texts, strict=True))],
+    )
+    assert runner.num_forwards == 2
+
+
+def test_forks_of_forks_keep_their_own_texts() -> None:
+    folder = build("llama")
+    runner = poisoned_runner(folder, page_size=4)
+    root = open_scripted(runner, folder, 40)
+    text = random_ids(40, seed=6)
+    forward_and_check(runner, (root, text[:10], 1))
+    branches = [root]
+    for _ in range(3):
+        sequence = runner.sequences.fork(branches[-1].sequence, 40)
+        branches.append(type(root)(runner, folder, sequence))
+    rows = [(branch, text[10 + index : 15 + index], None) for index, branch in enumerate(branches)]
+    forward_and_check(runner, *rows)
+    runner.sequences.release(root.sequence)
+    forward_and_check(runner, *[(branch, [3, 4], None) for branch in branches[1:]])
+
+
+def test_dynamic_rope_equals_the_reference_that_decodes_token_by_token() -> None:
+    """Past the trained length transformers' angles depend on how the text was cut; ours are those of its decoding."""
+    folder = build("llama", max_position_embeddings=32, **rope("dynamic", factor=4.0))
+    text = random_ids(60, seed=7)
+    expected = []
+    with torch.no_grad():
+        output = reference(folder)(torch.tensor([text[:32]]), use_cache=True)
+        expected.append(output.logits[0])
+        for token_id in text[32:]:
+            output = reference(folder)(torch.tensor([[token_id]]), past_key_values=output.past_key_values)
+            expected.append(output.logits[0])
+    runner = poisoned_runner(folder, page_size=3)
+    assert runner.max_model_len == 128
+    sequence = runner.sequences.open(60)
+    whole = runner.forward([ForwardRow(sequence, text, 60)])
+    torch.testing.assert_close(whole.clone(), torch.cat(expected), atol=TOLERANCE, rtol=0)
+
+
+def test_only_the_wanted_logits_come_back() -> None:
+    folder = build("llama")
+    runner = poisoned_runner(folder, page_size=16)
+    scripted = open_scripted(runner, folder, 20)
+    assert runner.forward([scripted.row([1, 2, 3], 0)]).shape == (0, 272)
+    assert runner.forward([scripted.row([1, 2, 3], 2)]).shape == (2, 272)
+    assert runner.forward([]).shape == (0, 272)
+    assert scripted.sequence.length == 6

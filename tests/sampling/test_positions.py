@@ -1,0 +1,72 @@
+"""Sessions as the rows that the scoring kernels are told of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.kernels.scoring import Column, Wish
+from outrider.sampling import ScoreRequest
+from outrider.sampling.metadata import terms_of
+from outrider.sampling.positions import lay_out
+from tests.sampling.building import COUPLED, TYPICAL, opening, support_of
+
+VOCAB_SIZE = 50
+CUT: dict[str, Any] = {"top_k": 5, "top_p": 0.9, "min_p": 0.1}
+REQUESTS = [
+    ScoreRequest(opening(seed=2**64 - 2, temperature=0.5), (), 10, (3, 4), support_of([[3, 8], [4]])),
+    ScoreRequest(opening(COUPLED, seed=1, num_token_ids=40, **CUT), (), 20),
+    ScoreRequest(opening(TYPICAL, seed=2), (), 30, (7, 6)),
+    ScoreRequest(opening(temperature=0.0, num_token_ids=60, top_k=3), (), 40, (1,)),
+    ScoreRequest(opening(seed=3), (), 50, (9,), support_of([[]])),
+]
+STARTS = [0, 3, 4, 7, 9]
+DRAWS, OUTSIDE, CUTS = Wish.DRAWS, Wish.DRAWS | Wish.EXCLUDES, Wish.CUTS
+
+
+def test_each_position_is_a_row_of_its_session() -> None:
+    layout = lay_out(REQUESTS, STARTS, range(5), VOCAB_SIZE)
+    columns = layout.rows.words.T.tolist()
+    assert columns[Column.INDEX] == list(range(11))
+    assert columns[Column.BASE] == [10, 10, 10, 20, 30, 30, 30, 40, 40, 50, 50]
+    assert columns[Column.POSITION] == [10, 11, 12, 20, 30, 31, 32, 40, 41, 50, 51]
+    assert columns[Column.LIMIT] == [50, 50, 50, 40, *[50] * 7]
+    wishes = [OUTSIDE, OUTSIDE, DRAWS, Wish.COUPLED | CUTS, Wish.ENTROPY, Wish.ENTROPY, DRAWS, 0, 0, DRAWS, DRAWS]
+    assert columns[Column.WISHES] == [int(wish) for wish in wishes]
+    assert columns[Column.TOP_K] == [0, 0, 0, 5, 0, 0, 0, 3, 3, 0, 0]
+
+
+def test_supports_lie_one_after_the_other() -> None:
+    layout = lay_out(REQUESTS, STARTS, range(5), VOCAB_SIZE)
+    starts, stops = layout.rows.words.T[[Column.SUPPORT_START, Column.SUPPORT_STOP]].tolist()
+    assert stops == [2, 3, 3, 3, 4, 5, 5, 5, 5, 5, 5]
+    assert starts == [0, *stops[:-1]]
+    assert layout.rows.support_ids.tolist() == [3, 8, 4, 7, 6]
+    assert layout.spans == [(0, 0, 3, 0), (1, 3, 4, 3), (2, 4, 7, 3), (3, 7, 9, 5), (4, 9, 11, 5)]
+
+
+def test_some_sessions_are_laid_out_as_if_they_were_alone() -> None:
+    layout = lay_out(REQUESTS, STARTS, [1, 3], VOCAB_SIZE)
+    assert layout.rows.words[:, Column.INDEX].tolist() == [3, 7, 8]
+    assert layout.spans == [(1, 0, 1, 0), (3, 1, 3, 0)]
+    assert [span[0] for span in lay_out(REQUESTS[1:2], [0], [0], VOCAB_SIZE, places=[8]).spans] == [8]
+
+
+def test_numbers_of_64_bits_and_fractions_keep_their_bits() -> None:
+    words = np.ascontiguousarray(lay_out(REQUESTS, STARTS, range(5), VOCAB_SIZE).rows.words)
+    assert words[0, Column.KEY_LOW : Column.KEY_HIGH + 1].view(np.uint64) == 2**64 - 2
+    assert words[3, Column.TOP_P_LOW :].view(np.float64) == 0.9
+    assert words[3, Column.MIN_P : Column.MIN_P + 1].view(np.float32) == np.float32(0.1)
+    scales = words[:, Column.SCALE].copy().view(np.float32)
+    assert scales[0] == pytest.approx(2 * np.log2(np.e))
+    assert scales[7] == pytest.approx(np.log2(np.e))  # greedy
+
+
+def test_terms_are_those_of_the_very_session() -> None:
+    one, other = opening(seed=1), opening(seed=1, temperature=0.0)
+    assert terms_of(one) is terms_of(one)
+    assert terms_of(other).form is not terms_of(one).form
+    found = [terms_of(opening(seed=seed)).last for seed in (1, 2, 1)]
+    assert found[0] == found[2] != found[1]

@@ -1,0 +1,117 @@
+"""Whatever comes between the start of a forward and its end, who asks is answered as if nothing had been foreseen."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from outrider.recording import ItemRecord
+from outrider.serving.engine_core import EngineCore
+from outrider.telemetry.tracing.service_spans import item_spans
+from outrider_target import flight
+from tests.serving.ahead.coordinating import KINDS, Coordinator, core_of
+from tests.serving.ahead.device import Drawing, Foreseeing, Runner, begin_drawing
+
+Core = EngineCore[Any, Any, Any, Any]
+NUM_ROUNDS, ROUNDS_OF_A_KIND = 600, 30
+NUM_PAGES = 24
+"""Too few for all sessions."""
+
+
+class _Spans:
+    """Checks the spans of what is traced."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.items: list[ItemRecord] = []
+
+    def wants(self, trace_parent: str) -> bool:
+        return True
+
+    def ended(self, item: ItemRecord) -> None:
+        assert item.trace_parent not in self.seen
+        self.seen.add(item.trace_parent)
+        for span in list(item_spans(item, "score")):
+            assert span.end_ns >= span.start_ns, span
+        self.items.append(item)
+
+    def check_nothing_was_noted_after_an_end(self) -> None:
+        assert not any(item.passes for item in self.items)  # making spans has emptied them
+
+
+def _step(core: Core, links: dict[int, Coordinator]) -> None:
+    for link_id, batch in core.step():
+        for event, timing in batch.timed():
+            if timing is not None:
+                stages = (timing.queue_ns, timing.forward_ns, timing.sample_ns, timing.wait_ns)
+                assert min(stages) >= 0
+                assert sum(stages) == timing.total_ns
+            links[link_id].take(event)
+    for link in links.values():
+        link.check_waits()
+
+
+def _is_empty(core: Core) -> bool:
+    return not any(
+        (
+            core._request_queue._due,
+            core._request_queue._found,
+            core._output_processor.has_any,
+            core._scheduler.under_way,
+        )
+    )
+
+
+def _settle(core: Core, links: dict[int, Coordinator]) -> None:
+    for _ in range(200):
+        if not core.has_work:
+            break
+        _step(core, links)
+    assert not core.has_work
+    assert all(session.newest is None for link in links.values() for session in link.sessions.values())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight, "begin_scoring", begin_drawing)
+    choose = Drawing.choose = random.Random(seed)
+    runner = Runner(NUM_PAGES)
+    scorer = Foreseeing(runner)  # type: ignore[arg-type]
+    core = core_of(scorer, computes_ahead=True)
+    core.recorder = spans = _Spans()
+    links = {i: Coordinator(core, i, choose) for i in range(2)}
+    num_checked = 0
+    for number in range(NUM_ROUNDS):
+        kind = KINDS[number // ROUNDS_OF_A_KIND % len(KINDS)]
+        for link in links.values():
+            if number % ROUNDS_OF_A_KIND == 0 and choose.random() < 0.7:
+                link.release_all()
+            link.act(kind)
+        while choose.random() < 0.7:
+            _step(core, links)
+        if number % ROUNDS_OF_A_KIND == 0:
+            _settle(core, links)
+            runner.sequences.check_integrity()
+        if choose.random() < 0.005:
+            link_id = choose.choice(list(links))
+            num_checked += links.pop(link_id).num_checked
+            core.drop_link(link_id)
+            links[max(link_id, *links) + 1] = Coordinator(core, max(link_id, *links) + 1, choose)
+    _settle(core, links)
+    for link in links.values():
+        num_checked += link.num_checked
+        link.release_all()
+    _settle(core, links)
+    lookahead_policy, activity = core._ahead.lookahead_policy, core.activity
+    assert _is_empty(core)
+    assert not lookahead_policy._speculating
+    assert not lookahead_policy._plain_steps
+    assert core.num_sessions == runner.sequences.pool.num_used == 0
+    assert activity.num_foreseen_used + activity.num_foreseen_unused == scorer.num_foreseen + scorer.num_followed
+    assert num_checked > NUM_ROUNDS / 2
+    assert core.activity.num_preempted
+    assert len(spans.seen) > NUM_ROUNDS / 2
+    spans.check_nothing_was_noted_after_an_end()
+    assert min(activity.num_foreseen_used, activity.num_foreseen_unused, scorer.num_followed) > 20
