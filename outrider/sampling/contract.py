@@ -9,7 +9,6 @@ import numpy as np
 from outrider.errors import ProtocolError
 from outrider.ports import Open
 from outrider.sampling.forms import form_of, sparse_form
-from outrider.sampling.metadata import terms_of
 from outrider.sampling.rows import ScoreRequest
 from outrider.types import Support
 
@@ -25,7 +24,7 @@ def keep_contract(requests: Sequence[ScoreRequest], vocab_size: int) -> bool:
         return False
     supports: list[Support] = []
     for request in drafting:
-        if terms_of(request.open).form is sparse_form:
+        if request.session.metadata.form is sparse_form:
             if request.support is None or not 0 < len(request.support.counts) == len(request.draft_token_ids):
                 return False
             supports.append(request.support)

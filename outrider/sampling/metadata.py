@@ -1,7 +1,4 @@
-"""What the scoring of a session keeps to from its first step to its last, worked out once for its ``Open``.
-
-Knows what the kernels must be told of a row, and nothing of what differs from step to step.
-"""
+"""Sampling metadata: what the scoring kernels are told of a session's rows and what no step changes."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from outrider.ports import Open
 from outrider.sampling.forms import Form, coupled_form, form_of, greedy_form, sparse_form, typical_form
 from outrider.sampling.process import SMALLEST_TEMPERATURE, needs_adjusting
 from outrider.sampling.rows import is_greedy, is_truncated
-from outrider.sampling.session_cache import SessionCache
 
 _PAST_FLOAT32 = 2.0**128 - 2.0**103
 """The least that float32 rounds to infinity."""
@@ -20,7 +16,7 @@ _PAST_FLOAT32 = 2.0**128 - 2.0**103
 
 @dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """One session's."""
+    """Of one session."""
 
     form: Form
     is_fused: bool
@@ -36,33 +32,32 @@ class SamplingMetadata:
     bound: float
     """A row's largest logit is less, or float32 does not hold it once it is divided by the temperature."""
 
-
-@SessionCache
-def terms_of(open_: Open) -> SamplingMetadata:
-    """The terms of a session."""
-    form, sampling = form_of(open_), open_.sampling
-    is_cut = not is_greedy(open_) and is_truncated(sampling)
-    temperature = 1.0 if is_greedy(open_) else max(sampling.temperature, SMALLEST_TEMPERATURE)
-    draft, last = (
-        ask(
-            wish | Wish.CUTS if is_cut else wish,
-            temperature=temperature,
-            seed=open_.seed,
-            min_p=sampling.min_p,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
+    @classmethod
+    def of(cls, open_: Open) -> SamplingMetadata:
+        """The metadata of a session."""
+        form, sampling = form_of(open_), open_.sampling
+        is_cut = not is_greedy(open_) and is_truncated(sampling)
+        temperature = 1.0 if is_greedy(open_) else max(sampling.temperature, SMALLEST_TEMPERATURE)
+        draft, last = (
+            ask(
+                wish | Wish.CUTS if is_cut else wish,
+                temperature=temperature,
+                seed=open_.seed,
+                min_p=sampling.min_p,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+            )
+            for wish in _wishes(form)
         )
-        for wish in _wishes(form)
-    )
-    return SamplingMetadata(
-        form=form,
-        is_fused=open_.num_logprobs is None and form in {greedy_form, coupled_form, sparse_form, typical_form},
-        is_adjusted=needs_adjusting(open_),
-        draft=draft,
-        last=last,
-        limit=open_.num_token_ids,
-        bound=temperature * _PAST_FLOAT32,
-    )
+        return cls(
+            form=form,
+            is_fused=open_.num_logprobs is None and form in {greedy_form, coupled_form, sparse_form, typical_form},
+            is_adjusted=needs_adjusting(open_),
+            draft=draft,
+            last=last,
+            limit=open_.num_token_ids,
+            bound=temperature * _PAST_FLOAT32,
+        )
 
 
 def _wishes(form: Form) -> tuple[Wish, Wish]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from outrider.kernels.scoring import NO_IDS, Rows, Words, place
 from outrider.sampling.forms import sparse_form, typical_form
-from outrider.sampling.metadata import SamplingMetadata, terms_of
+from outrider.sampling.metadata import SamplingMetadata
 from outrider.sampling.rows import ScoreRequest
 from outrider.types import Support
 
@@ -44,29 +44,29 @@ def lay_out(
     supports: list[Words] = []
     num_rows, num_ids, bound = 0, 0, float("inf")
     for number, i in zip(chosen if places is None else places, chosen, strict=True):
-        request, index, terms = requests[i], starts[i], terms_of(requests[i].open)
-        base, num_drafts, bound = request.base, len(request.draft_token_ids), min(bound, terms.bound)
-        limit = min(terms.limit or vocab_size, vocab_size)
+        request, index, metadata = requests[i], starts[i], requests[i].session.metadata
+        base, num_drafts, bound = request.base, len(request.draft_token_ids), min(bound, metadata.bound)
+        limit = min(metadata.limit or vocab_size, vocab_size)
         spans.append((number, num_rows, num_rows + num_drafts + 1, num_ids))
         num_rows += num_drafts + 1
-        if (support := _support(request, terms)) is None:
+        if (support := _support(request, metadata)) is None:
             for k in range(num_drafts):
-                parts += place(index + k, base + k, base, num_ids, num_ids, limit), terms.last
+                parts += place(index + k, base + k, base, num_ids, num_ids, limit), metadata.last
         else:
             supports.append(support.token_ids)
             for k, count in enumerate(support.counts.tolist()):
-                parts += place(index + k, base + k, base, num_ids, num_ids + count, limit), terms.draft
+                parts += place(index + k, base + k, base, num_ids, num_ids + count, limit), metadata.draft
                 num_ids += count
-        parts += place(index + num_drafts, base + num_drafts, base, num_ids, num_ids, limit), terms.last
+        parts += place(index + num_drafts, base + num_drafts, base, num_ids, num_ids, limit), metadata.last
     ids = np.concatenate(supports, dtype=np.int32, casting="unsafe") if supports else NO_IDS
     return Layout(Rows.of(parts, ids), spans, bound)
 
 
-def _support(request: ScoreRequest, terms: SamplingMetadata) -> Support | None:
+def _support(request: ScoreRequest, metadata: SamplingMetadata) -> Support | None:
     """The ids that its rows ask about, if any."""
-    if terms.form is sparse_form and request.support is not None and len(request.support.token_ids):
+    if metadata.form is sparse_form and request.support is not None and len(request.support.token_ids):
         return request.support
-    if terms.form is typical_form and request.draft_token_ids:
+    if metadata.form is typical_form and request.draft_token_ids:
         ids = np.array(request.draft_token_ids, dtype=np.int32)
         return Support(np.ones_like(ids), ids)
     return None

@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.ports import Open
 from outrider.sampling.penalties import apply_penalties
 from outrider.sampling.rows import LogitRow, RowSpan, has_penalties, is_greedy, spans_of
-from outrider.sampling.token_rules import TokenRules, rules_of
+from outrider.sampling.token_rules import TokenRules
 from outrider.sampling.truncation import truncate
 from outrider.sampling.workspace import Workspace
 
@@ -67,7 +67,7 @@ def _has_rules(open_: Open) -> bool:
 def _adjust(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
     _limit_ids(workspace, spans)
     ruled = [span for span in spans if _has_rules(span.open)]
-    rules = [rules_of(span.open, workspace.vocab_size, workspace.logits.device) for span in ruled]
+    rules = [span.session.token_rules(workspace.vocab_size, workspace.logits.device) for span in ruled]
     _ban(workspace, ruled, rules)
     _add_bias(workspace, ruled, rules)
     apply_penalties(workspace, spans)

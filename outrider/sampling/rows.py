@@ -7,22 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from outrider.ports import Open
 from outrider.types import AcceptanceMethod, SamplingParams, Support
+
+if TYPE_CHECKING:
+    from outrider.sampling.session import SessionSampling
 
 
 @dataclass(frozen=True, slots=True)
 class LogitRow:
     """One row of logits: those of the token that will stand at ``length``."""
 
-    open: Open
+    session: SessionSampling
     tokens: Sequence[int]
     """At least ``length`` ids: prompt, output, draft tokens. Read only where ``needs_history`` says so."""
     length: int
     """``tokens[:length]`` come before the token to be drawn, which stands at this absolute position."""
     base: int
     """Committed tokens when the proposal was made; keys the random streams."""
+
+    @property
+    def open(self) -> Open:
+        """The session's request."""
+        return self.session.open
 
     @property
     def num_output_tokens(self) -> int:
@@ -34,7 +43,7 @@ class LogitRow:
 class ScoreRequest:
     """One session's positions to score."""
 
-    open: Open
+    session: SessionSampling
     tokens: Sequence[int]
     """At least ``base`` ids: the committed tokens."""
     base: int
@@ -42,6 +51,11 @@ class ScoreRequest:
     draft_token_ids: Sequence[int] = ()  # [K]
     support: Support | None = None
     """For sparse rejection with K > 0."""
+
+    @property
+    def open(self) -> Open:
+        """The session's request."""
+        return self.session.open
 
     @property
     def num_positions(self) -> int:
@@ -53,17 +67,22 @@ class ScoreRequest:
         tokens = self.tokens
         if self.draft_token_ids and needs_history(self.open.sampling):
             tokens = [*self.tokens[: self.base], *self.draft_token_ids]
-        return [LogitRow(self.open, tokens, self.base + i, self.base) for i in range(self.num_positions)]
+        return [LogitRow(self.session, tokens, self.base + i, self.base) for i in range(self.num_positions)]
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
     """Neighbouring rows of one request."""
 
-    open: Open
+    session: SessionSampling
     rows: Sequence[LogitRow]
     start: int
     """Index of the first of them in the batch."""
+
+    @property
+    def open(self) -> Open:
+        """The session's request."""
+        return self.session.open
 
     @property
     def stop(self) -> int:
@@ -84,8 +103,8 @@ def spans_of(rows: Sequence[LogitRow]) -> list[RowSpan]:
 def _spans(rows: Sequence[LogitRow]) -> Iterator[RowSpan]:
     start = 0
     for stop in range(1, len(rows) + 1):
-        if stop == len(rows) or rows[stop].open is not rows[start].open:
-            yield RowSpan(rows[start].open, rows[start:stop], start)
+        if stop == len(rows) or rows[stop].session is not rows[start].session:
+            yield RowSpan(rows[start].session, rows[start:stop], start)
             start = stop
 
 

@@ -25,7 +25,7 @@ from outrider.model_executor.device_inputs import to_device
 from outrider.sampling.checks import row_error
 from outrider.sampling.contract import broken_contract, keep_contract
 from outrider.sampling.forms import coupled_form, greedy_form, typical_form
-from outrider.sampling.metadata import SamplingMetadata, terms_of
+from outrider.sampling.metadata import SamplingMetadata
 from outrider.sampling.positions import Layout, lay_out
 from outrider.sampling.process import adjust_logits
 from outrider.sampling.rows import ScoreRequest
@@ -57,14 +57,14 @@ class Scoring:
         self._starts = _starts_of(requests)
         if self._starts[-1] != len(logits):
             raise IntegrityError(f"{len(logits)} rows of logits for {self._starts[-1]} positions to score")
-        self._terms = [terms_of(request.open) for request in requests]
-        self._fused = [i for i, terms in enumerate(self._terms) if fused and terms.is_fused]
+        self._metadata = [request.session.metadata for request in requests]
+        self._fused = [i for i, metadata in enumerate(self._metadata) if fused and metadata.is_fused]
         self._outcomes: dict[int, ScoreOutcome] = {}
         if not keep_contract([requests[i] for i in self._fused], logits.shape[-1]):
             self._fail_those_who_break_it()
         sound = [i for i in self._fused if i not in self._outcomes]
-        self._adjusted = [i for i in sound if self._terms[i].is_adjusted]
-        self._first = self._launch([i for i in sound if not self._terms[i].is_adjusted])
+        self._adjusted = [i for i in sound if self._metadata[i].is_adjusted]
+        self._first = self._launch([i for i in sound if not self._metadata[i].is_adjusted])
 
     def outcomes(self) -> list[ScoreOutcome]:
         """Wait for the kernels and score whom they do not; in the order of the requests. May be called once."""
@@ -104,7 +104,7 @@ class Scoring:
 
     def _drawn_places(self) -> slice | list[int]:
         """Where among the words that the kernels find each session's token is, if all have one row."""
-        count, columns = len(self._requests), [_column(terms) for terms in self._terms]
+        count, columns = len(self._requests), [_column(metadata) for metadata in self._metadata]
         if len(set(columns)) == 1:
             return slice(columns[0] * count, (columns[0] + 1) * count)
         return [column * count + i for i, column in enumerate(columns)]
@@ -160,12 +160,12 @@ class Scoring:
         # As nearly always. Adjusted logits may be no numbers, which are found one by one.
         is_sound = part.finite is None and all(finite) and _is_drawable(largest, part.layout.bound)
         for i, start, stop, first_id in part.layout.spans:
-            terms = self._terms[i]
-            error = None if is_sound else _first_error(finite[start:stop], largest[start:stop], terms.bound)
+            metadata = self._metadata[i]
+            error = None if is_sound else _first_error(finite[start:stop], largest[start:stop], metadata.bound)
             if error is not None:
                 self._outcomes[i] = ScoreOutcome(None, error=error)
             elif max(flaws[start:stop]) < _SHORT:  # otherwise searched for more widely, or left to `_score`
-                form = answers.form(terms, self._requests[i], slice(start, stop), first_id)
+                form = answers.form(metadata, self._requests[i], slice(start, stop), first_id)
                 self._outcomes[i] = ScoreOutcome(form)
 
 
@@ -183,13 +183,13 @@ class _Answers:
     def __init__(self, findings: Findings) -> None:
         self._findings = Findings(findings.words.copy(), findings.num_rows)
 
-    def form(self, terms: SamplingMetadata, request: ScoreRequest, span: slice, first_id: int) -> ScoreForm:
+    def form(self, metadata: SamplingMetadata, request: ScoreRequest, span: slice, first_id: int) -> ScoreForm:
         """One session's scores from the rows of its span; its supports begin at ``first_id``."""
-        if terms.form is greedy_form:
+        if metadata.form is greedy_form:
             return TokenScores(tuple(self._likeliest[span]))
-        if terms.form is coupled_form:
+        if metadata.form is coupled_form:
             return TokenScores(tuple(self._raced[span]))
-        if terms.form is typical_form:
+        if metadata.form is typical_form:
             drafts = slice(span.start, span.stop - 1)
             return TypicalScores(
                 self._support_probs[first_id : first_id + len(request.draft_token_ids)],
@@ -249,11 +249,11 @@ def warm_up_scoring(vocab_size: int, dtype: torch.dtype, device: torch.device) -
         warm_up(torch.zeros(1, vocab_size, dtype=dtype, device=device))
 
 
-def _column(terms: SamplingMetadata) -> int:
+def _column(metadata: SamplingMetadata) -> int:
     """Where the kernels leave the token that follows a text."""
-    if terms.form is greedy_form:
+    if metadata.form is greedy_form:
         return Found.ARGMAX
-    return Found.RACED if terms.form is coupled_form else Found.OUTSIDE
+    return Found.RACED if metadata.form is coupled_form else Found.OUTSIDE
 
 
 def _first_error(finite: Sequence[bool], largest: Sequence[float], bound: float) -> OutriderError | None:

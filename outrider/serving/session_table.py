@@ -124,6 +124,8 @@ class Session(Generic[SequenceT]):
     """When something last came for it."""
     is_told_opened: bool = False
     """Whether its ``Open`` was answered with ``Opened``."""
+    executor_state: object = None
+    """What the executor derives from ``open`` at the session's first item; it ends with the session."""
     key: SessionKey = field(init=False)
     """Its link and its number there; asked for many times an item."""
     age: tuple[int, str, int, int] = field(init=False)

@@ -120,7 +120,7 @@ def _next_job(job: ScoreJob) -> ScoreJob:
     """One token after this; which, is not known yet."""
     unknown = (0,)
     score = Score(job.score.session, job.score.generation, job.base, 0, unknown)
-    return ScoreJob(job.open, score, job.sequence, unknown, job.base + 1)
+    return ScoreJob(job.sampling, score, job.sequence, unknown, job.base + 1)
 
 
 def _begin(logits: torch.Tensor, finished: Sequence[_Rows]) -> Scoring:
@@ -163,7 +163,7 @@ def _score_logits(logits: torch.Tensor, rows: Sequence[_Rows]) -> torch.Tensor: 
 
 def _request(job: ScoreJob) -> ScoreRequest:
     score = job.score
-    return ScoreRequest(job.open, job.sequence.token_ids, job.base, score.draft_token_ids, score.support)
+    return ScoreRequest(job.sampling, job.sequence.token_ids, job.base, score.draft_token_ids, score.support)
 
 
 def _answer(job: ScoreJob, outcome: ScoreOutcome) -> Scores | OutriderError:

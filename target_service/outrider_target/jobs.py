@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequestError
 from outrider.kv_cache import KVSequence
@@ -10,12 +11,15 @@ from outrider.ports import Open, Score
 from outrider.serving.session_table import check_ids
 from outrider.types import AcceptanceMethod, CandidateLogprobs, Support
 
+if TYPE_CHECKING:
+    from outrider.sampling.session import SessionSampling
+
 
 @dataclass(slots=True)
 class ScoreJob:
     """One ``Score`` under way."""
 
-    open: Open
+    sampling: SessionSampling
     score: Score
     sequence: KVSequence
     token_ids: tuple[int, ...]
@@ -24,6 +28,11 @@ class ScoreJob:
     """Committed tokens; the first draft token stands at this position."""
     num_fed: int = 0
     prompt_logprobs: list[CandidateLogprobs] = field(default_factory=list)
+
+    @property
+    def open(self) -> Open:
+        """The session's request."""
+        return self.sampling.open
 
     @property
     def num_left(self) -> int:

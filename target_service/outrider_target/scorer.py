@@ -13,6 +13,7 @@ from outrider.errors import IntegrityError
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Score, Scores
+from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session_table import Session
 from outrider.types import ScoreForm, SparseScores, TokenScores, TypicalScores
@@ -51,7 +52,7 @@ class Scorer:
         if session.open.num_prompt_logprobs is not None and 0 < item.base_length < session.open.prompt_length:
             token_ids = (session.text.token_ids[-1], *token_ids)
             self._runner.sequences.truncate(session.text, item.base_length - 1)
-        return ScoreJob(session.open, item, session.text, token_ids, base)
+        return ScoreJob(_sampling_of(session), item, session.text, token_ids, base)
 
     def advance(self, shares: Sequence[tuple[ScoreJob, int]]) -> ExecutorOutput[Scores]:
         """One forward over so many tokens of each job; jobs whose last tokens were among them are answered."""
@@ -125,6 +126,14 @@ class Scorer:
     def answer_to(self, item: Score, answer: Scores) -> Scores:
         """What was answered to the foreseen item, as the answer to the one that came."""
         return replace(answer, generation=item.generation)
+
+
+def _sampling_of(session: TargetSession) -> SessionSampling:
+    """The session's sampling state, made at its first item."""
+    state = session.executor_state
+    if not isinstance(state, SessionSampling):
+        state = session.executor_state = SessionSampling(session.open)
+    return state
 
 
 def next_token(form: ScoreForm) -> int | None:

@@ -21,6 +21,7 @@ from outrider.randomness.streams import Stream
 from outrider.sampling.draws import race, race_among
 from outrider.sampling.process import process_logits
 from outrider.sampling.rows import LogitRow
+from outrider.sampling.session import SessionSampling
 from outrider.types import SamplingParams
 from tests.support.core_driver import open_session
 
@@ -168,7 +169,7 @@ def test_cuts_are_those_of_the_processing_of_logits() -> None:
         opened = open_session(
             0, prompt_length=1, max_length=9, num_token_ids=SMALL_VOCAB, sampling=SamplingParams(**cut)
         )
-        left = process_logits(logits[index : index + 1].cpu(), [LogitRow(opened, [0], 1, 1)])
+        left = process_logits(logits[index : index + 1].cpu(), [LogitRow(SessionSampling(opened), [0], 1, 1)])
         expected = left[0].isfinite().nonzero().flatten().tolist()
         found = sparse.supports[0, index, 0, : widths(sparse)[index]].tolist()
         missing = left[0].softmax(0)[sorted(set(expected) - set(found))].sum()

@@ -22,6 +22,7 @@ from outrider.ports import Open
 from outrider.sampling import ScoreOutcome, ScoreRequest, score
 from outrider.sampling import sampler as fused
 from outrider.sampling.sampler import begin_scoring
+from outrider.sampling.session import SessionSampling
 from outrider.types import AcceptanceMethod, SparseScores, Support, TokenScores, TypicalScores
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
 
@@ -92,9 +93,9 @@ def supports_of(vocab_size: int, sizes: tuple[int, ...], seed: int) -> Support:
 def request_of(open_: Open, vocab_size: int, num_drafts: int = 2, seed: int = 0) -> ScoreRequest:
     drafts = tuple(int(i) for i in np.random.default_rng(seed).integers(0, vocab_size, num_drafts))
     if open_.acceptance_method is not REJECTION or open_.sampling.temperature == 0:
-        return ScoreRequest(open_, TOKENS, BASE, drafts)
+        return ScoreRequest(SessionSampling(open_), TOKENS, BASE, drafts)
     sizes = ((1, 300, 0, vocab_size) * 2)[seed % 3 :][:num_drafts]
-    return ScoreRequest(open_, TOKENS, BASE, drafts, supports_of(vocab_size, sizes, seed))
+    return ScoreRequest(SessionSampling(open_), TOKENS, BASE, drafts, supports_of(vocab_size, sizes, seed))
 
 
 def mixed(vocab_size: int) -> list[ScoreRequest]:
@@ -197,7 +198,7 @@ def test_equals_at_the_edge_of_top_p_stay_by_lowest_id() -> None:
     ids = [2000, 3, 700, 1500, 2400]
     logits = torch.full((2, 2500), -9.0)
     logits[:, ids] = torch.tensor([6.0, 1.0, 1.0, 1.0, 1.0]).log()
-    request = ScoreRequest(opening(top_p=0.75), TOKENS, BASE, (3,), support_of([ids]))
+    request = ScoreRequest(SessionSampling(opening(top_p=0.75)), TOKENS, BASE, (3,), support_of([ids]))
     found, expected = both(logits.to(DEVICE), [request])
     agree(found[0], expected[0])
     form = found[0].form
@@ -220,7 +221,9 @@ def test_one_token_with_nearly_all_mass(peak: float) -> None:
     """Bounds of the coupled race are loose then, and masses outside small or nothing at all."""
     logits = logits_of(6, LARGE, spread=0.5)
     logits[:, LARGE // 2] += peak
-    sparse = ScoreRequest(opening(seed=3), TOKENS, BASE, (5, 6), support_of([[LARGE // 2], [5, LARGE // 2, 7]]))
+    sparse = ScoreRequest(
+        SessionSampling(opening(seed=3)), TOKENS, BASE, (5, 6), support_of([[LARGE // 2], [5, LARGE // 2, 7]])
+    )
     for found, expected in zip(*both(logits, [sparse, request_of(opening(COUPLED), LARGE)]), strict=True):
         agree(found, expected)
 
@@ -229,7 +232,7 @@ def test_mass_outside_is_summed_and_exactly_zero_when_it_underflows() -> None:
     logits = torch.full((3, 1500), -25.0)
     logits[1] = -2000.0
     logits[:, 7] = 0.0
-    request = ScoreRequest(opening(), TOKENS, BASE, (7, 7), support_of([[7], [7]]))
+    request = ScoreRequest(SessionSampling(opening()), TOKENS, BASE, (7, 7), support_of([[7], [7]]))
     found, expected = both(logits.to(DEVICE), [request])
     agree(found[0], expected[0])
     form = found[0].form
@@ -252,12 +255,12 @@ def test_findings_are_read_after_the_wait() -> None:
 def test_equals_go_to_the_lowest_id() -> None:
     logits = torch.zeros(1, 2500)
     logits[0, [2400, 1030, 2047]] = 1.0
-    found, expected = both(logits.to(DEVICE), [ScoreRequest(opening(temperature=0.0), TOKENS, BASE)])
+    found, expected = both(logits.to(DEVICE), [ScoreRequest(SessionSampling(opening(temperature=0.0)), TOKENS, BASE)])
     assert found[0].form == expected[0].form == TokenScores((1030,))
 
 
 def test_support_that_names_an_id_twice() -> None:
-    request = ScoreRequest(opening(), TOKENS, BASE, (4,), support_of([[4, 9, 4, 1200]]))
+    request = ScoreRequest(SessionSampling(opening()), TOKENS, BASE, (4,), support_of([[4, 9, 4, 1200]]))
     found, expected = both(logits_of(2, 1500), [request])
     agree(found[0], expected[0])
 
@@ -275,11 +278,11 @@ def test_rows_that_are_not_finite_fail_alone(value: float) -> None:
 
 def test_sessions_that_cannot_be_scored_fail_alone() -> None:
     requests = [
-        ScoreRequest(opening(allowed_token_ids=(3,), banned_token_ids=(3,)), TOKENS, BASE),
-        ScoreRequest(opening(temperature=1e-30), TOKENS, BASE),
-        ScoreRequest(opening(temperature=1e-38), TOKENS, BASE),
-        ScoreRequest(opening(), TOKENS, BASE, (2000,), support_of([[1]])),
-        ScoreRequest(opening(), TOKENS, BASE, (1,), support_of([[1500]])),
+        ScoreRequest(SessionSampling(opening(allowed_token_ids=(3,), banned_token_ids=(3,))), TOKENS, BASE),
+        ScoreRequest(SessionSampling(opening(temperature=1e-30)), TOKENS, BASE),
+        ScoreRequest(SessionSampling(opening(temperature=1e-38)), TOKENS, BASE),
+        ScoreRequest(SessionSampling(opening()), TOKENS, BASE, (2000,), support_of([[1]])),
+        ScoreRequest(SessionSampling(opening()), TOKENS, BASE, (1,), support_of([[1500]])),
         request_of(opening(COUPLED), 1500),
     ]
     logits = logits_of(10, 1500)
@@ -335,7 +338,7 @@ def test_outside_draws_follow_the_target() -> None:
     law = torch.full((vocab_size,), -30.0)
     law[[3, 4, 1022, 1023, 1024, 1030, 2048, 2099]] = torch.tensor([1.0, 0.2, 0.5, 1.5, 0.1, 2.0, 1.2, -0.5])
     support = support_of([[1024, 1030, 4]])
-    requests = [ScoreRequest(opening(seed=seed), TOKENS, BASE, (4,), support) for seed in range(count)]
+    requests = [ScoreRequest(SessionSampling(opening(seed=seed)), TOKENS, BASE, (4,), support) for seed in range(count)]
     outcomes = begin_scoring(law.to(DEVICE).expand(2 * count, -1), requests, fused=True).outcomes()
     drawn = np.array([outcome.form.outside_token_ids for outcome in outcomes if isinstance(outcome.form, SparseScores)])
     probs = law.double().softmax(-1).numpy()

@@ -9,6 +9,7 @@ import numpy as np
 
 from outrider.ports import Open
 from outrider.sampling import LogitRow
+from outrider.sampling.session import SessionSampling
 from outrider.types import AcceptanceMethod, SamplingParams, Support
 
 REJECTION, COUPLED, TYPICAL = AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED, AcceptanceMethod.TYPICAL
@@ -24,9 +25,10 @@ def opening(method: AcceptanceMethod = REJECTION, *, session: int = 1, seed: int
     return Open(session=session, generation=1, sampling=sampling, seed=seed, acceptance_method=method, **of_open)
 
 
-def row(open_: Open, tokens: Sequence[int] = (0, 1, 2, 3), base: int | None = None) -> LogitRow:
+def row(asked: Open | SessionSampling, tokens: Sequence[int] = (0, 1, 2, 3), base: int | None = None) -> LogitRow:
     """The row after all of ``tokens``."""
-    return LogitRow(open_, tokens, len(tokens), len(tokens) if base is None else base)
+    session = asked if isinstance(asked, SessionSampling) else SessionSampling(asked)
+    return LogitRow(session, tokens, len(tokens), len(tokens) if base is None else base)
 
 
 def support_of(rows: Sequence[Sequence[int]]) -> Support:

@@ -10,6 +10,7 @@ import torch
 
 from outrider.ports import Open
 from outrider.sampling import Drawn, LogitRow, ScoreRequest, propose, score
+from outrider.sampling.session import SessionSampling
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
 from tests.support.equality import same
 
@@ -52,7 +53,10 @@ def random_logits(num_rows: int, vocab: int) -> torch.Tensor:
 @pytest.mark.parametrize("vocab", [97, 4096, 33_001])
 @pytest.mark.parametrize("kind", [*KINDS, "mixed"])
 def test_proposing(kind: str, vocab: int) -> None:
-    rows = [LogitRow(open_, list(range(BASE + 3)), BASE + i % 4, BASE) for i, open_ in enumerate(openings(kind))]
+    rows = [
+        LogitRow(SessionSampling(open_), list(range(BASE + 3)), BASE + i % 4, BASE)
+        for i, open_ in enumerate(openings(kind))
+    ]
     logits = random_logits(len(rows), vocab)
     together = propose(logits, rows)
     alone: list[Drawn] = []
@@ -72,7 +76,7 @@ def test_scoring(kind: str, vocab: int) -> None:
     for i, open_ in enumerate(openings(kind)):
         drafts = [5, 3, 90][: i % 4]
         support = support_of([[draft, *range(10, 12 + 3 * i)] for draft in drafts])
-        requests.append(ScoreRequest(open_, tokens, BASE, drafts, support))
+        requests.append(ScoreRequest(SessionSampling(open_), tokens, BASE, drafts, support))
     logits = random_logits(sum(request.num_positions for request in requests), vocab)
     together = score(logits, requests)
     parts = torch.split(logits, [request.num_positions for request in requests])

@@ -10,6 +10,7 @@ import pytest
 
 from outrider.sampling import ScoreRequest
 from outrider.sampling.contract import broken_contract, keep_contract
+from outrider.sampling.session import SessionSampling
 from outrider.types import Support
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
 
@@ -18,7 +19,7 @@ METHODS = (REJECTION, COUPLED, TYPICAL)
 
 
 def request(*draft_token_ids: int, support: Support | None = None, **changes: Any) -> ScoreRequest:
-    return ScoreRequest(opening(**changes), (1, 2, 3), 3, draft_token_ids, support)
+    return ScoreRequest(SessionSampling(opening(**changes)), (1, 2, 3), 3, draft_token_ids, support)
 
 
 def random_request(choose: random.Random, *, is_odd: bool) -> ScoreRequest:
@@ -32,7 +33,9 @@ def random_request(choose: random.Random, *, is_odd: bool) -> ScoreRequest:
         counts = support.counts + np.array([choose.choice((-1, 0, 1)) for _ in rows], dtype=np.int32)
         support = choose.choice((None, Support(counts, support.token_ids), Support(counts[1:], support.token_ids)))
     temperature = choose.choice((0.0, 1.0))
-    return ScoreRequest(opening(choose.choice(METHODS), temperature=temperature), (1,), 1, tuple(drafts), support)
+    return ScoreRequest(
+        SessionSampling(opening(choose.choice(METHODS), temperature=temperature)), (1,), 1, tuple(drafts), support
+    )
 
 
 @pytest.mark.parametrize("is_odd", [False, True])

@@ -24,6 +24,7 @@ from outrider.ports import Open
 from outrider.randomness.philox_numpy import coin
 from outrider.randomness.streams import Stream
 from outrider.sampling import Drawn, LogitRow, ScoreRequest, process_logits, propose, score
+from outrider.sampling.session import SessionSampling
 from outrider.types import SparseScores, Support, TokenScores
 from tests.sampling.building import COUPLED, REJECTION, opening
 
@@ -56,6 +57,10 @@ class Session:
     tokens: list[int] = field(default_factory=lambda: list(PROMPT))
     drafts: list[int] = field(default_factory=list)
     evidence: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    sampling: SessionSampling = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sampling = SessionSampling(self.open)
 
     @property
     def num_output_tokens(self) -> int:
@@ -102,7 +107,7 @@ def draft(
         session.drafts, session.evidence = [], []
     for _ in range(DRAFT_LENGTH):
         texts = [session.tokens + session.drafts for session in sessions]
-        rows = [LogitRow(s.open, text, len(text), len(s.tokens)) for s, text in zip(sessions, texts, strict=True)]
+        rows = [LogitRow(s.sampling, text, len(text), len(s.tokens)) for s, text in zip(sessions, texts, strict=True)]
         for session, drawn in zip(sessions, drawing(logits[[text[-1] for text in texts]], rows, mass), strict=True):
             session.drafts.append(drawn.token_id)
             if session.open.acceptance_method is REJECTION:
@@ -116,7 +121,7 @@ def verify(sessions: list[Session], residual_stream: Stream) -> None:
         if session.evidence:
             counts = np.array([len(ids) for ids, _ in session.evidence], dtype=np.int32)
             support = Support(counts, np.concatenate([ids for ids, _ in session.evidence]))
-        requests.append(ScoreRequest(session.open, session.tokens, len(session.tokens), session.drafts, support))
+        requests.append(ScoreRequest(session.sampling, session.tokens, len(session.tokens), session.drafts, support))
         previous.extend([session.tokens[-1], *session.drafts])
     for session, outcome in zip(sessions, score(TARGET[previous], requests), strict=True):
         assert outcome.error is None
@@ -181,7 +186,7 @@ def p_value(
 
 
 def joint_law(open_: Open) -> np.ndarray:
-    rows = [LogitRow(open_, (), 1, 1)] * VOCAB
+    rows = [LogitRow(SessionSampling(open_), (), 1, 1)] * VOCAB
     after = process_logits(TARGET, rows).double().softmax(-1).numpy()
     law = np.zeros((VOCAB,) * NUM_TOKENS)
     for tokens in itertools.product(range(VOCAB), repeat=NUM_TOKENS):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from outrider.sampling import ScoreRequest, process_logits, prompt_logprobs, score
+from outrider.sampling.session import SessionSampling
 from outrider.types import CandidateLogprobs, DenseScores, LogprobsMode, SparseScores, TokenLogprob, TypicalScores
 from tests.sampling.building import COUPLED, TYPICAL, opening, support_of
 
@@ -42,7 +43,7 @@ def top(position: CandidateLogprobs) -> list[tuple[int, float]]:
 def test_rejection_gives_all_that_may_be_emitted() -> None:
     logits = random_logits(3)
     support = [[7, 1, 30, 2, 9, 11], [5]]
-    request = ScoreRequest(opening(num_logprobs=4), TOKENS, 4, (7, 5), support_of(support))
+    request = ScoreRequest(SessionSampling(opening(num_logprobs=4)), TOKENS, 4, (7, 5), support_of(support))
     (outcome,) = score(logits, [request])
     assert isinstance(outcome.form, SparseScores)
     for i, position in enumerate(outcome.logprobs):
@@ -52,7 +53,9 @@ def test_rejection_gives_all_that_may_be_emitted() -> None:
 
 
 def test_what_the_target_cannot_emit_is_left_out() -> None:
-    request = ScoreRequest(opening(num_logprobs=0, top_k=3), TOKENS, 4, (7,), support_of([list(range(VOCAB))]))
+    request = ScoreRequest(
+        SessionSampling(opening(num_logprobs=0, top_k=3)), TOKENS, 4, (7,), support_of([list(range(VOCAB))])
+    )
     logits = random_logits(2)
     logits[0, 7] = -9.0
     (outcome,) = score(logits, [request])
@@ -65,7 +68,8 @@ def test_what_the_target_cannot_emit_is_left_out() -> None:
 def test_greedy_and_coupled_give_their_own_token(temperature: float) -> None:
     logits = random_logits(3)
     (outcome,) = score(
-        logits, [ScoreRequest(opening(COUPLED, temperature=temperature, num_logprobs=2), TOKENS, 4, (7, 5))]
+        logits,
+        [ScoreRequest(SessionSampling(opening(COUPLED, temperature=temperature, num_logprobs=2)), TOKENS, 4, (7, 5))],
     )
     assert len(outcome.logprobs) == 3
     for i, position in enumerate(outcome.logprobs):
@@ -77,7 +81,7 @@ def test_greedy_and_coupled_give_their_own_token(temperature: float) -> None:
 def test_typical_gives_draft_token_and_argmax_then_the_bonus() -> None:
     logits = random_logits(3)
     best = int(logits[1].argmax())
-    (outcome,) = score(logits, [ScoreRequest(opening(TYPICAL, num_logprobs=1), TOKENS, 4, (7, best))])
+    (outcome,) = score(logits, [ScoreRequest(SessionSampling(opening(TYPICAL, num_logprobs=1)), TOKENS, 4, (7, best))])
     assert isinstance(outcome.form, TypicalScores)
     ids = [position.token_ids.tolist() for position in outcome.logprobs]
     assert ids == [[7, int(logits[0].argmax())], [best], [outcome.form.bonus_token_id]]
@@ -88,7 +92,7 @@ def test_typical_gives_draft_token_and_argmax_then_the_bonus() -> None:
 def test_dense_rows_carry_their_own(mode: LogprobsMode) -> None:
     logits = random_logits(2)
     open_ = opening(dense=True, num_logprobs=0, temperature=0.5, logprobs_mode=mode)
-    request = ScoreRequest(open_, TOKENS, 4, (7,))
+    request = ScoreRequest(SessionSampling(open_), TOKENS, 4, (7,))
     (outcome,) = score(logits, [request])
     assert isinstance(outcome.form, DenseScores)
     assert outcome.logprobs == ()
@@ -99,7 +103,7 @@ def test_dense_rows_carry_their_own(mode: LogprobsMode) -> None:
 def test_processed_logprobs_are_of_what_was_drawn_from() -> None:
     logits = random_logits(1)
     open_ = opening(COUPLED, num_logprobs=10, top_k=4, temperature=0.7, logprobs_mode=LogprobsMode.PROCESSED)
-    request = ScoreRequest(open_, TOKENS, 4)
+    request = ScoreRequest(SessionSampling(open_), TOKENS, 4)
     (outcome,) = score(logits, [request])
     processed = process_logits(logits, request.rows())[0]
     assert top(outcome.logprobs[0]) == likeliest(processed, 4)
@@ -113,13 +117,13 @@ def test_ranks_of_equals_are_equal_and_the_lowest_ids_come_first() -> None:
     (few,) = prompt_logprobs(logits, [20], opening(num_prompt_logprobs=6))
     assert [(entry.token_id, entry.rank) for entry in candidates(few)] == [(20, 2)]
     assert few.top_token_ids.tolist() == [5, 10, 20, 30, 0, 1]
-    wide = ScoreRequest(opening(num_logprobs=0), TOKENS, 4, (5,), support_of([[5, 10, 20, 30, 0, 39]]))
+    wide = ScoreRequest(SessionSampling(opening(num_logprobs=0)), TOKENS, 4, (5,), support_of([[5, 10, 20, 30, 0, 39]]))
     (outcome,) = score(torch.cat([logits, logits]), [wide])
     assert outcome.logprobs[0].ranks.tolist()[:6] == [1, 2, 2, 2, 5, 5]
 
 
 def test_nothing_is_computed_unasked() -> None:
-    assert score(random_logits(1), [ScoreRequest(opening(COUPLED), TOKENS, 4)])[0].logprobs == ()
+    assert score(random_logits(1), [ScoreRequest(SessionSampling(opening(COUPLED)), TOKENS, 4)])[0].logprobs == ()
 
 
 def test_prompt_logprobs_are_the_models_own() -> None:

@@ -9,18 +9,18 @@ import pytest
 
 from outrider.kernels.scoring import Column, Wish
 from outrider.sampling import ScoreRequest
-from outrider.sampling.metadata import terms_of
 from outrider.sampling.positions import lay_out
+from outrider.sampling.session import SessionSampling
 from tests.sampling.building import COUPLED, TYPICAL, opening, support_of
 
 VOCAB_SIZE = 50
 CUT: dict[str, Any] = {"top_k": 5, "top_p": 0.9, "min_p": 0.1}
 REQUESTS = [
-    ScoreRequest(opening(seed=2**64 - 2, temperature=0.5), (), 10, (3, 4), support_of([[3, 8], [4]])),
-    ScoreRequest(opening(COUPLED, seed=1, num_token_ids=40, **CUT), (), 20),
-    ScoreRequest(opening(TYPICAL, seed=2), (), 30, (7, 6)),
-    ScoreRequest(opening(temperature=0.0, num_token_ids=60, top_k=3), (), 40, (1,)),
-    ScoreRequest(opening(seed=3), (), 50, (9,), support_of([[]])),
+    ScoreRequest(SessionSampling(opening(seed=2**64 - 2, temperature=0.5)), (), 10, (3, 4), support_of([[3, 8], [4]])),
+    ScoreRequest(SessionSampling(opening(COUPLED, seed=1, num_token_ids=40, **CUT)), (), 20),
+    ScoreRequest(SessionSampling(opening(TYPICAL, seed=2)), (), 30, (7, 6)),
+    ScoreRequest(SessionSampling(opening(temperature=0.0, num_token_ids=60, top_k=3)), (), 40, (1,)),
+    ScoreRequest(SessionSampling(opening(seed=3)), (), 50, (9,), support_of([[]])),
 ]
 STARTS = [0, 3, 4, 7, 9]
 DRAWS, OUTSIDE, CUTS = Wish.DRAWS, Wish.DRAWS | Wish.EXCLUDES, Wish.CUTS
@@ -64,9 +64,9 @@ def test_numbers_of_64_bits_and_fractions_keep_their_bits() -> None:
     assert scales[7] == pytest.approx(np.log2(np.e))  # greedy
 
 
-def test_terms_are_those_of_the_very_session() -> None:
-    one, other = opening(seed=1), opening(seed=1, temperature=0.0)
-    assert terms_of(one) is terms_of(one)
-    assert terms_of(other).form is not terms_of(one).form
-    found = [terms_of(opening(seed=seed)).last for seed in (1, 2, 1)]
+def test_metadata_is_made_once_for_each_session() -> None:
+    one, other = SessionSampling(opening(seed=1)), SessionSampling(opening(seed=1, temperature=0.0))
+    assert one.metadata is one.metadata
+    assert other.metadata.form is not one.metadata.form
+    found = [SessionSampling(opening(seed=seed)).metadata.last for seed in (1, 2, 1)]
     assert found[0] == found[2] != found[1]

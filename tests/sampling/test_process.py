@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from outrider.sampling import LogitRow, ScoreRequest, process_logits
+from outrider.sampling.session import SessionSampling
 from outrider.types import SamplingParams
 from tests.sampling.building import opening, row
 
@@ -108,7 +109,11 @@ PARAMETERS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("seed", range(4))
 def test_every_parameter_against_the_reference_in_one_mixed_batch(seed: int) -> None:
     tokens = [3, 1, 2, 8, 1, 8, 3, 8, 1]
-    rows = [LogitRow(opening(**dict(fields)), tokens, length, 6) for fields in PARAMETERS for length in range(4, 10)]
+    rows = [
+        LogitRow(SessionSampling(opening(**dict(fields))), tokens, length, 6)
+        for fields in PARAMETERS
+        for length in range(4, 10)
+    ]
     logits = random_logits(len(rows), seed)
     kept = logits.clone()
     processed = process_logits(logits, rows)
@@ -161,7 +166,7 @@ def test_against_transformers(fields: dict[str, Any], processor: Any) -> None:
 
 def test_penalties_see_the_draft_prefix_position_by_position() -> None:
     open_ = opening(prompt_length=2, presence_penalty=1.0, frequency_penalty=0.5)
-    request = ScoreRequest(open_, [5, 6, 7], 3, [8, 8, 9])
+    request = ScoreRequest(SessionSampling(open_), [5, 6, 7], 3, [8, 8, 9])
     processed = process_logits(torch.zeros(4, VOCAB), request.rows())
     of_draft_token = processed[:, 8].tolist()
     assert of_draft_token == [0.0, -1.5, -2.0, -2.0]
@@ -171,13 +176,15 @@ def test_penalties_see_the_draft_prefix_position_by_position() -> None:
 
 
 def test_minimum_length_counts_draft_tokens() -> None:
-    request = ScoreRequest(opening(prompt_length=2, min_tokens=2, eos_token_ids=(4,)), [5, 6, 7], 3, [8, 8])
+    request = ScoreRequest(
+        SessionSampling(opening(prompt_length=2, min_tokens=2, eos_token_ids=(4,))), [5, 6, 7], 3, [8, 8]
+    )
     processed = process_logits(torch.zeros(3, VOCAB), request.rows())
     assert [masked_ids(values) for values in processed] == [{4}, set(), set()]
 
 
 def test_bad_words_are_completed_by_draft_tokens_but_not_begun_in_the_prompt() -> None:
-    request = ScoreRequest(opening(prompt_length=3, bad_words=((7, 8),)), [5, 6, 7], 3, [7, 1])
+    request = ScoreRequest(SessionSampling(opening(prompt_length=3, bad_words=((7, 8),))), [5, 6, 7], 3, [7, 1])
     processed = process_logits(torch.zeros(3, VOCAB), request.rows())
     assert [masked_ids(values) for values in processed] == [set(), {8}, set()]
 

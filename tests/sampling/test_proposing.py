@@ -14,6 +14,7 @@ from outrider.ports import Open
 from outrider.randomness import philox_numpy
 from outrider.randomness.streams import Stream
 from outrider.sampling import Drawn, LogitRow, process_logits, propose
+from outrider.sampling.session import SessionSampling
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, row
 
 VOCAB = 24
@@ -26,7 +27,8 @@ def random_logits(num_rows: int, seed: int = 0, vocab: int = VOCAB, scale: float
 
 def draws_along_positions(logits: torch.Tensor, open_: Open, count: int = DRAWS, **options: Any) -> list[Drawn]:
     """One distribution, drawn from at ``count`` positions."""
-    rows = [LogitRow(open_, (), length, length // 5 * 5) for length in range(count)]
+    session = SessionSampling(open_)
+    rows = [LogitRow(session, (), length, length // 5 * 5) for length in range(count)]
     return propose(logits.expand(count, -1), rows, **options)
 
 
@@ -116,7 +118,7 @@ def test_zero_probabilities_are_left_out() -> None:
 def test_the_token_is_the_race_of_the_reported_numbers() -> None:
     """Anyone who has the evidence and the seed can draw the same token."""
     for length in range(4, 60):
-        entry = LogitRow(opening(seed=99), (), length, 4)
+        entry = LogitRow(SessionSampling(opening(seed=99)), (), length, 4)
         (one,) = propose(random_logits(1, seed=length), [entry], support_mass=0.95)
         assert one.support_ids is not None
         assert one.support_probs is not None
@@ -137,7 +139,7 @@ def test_coupled_is_the_argmax_with_the_shared_noise_whatever_the_base() -> None
     logits = random_logits(1)
     noise = philox_numpy.gumbel(5, Stream.COUPLED, 0, 30, np.arange(VOCAB))
     for base in (30, 29, 26):
-        (one,) = propose(logits, [LogitRow(opening(COUPLED, seed=5), (), 30, base)])
+        (one,) = propose(logits, [LogitRow(SessionSampling(opening(COUPLED, seed=5)), (), 30, base)])
         assert one.token_id == int(np.argmax(logits[0].numpy() + noise))
         assert one.support_ids is None
 

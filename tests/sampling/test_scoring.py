@@ -15,6 +15,7 @@ from outrider.ports import Open
 from outrider.randomness import philox_numpy
 from outrider.randomness.streams import GROUP_SIZE, Stream
 from outrider.sampling import ScoreOutcome, ScoreRequest, process_logits, score
+from outrider.sampling.session import SessionSampling
 from outrider.types import DenseScores, SparseScores, Support, TokenScores, TypicalScores
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
 from tests.support.equality import same
@@ -31,7 +32,7 @@ def random_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def request_of(open_: Open, drafts: tuple[int, ...] = DRAFTS, support: Support | None = None) -> ScoreRequest:
-    return ScoreRequest(open_, TOKENS, BASE, drafts, support)
+    return ScoreRequest(SessionSampling(open_), TOKENS, BASE, drafts, support)
 
 
 def sparse_request(**fields: Any) -> ScoreRequest:
@@ -40,7 +41,7 @@ def sparse_request(**fields: Any) -> ScoreRequest:
 
 def whole_rows(logits: torch.Tensor, request: ScoreRequest) -> np.ndarray:
     dense = dataclasses.replace(request.open, dense=True, acceptance_method=REJECTION)
-    (outcome,) = score(logits, [dataclasses.replace(request, open=dense)])
+    (outcome,) = score(logits, [dataclasses.replace(request, session=SessionSampling(dense))])
     assert isinstance(outcome.form, DenseScores)
     return outcome.form.target_probs
 
@@ -100,7 +101,7 @@ def test_mass_outside_is_summed_and_not_the_rest_of_one() -> None:
 def test_outside_and_bonus_follow_the_target() -> None:
     count, logits = 20_000, random_logits(1)
     support = support_of([[0, 3, 5, 12]])
-    requests = [ScoreRequest(opening(seed=seed), TOKENS, BASE, (3,), support) for seed in range(count)]
+    requests = [ScoreRequest(SessionSampling(opening(seed=seed)), TOKENS, BASE, (3,), support) for seed in range(count)]
     outcomes = score(logits.expand(2 * count, -1), requests)
     drawn = np.array([sparse_form(outcome).outside_token_ids for outcome in outcomes])
     probs = logits.softmax(-1)[0].double().numpy()
@@ -119,7 +120,7 @@ def test_outside_draws_over_groups_of_ids_follow_the_target() -> None:
     likely = [3, 4, GROUP_SIZE - 1, GROUP_SIZE, GROUP_SIZE + 7, 2 * GROUP_SIZE, vocab_size - 1]
     logits[0, likely] = torch.tensor([1.0, 0.2, 1.5, 0.1, 2.0, 1.2, 0.4])
     support = support_of([[4, GROUP_SIZE + 7]])
-    requests = [ScoreRequest(opening(seed=seed), TOKENS, BASE, (4,), support) for seed in range(count)]
+    requests = [ScoreRequest(SessionSampling(opening(seed=seed)), TOKENS, BASE, (4,), support) for seed in range(count)]
     drawn = np.concatenate([
         np.array([sparse_form(outcome).outside_token_ids for outcome in score(logits.expand(1000, -1), part)])
         for part in (requests[start : start + 500] for start in range(0, count, 500))
@@ -163,7 +164,7 @@ def test_coupled_tokens_do_not_depend_on_the_cut_into_steps() -> None:
     alone: list[int] = []
     for i in range(4):
         tokens = (*TOKENS, *DRAFTS[:i])
-        form = score(logits[i : i + 1], [ScoreRequest(opening(COUPLED), tokens, BASE + i)])[0].form
+        form = score(logits[i : i + 1], [ScoreRequest(SessionSampling(opening(COUPLED)), tokens, BASE + i)])[0].form
         assert isinstance(form, TokenScores)
         alone.extend(form.token_ids)
     assert together == TokenScores(tuple(alone))
@@ -257,7 +258,7 @@ def broken(**changes: Any) -> ScoreRequest:
         (broken(support=Support(np.array([3, -1, 1], np.int32), np.array([1, 2, 3], np.int32))), "support"),
         (broken(draft_token_ids=(1, VOCAB, 2)), "draft_token_ids"),
         (broken(draft_token_ids=(1, -1, 2)), "draft_token_ids"),
-        (broken(open=opening(num_token_ids=30)), "support"),
+        (broken(session=SessionSampling(opening(num_token_ids=30))), "support"),
     ],
 )
 def test_an_item_that_breaks_the_contract_fails_alone(request_: ScoreRequest, field: str) -> None:

@@ -1,15 +1,17 @@
-"""Token rules: worked out once for a session, and forgotten when many need the room."""
+"""Token rules: made once for a session, and gone with it."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from outrider.sampling import process_logits, token_rules
-from outrider.sampling.token_rules import rules_of
+from outrider.sampling import process_logits
+from outrider.sampling.session import SessionSampling
 from tests.sampling.building import opening, row
 
 VOCAB = 12
@@ -38,28 +40,29 @@ class Counted(tuple[Any, ...]):
 )
 def test_a_list_is_looped_over_when_a_session_begins_and_not_with_each_forward(name: str, values: Any) -> None:
     fields: dict[str, Any] = {"min_tokens": 5, name: Counted(values)}
-    open_ = opening(**fields)
-    first = process_logits(torch.zeros(2, VOCAB), [row(open_), row(open_)])
+    session = SessionSampling(opening(**fields))
+    first = process_logits(torch.zeros(2, VOCAB), [row(session), row(session)])
     Counted.num_loops = 0
-    again = process_logits(torch.zeros(2, VOCAB), [row(open_), row(open_)])
+    again = process_logits(torch.zeros(2, VOCAB), [row(session), row(session)])
     assert Counted.num_loops == 0
     assert torch.equal(first, again)
     assert not torch.equal(first, torch.zeros(2, VOCAB))
 
 
-def test_the_first_is_forgotten_when_the_room_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_rules, "MOST_REMEMBERED_BYTES", 3 * VOCAB)
-    remembered = token_rules._RememberedRules()
-    opens = [opening(banned_token_ids=(number,)) for number in range(9)]
-    for open_ in opens:
-        remembered(open_, VOCAB, CPU)
-    assert 1 <= len(remembered._found) < len(opens)
-    assert remembered(opens[0], VOCAB, CPU).banned is not None  # worked out anew
+def test_nothing_of_a_session_outlives_it() -> None:
+    session = SessionSampling(opening(banned_token_ids=(3,)))
+    process_logits(torch.zeros(1, VOCAB), [row(session)])
+    banned = session.token_rules(VOCAB, CPU).banned
+    assert banned is not None
+    gone = weakref.ref(banned)
+    del session, banned
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_vocabulary_has_rules_of_its_own() -> None:
-    open_ = opening(allowed_token_ids=(1, VOCAB + 2))
-    small, large = rules_of(open_, VOCAB, CPU), rules_of(open_, VOCAB + 5, CPU)
+    session = SessionSampling(opening(allowed_token_ids=(1, VOCAB + 2)))
+    small, large = session.token_rules(VOCAB, CPU), session.token_rules(VOCAB + 5, CPU)
     assert small.banned is not None
     assert large.banned is not None
     assert [len(small.banned), len(large.banned)] == [VOCAB, VOCAB + 5]

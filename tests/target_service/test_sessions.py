@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Refused, Release, Score, Scores, SessionFailed, SessionLost
+from outrider.sampling.session import SessionSampling
 from outrider.types import SamplingParams, Support
 from outrider_target.service import build_core
 from tests.support.core_driver import Driver, open_session, score_item
@@ -55,6 +57,24 @@ def test_the_answer_is_to_the_newest_item_alone(driver: Driver) -> None:
     driver.step()
     events = driver.run(score_item(0, 5, PROMPT), score_item(0, 4, PROMPT[:3]))
     assert [(event.generation, event.base_length) for event in events] == [(5, 8)]
+
+
+def sampling_states() -> list[SessionSampling]:
+    gc.collect()
+    return [one for one in gc.get_objects() if type(one) is SessionSampling]
+
+
+def test_what_is_derived_from_a_session_is_made_once_and_ends_with_it(driver: Driver) -> None:
+    before = len(sampling_states())
+    rules = SamplingParams(temperature=0.8, logit_bias=((3, 1.0),), allowed_token_ids=tuple(range(250)))
+    for number in range(3):
+        driver.run(opened(number, sampling=rules), score_item(number, 2, PROMPT))
+        driver.one(score_item(number, 3, [*PROMPT, 7], base_length=8))
+        assert len(sampling_states()) == before + number + 1
+    driver.run(Release(1, 4))
+    assert len(sampling_states()) == before + 2
+    driver.core.drop_link(driver.link_id)
+    assert len(sampling_states()) == before
 
 
 def test_release_stops_a_prefill_half_done(driver: Driver, runner: ModelRunner) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
@@ -26,10 +25,10 @@ from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, Drafting
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
-from outrider.ports import Extend, Open, Proposal
+from outrider.ports import Extend, Proposal
 from outrider.sampling.proposing import propose
 from outrider.sampling.rows import LogitRow
-from outrider.sampling.session_cache import SessionCache
+from outrider.sampling.session import SessionSampling
 from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
 from outrider.serving.executor import ExecutorOutput
 from outrider.serving.session_table import Session
@@ -39,11 +38,20 @@ from outrider_draft.proposers.passes import joined, single
 DraftSession = Session[KVSequence]
 
 
+@dataclass(frozen=True, slots=True)
+class DraftState:
+    """What is derived from a session's ``Open``, once."""
+
+    sampling: SessionSampling
+    terms: DraftTerms | None
+    """By which its tokens are drawn in one launch; None: they are not."""
+
+
 @dataclass(slots=True)
 class ProposalJob:
     """One ``Extend`` under way."""
 
-    open: Open
+    sampling: SessionSampling
     extend: Extend
     sequence: KVSequence
     terms: DraftTerms | None
@@ -92,7 +100,6 @@ class ModelProposer:
         self._support_mass = support_mass
         self._support_limit = support_limit
         self._can_loop = runner.drafting == DraftingRules(support_mass, support_limit)
-        self._terms_of = SessionCache(partial(_loop_terms, vocab_size=runner.config.vocab_size))
 
     @property
     def num_pages_free(self) -> int:
@@ -119,11 +126,12 @@ class ModelProposer:
             token_ids = (session.text.token_ids[-1],)
             self.runner.sequences.truncate(session.text, item.base_length - 1)
         length = proposal_length(session.open, item, reserved_length=session.reserved_length)
+        state = self._state_of(session)
         return ProposalJob(
-            open=session.open,
+            sampling=state.sampling,
             extend=item,
             sequence=session.text,
-            terms=self._terms_of(session.open) if self._can_loop and length else None,
+            terms=state.terms if length else None,
             base=item.base_length + len(item.token_ids),
             draft_length=length,
             token_ids=token_ids,
@@ -148,10 +156,19 @@ class ModelProposer:
         results = [_take(job, drawn[id(job)]) if id(job) in drawn else _answer_when_done(job) for job, _ in shares]
         return ExecutorOutput(results=results, computed_ns=computed)
 
+    def _state_of(self, session: DraftSession) -> DraftState:
+        state = session.executor_state
+        if not isinstance(state, DraftState):
+            opened = session.open
+            loops = self._can_loop and fits_loop(opened)
+            terms = DraftTerms.of(opened, self.runner.config.vocab_size) if loops else None
+            state = session.executor_state = DraftState(SessionSampling(opened), terms)
+        return state
+
     def _draw(self, jobs: Sequence[ProposalJob], logits: torch.Tensor) -> dict[int, Draws]:
         if not jobs:
             return {}
-        rows = [LogitRow(job.open, job.sequence.token_ids, job.sequence.length, job.base) for job in jobs]
+        rows = [LogitRow(job.sampling, job.sequence.token_ids, job.sequence.length, job.base) for job in jobs]
         drawn = propose(logits, rows, support_mass=self._support_mass, support_limit=self._support_limit)
         return {id(job): single(token) for job, token in zip(jobs, drawn, strict=True)}
 
@@ -159,11 +176,6 @@ class ModelProposer:
 def _leave_last(job: ProposalJob, share: int) -> int:
     """What a forward appends of a job's share: what ends in a loop leaves its last token to that."""
     return min(share, job.num_left - 1) if job.terms else share
-
-
-def _loop_terms(open_: Open, vocab_size: int) -> DraftTerms | None:
-    """The terms of a request; None: its tokens cannot be drawn in a loop."""
-    return DraftTerms.of(open_, vocab_size) if fits_loop(open_) else None
 
 
 def _draft_row(job: ProposalJob, terms: DraftTerms) -> DraftRow:

@@ -20,6 +20,7 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Open
 from outrider.sampling import LogitRow, propose
+from outrider.sampling.session import SessionSampling
 from outrider.types import AcceptanceMethod, SamplingParams
 
 GATE_TOKENS = 8
@@ -175,7 +176,7 @@ def draft(
     for _ in range(num_tokens):
         pairs = zip(sequences, drafted[-1], strict=True)
         logits = runner.forward([ForwardRow(sequence, [token], 1) for sequence, token in pairs])
-        rows = [LogitRow(request, s.token_ids, s.length, s.length) for s in sequences]
+        rows = [LogitRow(SessionSampling(request), s.token_ids, s.length, s.length) for s in sequences]
         drafted.append([drawn.token_id for drawn in propose(logits, rows)])
     return drafted[1:]
 

@@ -17,6 +17,7 @@ from outrider.ports import Open
 from outrider.sampling import ScoreOutcome, ScoreRequest, score
 from outrider.sampling.positions import lay_out
 from outrider.sampling.sampler import begin_scoring
+from outrider.sampling.session import SessionSampling
 from outrider.types import AcceptanceMethod, SamplingParams, SparseScores, Support, TokenScores
 
 _FORMS: dict[str, tuple[AcceptanceMethod, dict[str, Any]]] = {
@@ -53,12 +54,14 @@ def _request(opened: Open, num_drafts: int, support_size: int, generator: np.ran
     vocab_size = opened.num_token_ids
     drafts = tuple(generator.integers(0, vocab_size, num_drafts).tolist())
     if opened.acceptance_method is not AcceptanceMethod.REJECTION or opened.sampling.temperature == 0:
-        return ScoreRequest(opened, (0,) * _BASE, _BASE, drafts)
+        return ScoreRequest(SessionSampling(opened), (0,) * _BASE, _BASE, drafts)
     if not num_drafts:
-        return ScoreRequest(opened, (0,) * _BASE, _BASE)
+        return ScoreRequest(SessionSampling(opened), (0,) * _BASE, _BASE)
     ids = [generator.choice(vocab_size, support_size, replace=False) for _ in range(num_drafts)]
     counts = np.full(num_drafts, support_size, dtype=np.int32)
-    return ScoreRequest(opened, (0,) * _BASE, _BASE, drafts, Support(counts, np.concatenate(ids).astype(np.int32)))
+    return ScoreRequest(
+        SessionSampling(opened), (0,) * _BASE, _BASE, drafts, Support(counts, np.concatenate(ids).astype(np.int32))
+    )
 
 
 def _case(place: Place, name: str, logits: list[torch.Tensor], requests: list[ScoreRequest]) -> KernelCase:

@@ -23,6 +23,7 @@ from outrider.model_executor.graph_capture import MemoryBound, NoGraphs
 from outrider.model_executor.models.decoder import DeviceBatch
 from outrider.ports import Open
 from outrider.sampling import Drawn, LogitRow, propose
+from outrider.sampling.session import SessionSampling
 from outrider.types import AcceptanceMethod, SamplingParams, SparseEvidence
 from tests.support.core_driver import open_session
 
@@ -117,7 +118,7 @@ def one_by_one(row: DraftRow, text: list[int]) -> list[Drawn]:
     found: list[Drawn] = []
     text = [*text, *row.token_ids]
     for _ in range(row.num_drafts):
-        asked = LogitRow(row.terms.open, text, len(text), row.base)
+        asked = LogitRow(SessionSampling(row.terms.open), text, len(text), row.base)
         (drawn,) = propose(
             logits_of(text)[None], [asked], support_mass=RULES.support_mass, support_limit=RULES.support_limit
         )
