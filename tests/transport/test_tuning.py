@@ -20,10 +20,19 @@ def test_the_poller_is_chosen_for_known_releases_alone(monkeypatch: pytest.Monke
     monkeypatch.delenv("GRPC_EXPERIMENTS")
 
 
+def test_fork_handlers_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPC_EXPERIMENTS", "mine")
+    monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT", raising=False)
+    prepare_process()
+    assert os.environ["GRPC_ENABLE_FORK_SUPPORT"] == "false"
+
+
 def test_what_the_environment_says_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPC_EXPERIMENTS", "mine")
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "true")
     prepare_process()
     assert os.environ["GRPC_EXPERIMENTS"] == "mine"
+    assert os.environ["GRPC_ENABLE_FORK_SUPPORT"] == "true"
 
 
 def test_what_is_there_to_stay_is_not_collected_again() -> None:
