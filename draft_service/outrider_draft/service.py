@@ -13,10 +13,10 @@ from outrider import __version__
 from outrider.config import DraftSettings
 from outrider.config.fields import DraftMethod
 from outrider.ports import Branches, DraftCommand, DraftEvent, Extend, Open, Proposal
-from outrider.serving.engine_core import DEFAULT_MAX_BATCHED_TOKENS, EngineCore
+from outrider.serving.engine_core import EngineCore
 from outrider.serving.local_port import LocalPort
 from outrider.serving.session_table import UNBOUNDED, Limits, SessionLimits, SessionTable
-from outrider.serving.token_budget import DEFAULT_PREFILL_BESIDE
+from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
 from outrider.serving.worker import OnFailure
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 from outrider_draft.proposers.ngram import LookupJob, NgramProposer
@@ -157,8 +157,7 @@ def build_model_core(
     return EngineCore(
         SessionTable(runner.sequences, limits),
         proposer,
-        max_batched_tokens=max_batched_tokens,
-        max_prefill_beside=max_prefill_beside,
+        TokenBudget(max_batched_tokens, max_prefill_beside),
     )
 
 
@@ -173,7 +172,7 @@ def build_ngram_core(
     """The synchronous part of a draft without a model."""
     limits = Limits(vocab_size=0, max_model_len=max_model_len, trims=True, sessions=session_limits)
     proposer = NgramProposer(min_n=min_n, max_n=max_n)
-    return EngineCore(SessionTable(PlainSequences(), limits), proposer, max_batched_tokens=max_batched_tokens)
+    return EngineCore(SessionTable(PlainSequences(), limits), proposer, TokenBudget(max_batched_tokens))
 
 
 def _load_model(

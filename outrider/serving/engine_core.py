@@ -1,125 +1,183 @@
-"""The synchronous heart of a service: commands in, one forward a step, events out.
+"""Engine core of a service: commands in, one step at a time, events out.
 
-Owns the order of things: when what has arrived is taken in, when a forward begins and ends, and what becomes of its
-results. ``InputProcessor`` takes commands in, ``Scheduler`` chooses and runs one forward after the other,
-``LookaheadScheduler`` computes steps ahead of their commands, ``RequestQueue`` holds what waits between them, and the
-``Executor`` says what an item means and how its tokens are computed. Deterministic and without threads;
-``outrider.serving.worker`` gives it one. Refuses to know models, devices and transports.
+A step schedules a batch, executes it and processes its outputs. ``InputProcessor`` turns commands into requests,
+``Scheduler`` chooses the batch, the service's ``Executor`` computes it, ``OutputProcessor`` makes messages of the
+answers. Deterministic and without threads: ``outrider.serving.worker`` gives it one. Knows no models, devices and
+transports.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic
+from dataclasses import dataclass
+from typing import Any, Generic
 
 from outrider.errors import OutriderError
-from outrider.ports import Open, Rejected, Release
+from outrider.ports import EventBatch, Open, Rejected, Release
 from outrider.recording import Recorder
-from outrider.serving.executor import AsyncExecutor, EventT, Executor, ItemT, JobT, SequenceT
+from outrider.serving.executor import CommonEvent, EventT, Executor, ExecutorOutput, ItemT, JobT, SequenceT
 from outrider.serving.idle_sessions import IdleSessions
 from outrider.serving.input_processor import InputProcessor
-from outrider.serving.lookahead import LookaheadScheduler
-from outrider.serving.output_processor import OutputProcessor, Told
-from outrider.serving.preemption import PageBudget, Served
-from outrider.serving.prefill_delay import PrefillDelayPolicy
-from outrider.serving.request_queue import RequestQueue
-from outrider.serving.running_batch import RunningBatch
-from outrider.serving.scheduled_request import ScheduledRequest
-from outrider.serving.scheduler import FinishedBatch, Scheduler, TokenBudget
-from outrider.serving.session_table import SessionKey, SessionTable
+from outrider.serving.output_processor import OutputProcessor
+from outrider.serving.request import AnyRequest, Batch
+from outrider.serving.scheduler import Scheduler
+from outrider.serving.session_table import Session, SessionKey, SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.sync_executor import SyncExecutorAdapter
 from outrider.serving.timer_slack import LOOK_S
-from outrider.serving.token_budget import DEFAULT_PREFILL_BESIDE, is_running
+from outrider.serving.token_budget import TokenBudget
 
-DEFAULT_MAX_BATCHED_TOKENS = 1024
-_MOST_TOLD = 32
-"""Answers that need no forward go first, for no more steps in a row: who asks for nothing else holds up nobody."""
+_MAX_STEPS_WITHOUT_FORWARD = 32
+"""Events that need no forward leave first, for no more steps in a row: a link that asks for nothing else holds up no
+other.
+"""
 
 
 class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
-    """Implements ``outrider.serving.worker.Core`` over a ledger and a stage."""
+    """Implements ``outrider.serving.worker.Core`` over a session table and an executor."""
 
     def __init__(
         self,
-        session_table: SessionTable[SequenceT],
-        stage: Executor[SequenceT, ItemT, JobT, EventT],
+        sessions: SessionTable[SequenceT],
+        executor: Executor[SequenceT, ItemT, JobT, EventT],
+        budget: TokenBudget | None = None,
         *,
-        ahead: AsyncExecutor[SequenceT, ItemT, JobT, EventT] | None = None,
-        max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
-        max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
-        adapts_chunks: bool = False,
+        lookahead: bool = False,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """``ahead`` is the stage once more, if it is to compute what was not asked for yet; ``adapts_chunks`` where a
-        chunk's time is not its tokens' alone, as on a GPU.
-        """
-        self.session_table = session_table
-        self.activity = activity = ServiceStats()
-        self._stage = stage = ahead or SyncExecutorAdapter(stage)
-        self._clock = clock
-        self._request_queue: RequestQueue[SequenceT, ItemT, JobT, EventT] = RequestQueue()
-        self._num_told = 0
-        """So many steps in a row were spent on answers that needed no forward."""
-        self._prefill_delay = PrefillDelayPolicy()
-        self._output_processor: OutputProcessor[SequenceT, ItemT, JobT, EventT] = OutputProcessor(
-            activity, clock, lambda: stage.num_pages_free
-        )
-        self._ahead = LookaheadScheduler(stage, self._request_queue, activity=activity, clock=clock)
-        self._page_budget = PageBudget(session_table, stage, self._request_queue, activity)
-        budget = TokenBudget(max_batched_tokens, max_prefill_beside, adapts_chunks)
+        """``lookahead``: steps may be computed before they are asked for, where the executor can tell what they are."""
+        self.sessions = sessions
+        self.stats = stats = ServiceStats()
+        self._executor, self._clock = executor, clock
+        self._in_flight: deque[Batch] = deque()
+        """Batches that were started, oldest first: one, and with lookahead one more queued behind it."""
+        self._num_steps_without_forward = 0
+        self._outputs = OutputProcessor(stats, clock, lambda: executor.num_pages_free)
         self._scheduler = Scheduler(
-            stage, self._request_queue, self._prefill_delay, budget, fit=self._fit, activity=activity, clock=clock
+            sessions,
+            executor,
+            budget or TokenBudget(),
+            lookahead=lookahead,
+            preempt=self._preempt,
+            stats=stats,
+            clock=clock,
         )
-        self._input_processor = InputProcessor(
-            session_table,
-            stage,
-            self._request_queue,
-            ahead=self._ahead,
-            telling=self._output_processor,
-            budget=self._page_budget,
-            prefill_delay=self._prefill_delay,
-            activity=activity,
-        )
+        self._inputs = InputProcessor(sessions, executor, self._scheduler, self._outputs, stats)
         self._idle = IdleSessions(
-            session_table,
-            session_table.session_limits.idle_timeout_s,
+            sessions,
+            sessions.session_limits.idle_timeout_s,
             is_busy=self._is_asked,
-            end=self._input_processor.expire,
+            end=self._inputs.expire,
             clock=clock,
         )
 
-    @property
-    def recorder(self) -> Recorder | None:
-        """Told of traced items; set before the first message, if at all."""
-        return self._output_processor.recorder
+    # A step.
 
-    @recorder.setter
-    def recorder(self, recorder: Recorder | None) -> None:
-        self._output_processor.recorder = recorder
+    def step(self) -> list[tuple[int, EventBatch[EventT | CommonEvent]]]:
+        """Schedule a batch, execute it, process its outputs; returns messages, each with the number of its link.
 
-    @property
-    def num_sessions(self) -> int:
-        """Sessions that are open."""
-        return len(self.session_table)
+        A forward of an asynchronous executor outlives the step that starts it. Meanwhile steps take in what arrives and
+        may queue a batch behind it; the first one after its end processes its outputs. Events that need no forward
+        leave in steps of their own.
+        """
+        if self._outputs.is_ready and not self._is_forward_overdue:
+            self._num_steps_without_forward += 1
+            return self._outputs.take()
+        self._num_steps_without_forward = 0
+        batch = self._scheduler.schedule(self._in_flight)
+        finished = self._execute(batch)
+        return self._process_outputs(finished)
 
-    @property
-    def num_pages_free(self) -> int:
-        """KV pages that are free."""
-        return self._stage.num_pages_free
+    def _execute(self, batch: Batch | None) -> _Finished | None:
+        """Start a batch, if there is one; the oldest batch in flight if its forward has ended, else None."""
+        if batch is not None and self._start(batch) and self._executor.is_asynchronous:
+            return None
+        if not self._in_flight or not self._in_flight[0].forward.is_done():
+            return None
+        batch = self._in_flight.popleft()
+        return _Finished(batch, batch.forward.finish(), self._clock())
+
+    def _start(self, batch: Batch) -> bool:
+        """Start a batch; False where the executor cannot queue it behind the one in flight."""
+        if batch.after is None:
+            batch.run(batch.scheduled, batch.started_ns)
+            batch.forward = self._executor.start([(request.job, tokens) for request, tokens in batch.scheduled])
+        else:
+            queued = self._executor.queue_next(batch.after.forward)
+            if queued is None:
+                return False
+            batch.queued, batch.forward = queued, queued.forward
+        self._in_flight.append(batch)
+        return True
+
+    def _process_outputs(self, finished: _Finished | None) -> list[tuple[int, EventBatch[EventT | CommonEvent]]]:
+        """Answer the requests of a batch. The next batch starts before messages are made of the answers, so that the
+        device does not wait for that.
+        """
+        if finished is None:
+            return []
+        batch, output = finished.batch, finished.output
+        answered = [
+            self._answer(request, result)
+            for request, result in self._scheduler.update(batch, output, finished.ended_ns)
+        ]
+        for link_id, event in output.pushed:
+            self._outputs.put(link_id, event)
+        self._start_next(batch)
+        return self._outputs.messages(answered)
+
+    def _answer(self, request: AnyRequest, result: EventT | OutriderError) -> AnyRequest:
+        if isinstance(result, OutriderError):
+            failure = self._inputs.fail(request, result)
+            self._outputs.note(failure, request.session.open)
+            request.finish(failure)
+        else:
+            self.sessions.commit(request.session, result.base_length)
+            request.finish(result)
+        return request
+
+    def _start_next(self, before: Batch) -> None:
+        """Go on after a batch that has ended, with the one queued behind it or with steps that it says are next."""
+        if self._in_flight:
+            self._scheduler.lookahead.confirm(self._in_flight[0], before)
+        self._inputs.take_superseding(before.requests)
+        if not self._in_flight:
+            prepared = [self._scheduler.lookahead.prepare(request) for request in before.requests]
+            if any(prepared) and self._executor.is_asynchronous:
+                batch = self._scheduler.schedule(self._in_flight)
+                if batch is not None:
+                    self._start(batch)
+
+    # When to take a step.
 
     @property
     def has_work(self) -> bool:
         """Whether ``step`` would do anything."""
-        return bool(self._output_processor.has_any or self._request_queue.due or self._scheduler.under_way)
+        return bool(self._outputs.is_ready or self._scheduler.queue.due or self._in_flight)
 
     @property
     def pause_s(self) -> float:
-        """For how long there had better be no step, in seconds: while a forward is under way, and while prompts had
-        better wait for running sessions.
+        """For how long there had better be no step unless something arrives, in seconds: while a forward is in flight,
+        and while prompts had better wait for running sessions.
         """
-        return 0.0 if self._output_processor.has_any else self._rest_s
+        return 0.0 if self._outputs.is_ready else self._forward_pause_s
+
+    @property
+    def _forward_pause_s(self) -> float:
+        if self._in_flight:
+            oldest = self._in_flight[0]
+            return 0.0 if oldest.may_be_followed or oldest.forward.is_done() else LOOK_S
+        return self._scheduler.delay_s
+
+    @property
+    def _is_forward_overdue(self) -> bool:
+        """Whether a forward is to be started, followed or ended before more events leave that needed none."""
+        if self._num_steps_without_forward < _MAX_STEPS_WITHOUT_FORWARD:
+            return False
+        return bool(self._scheduler.queue.due or self._in_flight) and not self._forward_pause_s
+
+    # Links.
 
     def handle(
         self, link_id: int, commands: Sequence[Open | Release | Rejected | ItemT], *, arrived_ns: int | None = None
@@ -128,15 +186,31 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         arrived = self._clock() if arrived_ns is None else arrived_ns
         for command in commands:
             if isinstance(command, Open):
-                self._input_processor.open(link_id, command, arrived)
+                self._inputs.open(link_id, command, arrived)
             elif isinstance(command, Release):
-                self._input_processor.release(link_id, command)
+                self._inputs.release(link_id, command)
             elif isinstance(command, Rejected):
-                self._input_processor.reject(link_id, command)
+                self._inputs.reject(link_id, command)
             else:
-                self._input_processor.item(link_id, command, arrived)
-        if (started := self._scheduler.under_way) is not None:
-            started.may_be_followed = started.following is None
+                self._inputs.item(link_id, command, arrived)
+        if len(self._in_flight) == 1:
+            self._in_flight[0].may_be_followed = True
+
+    def drop_link(self, link_id: int) -> None:
+        """Release everything that the link holds."""
+        self._inputs.drop_link(link_id)
+
+    # Sessions.
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open; from any thread."""
+        return len(self.sessions)
+
+    @property
+    def num_pages_free(self) -> int:
+        """KV pages that are free; from any thread."""
+        return self._executor.num_pages_free
 
     @property
     def next_check_s(self) -> float | None:
@@ -149,91 +223,30 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     def refuse_sessions(self, reason: str) -> None:
         """Refuse new sessions from now on."""
-        self.session_table.refuse_sessions(reason)
+        self.sessions.refuse_sessions(reason)
 
-    def drop_link(self, link_id: int) -> None:
-        """Release everything that the link holds."""
-        self._input_processor.drop_link(link_id)
+    @property
+    def recorder(self) -> Recorder | None:
+        """Takes the records of traced items; set before the first message, if at all."""
+        return self._outputs.recorder
 
-    def step(self) -> Told[EventT]:
-        """Answers that needed no forward, if there are any; otherwise one forward and what it answers. A forward that
-        goes on by itself is begun, followed by another and ended in steps of their own, so that what arrives meanwhile
-        is taken in.
-        """
-        if self._output_processor.has_any and not (self._num_told >= _MOST_TOLD and self._may_go_on):
-            self._num_told += 1
-            return self._output_processor.take()
-        self._num_told = 0
-        started = self._scheduler.under_way
-        if started is None:
-            self._scheduler.start()
-            started = self._scheduler.under_way
-            if started is None or self._scheduler.go_on_alone:
-                return []
-        elif started.may_be_followed:
-            self._ahead.follow(started)
-            if started.following is not None or not started.flight.is_done():
-                return []
-        return self._end(started)
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        self._outputs.recorder = recorder
+
+    def _preempt(self, session: Session[SequenceT]) -> None:
+        self._inputs.preempt(session)
 
     def _is_asked(self, key: SessionKey) -> bool:
         """Whether a session waits for an answer."""
-        due = self._request_queue.due_of(key)
-        return due is not None and due.foreseen is None
+        due = self._scheduler.queue.due_of(key)
+        return due is not None and due.is_asked
 
-    def _fit(self, served: Served[SequenceT, ItemT, JobT, EventT]) -> Served[SequenceT, ItemT, JobT, EventT]:
-        """What of a forward there are pages for, once the youngest sessions were preempted where that is needed."""
-        return self._page_budget.make_room(served, self._input_processor.preempt)
 
-    @property
-    def _may_go_on(self) -> bool:
-        """Whether a forward is to be begun, followed or ended now."""
-        return bool(self._request_queue.due or self._scheduler.under_way) and not self._rest_s
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """A batch whose forward has ended."""
 
-    @property
-    def _rest_s(self) -> float:
-        """For how long there had better be no forward begun, followed or ended."""
-        if (started := self._scheduler.under_way) is not None:
-            return 0.0 if started.may_be_followed or started.flight.is_done() else LOOK_S
-        if any(is_running(pending.job) for pending in self._request_queue.due):
-            return 0.0
-        return 1e-9 * self._prefill_delay.wait_ns(self._clock())
-
-    def _end(self, started: RunningBatch[SequenceT, ItemT, JobT, EventT]) -> Told[EventT]:
-        """The forward under way, to its end; what comes next is begun."""
-        answered = self._settle(self._scheduler.end(started))
-        # Before the answers are put into words: the device need not wait for that.
-        self._scheduler.under_way = self._ahead.board(started)
-        self._input_processor.take_overtaking(started.pendings)
-        if self._scheduler.under_way is None:
-            foreseen = [self._ahead.foresee(pending) for pending in started.pendings]
-            if any(foreseen) and self._scheduler.go_on_alone:
-                self._scheduler.start()
-        return self._output_processor.batches(answered)
-
-    def _settle(
-        self, ended: FinishedBatch[SequenceT, ItemT, JobT, EventT]
-    ) -> list[ScheduledRequest[SequenceT, ItemT, JobT, EventT]]:
-        """Those who asked and are answered now."""
-        answered = []
-        for pending, result in zip(ended.started.pendings, ended.results, strict=True):
-            if not self._request_queue.take(pending):
-                continue  # given up while the forward was under way
-            if result is None:
-                self._request_queue.put(pending)  # to the back
-            elif pending.foreseen is not None:
-                self._ahead.keep(pending, result)
-            else:
-                self._answer(pending, result, ended.ended_ns)
-                answered.append(pending)
-        return answered
-
-    def _answer(
-        self, pending: ScheduledRequest[SequenceT, ItemT, JobT, EventT], result: EventT | OutriderError, now_ns: int
-    ) -> None:
-        if isinstance(result, OutriderError):
-            pending.answer = self._input_processor.fail(pending, result)
-        else:
-            pending.answer = self._ahead.as_asked(pending, result)
-            self.session_table.commit(pending.session, result.base_length)
-            self._prefill_delay.note_answer(pending.session.key, now_ns)
+    batch: Batch
+    output: ExecutorOutput[Any]
+    ended_ns: int

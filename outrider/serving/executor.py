@@ -1,14 +1,16 @@
-"""What a service does with an item, as its core sees it.
+"""Executor: what a service computes of an item, as its engine core sees it.
 
-Owns the seam between the order of things, which is the core's, and what is computed, which is a stage's. Computes
-nothing.
+One interface for the target, the draft model and the n-gram draft. The defaults are those of an executor that computes
+when it is asked to, holds no KV pages and knows nothing of lookahead, so the simplest has only ``begin`` and
+``execute``.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.errors import OutriderError
 from outrider.ports import Opened, Preempted, Refused, SessionFailed, SessionLost
@@ -54,6 +56,11 @@ class Answer(Protocol):
     """What ``Proposal`` and ``Scores`` have in common."""
 
     @property
+    def generation(self) -> int:
+        """Of the item that it answers."""
+        ...
+
+    @property
     def base_length(self) -> int:
         """Committed tokens that it builds on, all of them computed."""
         ...
@@ -63,7 +70,6 @@ SequenceT = TypeVar("SequenceT", bound=TokenSequence)
 ItemT = TypeVar("ItemT", bound=Item)
 JobT = TypeVar("JobT", bound=Job)
 EventT = TypeVar("EventT", bound=Answer)
-ItemT_contra = TypeVar("ItemT_contra", bound=Item, contravariant=True)
 EventT_co = TypeVar("EventT_co", bound=Answer, covariant=True)
 
 CommonEvent = Opened | Preempted | SessionLost | SessionFailed | Refused
@@ -72,42 +78,16 @@ CommonEvent = Opened | Preempted | SessionLost | SessionFailed | Refused
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOutput(Generic[EventT_co]):
-    """What came of one forward."""
+    """Results of one forward."""
 
     results: Sequence[EventT_co | OutriderError | None]
-    """For each job served: its answer, why its session fails, or None when it goes on."""
+    """For each job: its answer, why its session fails, or None when it needs more forwards."""
     computed_ns: int
-    """When the model was done with it and sampling began, by the core's clock, which is ``time.perf_counter_ns``."""
+    """When the model was done and sampling began, by the core's clock, which is ``time.perf_counter_ns``."""
     used_graph: bool = False
     """Whether a captured forward was replayed."""
-
-
-class Executor(Protocol[SequenceT, ItemT_contra, JobT, EventT_co]):
-    """What a service does with an item."""
-
-    @property
-    def num_pages_free(self) -> int:
-        """KV pages that are free."""
-        ...
-
-    def num_pages_needed(self, job: JobT, share: int) -> int:
-        """Free KV pages that a forward over so many tokens of a job takes, what it writes in advance included."""
-        ...
-
-    def check(self, session: Session[SequenceT], item: ItemT_contra) -> EventT_co | None:
-        """An answer that needs no forward, or None; ``InvalidRequestError`` for a bad item. Changes nothing."""
-        ...
-
-    def begin(self, session: Session[SequenceT], item: ItemT_contra) -> JobT:
-        """What is to be computed, now that the session's text was cut to the item's base.
-
-        The text is longer than that when the beginning of the item's ``token_ids`` was cached.
-        """
-        ...
-
-    def advance(self, shares: Sequence[tuple[JobT, int]]) -> ExecutorOutput[EventT_co]:
-        """One forward over so many tokens of each of these jobs."""
-        ...
+    pushed: Sequence[tuple[int, EventT_co]] = ()
+    """Events that answer no item, each with the number of its link. They leave with the next message."""
 
 
 class InFlightForward(Protocol[EventT_co]):
@@ -118,7 +98,7 @@ class InFlightForward(Protocol[EventT_co]):
         ...
 
     def finish(self) -> ExecutorOutput[EventT_co]:
-        """Wait for it; called once."""
+        """Wait for the forward; called once."""
         ...
 
 
@@ -126,46 +106,92 @@ class InFlightForward(Protocol[EventT_co]):
 class QueuedForward(Generic[JobT, EventT_co]):
     """A forward over the tokens that the one before it draws, started before that one has ended."""
 
-    flight: InFlightForward[EventT_co]
+    forward: InFlightForward[EventT_co]
     jobs: Sequence[JobT]
     places: Sequence[int]
     """Of each job's session, among the jobs of the forward before."""
 
 
-class AsyncExecutor(Executor[SequenceT, ItemT, JobT, EventT], Protocol[SequenceT, ItemT, JobT, EventT]):
-    """A stage that can tell what it will be asked next; ``outrider.serving.sync_executor`` makes one of any other."""
+class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
+    """Checks items, turns them into jobs, and computes batches of jobs."""
 
     @property
     def is_asynchronous(self) -> bool:
         """Whether a forward goes on by itself while the thread that started it does something else."""
-        ...
+        return False
 
-    def start(self, shares: Sequence[tuple[JobT, int]]) -> InFlightForward[EventT]:
-        """``advance`` in two halves. Texts grow now; until it is finished none that it serves may be cut."""
-        ...
+    # KV pages.
 
-    def foresee(self, session: Session[SequenceT], answer: EventT) -> ItemT | None:
-        """The item that most likely follows this answer, which was made over the text as it is; None: hard to say."""
-        ...
+    @property
+    def num_pages_free(self) -> int:
+        """KV pages that are free."""
+        return 0
 
-    def follow(self, flight: InFlightForward[EventT]) -> QueuedForward[JobT, EventT] | None:
-        """Start one more step of each session of a flight that is to go on after it, before the flight has ended; None
-        where that cannot be. Every session asks for one token in it.
+    def num_pages_needed(self, job: JobT, num_tokens: int) -> int:
+        """Free KV pages that a forward over so many tokens of a job takes, what it writes in advance included."""
+        return 0
+
+    # Items.
+
+    def check(self, session: Session[SequenceT], item: ItemT) -> EventT | None:
+        """An answer that needs no forward, or None; ``InvalidRequestError`` for a bad item. Changes nothing."""
+        return None
+
+    @abstractmethod
+    def begin(self, session: Session[SequenceT], item: ItemT) -> JobT:
+        """The job of an item, once the session's sequence was cut to the item's base.
+
+        The sequence is longer than that when the beginning of the item's ``token_ids`` was cached.
         """
-        ...
+
+    # Forwards.
+
+    @abstractmethod
+    def execute(self, batch: Sequence[tuple[JobT, int]]) -> ExecutorOutput[EventT]:
+        """One forward over so many tokens of each of these jobs, and what is sampled from it."""
+
+    def start(self, batch: Sequence[tuple[JobT, int]]) -> InFlightForward[EventT]:
+        """``execute`` in two halves. Sequences grow now; until it is finished none of them may be cut."""
+        return _Deferred(self, batch)
+
+    # Lookahead: steps computed before they are asked for.
+
+    def next_step(self, session: Session[SequenceT], answer: EventT) -> ItemT | None:
+        """The plain step that follows an answer over the sequence as it is; None: the answer does not say, or is the
+        session's last.
+        """
+        return None
+
+    def queue_next(self, forward: InFlightForward[EventT]) -> QueuedForward[JobT, EventT] | None:
+        """Start one more plain step of each session of a forward that goes on after it, before the forward has ended;
+        None where that cannot be.
+        """
+        return None
 
     def confirm(
-        self, following: QueuedForward[JobT, EventT], index: int, session: Session[SequenceT], answer: EventT
+        self, queued: QueuedForward[JobT, EventT], index: int, session: Session[SequenceT], answer: EventT
     ) -> ItemT | None:
-        """The item that job ``index`` turns out to be, now that the flight before was answered; None: it was computed
-        over something else, and is of no use.
+        """The item that job ``index`` turns out to be, now that the forward before was answered; None: it was computed
+        over another token, and its token is taken back.
         """
-        ...
+        return None
 
-    def is_foreseen(self, item: ItemT, foreseen: ItemT) -> bool:
-        """Whether an item asks for just what was foreseen."""
-        ...
+    def matches(self, item: ItemT, prepared: ItemT) -> bool:
+        """Whether an item asks for just what was prepared."""
+        return False
 
-    def answer_to(self, item: ItemT, answer: EventT) -> EventT:
-        """What was answered to the foreseen item, as the answer to the one that came."""
-        ...
+
+@dataclass(frozen=True, slots=True)
+class _Deferred(Generic[JobT, EventT]):
+    """A forward that runs when it is finished."""
+
+    executor: Executor[Any, Any, JobT, EventT]
+    batch: Sequence[tuple[JobT, int]]
+
+    def is_done(self) -> bool:
+        """It never keeps its caller waiting for a device."""
+        return True
+
+    def finish(self) -> ExecutorOutput[EventT]:
+        """All of it."""
+        return self.executor.execute(self.batch)

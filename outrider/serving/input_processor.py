@@ -1,186 +1,175 @@
-"""What arrives, and what ends without an answer.
+"""Input processor: commands of links, as sessions opened and ended and as requests queued.
 
-Owns what becomes of a command: which items are taken, which are overtaken by others, which sessions end. Refuses to
-know forwards; what an item means is the ``Executor``'s.
+Owns which items are taken, which replace others, and what a session's end takes with it. Knows no forwards; what an
+item means is the executor's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Generic
+from typing import Any
 
 from outrider.errors import OutriderError
 from outrider.ports import Open, Rejected, Release, SessionFailed, SessionLost
-from outrider.serving.executor import CommonEvent, EventT, Executor, ItemT, JobT, SequenceT
-from outrider.serving.failure_log import log_trouble
-from outrider.serving.lookahead import LookaheadScheduler
+from outrider.serving.executor import CommonEvent, Executor, Item
 from outrider.serving.output_processor import OutputProcessor
-from outrider.serving.preemption import PageBudget
-from outrider.serving.prefill_delay import PrefillDelayPolicy
-from outrider.serving.request_queue import RequestQueue
-from outrider.serving.scheduled_request import ScheduledRequest
+from outrider.serving.request import AnyRequest, Request, RequestStatus
+from outrider.serving.scheduler import Scheduler
 from outrider.serving.session_table import Session, SessionKey, SessionTable
 from outrider.serving.stats import ServiceStats
 
 
-class InputProcessor(Generic[SequenceT, ItemT, JobT, EventT]):
-    """Of all links."""
+class InputProcessor:
+    """Commands of all links."""
 
     def __init__(
         self,
-        session_table: SessionTable[SequenceT],
-        stage: Executor[SequenceT, ItemT, JobT, EventT],
-        request_queue: RequestQueue[SequenceT, ItemT, JobT, EventT],
-        *,
-        ahead: LookaheadScheduler[SequenceT, ItemT, JobT, EventT],
-        telling: OutputProcessor[SequenceT, ItemT, JobT, EventT],
-        budget: PageBudget[SequenceT, ItemT, JobT, EventT],
-        prefill_delay: PrefillDelayPolicy,
-        activity: ServiceStats,
+        sessions: SessionTable[Any],
+        executor: Executor[Any, Any, Any, Any],
+        scheduler: Scheduler,
+        outputs: OutputProcessor,
+        stats: ServiceStats,
     ) -> None:
-        self._budget = budget
-        self._session_table, self._stage, self._request_queue = session_table, stage, request_queue
-        self._ahead, self._lookahead_policy = ahead, ahead.lookahead_policy
-        self._output_processor, self._prefill_delay, self._activity = telling, prefill_delay, activity
+        self._sessions, self._executor, self._scheduler = sessions, executor, scheduler
+        self._outputs, self._stats = outputs, stats
+
+    # Commands.
 
     def open(self, link_id: int, command: Open, arrived_ns: int) -> None:
-        """A session is opened, or opened anew, or refused."""
-        event = self._session_table.open(link_id, command)
-        if (session := self._session_table.get(link_id, command.session)) is not None:
+        """Open a session, or open it anew; it may be refused."""
+        event = self._sessions.open(link_id, command)
+        if (session := self._sessions.get(link_id, command.session)) is not None:
             session.used_ns = arrived_ns
-        self._activity.note_opened(event, is_ending=self._session_table.is_closed)
+        self._stats.note_opened(event, is_ending=self._sessions.is_closed)
         key = link_id, command.session
-        before = self._request_queue.first(key)
-        if before is not None and not self._session_table.holds(before.session):
-            self._give_up(key, "session closed")
-        self._note_end(key)  # of what it was before, if it was anything
+        before = self._scheduler.queue.first(key)
+        if before is not None and not self._sessions.holds(before.session):
+            self._abort(key, "session closed")
+        self._scheduler.end_session(key)  # what it was before, if it was anything
         if event is not None:
-            self._output_processor.put(link_id, event, command)
+            self._outputs.put(link_id, event, command)
 
     def release(self, link_id: int, command: Release) -> None:
-        """A session ends, because its coordinator says so."""
-        if self._session_table.release(link_id, command):
-            key = link_id, command.session
-            self._give_up(key, "released")
-            self._note_end(key)
+        """End a session, because its coordinator says so."""
+        if self._sessions.release(link_id, command):
+            self._end((link_id, command.session), "released")
 
     def reject(self, link_id: int, command: Rejected) -> None:
-        """A session ends, because a command for it broke a bound."""
+        """End a session, because a command for it broke a bound."""
         key = link_id, command.session
-        if self._session_table.is_overtaken(*key, command.generation):
+        if self._sessions.is_overtaken(*key, command.generation):
             return
-        known = self._session_table.get(*key)
-        failure = self._session_table.fail(*key, command.generation, command.error)
-        self._give_up(key, "rejected")
-        self._note_end(key)
-        self._output_processor.put(link_id, failure, known.open if known else None)
+        known = self._sessions.get(*key)
+        failure = self._sessions.fail(*key, command.generation, command.error)
+        self._end(key, "rejected")
+        self._outputs.put(link_id, failure, known.open if known else None)
 
-    def item(self, link_id: int, item: ItemT, arrived_ns: int) -> None:
-        """A session asks for something, as ever, or instead of what it asked for before."""
-        session = self._session_table.find(link_id, item.session, item.generation)
+    def item(self, link_id: int, item: Item, arrived_ns: int) -> None:
+        """Queue what a session asks for, instead of what it asked for before if that is not answered."""
+        session = self._sessions.find(link_id, item.session, item.generation)
         if session is None:
             return
         if isinstance(session, SessionLost):
-            self._note_end((link_id, item.session))
-            self._output_processor.put(link_id, session, trace_parent=item.trace_parent)
+            self._scheduler.end_session((link_id, item.session))
+            self._outputs.put(link_id, session, trace_parent=item.trace_parent)
             return
         session.used_ns = arrived_ns
-        self._prefill_delay.note_return(session.key, arrived_ns)
-        due = self._request_queue.due_of(session.key)
-        if self._is_foreseen(session.key, item, arrived_ns):
+        self._scheduler.note_arrival(session.key, arrived_ns)
+        due = self._scheduler.queue.due_of(session.key)
+        if self._claim(session, item, arrived_ns):
             return
-        if due is not None and due.is_under_way:
-            due.overtaken_by = item, arrived_ns
+        if due is not None and due.status is RequestStatus.RUNNING:
+            due.superseded_by = item, arrived_ns
             return
-        self._give_up(session.key, "superseded")
+        self._abort(session.key, "superseded")
         self._begin(session, item, arrived_ns)
 
+    def take_superseding(self, requests: Iterable[AnyRequest]) -> None:
+        """Take the items that came while these requests were running."""
+        for request in requests:
+            if request.superseded_by is not None:
+                self.item(request.session.link_id, *request.superseded_by)
+                request.superseded_by = None
+
+    # Ends of sessions.
+
     def expire(self, key: SessionKey) -> None:
-        """A session ends, because nothing has come for it for long."""
-        self._session_table.expire(*key)
-        self._give_up(key, "idle")
-        self._note_end(key)
+        """End a session, because nothing has come for it for long."""
+        self._sessions.expire(*key)
+        self._end(key, "idle")
 
-    def take_overtaking(self, served: Iterable[ScheduledRequest[SequenceT, ItemT, JobT, EventT]]) -> None:
-        """A forward that served these has ended: what has come for their sessions meanwhile is taken now."""
-        for pending in served:
-            if pending.overtaken_by is not None:
-                self.item(pending.session.link_id, *pending.overtaken_by)
-                pending.overtaken_by = None
-
-    def fail(self, pending: ScheduledRequest[SequenceT, ItemT, JobT, EventT], error: OutriderError) -> SessionFailed:
-        """A session ends, because what it asked for could not be computed."""
-        failure = self._session_table.fail(*pending.session.key, pending.generation, error)
-        self._note_end(pending.session.key)
-        self._activity.note_answer(failure)
-        log_trouble(failure, pending.session.open)
+    def fail(self, request: AnyRequest, error: OutriderError) -> SessionFailed:
+        """End a session, because what it asked for could not be computed; the answer to its request."""
+        failure = self._sessions.fail(*request.session.key, request.item.generation, error)
+        self._scheduler.end_session(request.session.key)
         return failure
 
-    def drop_link(self, link_id: int) -> None:
-        """All sessions of a link end."""
-        for key in self._request_queue.keys_of(link_id):
-            self._give_up(key, "link closed")
-        self._output_processor.drop_link(link_id)
-        self._prefill_delay.drop_link(link_id)
-        self._lookahead_policy.drop_link(link_id)
-        self._session_table.drop_link(link_id)
+    def preempt(self, session: Session[Any]) -> None:
+        """End a session, because its pages are needed for older ones."""
+        self._end(session.key, "preempted")
+        self._outputs.put(session.link_id, self._sessions.preempt(session), session.open)
 
-    def _is_foreseen(self, key: SessionKey, item: ItemT, arrived_ns: int) -> bool:
-        """Whether this is the item that was foreseen; its answer is under way then, or told."""
-        pending = self._ahead.claim(key, item)
-        if pending is None:
+    def drop_link(self, link_id: int) -> None:
+        """End all sessions of a link."""
+        for key in self._scheduler.queue.keys_of(link_id):
+            self._abort(key, "link closed")
+        self._outputs.drop_link(link_id)
+        self._scheduler.drop_link(link_id)
+        self._sessions.drop_link(link_id)
+
+    def _end(self, key: SessionKey, why: str) -> None:
+        self._abort(key, why)
+        self._scheduler.end_session(key)
+
+    def _abort(self, key: SessionKey, why: str) -> None:
+        """Give up a session's requests, if there are any, without an answer."""
+        for request in self._scheduler.abort(key):
+            self._outputs.end_unanswered(request, why)
+
+    # Items.
+
+    def _claim(self, session: Session[Any], item: Item, arrived_ns: int) -> bool:
+        """Whether an item was prepared: its answer is held, and goes out now, or is being computed."""
+        request = self._scheduler.lookahead.claim(session.key, item)
+        if request is None:
             return False
-        pending.ask(item, arrived_ns, self._output_processor.record_of(item, arrived_ns))
-        if pending.answer is not None:
-            if not isinstance(pending.answer, CommonEvent):
-                self._session_table.commit(pending.session, pending.answer.base_length)
-            self._output_processor.put_found(pending)
+        request.ask(item, arrived_ns, self._outputs.record_of(item, arrived_ns))
+        if request.status is RequestStatus.PREPARED:
+            answer: Any = request.answer
+            self._sessions.commit(session, answer.base_length)
+            request.finish(answer)
+            self._outputs.put_finished(request)
         return True
 
-    def _begin(self, session: Session[SequenceT], item: ItemT, arrived_ns: int) -> None:
-        try:
-            answer: EventT | CommonEvent | None = self._stage.check(session, item)
-        except OutriderError as error:
-            answer = self._session_table.fail(*session.key, item.generation, error)
-        else:
-            answer = answer or self._session_table.rewind(session, item.base_length, item.prefix_hash)
+    def _begin(self, session: Session[Any], item: Item, arrived_ns: int) -> None:
+        answer = self._answer_at_once(session, item)
         if answer is not None:
-            self._note_end(session.key)
-            self._output_processor.put(session.link_id, answer, session.open)
+            self._scheduler.end_session(session.key)
+            self._outputs.put(session.link_id, answer, session.open)
             return
         opened = None
         if not item.base_length and item.token_ids:
-            opened = self._session_table.adopt_prefix(session, item.token_ids)
-        job = self._stage.begin(session, item)
-        if not item.base_length and not self._budget.admits(session, job):
+            opened = self._sessions.adopt_prefix(session, item.token_ids)
+        job = self._executor.begin(session, item)
+        if not item.base_length and not self._scheduler.admits(session, job):
             self._refuse(session)
             return
         if opened is not None:
-            self._output_processor.put_opened(session.link_id, opened)
-        self._lookahead_policy.note_item(session.key, job)
-        record = self._output_processor.record_of(item, arrived_ns)
-        self._request_queue.put(ScheduledRequest(session, item.generation, job, arrived_ns, arrived_ns, record))
+            self._outputs.put_opened(session.link_id, opened)
+        record = self._outputs.record_of(item, arrived_ns)
+        self._scheduler.add(Request(session, item, job, arrived_ns, record=record))
 
-    def preempt(self, session: Session[SequenceT]) -> None:
-        """A session ends, because its pages are needed for older ones."""
-        self._give_up(session.key, "preempted")
-        self._note_end(session.key)
-        self._output_processor.put(session.link_id, self._session_table.preempt(session), session.open)
+    def _answer_at_once(self, session: Session[Any], item: Item) -> Any:  # noqa: ANN401 - an event of the executor, or a common one
+        """The answer to an item that needs no forward; None for one that does, whose session is cut to its base."""
+        try:
+            answer: CommonEvent | None = self._executor.check(session, item)
+        except OutriderError as error:
+            return self._sessions.fail(*session.key, item.generation, error)
+        return answer or self._sessions.rewind(session, item.base_length, item.prefix_hash)
 
-    def _refuse(self, session: Session[SequenceT]) -> None:
-        """A session ends before it began: there are no pages for its text."""
-        self._note_end(session.key)
-        refused = self._session_table.refuse(session, "too few KV pages are free")
-        self._activity.note_refused()
-        self._output_processor.put(session.link_id, refused, session.open)
-
-    def _give_up(self, key: SessionKey, why: str) -> None:
-        """Drop a session's jobs, if there are any, without an answer."""
-        for pending in self._request_queue.drop(key):
-            self._activity.num_foreseen_unused += pending.foreseen is not None
-            pending.overtaken_by = None
-            self._output_processor.end_unanswered(pending, why)
-
-    def _note_end(self, key: SessionKey) -> None:
-        self._prefill_delay.note_end(key)
-        self._lookahead_policy.note_end(key)
+    def _refuse(self, session: Session[Any]) -> None:
+        """End a session before it begins: there are no pages for its text."""
+        self._scheduler.end_session(session.key)
+        refused = self._sessions.refuse(session, "too few KV pages are free")
+        self._stats.note_refused()
+        self._outputs.put(session.link_id, refused, session.open)

@@ -28,8 +28,8 @@ class CountedCore(Core[CommandT_contra, EventT], Protocol[CommandT_contra, Event
     """A core that says what it has done."""
 
     @property
-    def activity(self) -> ServiceStats:
-        """So far; read from any thread."""
+    def stats(self) -> ServiceStats:
+        """What it has done so far; read from any thread."""
         ...
 
     @property
@@ -75,15 +75,15 @@ class LocalPort(Generic[CommandT, EventT]):
         return self._core.num_sessions
 
     @property
-    def activity(self) -> ServiceStats:
+    def stats(self) -> ServiceStats:
         """What was done so far, the warm-up left out."""
-        return self._core.activity
+        return self._core.stats
 
     def readings(self) -> list[Reading]:
         """Figures of this moment; from any thread."""
         free, num_pages = self._core.num_pages_free, self.description.num_pages
         return [
-            *self._core.activity.readings(),
+            *self._core.stats.readings(),
             Reading("outrider_sessions_open", self._core.num_sessions),
             Reading("outrider_kv_pages_free", free),
             Reading("outrider_kv_pages_used", num_pages - free),
@@ -129,7 +129,7 @@ class LocalPort(Generic[CommandT, EventT]):
                     return
         finally:
             await link.close()
-            self._core.activity.clear()
+            self._core.stats.clear()
             if self._prefix_cache is not None:
                 self._prefix_cache.clear_counts()
 

@@ -1,132 +1,159 @@
-"""What is computed before it is asked for.
+"""Lookahead: plain steps that are computed before they are asked for.
 
-Where the stage can tell what it will be asked next, that is due as soon as the answer before it was found, and the step
-after it is queued behind it. Who then asks for just that finds it under way or done; who asks for anything else is
-served as if nothing had been foreseen. Owns how far that goes, and what becomes of what was foreseen. Refuses to know
-when forwards begin and end.
+Where an answer says by itself which token comes next, that step is due as soon as the answer was found, and one more is
+queued behind it on the device. An item that asks for just that finds it running or done. Any other item is served as if
+nothing had been prepared, so a wrong expectation costs time and never a token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic
+from typing import Any
 
 from outrider.errors import OutriderError
-from outrider.serving.executor import AsyncExecutor, CommonEvent, EventT, ItemT, JobT, QueuedForward, SequenceT
-from outrider.serving.lookahead_policy import LookaheadPolicy
-from outrider.serving.request_queue import RequestQueue
-from outrider.serving.running_batch import RunningBatch
-from outrider.serving.scheduled_request import ScheduledRequest
+from outrider.serving.executor import CommonEvent, Executor, QueuedForward
+from outrider.serving.request import AnyRequest, Batch, Request, RequestQueue, RequestStatus, ScheduledTokens
 from outrider.serving.session_table import SessionKey
 from outrider.serving.stats import ServiceStats
+from outrider.serving.token_budget import Job
 
-_MOST_AHEAD = 2
+MAX_STEPS_AHEAD = 2
 """Steps of a session that are computed or being computed, and not asked for: the coordinator has two forwards' time to
-ask, and who ends unforeseen wastes no more than two rows."""
+ask, and a session that ends by itself wastes no more than two rows."""
+_PLAIN_STEPS = 2
+"""So many in a row make it likely that another follows: between drafts there may be one."""
 
 
-class LookaheadScheduler(Generic[SequenceT, ItemT, JobT, EventT]):
-    """The steps of all sessions that are foreseen."""
+class Lookahead:
+    """Prepared steps of all sessions."""
 
     def __init__(
         self,
-        stage: AsyncExecutor[SequenceT, ItemT, JobT, EventT],
-        request_queue: RequestQueue[SequenceT, ItemT, JobT, EventT],
+        executor: Executor[Any, Any, Any, Any],
+        queue: RequestQueue,
         *,
-        activity: ServiceStats,
+        is_enabled: bool,
+        stats: ServiceStats,
         clock: Callable[[], int],
     ) -> None:
-        self.lookahead_policy = LookaheadPolicy()
-        """To be told of every item and of every end."""
-        self._stage, self._request_queue = stage, request_queue
-        self._activity, self._clock = activity, clock
+        self._executor, self._queue, self._is_enabled = executor, queue, is_enabled
+        self._stats, self._clock = stats, clock
+        self._plain_steps: dict[SessionKey, int] = {}
+        self._speculating: set[SessionKey] = set()
+        """Sessions whose newest item has drafts: what is computed for others meanwhile would make them wait."""
 
-    def foresee(self, pending: ScheduledRequest[SequenceT, ItemT, JobT, EventT]) -> bool:
-        """Whether a session's next item can be told from what was answered; it is due then."""
-        session, answer = pending.session, pending.answer
+    # Which sessions go on by themselves.
+
+    def note_item(self, key: SessionKey, job: Job) -> None:
+        """A session has asked for a step that was not prepared."""
+        is_plain = job.num_left == 1
+        self._plain_steps[key] = self._plain_steps.get(key, 0) + 1 if is_plain else 0
+        if is_plain:
+            self._speculating.discard(key)
+        elif job.num_last > 1:
+            self._speculating.add(key)
+
+    def note_end(self, key: SessionKey) -> None:
+        """A session will ask for nothing more."""
+        self._plain_steps.pop(key, None)
+        self._speculating.discard(key)
+
+    def drop_link(self, link_id: int) -> None:
+        """None of a link's sessions will."""
+        for key in [key for key in self._plain_steps if key[0] == link_id]:
+            self.note_end(key)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is known of any session."""
+        return not self._speculating and not self._plain_steps
+
+    def _may_prepare(self, key: SessionKey) -> bool:
+        """Whether one more step of a session may be computed before it is asked for."""
+        if self._speculating or not self._is_enabled or self._plain_steps.get(key, 0) < _PLAIN_STEPS:
+            return False
+        return self._queue.num_unasked(key) < MAX_STEPS_AHEAD
+
+    # Preparing.
+
+    def prepare(self, request: AnyRequest) -> bool:
+        """Make the step after a request's answer due; False where it is not to be computed yet."""
+        session, answer = request.session, request.answer
         key = session.key
-        if answer is None or isinstance(answer, CommonEvent) or self._request_queue.due_of(key) is not None:
+        if answer is None or isinstance(answer, CommonEvent) or self._queue.due_of(key) is not None:
             return False
-        if not self.lookahead_policy.allows(key) or self._request_queue.num_foreseen(key) == _MOST_AHEAD:
+        if not self._may_prepare(key):
             return False
-        item = self._stage.foresee(session, answer)
+        item = self._executor.next_step(session, answer)
         if item is None:
             return False
-        job, now = self._stage.begin(session, item), self._clock()
-        self._request_queue.put(ScheduledRequest(session, pending.generation, job, now, now, foreseen=item))
+        job = self._executor.begin(session, item)
+        self._queue.put(Request(session, item, job, self._clock(), is_asked=False))
         return True
 
-    def claim(self, key: SessionKey, item: ItemT) -> ScheduledRequest[SequenceT, ItemT, JobT, EventT] | None:
-        """What was foreseen, if it is what a session now asks for: due, or answered; None: it is not."""
-        pending = self._request_queue.first(key)
-        if pending is None or pending.foreseen is None or not self._stage.is_foreseen(item, pending.foreseen):
+    def may_follow(self, batch: Batch) -> bool:
+        """Whether one more step of all requests of a running batch may be queued behind it: nothing else waits."""
+        if not batch.may_be_followed:
+            return False
+        batch.may_be_followed = False
+        if len(self._queue.due) > len(batch.scheduled):
+            return False
+        return all(
+            request.status is RequestStatus.RUNNING
+            and request.superseded_by is None
+            and self._may_prepare(request.session.key)
+            for request, _ in batch.scheduled
+        )
+
+    def confirm(self, queued: Batch, before: Batch) -> None:
+        """The batch ``before`` has ended: say what became of the requests of the one queued behind it."""
+        forward, now = queued.queued, self._clock()
+        scheduled: ScheduledTokens = []
+        for index, (job, place) in enumerate(zip(forward.jobs, forward.places, strict=True)):
+            scheduled.append((self._confirm(forward, index, job, before.scheduled[place][0], now), 1))
+        queued.run(scheduled, now)
+
+    def _confirm(
+        self, forward: QueuedForward[Any, Any], index: int, job: Job, parent: AnyRequest, now_ns: int
+    ) -> AnyRequest:
+        answer, session = parent.answer, parent.session
+        item = None
+        if answer is not None and not isinstance(answer, CommonEvent):
+            item = self._executor.confirm(forward, index, session, answer)
+        request: AnyRequest = Request(session, item, job, now_ns, is_asked=False)
+        if item is not None:
+            self._queue.put(request)
+        else:
+            request.status = RequestStatus.ABORTED
+            self._stats.num_lookahead_unused += 1
+        return request
+
+    # What becomes of prepared steps.
+
+    def claim(self, key: SessionKey, item: Any) -> AnyRequest | None:  # noqa: ANN401
+        """The prepared request that is what a session now asks for, due or done; None: there is none."""
+        request = self._queue.first(key)
+        if request is None or request.is_asked or not self._executor.matches(item, request.item):
             return None
-        self._activity.num_foreseen_used += 1
-        if pending.answer is not None and not isinstance(pending.answer, CommonEvent):
-            self._request_queue.take_found(key)
-            self.foresee(self._request_queue.last_found(key) or pending)
-            pending.answer = self._stage.answer_to(item, pending.answer)
-        return pending
+        self._stats.num_lookahead_used += 1
+        if request.status is RequestStatus.PREPARED:
+            self._queue.pop_prepared(key)
+            self.prepare(self._queue.last_prepared(key) or request)
+        return request
 
-    def as_asked(self, pending: ScheduledRequest[SequenceT, ItemT, JobT, EventT], result: EventT) -> EventT:
-        """What was found for an item, which may have come since it was foreseen, as the answer to the one that came."""
-        return result if pending.asked is None else self._stage.answer_to(pending.asked, result)
-
-    def keep(self, pending: ScheduledRequest[SequenceT, ItemT, JobT, EventT], result: EventT | OutriderError) -> None:
-        """It was computed, and nobody has asked for it: an answer waits. Of an error nothing is said; who asks has it
+    def hold(self, request: AnyRequest, result: Any) -> None:  # noqa: ANN401
+        """A prepared request was computed: its answer waits. An error is dropped: the item, if it comes, is computed
         anew.
         """
         if isinstance(result, OutriderError):
-            self._activity.num_foreseen_unused += 1
-            return
-        pending.answer = result
-        self._request_queue.keep_found(pending)
+            request.status = RequestStatus.ABORTED
+            self._stats.num_lookahead_unused += 1
+        else:
+            request.answer = result
+            self._queue.hold(request)
 
-    def follow(self, started: RunningBatch[SequenceT, ItemT, JobT, EventT]) -> None:
-        """Queue one more step of those that are under way behind it, unless somebody waits for anything else: the
-        device then goes from one to the other.
-        """
-        started.may_be_followed = False
-        if started.following is not None or len(self._request_queue.due) > len(started.served):
-            return
-        if all(self._may_go_on(pending) for pending in started.pendings):
-            started.following = self._stage.follow(started.flight)
-
-    def board(
-        self, before: RunningBatch[SequenceT, ItemT, JobT, EventT]
-    ) -> RunningBatch[SequenceT, ItemT, JobT, EventT] | None:
-        """What followed a forward that has ended, under way now; None where nothing did."""
-        following = before.following
-        if following is None:
-            return None
-        served, now = [], self._clock()
-        for index, (job, place) in enumerate(zip(following.jobs, following.places, strict=True)):
-            parent = before.served[place][0]
-            pending: ScheduledRequest[SequenceT, ItemT, JobT, EventT] = ScheduledRequest(
-                parent.session, parent.session.generation, job, now, now
-            )
-            pending.foreseen = self._confirm(following, index, parent)
-            if pending.foreseen is not None:
-                self._request_queue.put(pending)
-            else:
-                self._activity.num_foreseen_unused += 1
-            served.append((pending, 1))
-        return RunningBatch.of(following.flight, served, now)
-
-    def _confirm(
-        self,
-        following: QueuedForward[JobT, EventT],
-        index: int,
-        parent: ScheduledRequest[SequenceT, ItemT, JobT, EventT],
-    ) -> ItemT | None:
-        answer = parent.answer
-        if answer is None or isinstance(answer, CommonEvent):
-            return None
-        return self._stage.confirm(following, index, parent.session, answer)
-
-    def _may_go_on(self, pending: ScheduledRequest[SequenceT, ItemT, JobT, EventT]) -> bool:
-        """Whether the step after this one, which is under way, may be computed before it is asked for."""
-        key = pending.session.key
-        if not self._request_queue.is_due(pending) or pending.overtaken_by is not None:
-            return False
-        return self.lookahead_policy.allows(key) and self._request_queue.num_foreseen(key) < _MOST_AHEAD
+    def discard(self, request: AnyRequest) -> None:
+        """A prepared request that is due is not worth its pages now."""
+        self._queue.remove(request)
+        request.status = RequestStatus.ABORTED
+        self._stats.num_lookahead_unused += 1

@@ -1,118 +1,120 @@
-"""What a core tells: answers by link, how long each took, and the records of those that are traced.
+"""Output processor: events as messages of their links, how long each item took, and what is logged and traced of them.
 
-Owns what is ready to be told and how a message is made of it. Decides nothing about who is served.
+Owns what is ready to leave. Decides nothing about who is served.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeAlias
+from typing import Any, TypeAlias
 
-from outrider.ports import EventBatch, ForwardReport, Open, Opened, SessionFailed
+from outrider.ports import EventBatch, ForwardReport, Open, Opened, Preempted, Refused, SessionFailed, SessionLost
 from outrider.recording import ItemRecord, Recorder
-from outrider.serving.executor import CommonEvent, EventT, ItemT, JobT, SequenceT
-from outrider.serving.failure_log import log_trouble
-from outrider.serving.scheduled_request import ScheduledRequest
+from outrider.serving.executor import Item
+from outrider.serving.request import AnyRequest
 from outrider.serving.stats import ServiceStats
 
-Told: TypeAlias = list[tuple[int, EventBatch[EventT | CommonEvent]]]
+_log = logging.getLogger(__name__)
+
+Messages: TypeAlias = list[tuple[int, EventBatch[Any]]]
 """Messages, each with the number of its link."""
 
 
-class OutputProcessor(Generic[SequenceT, ItemT, JobT, EventT]):
-    """The answers of one core."""
+class OutputProcessor:
+    """Events of one core."""
 
-    def __init__(self, activity: ServiceStats, clock: Callable[[], int], num_pages_free: Callable[[], int]) -> None:
+    def __init__(self, stats: ServiceStats, clock: Callable[[], int], num_pages_free: Callable[[], int]) -> None:
         self.recorder: Recorder | None = None
-        """Told of traced items."""
-        self._activity, self._clock, self._num_pages_free = activity, clock, num_pages_free
-        self._ready: dict[int, list[EventT | CommonEvent]] = {}
-        self._opened: dict[int, list[EventT | CommonEvent]] = {}
-        """Told with the next message of their link, which answers the items that they came with."""
-        self._found: list[ScheduledRequest[SequenceT, ItemT, JobT, EventT]] = []
+        """Takes the records of traced items."""
+        self._stats, self._clock, self._num_pages_free = stats, clock, num_pages_free
+        self._ready: dict[int, list[Any]] = {}
+        self._opened: dict[int, list[Any]] = {}
+        """Leave with the next message of their link, which answers the items that they came with."""
+        self._finished: list[AnyRequest] = []
 
     @property
-    def has_any(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether ``take`` would give anything."""
-        return bool(self._ready or self._found)
+        return bool(self._ready or self._finished)
 
-    def put(
-        self, link_id: int, event: EventT | CommonEvent, opening: Open | None = None, *, trace_parent: str = ""
-    ) -> None:
-        """An answer that needed no forward."""
-        self._activity.note_answer(event)
-        log_trouble(event, opening, trace_parent)
+    def put(self, link_id: int, event: Any, opening: Open | None = None, *, trace_parent: str = "") -> None:  # noqa: ANN401
+        """Queue an event that is no forward's result: an answer without a forward, or a push."""
+        self.note(event, opening, trace_parent)
         self._ready.setdefault(link_id, []).append(event)
 
     def put_opened(self, link_id: int, event: Opened) -> None:
-        """The answer to an ``Open``: told no sooner than something else."""
+        """Queue the answer to an ``Open``: it leaves no sooner than something else."""
         self._opened.setdefault(link_id, []).append(event)
 
-    def put_found(self, pending: ScheduledRequest[SequenceT, ItemT, JobT, EventT]) -> None:
-        """An item that was answered before it came."""
-        self._found.append(pending)
+    def put_finished(self, request: AnyRequest) -> None:
+        """Queue the answer to an item that was computed before it came."""
+        self._finished.append(request)
 
-    def take(self) -> Told[EventT]:
-        """All that was put, to be told now."""
+    def take(self) -> Messages:
+        """All that is ready."""
         ready, self._ready = self._ready, {}
-        found, self._found = self._found, []
-        told: Told[EventT] = []
+        finished, self._finished = self._finished, []
+        messages: Messages = []
         for link_id, events in ready.items():
-            told += [*self._take_opened(link_id), (link_id, EventBatch(tuple(events)))]
-        return told + self.batches(found)
+            messages += [*self._take_opened(link_id), (link_id, EventBatch(tuple(events)))]
+        return messages + self.messages(finished)
 
     def drop_link(self, link_id: int) -> None:
-        """Nobody is there to be told."""
+        """Forget what would go to a link that is gone."""
         self._ready.pop(link_id, None)
         self._opened.pop(link_id, None)
-        gone = [pending for pending in self._found if pending.session.link_id == link_id]
-        self._found = [pending for pending in self._found if pending.session.link_id != link_id]
-        for pending in gone:
-            self.end_unanswered(pending, "link closed")
+        gone = [request for request in self._finished if request.session.link_id == link_id]
+        self._finished = [request for request in self._finished if request.session.link_id != link_id]
+        for request in gone:
+            self.end_unanswered(request, "link closed")
 
-    def batches(self, answered: Sequence[ScheduledRequest[SequenceT, ItemT, JobT, EventT]]) -> Told[EventT]:
+    def messages(self, finished: Sequence[AnyRequest]) -> Messages:
         """Answers as messages, one a link; their time ends now."""
-        links = dict.fromkeys(pending.session.link_id for pending in answered)
-        told: Told[EventT] = []
+        links = dict.fromkeys(request.session.link_id for request in finished)
+        messages: Messages = []
         for link_id in links:
-            batch = self._batch([one for one in answered if one.session.link_id == link_id])
-            told += [*self._take_opened(link_id), (link_id, batch)]
-        return told
+            batch = self._batch([request for request in finished if request.session.link_id == link_id])
+            messages += [*self._take_opened(link_id), (link_id, batch)]
+        return messages
 
-    def record_of(self, item: ItemT, arrived_ns: int) -> ItemRecord | None:
-        """Where the item is noted; None when it is not traced."""
+    def note(self, event: object, opening: Open | None, trace_parent: str = "") -> None:
+        """Count and log an event that says that something went wrong; nothing of any other."""
+        self._stats.note_answer(event)
+        _log_trouble(event, opening, trace_parent)
+
+    def record_of(self, item: Item, arrived_ns: int) -> ItemRecord | None:
+        """The record of an item; None when it is not traced."""
         if item.trace_parent and self.recorder is not None and self.recorder.wants(item.trace_parent):
             return ItemRecord(item.trace_parent, item.session, item.generation, arrived_ns)
         return None
 
-    def end_unanswered(self, pending: ScheduledRequest[SequenceT, ItemT, JobT, EventT], why: str) -> None:
-        """Nothing will be told of an item."""
-        if pending.record is not None:
-            self._end(pending.record, self._clock(), why)
-            pending.record = None  # a forward that is under way notes nothing of it any more
+    def end_unanswered(self, request: AnyRequest, why: str) -> None:
+        """End the record of an item that gets no answer."""
+        if request.record is not None:
+            self._end(request.record, self._clock(), why)
+            request.record = None  # a forward that is in flight notes nothing of it any more
 
-    def _take_opened(self, link_id: int) -> Told[EventT]:
+    def _take_opened(self, link_id: int) -> Messages:
         events = self._opened.pop(link_id, None)
         return [] if events is None else [(link_id, EventBatch(tuple(events)))]
 
-    def _batch(
-        self, answered: Sequence[ScheduledRequest[SequenceT, ItemT, JobT, EventT]]
-    ) -> EventBatch[EventT | CommonEvent]:
+    def _batch(self, finished: Sequence[AnyRequest]) -> EventBatch[Any]:
         now = self._clock()
-        timings = tuple(pending.timing(now) for pending in answered)
-        events = tuple(pending.answer for pending in answered if pending.answer is not None)
-        for pending, event, timing in zip(answered, events, timings, strict=True):
-            if pending.record is not None:
-                pending.record.error = event.message if isinstance(event, SessionFailed) else ""
-                pending.record.timing = timing
-                self._end(pending.record, now, type(event).__name__)
+        timings = tuple([request.timing(now) for request in finished])
+        events = tuple([request.answer for request in finished])
+        for request, event, timing in zip(finished, events, timings, strict=True):
+            if request.record is not None:
+                request.record.error = event.message if isinstance(event, SessionFailed) else ""
+                request.record.timing = timing
+                self._end(request.record, now, type(event).__name__)
         report = ForwardReport(
             queue_ns=max(timing.queue_ns for timing in timings),
             forward_ns=max(timing.forward_ns for timing in timings),
             sample_ns=max(timing.sample_ns for timing in timings),
             total_ns=max(timing.total_ns for timing in timings),
-            batch_size=max(pending.batch_size for pending in answered),
-            num_tokens=max(pending.num_tokens for pending in answered),
+            batch_size=max(request.batch_size for request in finished),
+            num_tokens=max(request.num_tokens for request in finished),
             num_pages_free=self._num_pages_free(),
         )
         return EventBatch(events, report, timings)
@@ -121,3 +123,33 @@ class OutputProcessor(Generic[SequenceT, ItemT, JobT, EventT]):
         record.ended_ns, record.outcome = now_ns, outcome
         if self.recorder is not None:
             self.recorder.ended(record)
+
+
+def _log_trouble(event: object, opening: Open | None, trace_parent: str) -> None:
+    """``opening`` is the session's. None for one that is not open here: then only the item's ``trace_parent`` tells
+    whose it is, where there is one.
+    """
+    if isinstance(event, SessionFailed):
+        _log.warning("a session failed: %s: %s", event.code, event.message, extra=_about(event, opening, trace_parent))
+    elif isinstance(event, SessionLost):
+        _log.warning("a session is lost: %s", event.reason, extra=_about(event, opening, trace_parent))
+    elif isinstance(event, Preempted):
+        _log.info("a session is preempted for older ones", extra=_about(event, opening, trace_parent))
+    elif isinstance(event, Refused):
+        _log.debug("a session is refused: %s", event.reason, extra=_about(event, opening, trace_parent))
+
+
+def _about(
+    event: SessionFailed | SessionLost | Preempted | Refused, opening: Open | None, trace_parent: str
+) -> dict[str, dict[str, object]]:
+    if opening is None:
+        named = {"trace_id": _trace_id(trace_parent)}
+    else:
+        named = {"request_id": opening.request_id, "trace_id": opening.trace_id}
+    return {"fields": {"session": event.session, **{key: value for key, value in named.items() if value}}}
+
+
+def _trace_id(trace_parent: str) -> str:
+    """The second part of what W3C calls ``traceparent``; empty when there is none."""
+    _, _, after_version = trace_parent.partition("-")
+    return after_version.partition("-")[0]

@@ -1,133 +1,165 @@
-"""One forward: chosen, started and ended.
+"""Scheduler: which requests share the next forward, with how many tokens each, and what becomes of them after it.
 
-Owns what is under way, who is served by it, and what is learnt of the time that forwards take. Refuses to know where
-items come from, which of them were foreseen, and what is made of the results.
+Owns the queue, the token budget, the delay of prompts, the budget of KV pages, and lookahead. Starts no forward and
+sends nothing: that is the engine core's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic
+from typing import Any
 
 from outrider.errors import OutriderError
 from outrider.recording import PassRecord
-from outrider.serving.executor import AsyncExecutor, EventT, ExecutorOutput, ItemT, JobT, SequenceT
-from outrider.serving.prefill_chunk_size import PrefillChunkSize
-from outrider.serving.prefill_delay import LONGEST_ABSENCE_NS, PrefillDelayPolicy
-from outrider.serving.request_queue import RequestQueue
-from outrider.serving.running_batch import RunningBatch
-from outrider.serving.scheduled_request import ScheduledRequest
+from outrider.serving.executor import Executor, ExecutorOutput
+from outrider.serving.lookahead import Lookahead
+from outrider.serving.preemption import PageBudget
+from outrider.serving.request import AnyRequest, Batch, RequestQueue, RequestStatus, ScheduledTokens
+from outrider.serving.session_table import Session, SessionKey, SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.token_budget import is_running, share_tokens
+from outrider.serving.token_budget import (
+    LONGEST_ABSENCE_NS,
+    Job,
+    PrefillChunkSize,
+    PrefillDelayPolicy,
+    TokenBudget,
+    is_running,
+    share_tokens,
+)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenBudget:
-    """How many tokens a forward may have."""
-
-    max_tokens: int
-    max_prefill_beside: int
-    """Of prompts, beside running sessions."""
-    adapts_chunks: bool
-    """Fewer where forwards say that running sessions would wait too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedBatch(Generic[SequenceT, ItemT, JobT, EventT]):
-    """A forward that has ended."""
-
-    started: RunningBatch[SequenceT, ItemT, JobT, EventT]
-    results: Sequence[EventT | OutriderError | None]
-    """Of each that it served, as in ``ExecutorOutput``."""
-    ended_ns: int
-
-
-class Scheduler(Generic[SequenceT, ItemT, JobT, EventT]):
-    """Those of one device, one after the other."""
+class Scheduler:
+    """Schedules the requests of all sessions onto one device."""
 
     def __init__(
         self,
-        stage: AsyncExecutor[SequenceT, ItemT, JobT, EventT],
-        request_queue: RequestQueue[SequenceT, ItemT, JobT, EventT],
-        prefill_delay: PrefillDelayPolicy,
+        sessions: SessionTable[Any],
+        executor: Executor[Any, Any, Any, Any],
         budget: TokenBudget,
         *,
-        fit: Callable[
-            [list[tuple[ScheduledRequest[SequenceT, ItemT, JobT, EventT], int]]],
-            list[tuple[ScheduledRequest[SequenceT, ItemT, JobT, EventT], int]],
-        ],
-        activity: ServiceStats,
+        lookahead: bool,
+        preempt: Callable[[Session[Any]], None],
+        stats: ServiceStats,
         clock: Callable[[], int],
     ) -> None:
-        """``fit`` says what of a forward there are KV pages for."""
-        self._fit = fit
-        self.under_way: RunningBatch[SequenceT, ItemT, JobT, EventT] | None = None
-        self._stage, self._request_queue, self._prefill_delay = stage, request_queue, prefill_delay
-        self._activity, self._clock, self._budget = activity, clock, budget
-        self._prefill_chunk_size = PrefillChunkSize(budget.max_prefill_beside)
+        """``lookahead``: steps may be computed before they are asked for. ``preempt`` ends a session for its pages."""
+        self.queue = RequestQueue()
+        self.lookahead = Lookahead(executor, self.queue, is_enabled=lookahead, stats=stats, clock=clock)
+        self._pages = PageBudget(sessions, executor, self.queue, self.lookahead, preempt)
+        self._delay = PrefillDelayPolicy()
+        self._budget, self._chunk_size = budget, PrefillChunkSize(budget.max_prefill_beside)
+        self._stats, self._clock = stats, clock
         self._ran_ns = -LONGEST_ABSENCE_NS
         """When a running session was served last."""
 
+    # Batches.
+
+    def schedule(self, in_flight: Sequence[Batch]) -> Batch | None:
+        """The batch to start next, beside those in flight; None: nothing is due, or the device has enough to do."""
+        if not in_flight:
+            return self._next_batch()
+        if len(in_flight) == 1 and self.lookahead.may_follow(in_flight[0]):
+            return Batch([], self._clock(), after=in_flight[0])
+        return None
+
     @property
-    def go_on_alone(self) -> bool:
-        """Whether a forward, once started, needs no step until it has ended."""
-        return self._stage.is_asynchronous
+    def delay_s(self) -> float:
+        """For how long what is due had better wait, in seconds: prompts, while running sessions will soon be back."""
+        if any(is_running(request.job) for request in self.queue.due):
+            return 0.0
+        return 1e-9 * self._delay.wait_ns(self._clock())
 
-    def start(self) -> None:
-        """Begin the next one, if anything is due."""
-        started_ns = self._clock()
-        served = self._fit(self._choose(started_ns))
-        if served:
-            flight = self._stage.start([(pending.job, share) for pending, share in served])
-            self.under_way = RunningBatch.of(flight, served, started_ns)
+    def update(self, batch: Batch, output: ExecutorOutput[Any], ended_ns: int) -> list[tuple[AnyRequest, Any]]:
+        """Take in the results of a batch; returns the requests that were asked for and are done, each with its answer
+        or error. Prepared ones are held, and those that need more forwards are queued again.
+        """
+        self._note_duration(batch, ended_ns)
+        self._note_forward(batch, output, ended_ns)
+        done = []
+        for request, result in zip(batch.requests, output.results, strict=True):
+            if request.status is RequestStatus.ABORTED:
+                continue
+            self.queue.remove(request)
+            if result is None:
+                request.status = RequestStatus.PREFILLING
+                self.queue.put(request)
+            elif not request.is_asked:
+                self.lookahead.hold(request, result)
+            else:
+                done.append((request, result))
+                if not isinstance(result, OutriderError):
+                    self._delay.note_answer(request.session.key, ended_ns)
+        return done
 
-    def end(
-        self, started: RunningBatch[SequenceT, ItemT, JobT, EventT]
-    ) -> FinishedBatch[SequenceT, ItemT, JobT, EventT]:
-        """The one under way, to its end; nothing is under way then."""
-        self.under_way = None
-        outcome = started.flight.finish()
-        ended_ns = self._clock()
-        self._note_duration(started, ended_ns)
-        self._note_pass(started, outcome, ended_ns)
-        return FinishedBatch(started, outcome.results, ended_ns)
+    # Requests.
 
-    def _choose(self, now_ns: int) -> list[tuple[ScheduledRequest[SequenceT, ItemT, JobT, EventT], int]]:
-        due = sorted(
-            self._request_queue.due, key=lambda pending: pending.foreseen is not None
-        )  # who has asked comes first
+    def admits(self, session: Session[Any], job: Job) -> bool:
+        """Whether a session that begins would find KV pages for all of its job."""
+        return self._pages.admits(session, job)
+
+    def add(self, request: AnyRequest) -> None:
+        """Queue a request."""
+        self.lookahead.note_item(request.session.key, request.job)
+        self.queue.put(request)
+
+    def note_arrival(self, key: SessionKey, arrived_ns: int) -> None:
+        """A session has sent an item."""
+        self._delay.note_return(key, arrived_ns)
+
+    def abort(self, key: SessionKey) -> list[AnyRequest]:
+        """Give up a session's requests; returns them."""
+        aborted = self.queue.abort(key)
+        self._stats.num_lookahead_unused += sum(not request.is_asked for request in aborted)
+        return aborted
+
+    def end_session(self, key: SessionKey) -> None:
+        """Forget a session that has ended."""
+        self._delay.note_end(key)
+        self.lookahead.note_end(key)
+
+    def drop_link(self, link_id: int) -> None:
+        """Forget the sessions of a link."""
+        self._delay.drop_link(link_id)
+        self.lookahead.drop_link(link_id)
+
+    # What a batch is made of.
+
+    def _next_batch(self) -> Batch | None:
+        now = self._clock()
+        scheduled = self._pages.make_room(self._choose(now))
+        return Batch(scheduled, now) if scheduled else None
+
+    def _choose(self, now_ns: int) -> ScheduledTokens:
+        due = sorted(self.queue.due, key=lambda request: not request.is_asked)  # what was asked for comes first
         shares = share_tokens(
-            [pending.job for pending in due],
-            self._budget.max_tokens,
-            max_beside=self._prefill_chunk_size.tokens,
+            [request.job for request in due],
+            self._budget.max_batched_tokens,
+            max_beside=self._chunk_size.tokens,
             is_beside=now_ns - self._ran_ns < LONGEST_ABSENCE_NS,
         )
-        return [(pending, share) for pending, share in zip(due, shares, strict=True) if share]
+        return [(request, share) for request, share in zip(due, shares, strict=True) if share]
 
-    def _note_duration(self, started: RunningBatch[SequenceT, ItemT, JobT, EventT], ended_ns: int) -> None:
-        duration_ns = ended_ns - started.started_ns
-        if started.num_running:
+    # What is learnt of a batch.
+
+    def _note_duration(self, batch: Batch, ended_ns: int) -> None:
+        duration_ns = ended_ns - batch.started_ns
+        if batch.num_running:
             self._ran_ns = ended_ns
             if self._budget.adapts_chunks:
-                self._prefill_chunk_size.note_forward(duration_ns, started.num_chunk_tokens)
-        if started.num_chunk_tokens:
-            self._prefill_delay.note_chunk(duration_ns)
-        elif all(is_running(pending.job) for pending in self._request_queue.due):
-            self._prefill_chunk_size.note_end_of_prompts()
+                self._chunk_size.note_forward(duration_ns, batch.num_prefill_tokens)
+        if batch.num_prefill_tokens:
+            self._delay.note_chunk(duration_ns)
+        elif all(is_running(request.job) for request in self.queue.due):
+            self._chunk_size.note_end_of_prompts()
 
-    def _note_pass(
-        self, started: RunningBatch[SequenceT, ItemT, JobT, EventT], outcome: ExecutorOutput[EventT], ended_ns: int
-    ) -> None:
-        num_tokens = sum(share for _, share in started.served)
-        found = PassRecord(
-            started.started_ns, outcome.computed_ns, ended_ns, len(started.served), num_tokens, outcome.used_graph
+    def _note_forward(self, batch: Batch, output: ExecutorOutput[Any], ended_ns: int) -> None:
+        done = PassRecord(
+            batch.started_ns, output.computed_ns, ended_ns, len(batch.scheduled), batch.num_tokens, output.used_graph
         )
         waits_ns = []
-        for pending in started.pendings:
-            pending.is_under_way = False
-            is_first = pending.queue_ns is None and pending.foreseen is None
-            pending.note_pass(found)
+        for request in batch.requests:
+            is_first = request.queue_ns is None and request.is_asked
+            request.note_forward(done)
             if is_first:
-                waits_ns.append(pending.queue_ns or 0)
-        self._activity.note_forward(found, waits_ns)
+                waits_ns.append(request.queue_ns or 0)
+        self._stats.note_forward(done, waits_ns)

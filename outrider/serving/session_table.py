@@ -115,9 +115,9 @@ class Session(Generic[SequenceT]):
 
     link_id: int
     open: Open
-    text: SequenceT
+    sequence: SequenceT
     reserved_length: int
-    """Tokens that ``text`` can grow to."""
+    """Tokens that ``sequence`` can grow to."""
     generation: int
     """The newest item's."""
     used_ns: int = 0
@@ -179,7 +179,7 @@ class SessionTable(Generic[SequenceT]):
 
     def num_pages(self, session: Session[SequenceT]) -> int:
         """KV pages that a session holds."""
-        return self._store.num_pages(session.text)
+        return self._store.num_pages(session.sequence)
 
     def holds(self, session: Session[SequenceT]) -> bool:
         """Whether this very session is still open."""
@@ -202,11 +202,11 @@ class SessionTable(Generic[SequenceT]):
         reserved = min(command.max_length, self._limits.max_length)
         try:
             check_open(command, self._limits)
-            text = self._store.open(reserved, command.cache_salt)
+            sequence = self._store.open(reserved, command.cache_salt)
         except InvalidRequestError as error:
             return self.fail(link_id, command.session, command.generation, error)
         books.tombstones.pop(command.session, None)
-        books.sessions[command.session] = Session(link_id, command, text, reserved, command.generation)
+        books.sessions[command.session] = Session(link_id, command, sequence, reserved, command.generation)
         return None
 
     def find(self, link_id: int, session: int, generation: int) -> Session[SequenceT] | SessionLost | None:
@@ -224,13 +224,13 @@ class SessionTable(Generic[SequenceT]):
     def rewind(self, session: Session[SequenceT], base_length: int, prefix_hash: int) -> SessionLost | None:
         """Keep the first ``base_length`` tokens, if they are there and are the text that the hash is of."""
         reason = ""
-        if base_length > session.text.length:
-            reason = f"{session.text.length} tokens are held, fewer than base_length {base_length}"
-        elif self._store.prefix_hash(session.text, base_length) != prefix_hash:
+        if base_length > session.sequence.length:
+            reason = f"{session.sequence.length} tokens are held, fewer than base_length {base_length}"
+        elif self._store.prefix_hash(session.sequence, base_length) != prefix_hash:
             reason = f"the first {base_length} tokens are another text"
         if reason:
             return SessionLost(session.open.session, session.generation, reason)
-        self._store.truncate(session.text, base_length)
+        self._store.truncate(session.sequence, base_length)
         return None
 
     def adopt_prefix(self, session: Session[SequenceT], token_ids: Sequence[int]) -> Opened | None:
@@ -240,7 +240,7 @@ class SessionTable(Generic[SequenceT]):
         """
         num_cached_tokens = 0
         if session.open.num_prompt_logprobs is None:
-            num_cached_tokens = self._store.adopt_prefix(session.text, token_ids)
+            num_cached_tokens = self._store.adopt_prefix(session.sequence, token_ids)
         if session.is_told_opened:
             return None
         session.is_told_opened = True
@@ -248,7 +248,7 @@ class SessionTable(Generic[SequenceT]):
 
     def commit(self, session: Session[SequenceT], length: int) -> None:
         """The first ``length`` tokens of a session are computed and final."""
-        self._store.commit(session.text, length)
+        self._store.commit(session.sequence, length)
 
     def release(self, link_id: int, command: Release) -> bool:
         """End a session; False when the item is an old one."""
@@ -318,7 +318,7 @@ class SessionTable(Generic[SequenceT]):
     def _forget(self, books: _LinkBooks[SequenceT], session: int) -> None:
         known = books.sessions.pop(session, None)
         if known is not None:
-            self._store.release(known.text)
+            self._store.release(known.sequence)
 
     @staticmethod
     def _bury(books: _LinkBooks[SequenceT], session: int, generation: int) -> None:

@@ -37,8 +37,8 @@ class ServiceStats:
         self.num_opened = 0
         self.num_lost = 0
         self.num_preempted = 0
-        self.num_foreseen_used = self.num_foreseen_unused = 0
-        """Items computed before they came, by whether they came."""
+        self.num_lookahead_used = self.num_lookahead_unused = 0
+        """Steps computed before they were asked for, by whether they were."""
         self.refused: Counter[str] = Counter({NO_ROOM: 0, ENDING: 0})
         self.failed: Counter[str] = Counter(dict.fromkeys(USUAL_FAILURES, 0))
         """Sessions that failed, by the error's name; the usual ones from the start: nobody sees a series rise that
@@ -86,8 +86,8 @@ class ServiceStats:
             Reading("outrider_sessions_opened_total", self.num_opened),
             Reading("outrider_sessions_lost_total", self.num_lost),
             Reading("outrider_sessions_preempted_total", self.num_preempted),
-            Reading("outrider_foreseen_items_total", self.num_foreseen_used, (("outcome", "used"),)),
-            Reading("outrider_foreseen_items_total", self.num_foreseen_unused, (("outcome", "unused"),)),
+            Reading("outrider_foreseen_items_total", self.num_lookahead_used, (("outcome", "used"),)),
+            Reading("outrider_foreseen_items_total", self.num_lookahead_unused, (("outcome", "unused"),)),
             *each("outrider_sessions_refused_total", "reason", list(self.refused.items())),
             *each("outrider_sessions_failed_total", "error", list(self.failed.items())),
         ]

@@ -1,18 +1,21 @@
-"""Who gets how many tokens of the next forward.
-
-Owns the token budget: running rows first, then chunks of prefills, all prefills in turn. Plain Python; refuses to know
-sessions, sequences and devices.
+"""Token budget: tokens of each job in the next forward, the size of prompts' chunks, and when a chunk waits.
 
 A forward's time grows with its tokens, so a budget bounds how long a running session waits for a neighbour's prefill:
-beside running rows a smaller one than alone, also while these are away for a moment. An eighth of the whole is kept for
-prefills whenever there are any, so that running rows cannot starve them either.
+beside running sessions a smaller one than alone, also while these are away for a moment. An eighth of the whole is kept
+for prefills whenever there are any, so that running sessions cannot starve them either.
+
+Plain Python over lengths and times: knows no sequences, no devices and no clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.serving.session_table import SessionKey
+
+DEFAULT_MAX_BATCHED_TOKENS = 1024
 DEFAULT_PREFILL_BESIDE = 256
 """On a GPU so many tokens more cost little: their weights are being read anyway."""
 _FEW_TOKENS = 8
@@ -20,6 +23,34 @@ _FEW_TOKENS = 8
 _MIN_CHUNK = 16
 """Prefills are not cut smaller than this to serve more of them in one forward."""
 _PREFILL_SHARE = 8
+
+_CHUNK_WEIGHT = 0.25
+"""The weight of the newest forward in the figures that chunk sizes follow from."""
+_MOST_MORE = 0.9
+"""A forward with a chunk may take so much longer, of what one without takes."""
+_LEAST_CHUNK = 4
+"""A chunk is never smaller than the largest by more than this factor: prompts get on, however long."""
+_CHUNK_STEP = 16
+"""Chunk sizes are multiples of it."""
+
+_DELAY_WEIGHT = 0.2
+"""The weight of the newest absence, and of the newest chunk, in the figures that delays follow from."""
+_LATE = 1.5
+"""A session that is away for so many times longer than usual is not waited for."""
+LONGEST_ABSENCE_NS = 100_000_000
+"""A session that is away for longer was held up by something else, and is neither waited for nor counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """How many tokens a forward may have."""
+
+    max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS
+    max_prefill_beside: int = DEFAULT_PREFILL_BESIDE
+    """Of prompts, beside running sessions."""
+    adapts_chunks: bool = False
+    """Cut chunks smaller where forwards say that running sessions would wait too long. For devices on which a chunk's
+    time is not its tokens' alone, as on a GPU."""
 
 
 class Job(Protocol):
@@ -36,15 +67,20 @@ class Job(Protocol):
         ...
 
 
+def is_running(job: Job) -> bool:
+    """Whether a job belongs to a session that runs, rather than to one whose prompt is being taken in."""
+    return job.num_left - job.num_last < _FEW_TOKENS
+
+
 def share_tokens(
     jobs: Sequence[Job], max_tokens: int, *, max_beside: int = DEFAULT_PREFILL_BESIDE, is_beside: bool = False
 ) -> list[int]:
     """How many tokens of each job go into the next forward; at least one job is served.
 
-    ``jobs`` stand in the order in which they were last served, longest ago first; whoever gets nothing now stands
+    ``jobs`` stand in the order in which they were last served, longest ago first; a job that gets nothing now stands
     nearer to the front next time. A single job may pass the budget with its last tokens, which cannot be cut.
-    ``max_beside`` is the most that prefills get of a forward in which running rows are served too, or for which such
-    rows will have to wait: ``is_beside``.
+    ``max_beside`` is the most that prefills get of a forward in which running sessions are served too, or for which
+    such sessions will have to wait: ``is_beside``.
     """
     shares = [0] * len(jobs)
     running = [index for index, job in enumerate(jobs) if is_running(job)]
@@ -61,11 +97,6 @@ def share_tokens(
     return shares
 
 
-def is_running(job: Job) -> bool:
-    """Whether it belongs to a session that runs, rather than to one whose prompt is being taken in."""
-    return job.num_left - job.num_last < _FEW_TOKENS
-
-
 def _share_among_prefills(jobs: Sequence[Job], prefills: Sequence[int], left: int, shares: list[int]) -> None:
     """Equal shares; what a short prefill leaves goes to the longer ones."""
     if left < 1:
@@ -78,3 +109,91 @@ def _share_among_prefills(jobs: Sequence[Job], prefills: Sequence[int], left: in
 
 def _chunk(job: Job, share: int) -> int:
     return job.num_left if share >= job.num_left else min(share, job.num_left - job.num_last)
+
+
+class PrefillChunkSize:
+    """The largest chunk of prompts beside running sessions, which wait for the forward that it is part of.
+
+    A chunk's time grows with its tokens and, through attention, with all that stands before them, so no fixed size is
+    right for short prompts and long ones. What forwards without and with a chunk took tells how many tokens keep the
+    wait within bounds. Times are in nanoseconds of one clock.
+    """
+
+    def __init__(self, most: int) -> None:
+        """``most`` tokens, where forwards bear it."""
+        self._most = most
+        self._least = max(1, most // _LEAST_CHUNK)
+        self._without_ns: float | None = None
+        self._a_token_ns: float | None = None
+
+    def note_forward(self, duration_ns: int, num_chunk_tokens: int) -> None:
+        """A forward that served running sessions took so long, with so many tokens of prompts beside them."""
+        if not num_chunk_tokens:
+            self._without_ns = moving_mean(self._without_ns, duration_ns, _CHUNK_WEIGHT)
+        elif self._without_ns is not None:
+            more_ns = max(0.0, duration_ns - self._without_ns)
+            self._a_token_ns = moving_mean(self._a_token_ns, more_ns / num_chunk_tokens, _CHUNK_WEIGHT)
+
+    def note_end_of_prompts(self) -> None:
+        """The next one begins at its beginning, where tokens cost least."""
+        self._a_token_ns = None
+
+    @property
+    def tokens(self) -> int:
+        """The most that the next chunk should have."""
+        if self._without_ns is None or not self._a_token_ns:
+            return self._most
+        fitting = int(_MOST_MORE * self._without_ns / self._a_token_ns)
+        return min(self._most, max(self._least, fitting // _CHUNK_STEP * _CHUNK_STEP))
+
+
+class PrefillDelayPolicy:
+    """Whether a prompt's chunk had better wait for the running sessions that will soon be back.
+
+    A running session is away between its answer and its next item. A chunk that starts meanwhile makes it wait for a
+    whole forward, and then for its own; one that waits is served beside it in the same. So a chunk waits where it would
+    not be done before they are back, by what was seen of both lately. Times are in nanoseconds of one clock.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[SessionKey, int] = {}  # when each of those away was answered
+        self._away_ns: float | None = None
+        self._chunk_ns: float | None = None
+
+    def note_answer(self, key: SessionKey, now_ns: int) -> None:
+        """A running session was answered."""
+        self._left[key] = now_ns
+
+    def note_return(self, key: SessionKey, now_ns: int) -> None:
+        """A session has sent its next item."""
+        left = self._left.pop(key, None)
+        # A session that asks for something else before it was answered comes before it left.
+        if left is not None and 0 <= now_ns - left <= LONGEST_ABSENCE_NS:
+            self._away_ns = moving_mean(self._away_ns, now_ns - left, _DELAY_WEIGHT)
+
+    def note_end(self, key: SessionKey) -> None:
+        """A session will not be back."""
+        self._left.pop(key, None)
+
+    def drop_link(self, link_id: int) -> None:
+        """None of a link's sessions will be back."""
+        self._left = {key: left for key, left in self._left.items() if key[0] != link_id}
+
+    def note_chunk(self, duration_ns: int) -> None:
+        """A forward with a prompt's chunk took so long."""
+        self._chunk_ns = moving_mean(self._chunk_ns, duration_ns, _DELAY_WEIGHT)
+
+    def wait_ns(self, now_ns: int) -> int:
+        """For how long a chunk had better wait, if no session is back before; 0: it may go."""
+        if self._away_ns is None or self._chunk_ns is None:
+            return 0
+        away, patience = self._away_ns, min(_LATE * self._away_ns, LONGEST_ABSENCE_NS)
+        lefts = [left for left in self._left.values() if now_ns - left < patience]
+        if not lefts or now_ns + self._chunk_ns <= min(lefts) + away:
+            return 0
+        return int(max(lefts) + patience) - now_ns
+
+
+def moving_mean(mean: float | None, value: float, weight: float) -> float:
+    """The mean once ``value`` was seen, which counts for ``weight`` of it; of none before, the value."""
+    return value if mean is None else mean + weight * (value - mean)

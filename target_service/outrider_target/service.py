@@ -17,14 +17,14 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Open, Score, TargetCommand, TargetEvent
 from outrider.ports import Scores as ScoresEvent
 from outrider.sampling.sampler import warm_up_scoring
-from outrider.serving.engine_core import DEFAULT_MAX_BATCHED_TOKENS, EngineCore
+from outrider.serving.engine_core import EngineCore
 from outrider.serving.local_port import LocalPort
 from outrider.serving.session_table import UNBOUNDED, Limits, SessionLimits, SessionTable
-from outrider.serving.token_budget import DEFAULT_PREFILL_BESIDE
+from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
 from outrider.serving.worker import OnFailure
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
+from outrider_target.executor import TargetExecutor
 from outrider_target.jobs import ScoreJob
-from outrider_target.scorer import Scorer
 
 TargetCore = EngineCore[KVSequence, Score, ScoreJob, ScoresEvent]
 
@@ -98,7 +98,7 @@ def build_core(
     session_limits: SessionLimits = UNBOUNDED,
 ) -> TargetCore:
     """The synchronous part, for a worker's thread or for a test."""
-    pool, scorer = runner.sequences.pool, Scorer(runner)
+    pool = runner.sequences.pool
     limits = Limits(
         runner.config.vocab_size,
         runner.max_model_len,
@@ -108,11 +108,9 @@ def build_core(
     )
     return EngineCore(
         SessionTable(runner.sequences, limits),
-        scorer,
-        ahead=scorer if computes_ahead else None,
-        adapts_chunks=runner.device.type == "cuda",
-        max_batched_tokens=max_batched_tokens,
-        max_prefill_beside=max_prefill_beside,
+        TargetExecutor(runner),
+        TokenBudget(max_batched_tokens, max_prefill_beside, adapts_chunks=runner.device.type == "cuda"),
+        lookahead=computes_ahead,
     )
 
 

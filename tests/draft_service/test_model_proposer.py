@@ -49,9 +49,9 @@ def greedy_continuation(reference: Any, tokens: list[int], count: int) -> list[i
 
 
 def held_tokens(driver: Driver, session: int = 0) -> list[int]:
-    found = driver.core.session_table.get(driver.link_id, session)
+    found = driver.core.sessions.get(driver.link_id, session)
     assert found is not None
-    return list(found.text.token_ids)
+    return list(found.sequence.token_ids)
 
 
 def rows_of(evidence: Any) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:

@@ -36,7 +36,7 @@ def test_the_youngest_makes_room_for_the_oldest(folder: Path, prefix_caching: bo
     assert events[0].session == 0
     assert events[0].retry_after_ms > 0
     assert len(events[1].token_ids) == 6
-    assert driver.core.activity.num_preempted == 1
+    assert driver.core.stats.num_preempted == 1
     assert driver.run(extend_item(0, 4, TEXT[:31], 2, base_length=30)) == []  # it crossed the event
 
 

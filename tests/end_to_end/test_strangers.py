@@ -80,5 +80,5 @@ async def test_a_coordinator_whose_sessions_are_lost_all_the_time_gives_the_same
         async with asyncio.timeout(DEADLINE_S):
             results = await asyncio.gather(*(greedy(stack) for _ in range(4)))
         assert set(results) == {expected}
-        lost = stack.target.activity.num_lost + (stack.draft.activity.num_lost if stack.draft else 0)
+        lost = stack.target.stats.num_lost + (stack.draft.stats.num_lost if stack.draft else 0)
         assert lost > 0

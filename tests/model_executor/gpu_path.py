@@ -34,10 +34,10 @@ from outrider.types import (
 )
 from outrider_draft.proposers.model import ModelProposer
 from outrider_draft.service import build_model_core
-from outrider_target.scorer import next_token
+from outrider_target.executor import next_token
 from outrider_target.service import build_core
+from tests.support.async_target import AsyncTargetExecutor, lookahead_core
 from tests.support.core_driver import Driver, extend_item, open_session, score_item
-from tests.support.flying import Flying, flying_core
 from tests.support.tiny_models import cached_tiny_model
 
 VOCAB_SIZE, NUM_IDS = 261, 257
@@ -171,8 +171,8 @@ def plain_steps(target: ModelRunner) -> tuple[list[list[int]], int]:
     """The texts of four requests after steps without drafts, one of which ends before the others; how many of their
     items were started before the one before had ended.
     """
-    scorer = Flying(target)
-    driver = Driver(flying_core(scorer, max_batched_tokens=40))
+    scorer = AsyncTargetExecutor(target)
+    driver = Driver(lookahead_core(scorer, max_batched_tokens=40))
     num_used = target.sequences.pool.num_used
     texts, ends = [[3 + i, 5, 7] for i in range(4)], [16, 9, 16, 16]
     driver.send(*(replace(opened(i), max_length=end) for i, end in enumerate(ends)))
@@ -190,7 +190,7 @@ def plain_steps(target: ModelRunner) -> tuple[list[list[int]], int]:
         target.sequences.check_integrity()
     driver.core.drop_link(driver.link_id)
     assert target.sequences.pool.num_used == num_used
-    return texts, scorer.num_followed
+    return texts, scorer.num_queued
 
 
 def poison_empty() -> None:
@@ -212,8 +212,8 @@ def main(device: str, path: Path) -> None:
     poison_empty()
     with torch.inference_mode():
         answers, num_steps = play(draft, target)
-        texts, num_followed = plain_steps(target)
-        assert bool(num_followed) == has_kernels(torch.device(device))
+        texts, num_queued = plain_steps(target)
+        assert bool(num_queued) == has_kernels(torch.device(device))
         found = {"texts": texts, "answers": answers, "draft_steps": num_steps, "narrow": narrow_logits(device)}
     path.write_text(json.dumps(found), encoding="utf-8")
 

@@ -16,9 +16,9 @@ from outrider.ports import Proposal, Refused, Release, Scores, SessionLost
 from outrider.types import AcceptanceMethod, SamplingParams, ScoreForm, SparseEvidence, Support, TokenScores
 from outrider_draft.proposers.model import ModelProposer
 from outrider_draft.service import build_model_core
-from outrider_target.scorer import next_token
+from outrider_target.executor import next_token
+from tests.support.async_target import AsyncTargetExecutor, lookahead_core
 from tests.support.core_driver import Driver, extend_item, open_session, score_item
-from tests.support.flying import Flying, flying_core
 
 MOST_SESSIONS = 8
 MAX_LENGTH = 96
@@ -159,7 +159,7 @@ class TargetSteps(_Side):
     """Scores of random drafts, and for a while of none: then the core computes ahead what is mostly asked for next."""
 
     def __init__(self, runner: ModelRunner, seed: int, *, num_token_ids: int) -> None:
-        core = flying_core(Flying(runner), max_batched_tokens=48, max_prefill_beside=24)
+        core = lookahead_core(AsyncTargetExecutor(runner), max_batched_tokens=48, max_prefill_beside=24)
         super().__init__(runner, core, seed, num_token_ids)
         self._num_plain = 0
         """Items to come without drafts."""
@@ -167,8 +167,8 @@ class TargetSteps(_Side):
     @property
     def num_foreseen(self) -> tuple[int, int] | None:
         """Items that were computed before they came: used, unused."""
-        activity = self.driver.core.activity
-        return activity.num_foreseen_used, activity.num_foreseen_unused
+        activity = self.driver.core.stats
+        return activity.num_lookahead_used, activity.num_lookahead_unused
 
     def _ask(self, session: _Session) -> None:
         if session.asked and self._random.random() < 0.7:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from outrider.ports import Extend, ItemTiming, Open, Proposal
 from outrider.recording import ItemRecord
 from outrider.serving.engine_core import EngineCore
-from outrider.serving.executor import ExecutorOutput
+from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session_table import Limits, Session, SessionTable
 from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.service_spans import item_spans
@@ -50,32 +50,24 @@ class _Job:
         self.item, self.served = item, 0
 
 
-class _Stage:
+class _Executor(Executor[PlainSequence, Extend, _Job, Proposal]):
     """Takes three forwards an item."""
-
-    num_pages_free = 0
 
     def __init__(self, clock: _Clock) -> None:
         self._clock = clock
 
-    def num_pages_needed(self, job: object, share: int) -> int:
-        return 0
-
-    def check(self, session: Session[PlainSequence], item: Extend) -> Proposal | None:
-        return None
-
     def begin(self, session: Session[PlainSequence], item: Extend) -> _Job:
         return _Job(item)
 
-    def advance(self, shares: Sequence[tuple[_Job, int]]) -> ExecutorOutput[Proposal]:
+    def execute(self, batch: Sequence[tuple[_Job, int]]) -> ExecutorOutput[Proposal]:
         self._clock.now += FORWARD
         computed_ns = self._clock.now
         self._clock.now += SAMPLE
-        for job, _ in shares:
+        for job, _ in batch:
             job.served += 1
         results = [
             Proposal(job.item.session, job.item.generation, 0, ()) if job.served == NUM_FORWARDS else None
-            for job, _ in shares
+            for job, _ in batch
         ]
         return ExecutorOutput(results, computed_ns)
 
@@ -83,7 +75,7 @@ class _Stage:
 def test_each_stage_lies_between_two_readings_of_the_clock() -> None:
     clock = _Clock()
     session_table = SessionTable(PlainSequences(), Limits(vocab_size=10, max_model_len=10, trims=True))
-    core = EngineCore(session_table, _Stage(clock), clock=clock)
+    core = EngineCore(session_table, _Executor(clock), clock=clock)
     recorder = core.recorder = _Recorder()
     opening = Open(1, 1, SamplingParams(), 0, AcceptanceMethod.REJECTION, 1, 5, 10)
     core.handle(1, [opening, Extend(1, 2, 0, 0, (3,), 1, trace_parent=PARENT)])

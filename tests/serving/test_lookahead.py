@@ -10,8 +10,9 @@ import pytest
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError, OutriderError
 from outrider.ports import EventBatch, Open, Opened, Release, Score, Scores, SessionFailed, SessionLost
 from outrider.serving.engine_core import EngineCore
-from outrider.serving.executor import ExecutorOutput, InFlightForward, QueuedForward
+from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session_table import Limits, Session, SessionTable
+from outrider.serving.token_budget import TokenBudget
 from outrider.types import AcceptanceMethod, SamplingParams, TokenScores, extend_prefix_hash
 from outrider_draft.texts import PlainSequence, PlainSequences
 
@@ -28,27 +29,26 @@ class _Job:
 
 
 @dataclass
-class _Flight:
-    stage: _Stage
+class _Forward:
+    executor: _Executor
     jobs: list[_Job]
     texts: list[list[int] | None]
     """As they were; None: of no use any more."""
 
     def is_done(self) -> bool:
-        return self.stage.is_done
+        return self.executor.is_done
 
     def finish(self) -> ExecutorOutput[Scores]:
         for job, text in zip(self.jobs, self.texts, strict=True):
             assert text is None or list(job.text.token_ids)[: len(text)] == text, "a text was cut under way"
-        self.stage.now_ms += self.stage.forward_ms
-        self.stage.num_ended += 1
-        return ExecutorOutput([self.stage.answer(job) for job in self.jobs], self.stage.now_ms * MILLISECOND)
+        self.executor.now_ms += self.executor.forward_ms
+        self.executor.num_ended += 1
+        return ExecutorOutput([self.executor.answer(job) for job in self.jobs], self.executor.now_ms * MILLISECOND)
 
 
-class _Stage:
+class _Executor(Executor[PlainSequence, Score, _Job, Scores]):
     """Says that after each token comes the next number; on a device that goes on by itself."""
 
-    num_pages_free = 0
     is_asynchronous = True
     is_done = True
     forward_ms = 5
@@ -57,13 +57,10 @@ class _Stage:
         self.now_ms = 0
         self.forwards: list[list[int]] = []
         """The sessions of each, as they were started."""
-        self.num_ended = self.num_foreseen = 0
+        self.num_ended = self.num_prepared = 0
         self.fails = False
         self.follows = self.is_wrong = False
         """Whether steps are started before the one before has ended, and whether over other tokens than that says."""
-
-    def num_pages_needed(self, job: object, share: int) -> int:
-        return 0
 
     def check(self, session: Session[PlainSequence], item: Score) -> Scores | None:
         if item.token_ids[-1] == BAD_TOKEN:
@@ -71,17 +68,17 @@ class _Stage:
         return None
 
     def begin(self, session: Session[PlainSequence], item: Score) -> _Job:
-        return _Job(session.text, item)
+        return _Job(session.sequence, item)
 
-    def advance(self, shares: Sequence[tuple[_Job, int]]) -> ExecutorOutput[Scores]:
-        return self.start(shares).finish()
+    def execute(self, batch: Sequence[tuple[_Job, int]]) -> ExecutorOutput[Scores]:
+        return self.start(batch).finish()
 
-    def start(self, shares: Sequence[tuple[_Job, int]]) -> _Flight:
-        jobs = [job for job, _ in shares]
+    def start(self, batch: Sequence[tuple[_Job, int]]) -> _Forward:
+        jobs = [job for job, _ in batch]
         self.forwards.append([job.item.session for job in jobs])
         for job in jobs:
             job.text.extend((*job.item.token_ids, *job.item.draft_token_ids))
-        return _Flight(self, jobs, [list(job.text.token_ids) for job in jobs])
+        return _Forward(self, jobs, [list(job.text.token_ids) for job in jobs])
 
     def answer(self, job: _Job) -> Scores | OutriderError:
         if self.fails:
@@ -90,53 +87,50 @@ class _Stage:
         ids = tuple(token + 1 for token in (item.token_ids[-1], *item.draft_token_ids))
         return Scores(item.session, item.generation, base, TokenScores(ids))
 
-    def foresee(self, session: Session[PlainSequence], answer: Scores) -> Score | None:
+    def next_step(self, session: Session[PlainSequence], answer: Scores) -> Score | None:
         base, form = answer.base_length, answer.form
         if not isinstance(form, TokenScores) or len(form.token_ids) > 1:
             return None
-        kept = extend_prefix_hash(0, session.text.token_ids)
-        self.num_foreseen += 1
+        kept = extend_prefix_hash(0, session.sequence.token_ids)
+        self.num_prepared += 1
         return Score(answer.session, answer.generation, base, kept, form.token_ids)
 
-    def follow(self, flight: InFlightForward[Scores]) -> QueuedForward[_Job, Scores] | None:
+    def queue_next(self, forward: InFlightForward[Scores]) -> QueuedForward[_Job, Scores] | None:
         """Over the tokens that are right, or over others."""
-        if not self.follows or not isinstance(flight, _Flight):
+        if not self.follows or not isinstance(forward, _Forward):
             return None
         jobs = []
-        for job in flight.jobs:
+        for job in forward.jobs:
             base, token_id = len(job.text.token_ids), job.item.token_ids[-1] + 1 + self.is_wrong
             item = Score(job.item.session, 0, base, extend_prefix_hash(0, job.text.token_ids), (token_id,))
             jobs.append(_Job(job.text, item))
-        self.num_foreseen += len(jobs)
+        self.num_prepared += len(jobs)
         return QueuedForward(self.start([(job, 1) for job in jobs]), jobs, range(len(jobs)))
 
     def confirm(
-        self, following: QueuedForward[_Job, Scores], index: int, session: Session[PlainSequence], answer: Scores
+        self, queued: QueuedForward[_Job, Scores], index: int, session: Session[PlainSequence], answer: Scores
     ) -> Score | None:
-        item = following.jobs[index].item
-        assert session.text.token_ids[-1] == item.token_ids[0]
+        item = queued.jobs[index].item
+        assert session.sequence.token_ids[-1] == item.token_ids[0]
         if answer.form == TokenScores(item.token_ids):
             return item
-        following.flight.texts[index] = None  # type: ignore[attr-defined]
-        PlainSequences().truncate(session.text, answer.base_length)
+        queued.forward.texts[index] = None  # type: ignore[attr-defined]
+        PlainSequences().truncate(session.sequence, answer.base_length)
         return None
 
-    def is_foreseen(self, item: Score, foreseen: Score) -> bool:
-        return replace(foreseen, generation=item.generation, trace_parent=item.trace_parent) == item
-
-    def answer_to(self, item: Score, answer: Scores) -> Scores:
-        return replace(answer, generation=item.generation)
+    def matches(self, item: Score, prepared: Score) -> bool:
+        return replace(prepared, generation=item.generation, trace_parent=item.trace_parent) == item
 
 
 class _Rig:
-    def __init__(self, *, computes_ahead: bool = True, max_batched_tokens: int = 512) -> None:
-        self.stage, self.texts = _Stage(), PlainSequences()
+    def __init__(self, *, lookahead: bool = True, max_batched_tokens: int = 512) -> None:
+        self.executor, self.texts = _Executor(), PlainSequences()
         self.core = EngineCore(
             SessionTable(self.texts, Limits(vocab_size=1000, max_model_len=LENGTH, trims=False)),
-            self.stage,
-            ahead=self.stage if computes_ahead else None,
-            clock=lambda: self.stage.now_ms * MILLISECOND,
-            max_batched_tokens=max_batched_tokens,
+            self.executor,
+            TokenBudget(max_batched_tokens),
+            lookahead=lookahead,
+            clock=lambda: self.executor.now_ms * MILLISECOND,
         )
         self._generation = 0
         self.told: dict[int, list[int]] = {ONE: [], OTHER: []}
@@ -173,8 +167,10 @@ class _Rig:
         """Until a forward has ended, or something is told that needed none; what is told is kept."""
         events: list[Scores | SessionFailed] = []
         batches: list[tuple[int, EventBatch[object]]] = []
-        num_ended = self.stage.num_ended
-        while self.core.has_work and not batches and self.stage.num_ended == num_ended:
+        num_ended = self.executor.num_ended
+        while self.core.has_work and not batches and self.executor.num_ended == num_ended:
+            if self.core.pause_s:
+                self.executor.is_done = True  # time passes
             batches = self.core.step()  # type: ignore[assignment]
         for _, batch in batches:
             for event, timing in batch.timed():
@@ -222,30 +218,30 @@ class _Rig:
 
     @property
     def used(self) -> tuple[int, int]:
-        return self.core.activity.num_foreseen_used, self.core.activity.num_foreseen_unused
+        return self.core.stats.num_lookahead_used, self.core.stats.num_lookahead_unused
 
 
 def test_who_asks_for_what_is_under_way_is_answered_by_it() -> None:
     rig = _Rig()
     rig.open(ONE)
     rig.run_plain(ONE, num_steps=2)
-    assert len(rig.stage.forwards) == 3
+    assert len(rig.executor.forwards) == 3
     generation = rig.ask(ONE)
     (event,) = rig.step()
     assert (event.generation, rig.told[ONE]) == (generation, [100, 101, 102, 103])
     assert rig.used == (1, 0)
-    assert len(rig.stage.forwards) == 4
+    assert len(rig.executor.forwards) == 4
 
 
 @pytest.mark.parametrize("follows", [False, True])
 def test_who_asks_later_finds_two_steps_computed_and_no_third_runs_ahead_of_them(follows: bool) -> None:
     rig = _Rig()
-    rig.stage.follows = follows
+    rig.executor.follows = follows
     rig.open(ONE)
     rig.run_plain(ONE, num_steps=2)
     rig.run_out()
-    assert len(rig.stage.forwards) == 4
-    rig.stage.now_ms += 50
+    assert len(rig.executor.forwards) == 4
+    rig.executor.now_ms += 50
     for token_id in (103, 104):
         generation = rig.ask(ONE)
         ((_, batch),) = rig.core.step()
@@ -255,14 +251,14 @@ def test_who_asks_later_finds_two_steps_computed_and_no_third_runs_ahead_of_them
         assert batch.events[0].form == TokenScores((token_id,))
         rig.told[ONE].append(token_id)
     rig.run_out()
-    assert len(rig.stage.forwards) == 6
+    assert len(rig.executor.forwards) == 6
     assert rig.used == (2, 0)
 
 
 @pytest.mark.parametrize("follows", [False, True])
 def test_messages_that_come_all_the_time_keep_no_forward_from_its_end(follows: bool) -> None:
     rig = _Rig()
-    rig.stage.follows = follows
+    rig.executor.follows = follows
     rig.open(ONE)
     rig.run_plain(ONE, num_steps=2)
     rig.ask(ONE)
@@ -294,24 +290,24 @@ def test_who_has_asked_is_served_before_who_will() -> None:
     rig = _Rig(max_batched_tokens=1)
     rig.open(ONE, OTHER)
     rig.run_plain(ONE)
-    while rig.stage.num_ended < 4:
+    while rig.executor.num_ended < 4:
         rig.core.step()
     rig.core.step()
     rig.ask(ONE)  # for the first of two: one more is due
     rig.ask(OTHER)
     while not any(event.session == OTHER for event in rig.step()):
         pass
-    assert rig.stage.forwards[4:6] == [[ONE], [OTHER]]
+    assert rig.executor.forwards[4:6] == [[ONE], [OTHER]]
 
 
 def test_a_forward_under_way_is_looked_at_again_and_again_until_it_is_done() -> None:
     rig = _Rig()
     rig.open(ONE)
     rig.run_plain(ONE, num_steps=2)
-    rig.stage.is_done = False
+    rig.executor.is_done = False
     rig.core.step()  # that would have queued another behind it
     assert 0 < rig.core.pause_s < 1e-3
-    rig.stage.is_done = True
+    rig.executor.is_done = True
     assert rig.core.pause_s == 0
 
 
@@ -319,9 +315,9 @@ def test_what_arrives_while_a_forward_is_under_way_is_taken_in_before_it_has_end
     rig = _Rig()
     rig.open(ONE, OTHER)
     rig.ask(ONE)
-    rig.stage.is_done = False
+    rig.executor.is_done = False
     assert [rig.core.step(), rig.core.step()] == [[], []]
-    assert rig.stage.forwards == [[ONE]]
+    assert rig.executor.forwards == [[ONE]]
     assert rig.core.pause_s > 0
     rig.ask(OTHER, drafts=(7, 8))
     assert [event.session for event in rig.step()] == [ONE]
@@ -350,11 +346,11 @@ def test_nothing_is_computed_ahead_while_anybody_speculates() -> None:
     rig.ask(OTHER, drafts=(7, 8))
     while rig.core.has_work:
         rig.step()
-    num_forwards = len(rig.stage.forwards)
+    num_forwards = len(rig.executor.forwards)
     rig.ask(ONE)
     rig.step()
     assert not rig.core.has_work
-    assert len(rig.stage.forwards) == num_forwards + 1
+    assert len(rig.executor.forwards) == num_forwards + 1
     rig.core.handle(1, [Release(OTHER, 1000)])
     rig.ask(ONE)
     rig.step()
@@ -377,12 +373,12 @@ def test_who_speculated_and_could_not_be_opened_anew_keeps_nobody_back() -> None
 
 def test_what_followed_for_nothing_is_counted() -> None:
     rig = _Rig()
-    rig.stage.follows = True
+    rig.executor.follows = True
     rig.open(ONE)
     rig.run_plain(ONE, num_steps=2)
     rig.ask(ONE)
     rig.core.step()
-    assert len(rig.stage.forwards) == 4
+    assert len(rig.executor.forwards) == 4
     rig.core.handle(1, [Release(ONE, 1000)])
     rig.run_out()
     assert rig.used == (1, 1)
@@ -441,19 +437,19 @@ def test_of_an_error_nothing_is_said_until_somebody_asks() -> None:
     rig = _Rig()
     rig.open(ONE)
     rig.run_plain(ONE)
-    rig.stage.fails = True
+    rig.executor.fails = True
     rig.run_out()
-    rig.stage.fails = False
+    rig.executor.fails = False
     rig.ask(ONE)
     assert [type(event) for event in rig.step()] == [Scores]
     rig.run_out()
-    rig.stage.fails = True
+    rig.executor.fails = True
     rig.ask(ONE, other_token=300)
     assert [type(event) for event in rig.step()] == [SessionFailed]
 
 
 def test_it_can_be_switched_off() -> None:
-    rig = _Rig(computes_ahead=False)
+    rig = _Rig(lookahead=False)
     rig.open(ONE)
     rig.run_plain(ONE)
     assert not rig.core.has_work
@@ -462,15 +458,15 @@ def test_it_can_be_switched_off() -> None:
 
 def test_steps_follow_each_other_without_a_pause_before_they_are_asked_for() -> None:
     rig = _Rig()
-    rig.stage.follows = True
+    rig.executor.follows = True
     rig.open(ONE, OTHER)
     rig.run_plain(ONE, OTHER, num_steps=2)
-    num_forwards = len(rig.stage.forwards)
+    num_forwards = len(rig.executor.forwards)
     rig.core.step()
-    assert len(rig.stage.forwards) == num_forwards + 1
+    assert len(rig.executor.forwards) == num_forwards + 1
     rig.core.step()
     rig.core.step()
-    assert len(rig.stage.forwards) == num_forwards + 1  # that would be a third
+    assert len(rig.executor.forwards) == num_forwards + 1  # that would be a third
     rig.ask(ONE)
     rig.ask(OTHER)
     assert len(rig.step()) == 2
@@ -479,12 +475,12 @@ def test_steps_follow_each_other_without_a_pause_before_they_are_asked_for() -> 
     assert rig.told[ONE][-1] == 100 + len(rig.told[ONE]) - 1
     assert rig.told[OTHER][-1] == 200 + len(rig.told[OTHER]) - 1
     assert rig.used == (2 * 21, 0)
-    assert rig.stage.forwards[1:] == [[ONE, OTHER]] * 24
+    assert rig.executor.forwards[1:] == [[ONE, OTHER]] * 24
 
 
 def test_a_step_that_followed_over_the_wrong_token_is_as_if_it_had_not_been() -> None:
     rig = _Rig()
-    rig.stage.follows = rig.stage.is_wrong = True
+    rig.executor.follows = rig.executor.is_wrong = True
     rig.open(ONE)
     rig.run_plain(ONE, num_steps=2)
     rig.run_plain(ONE, num_steps=9)
@@ -494,7 +490,7 @@ def test_a_step_that_followed_over_the_wrong_token_is_as_if_it_had_not_been() ->
 
 def test_who_ends_or_asks_for_something_else_while_a_step_follows_leaves_the_others_alone() -> None:
     rig = _Rig()
-    rig.stage.follows = True
+    rig.executor.follows = True
     rig.open(ONE, OTHER)
     rig.run_plain(ONE, OTHER, num_steps=2)
     rig.ask(ONE)
@@ -509,15 +505,15 @@ def test_who_ends_or_asks_for_something_else_while_a_step_follows_leaves_the_oth
 
 def test_nobody_is_followed_past_somebody_who_waits() -> None:
     rig = _Rig()
-    rig.stage.follows = True
+    rig.executor.follows = True
     rig.open(ONE, OTHER)
     rig.run_plain(ONE, num_steps=2)
-    num_forwards = len(rig.stage.forwards)
+    num_forwards = len(rig.executor.forwards)
     rig.ask(OTHER)
     rig.ask(ONE)
-    assert len(rig.stage.forwards) == num_forwards
+    assert len(rig.executor.forwards) == num_forwards
     rig.step()
-    assert sorted(rig.stage.forwards[-1]) == [ONE, OTHER]
+    assert sorted(rig.executor.forwards[-1]) == [ONE, OTHER]
 
 
 def _waits(rig: _Rig) -> None:
@@ -539,10 +535,10 @@ def _is_foreseen(rig: _Rig) -> None:
 
 
 def _is_followed(rig: _Rig) -> None:
-    rig.stage.follows = True
+    rig.executor.follows = True
     rig.run_plain(ONE, OTHER, num_steps=2)
     rig.core.step()
-    assert rig.stage.forwards[-2:] == [[ONE, OTHER]] * 2
+    assert rig.executor.forwards[-2:] == [[ONE, OTHER]] * 2
 
 
 def _is_found_once(rig: _Rig) -> None:
@@ -657,40 +653,39 @@ def test_in_whatever_state_a_session_changes_its_mind_it_has_what_it_asked_for_l
     assert rig.told[OTHER] == [200 + i for i in range(len(rig.told[OTHER]))]
     rig.core.drop_link(1)
     rig.run_out()
-    assert sum(rig.used) == rig.stage.num_foreseen
+    assert sum(rig.used) == rig.executor.num_prepared
     assert rig.core.num_sessions == 0
-    assert not rig.core._request_queue._due
-    assert not rig.core._request_queue._found
+    assert rig.core._scheduler.queue.is_empty
 
 
 def test_who_is_to_be_served_with_something_else_is_not_followed() -> None:
     rig = _Rig()
-    rig.stage.follows = True
+    rig.executor.follows = True
     rig.open(ONE)
     rig.run_plain(ONE, num_steps=2)
-    num_forwards = len(rig.stage.forwards)
+    num_forwards = len(rig.executor.forwards)
     rig.ask(ONE, other_token=500)
     assert rig.core.step() == []
-    assert len(rig.stage.forwards) == num_forwards
+    assert len(rig.executor.forwards) == num_forwards
 
 
 def test_a_step_is_queued_once_somebody_has_asked_for_one_that_is_found() -> None:
     rig = _Rig()
-    rig.stage.follows = True
+    rig.executor.follows = True
     rig.open(ONE)
     _is_found_once_and_followed_alone(rig)
-    num_forwards, num_ended = len(rig.stage.forwards), rig.stage.num_ended
+    num_forwards, num_ended = len(rig.executor.forwards), rig.executor.num_ended
     rig.ask(ONE)
     assert len(rig.step()) == 1
-    assert len(rig.stage.forwards) == num_forwards
+    assert len(rig.executor.forwards) == num_forwards
     rig.core.step()
-    assert (len(rig.stage.forwards), rig.stage.num_ended) == (num_forwards + 1, num_ended)
+    assert (len(rig.executor.forwards), rig.executor.num_ended) == (num_forwards + 1, num_ended)
 
 
 def _is_found_once_and_followed_alone(rig: _Rig) -> None:
     rig.run_plain(ONE, num_steps=2)
     rig.core.step()
-    rig.stage.is_done = False
+    rig.executor.is_done = False
     assert rig.step() == []
     rig.core.step()  # two are ahead: no third is queued
 
@@ -702,4 +697,4 @@ def test_what_has_come_for_a_link_that_was_dropped_since_is_forgotten() -> None:
     rig.ask(ONE, other_token=500)
     rig.core.drop_link(1)
     rig.run_out()
-    assert rig.core.activity.num_lost == 0
+    assert rig.core.stats.num_lost == 0

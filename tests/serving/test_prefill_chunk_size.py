@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.serving.prefill_chunk_size import PrefillChunkSize
+from outrider.serving.token_budget import PrefillChunkSize
 
 MICROSECOND = 1_000
 WITHOUT_US = 5_000

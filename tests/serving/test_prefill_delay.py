@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.serving.prefill_delay import LONGEST_ABSENCE_NS, PrefillDelayPolicy
+from outrider.serving.token_budget import LONGEST_ABSENCE_NS, PrefillDelayPolicy
 
 AWAY, CHUNK = 100, 60
 ONE, OTHER = (1, 1), (1, 2)

@@ -47,7 +47,7 @@ def test_a_session_takes_pages_as_it_grows_and_release_gives_them_back(
 ) -> None:
     assert session_table.open(0, OPEN) is None
     assert table.pool.num_free == 4
-    table.extend(found(session_table).text, [1, 2, 3, 4, 5])
+    table.extend(found(session_table).sequence, [1, 2, 3, 4, 5])
     assert table.pool.num_free == 2
     assert session_table.release(0, Release(7, 2))
     assert table.pool.num_free == 4
@@ -60,7 +60,7 @@ def test_a_session_without_pages_leaves_a_tombstone_until_it_is_opened_anew(
 ) -> None:
     session_table.open(0, OPEN)
     session = found(session_table)
-    table.extend(session.text, [1, 2, 3])
+    table.extend(session.sequence, [1, 2, 3])
     event = session_table.refuse(session, "full") if end == "refuse" else session_table.preempt(session)
     assert (event.session, event.generation) == (7, 2)
     assert event.retry_after_ms > 0
@@ -99,9 +99,9 @@ def test_opening_anew_starts_empty_in_the_same_room(
     session_table: SessionTable[KVSequence], table: KVCacheManager
 ) -> None:
     session_table.open(0, replace(OPEN, max_length=16))
-    table.extend(found(session_table).text, [1, 2, 3])
+    table.extend(found(session_table).sequence, [1, 2, 3])
     assert session_table.open(0, replace(OPEN, max_length=16, generation=3)) is None
-    assert found(session_table, 4).text.length == 0
+    assert found(session_table, 4).sequence.length == 0
     table.check_integrity()
     assert len(table) == 1
 
@@ -122,15 +122,15 @@ def test_rewind_keeps_what_is_there_and_the_same_text(
 ) -> None:
     session_table.open(0, OPEN)
     session = found(session_table)
-    table.extend(session.text, [1, 2, 3])
+    table.extend(session.sequence, [1, 2, 3])
     too_long = session_table.rewind(session, 4, extend_prefix_hash(0, [1, 2, 3, 4]))
     assert isinstance(too_long, SessionLost)
     assert "4" in too_long.reason
     other = session_table.rewind(session, 2, extend_prefix_hash(0, [2, 1]))
     assert isinstance(other, SessionLost)
-    assert session.text.token_ids == [1, 2, 3]
+    assert session.sequence.token_ids == [1, 2, 3]
     assert session_table.rewind(session, 2, extend_prefix_hash(0, [1, 2])) is None
-    assert session.text.token_ids == [1, 2]
+    assert session.sequence.token_ids == [1, 2]
 
 
 def test_failing_frees_and_names_the_error(session_table: SessionTable[KVSequence], table: KVCacheManager) -> None:
@@ -148,7 +148,7 @@ def test_dropping_a_link_frees_its_sessions_alone(
         session_table.open(link_id, OPEN)
         session = session_table.find(link_id, 7, 1)
         assert isinstance(session, Session)
-        table.extend(session.text, [1, 2, 3])
+        table.extend(session.sequence, [1, 2, 3])
     session_table.drop_link(0)
     assert table.pool.num_free == 3
     assert len(session_table) == 1

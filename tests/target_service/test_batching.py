@@ -101,8 +101,8 @@ def test_prefills_too_many_for_one_forward_take_turns(long_runner: ModelRunner) 
     fed: list[int] = []
     for _ in sessions:
         driver.step()
-        texts = [driver.core.session_table.get(0, i) for i in sessions]
-        fed.append(sum(text is not None and text.text.length > 0 for text in texts))
+        texts = [driver.core.sessions.get(0, i) for i in sessions]
+        fed.append(sum(text is not None and text.sequence.length > 0 for text in texts))
     assert fed == [1, 2, 3]
 
 

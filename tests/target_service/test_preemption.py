@@ -12,8 +12,8 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Preempted, Refused, Release, Score, Scores, SessionFailed
 from outrider.types import TokenScores
 from outrider_target.service import build_core
+from tests.support.async_target import AsyncTargetExecutor, lookahead_core
 from tests.support.core_driver import Driver, open_session, score_item
-from tests.support.flying import Flying, flying_core
 from tests.support.tiny_models import cached_tiny_model
 
 PAGE = 4
@@ -112,12 +112,12 @@ def truth(text: list[int], length: int) -> list[int]:
 @pytest.mark.parametrize("flies", [True, False])
 def test_all_get_their_own_tokens_from_a_pool_for_one_and_a_half(flies: bool, prefix_caching: bool) -> None:
     runner = make_runner(24, prefix_caching=prefix_caching)
-    core: Any = flying_core(Flying(runner), max_batched_tokens=16) if flies else build_core(runner)
+    core: Any = lookahead_core(AsyncTargetExecutor(runner), max_batched_tokens=16) if flies else build_core(runner)
     running = Coordinator(Driver(core))
     for session in range(4):
         running.begin(session, prompt(session, 8 + 5 * session), arrival_ns=10 - session)
     running.run()
-    assert core.activity.num_preempted
+    assert core.stats.num_preempted
     for session in range(4):
         assert running.texts[session] == truth(prompt(session, 8 + 5 * session), 60), session
     core.drop_link(0)
@@ -144,37 +144,37 @@ def test_a_session_is_preempted_in_the_middle_of_its_prefill() -> None:
     running = Coordinator(driver)
     running.begin(0, prompt(0, 50), arrival_ns=5)
     running.step()
-    session = driver.core.session_table.get(0, 0)
+    session = driver.core.sessions.get(0, 0)
     assert session is not None
-    assert 0 < session.text.length < 50
+    assert 0 < session.sequence.length < 50
     running.begin(1, prompt(1, 40), arrival_ns=1)
     while driver.core.has_work:
         running.step()
     assert running.lost == [0]
     assert len(running.texts[1]) == 60
-    assert driver.core.session_table.get(0, 0) is None
+    assert driver.core.sessions.get(0, 0) is None
 
 
 def test_a_session_is_preempted_while_steps_are_computed_ahead_of_it() -> None:
     runner = make_runner(20)
-    core = flying_core(Flying(runner))
+    core = lookahead_core(AsyncTargetExecutor(runner))
     running = Coordinator(Driver(core))
     running.begin(0, prompt(0), arrival_ns=5)
     for _ in range(60):
         running.step()
-        if core.activity.num_foreseen_used > 3:
+        if core.stats.num_lookahead_used > 3:
             break
-    assert core.activity.num_foreseen_used > 3
+    assert core.stats.num_lookahead_used > 3
     running.begin(1, prompt(1, 50), arrival_ns=1)
     running.run()
-    assert core.activity.num_preempted
+    assert core.stats.num_preempted
     for session, length in ((0, 8), (1, 50)):
         assert running.texts[session] == truth(prompt(session, length), 60)
 
 
 def test_steps_that_were_not_asked_for_preempt_nobody() -> None:
     runner = make_runner(6)
-    core = flying_core(Flying(runner))
+    core = lookahead_core(AsyncTargetExecutor(runner))
     driver = Driver(core)
     text = prompt(0)
     driver.run(opened(1, arrival_ns=9, max_length=16), score_item(1, 2, prompt(1, 12)))
@@ -190,8 +190,8 @@ def test_steps_that_were_not_asked_for_preempt_nobody() -> None:
         held, generation = len(text), generation + 1
         text.append(events[0].form.token_ids[0])
     assert core.num_pages_free == 0
-    assert core.activity.num_preempted == 0
-    assert core.activity.num_foreseen_used
+    assert core.stats.num_preempted == 0
+    assert core.stats.num_lookahead_used
 
 
 def test_a_new_session_without_room_for_its_text_is_refused_and_harms_nobody() -> None:
@@ -201,7 +201,7 @@ def test_a_new_session_without_room_for_its_text_is_refused_and_harms_nobody() -
     refused = driver.one(opened(1, arrival_ns=2), score_item(1, 2, prompt(1, 40)))
     assert isinstance(refused, Refused)
     assert refused.retry_after_ms > 0
-    assert driver.core.session_table.get(0, 1) is None
+    assert driver.core.sessions.get(0, 1) is None
     kept = driver.one(Score(0, 3, 40, score_item(0, 3, prompt(0, 40), base_length=40).prefix_hash, (5,)))
     assert isinstance(kept, Scores)
 

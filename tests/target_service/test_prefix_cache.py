@@ -30,16 +30,16 @@ def driver(runner: ModelRunner) -> Driver:
 def num_computed(driver: Driver, *commands: Any) -> tuple[Scores, int]:
     """The answer, and the tokens that forwards computed for it."""
     counts: list[int] = []
-    stage: Any = driver.core._stage
-    forward = stage._runner.forward
+    executor: Any = driver.core._executor
+    forward = executor._runner.forward
 
     def counting(rows: Any, **more: Any) -> Any:
         counts.append(sum(len(row.token_ids) for row in rows))
         return forward(rows, **more)
 
-    stage._runner.forward = counting
+    executor._runner.forward = counting
     scores = driver.one(*commands)
-    stage._runner.forward = forward
+    executor._runner.forward = forward
     assert isinstance(scores, Scores)
     return scores, sum(counts)
 
@@ -109,8 +109,8 @@ def test_the_kv_of_tokens_computed_ahead_and_not_asked_for_is_never_found(runner
             driver.step()
         held, tokens = len(tokens), [*tokens, *events[0].form.token_ids]
     assert runner.sequences.pool.num_used * PAGE > len(tokens)
-    session = driver.core.session_table.get(0, 0)
-    assert session is not None and session.text.length > held
+    session = driver.core.sessions.get(0, 0)
+    assert session is not None and session.sequence.length > held
     assert len(runner.sequences.prefix_cache or ()) == held // PAGE
 
 

@@ -25,12 +25,12 @@ from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, Drafting
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
-from outrider.ports import Extend, Proposal
+from outrider.ports import Branches, Extend, Proposal
 from outrider.sampling.proposing import propose
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
-from outrider.serving.executor import ExecutorOutput
+from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session_table import Session
 from outrider_draft.items import check_extend, proposal_length
 from outrider_draft.proposers.passes import joined, single
@@ -86,8 +86,8 @@ class ProposalJob:
         self.token_ids, self.num_left = draws.token_ids[-1:], 1
 
 
-class ModelProposer:
-    """The draft's ``outrider.serving.engine_core.Executor`` over one model."""
+class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal | Branches]):
+    """Proposes with one model. Forwards are synchronous."""
 
     def __init__(
         self,
@@ -106,10 +106,10 @@ class ModelProposer:
         """KV pages that are free."""
         return self.runner.sequences.pool.num_free
 
-    def num_pages_needed(self, job: ProposalJob, share: int) -> int:
+    def num_pages_needed(self, job: ProposalJob, num_tokens: int) -> int:
         """Free KV pages for the job's tokens and, where one launch draws all, for those that it draws."""
-        drawn = max(0, job.draft_length - job.num_drawn - 1) if job.terms and share == job.num_left else 0
-        return self.runner.sequences.pages_needed(job.sequence, share + drawn)
+        drawn = max(0, job.draft_length - job.num_drawn - 1) if job.terms and num_tokens == job.num_left else 0
+        return self.runner.sequences.pages_needed(job.sequence, num_tokens + drawn)
 
     def check(self, session: DraftSession, item: Extend) -> Proposal | None:
         """An empty proposal for a session that outgrew this model; ``InvalidRequestError`` for a bad item."""
@@ -121,16 +121,16 @@ class ModelProposer:
         """The item's tokens, less what was cached of them; without any, the last one kept is computed again, for what
         follows it is not stored.
         """
-        token_ids = item.token_ids[session.text.length - item.base_length :]
+        token_ids = item.token_ids[session.sequence.length - item.base_length :]
         if not token_ids:
-            token_ids = (session.text.token_ids[-1],)
-            self.runner.sequences.truncate(session.text, item.base_length - 1)
+            token_ids = (session.sequence.token_ids[-1],)
+            self.runner.sequences.truncate(session.sequence, item.base_length - 1)
         length = proposal_length(session.open, item, reserved_length=session.reserved_length)
         state = self._state_of(session)
         return ProposalJob(
             sampling=state.sampling,
             extend=item,
-            sequence=session.text,
+            sequence=session.sequence,
             terms=state.terms if length else None,
             base=item.base_length + len(item.token_ids),
             draft_length=length,
@@ -138,22 +138,22 @@ class ModelProposer:
             num_left=len(token_ids),
         )
 
-    def advance(self, shares: Sequence[tuple[ProposalJob, int]]) -> ExecutorOutput[Proposal]:
+    def execute(self, batch: Sequence[tuple[ProposalJob, int]]) -> ExecutorOutput[Proposal]:
         """One forward over so many tokens of each job, and one loop over those that can draw all their tokens."""
-        rows = {id(job): _draft_row(job, job.terms) for job, _ in shares if job.terms and job.num_left <= MAX_CATCH_UP}
-        forwarded = [(job, _leave_last(job, share)) for job, share in shares if id(job) not in rows]
+        rows = {id(job): _draft_row(job, job.terms) for job, _ in batch if job.terms and job.num_left <= MAX_CATCH_UP}
+        forwarded = [(job, _leave_last(job, share)) for job, share in batch if id(job) not in rows]
         drawing = [job for job, share in forwarded if share == job.num_left and job.draft_length]
         logits = self.runner.forward([_forward_row(job, share) for job, share in forwarded]) if forwarded else None
         drawn = dict(zip(rows, self.runner.draft(list(rows.values())), strict=True)) if rows else {}
         if not rows:
-            # Without it the forward's time would be booked on whoever first looks at its result.
+            # Without it the forward's time would be counted where its result is first read.
             mark_reached(self.runner.device)()
         computed = time.perf_counter_ns()
         for job, share in forwarded:
             job.feed(share)
         if logits is not None:
             drawn |= self._draw(drawing, logits)
-        results = [_take(job, drawn[id(job)]) if id(job) in drawn else _answer_when_done(job) for job, _ in shares]
+        results = [_take(job, drawn[id(job)]) if id(job) in drawn else _answer_when_done(job) for job, _ in batch]
         return ExecutorOutput(results=results, computed_ns=computed)
 
     def _state_of(self, session: DraftSession) -> DraftState:

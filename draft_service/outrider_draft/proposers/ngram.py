@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ConfigError
-from outrider.ports import Extend, Open, Proposal
-from outrider.serving.executor import ExecutorOutput
+from outrider.ports import Branches, Extend, Open, Proposal
+from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session_table import Session
 from outrider.types import AcceptanceMethod, DenseEvidence, Evidence, SparseEvidence
 from outrider_draft.items import check_extend, proposal_length
@@ -41,10 +41,8 @@ class LookupJob:
     num_last: int = 1
 
 
-class NgramProposer:
-    """The draft's ``outrider.serving.engine_core.Executor`` without a model."""
-
-    num_pages_free = 0
+class NgramProposer(Executor[PlainSequence, Extend, LookupJob, Proposal | Branches]):
+    """Proposes what followed the same tokens earlier in the text."""
 
     def __init__(self, *, min_n: int, max_n: int) -> None:
         if min_n < 1:
@@ -54,10 +52,6 @@ class NgramProposer:
         self._min_n = min_n
         self._max_n = max_n
 
-    def num_pages_needed(self, job: LookupJob, share: int) -> int:
-        """None: there is no KV."""
-        return 0
-
     def check(self, session: Session[PlainSequence], item: Extend) -> Proposal | None:
         """An empty proposal for a session past the limit; ``InvalidRequestError`` for a bad item."""
         check_extend(session.open, item, vocab_size=_MAX_TOKEN_IDS)
@@ -66,13 +60,13 @@ class NgramProposer:
 
     def begin(self, session: Session[PlainSequence], item: Extend) -> LookupJob:
         """The text is brought up to date at once."""
-        session.text.extend(item.token_ids)
+        session.sequence.extend(item.token_ids)
         length = proposal_length(session.open, item, reserved_length=session.reserved_length)
-        return LookupJob(session.open, item, session.text, length)
+        return LookupJob(session.open, item, session.sequence, length)
 
-    def advance(self, shares: Sequence[tuple[LookupJob, int]]) -> ExecutorOutput[Proposal]:
+    def execute(self, batch: Sequence[tuple[LookupJob, int]]) -> ExecutorOutput[Proposal]:
         """Look up for every job."""
-        results = [self._propose(job) for job, _ in shares]
+        results = [self._propose(job) for job, _ in batch]
         return ExecutorOutput(results=results, computed_ns=time.perf_counter_ns())
 
     def _propose(self, job: LookupJob) -> Proposal:

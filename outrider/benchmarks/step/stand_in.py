@@ -1,4 +1,4 @@
-"""Services whose forward takes a time that is known in advance: the stages of a draft and a target without models.
+"""Services whose forward takes a time that is known in advance: the executors of a draft and a target without models.
 
 Owns a made-up language in which each token follows from the one before it, and a draft that is right about it as
 often as it is told to be. The time of a forward is spent as a GPU's is: the thread waits and leaves the interpreter
@@ -29,7 +29,7 @@ from outrider.ports import (
     TargetEvent,
 )
 from outrider.serving.engine_core import EngineCore
-from outrider.serving.executor import ExecutorOutput
+from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.local_port import LocalPort
 from outrider.serving.session_table import Limits, Session, SessionTable
 from outrider.types import ModelDescription, SparseEvidence, SparseScores, TokenScores
@@ -63,10 +63,8 @@ Answer = Callable[[StandInJob[ItemT]], EventT]
 Note = Callable[[int, Sequence[Extend | Score]], None]
 
 
-class StandInStage(Generic[ItemT, EventT]):
-    """An ``outrider.serving.engine_core.Executor`` that answers after ``busy_s``, however many sessions there are."""
-
-    num_pages_free = 0
+class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT]):
+    """Answers after ``busy_s``, however many sessions there are."""
 
     def __init__(self, answer: Answer[ItemT, EventT], *, busy_s: float, note: Note) -> None:
         """``note`` is called with the items of a forward, when it begins and when it has ended."""
@@ -74,30 +72,22 @@ class StandInStage(Generic[ItemT, EventT]):
         self._busy_s = busy_s
         self._note = note
 
-    def num_pages_needed(self, job: StandInJob[ItemT], share: int) -> int:
-        """None: there is no KV."""
-        return 0
-
-    def check(self, session: Session[PlainSequence], item: ItemT) -> EventT | None:
-        """Every item is good."""
-        return None
-
     def begin(self, session: Session[PlainSequence], item: ItemT) -> StandInJob[ItemT]:
         """The text is brought up to date at once, drafted tokens included."""
-        session.text.extend(item.token_ids)
-        job = StandInJob(session.open, item, session.text)
+        session.sequence.extend(item.token_ids)
+        job = StandInJob(session.open, item, session.sequence)
         if isinstance(item, Score):
-            session.text.extend(item.draft_token_ids)
+            session.sequence.extend(item.draft_token_ids)
         return job
 
-    def advance(self, shares: Sequence[tuple[StandInJob[ItemT], int]]) -> ExecutorOutput[EventT]:
+    def execute(self, batch: Sequence[tuple[StandInJob[ItemT], int]]) -> ExecutorOutput[EventT]:
         """Wait, then answer all."""
-        items = [job.item for job, _ in shares]
+        items = [job.item for job, _ in batch]
         self._note(BEGAN, items)
         wait_until(time.perf_counter() + self._busy_s)
         computed_ns = time.perf_counter_ns()
         self._note(ENDED, items)
-        return ExecutorOutput([self._answer(job) for job, _ in shares], computed_ns)
+        return ExecutorOutput([self._answer(job) for job, _ in batch], computed_ns)
 
 
 def wait_until(when: float) -> None:
@@ -152,16 +142,18 @@ def score(job: StandInJob[Score], acceptance: float) -> Scores:
 
 def make_draft(*, busy_s: float, acceptance: float, note: Note) -> LocalPort[DraftCommand, DraftEvent]:
     """A draft that takes ``busy_s`` for a proposal."""
-    stage: StandInStage[Extend, Proposal | Branches] = StandInStage(
+    executor: StandInExecutor[Extend, Proposal | Branches] = StandInExecutor(
         lambda job: propose(job, acceptance), busy_s=busy_s, note=note
     )
-    return LocalPort(EngineCore(_session_table(), stage), _description("draft"))
+    return LocalPort(EngineCore(_session_table(), executor), _description("draft"))
 
 
 def make_target(*, busy_s: float, acceptance: float, note: Note) -> LocalPort[TargetCommand, TargetEvent]:
     """A target that takes ``busy_s`` to score."""
-    stage: StandInStage[Score, Scores] = StandInStage(lambda job: score(job, acceptance), busy_s=busy_s, note=note)
-    return LocalPort(EngineCore(_session_table(), stage), _description("target"))
+    executor: StandInExecutor[Score, Scores] = StandInExecutor(
+        lambda job: score(job, acceptance), busy_s=busy_s, note=note
+    )
+    return LocalPort(EngineCore(_session_table(), executor), _description("target"))
 
 
 def _session_table() -> SessionTable[PlainSequence]:

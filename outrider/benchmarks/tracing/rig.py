@@ -18,8 +18,8 @@ from outrider.benchmarks.step.stand_in import (
     MAX_MODEL_LEN,
     VOCAB_SIZE,
     Answer,
+    StandInExecutor,
     StandInJob,
-    StandInStage,
     propose,
     score,
 )
@@ -65,15 +65,15 @@ DraftCore = EngineCore[PlainSequence, Extend, StandInJob[Extend], Proposal | Bra
 TargetCore = EngineCore[PlainSequence, Score, StandInJob[Score], Scores]
 
 
-class _AtOnce(StandInStage[ItemT, EventT]):
+class _AtOnce(StandInExecutor[ItemT, EventT]):
     """Answers without any wait."""
 
     def __init__(self, answer: Answer[ItemT, EventT]) -> None:
         self._answer = answer
 
-    def advance(self, shares: Sequence[tuple[StandInJob[ItemT], int]]) -> ExecutorOutput[EventT]:
+    def execute(self, batch: Sequence[tuple[StandInJob[ItemT], int]]) -> ExecutorOutput[EventT]:
         """All, now."""
-        return ExecutorOutput([self._answer(job) for job, _ in shares], computed_ns=time.perf_counter_ns())
+        return ExecutorOutput([self._answer(job) for job, _ in batch], computed_ns=time.perf_counter_ns())
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,10 +99,10 @@ def test_two_hundred_rounds_of_drafting_and_rolling_back(architecture: str) -> N
             held[session] = min(num_held, len(texts[session]) - 1)
         gpu_runner.sequences.check_integrity()
         for session in asked:
-            ours, theirs = (driver.core.session_table.get(0, session) for driver in (gpu, cpu))
+            ours, theirs = (driver.core.sessions.get(0, session) for driver in (gpu, cpu))
             assert ours is not None
             assert theirs is not None
-            assert ours.text.token_ids == theirs.text.token_ids
+            assert ours.sequence.token_ids == theirs.sequence.token_ids
     assert gpu_runner.sequences.pool.num_used == cpu_runner.sequences.pool.num_used
 
 

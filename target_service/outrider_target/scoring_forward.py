@@ -53,7 +53,7 @@ class Fed:
     token_ids: torch.Tensor  # [R] int32
 
 
-class ScoringFlight:
+class ScoringForward:
     """One forward, and the scoring of those whose last tokens are among its, both started."""
 
     def __init__(self, runner: ModelRunner, shares: Sequence[tuple[ScoreJob, int]], fed: Fed | None = None) -> None:
@@ -66,7 +66,7 @@ class ScoringFlight:
             self._logits = runner.forward([_forward_row(row) for row in self._rows], as_computed=True)
         else:
             self._logits = runner.forward_drawn([job.sequence for job in self.jobs], fed.token_ids)
-        # Without it the forward's time would be booked on whoever first looks at its result.
+        # Without it the forward's time would be counted where its result is first read.
         self._forward = Mark(runner.device)
         self._finished = [row for row in self._rows if row.num_scored]
         # Started before the forward has ended: preparing it costs the device no time.
@@ -77,9 +77,9 @@ class ScoringFlight:
         return self._forward.is_reached()
 
     @torch.inference_mode()
-    def follow(self) -> ScoringFlight | None:
-        """The forward over the tokens that this one's scoring draws, for all who may go on after it; None: it cannot be
-        told on the device what they are, or nobody may. Nobody's text may have been cut since this was started.
+    def queue_next(self) -> ScoringForward | None:
+        """The forward over the tokens that this one's scoring draws, for all sessions that go on after it; None: the
+        device cannot tell what they are, or no session goes on. No sequence may have been cut since this was started.
         """
         if self._scoring is None or not self._runner.takes_drawn or not all(map(_is_plain, self._rows)):
             return None
@@ -89,7 +89,7 @@ class ScoringFlight:
         if len(places) < len(self.jobs):
             drawn = drawn[to_device(places, drawn.device)]
         shares = [(_next_job(self.jobs[i]), 1) for i in places]
-        return ScoringFlight(self._runner, shares, Fed(self._scoring, places, drawn))
+        return ScoringForward(self._runner, shares, Fed(self._scoring, places, drawn))
 
     def fed_token(self, index: int) -> int:
         """What row ``index`` was computed over; the forward before has to be finished."""

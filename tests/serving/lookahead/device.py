@@ -22,16 +22,16 @@ from outrider.sampling.sampler import Scoring
 from outrider.sampling.scoring import score
 from outrider.serving.executor import QueuedForward
 from outrider.types import extend_prefix_hash
+from outrider_target.executor import TargetSession, next_token
 from outrider_target.jobs import ScoreJob
-from outrider_target.scorer import TargetSession, next_token
-from tests.support.flying import Flying
+from tests.support.async_target import AsyncTargetExecutor
 
 VOCAB_SIZE, MAX_LENGTH, PAGE_SIZE = 40, 48, 4
 _ONE_FAILS_IN = 197
 
 
 class Runner:
-    """What the scorer needs of a ``ModelRunner``."""
+    """What the executor needs of a ``ModelRunner``."""
 
     max_model_len = MAX_LENGTH
     takes_drawn = True
@@ -96,21 +96,21 @@ def begin_drawing(logits: torch.Tensor, requests: Sequence[ScoreRequest]) -> Dra
     return Drawing(logits, requests, fused=False)
 
 
-class Foreseeing(Flying):
+class CountingExecutor(AsyncTargetExecutor):
     """Counts the items that it foresaw, too."""
 
-    num_foreseen = 0
+    num_prepared = 0
     _confirms = False
 
-    def foresee(self, session: TargetSession, answer: Scores) -> Score | None:
-        item = super().foresee(session, answer)
-        self.num_foreseen += item is not None and not self._confirms
+    def next_step(self, session: TargetSession, answer: Scores) -> Score | None:
+        item = super().next_step(session, answer)
+        self.num_prepared += item is not None and not self._confirms
         return item
 
     def confirm(
-        self, following: QueuedForward[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores
+        self, queued: QueuedForward[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores
     ) -> Score | None:
         self._confirms = True
-        item = super().confirm(following, index, session, answer)
+        item = super().confirm(queued, index, session, answer)
         self._confirms = False
         return item

@@ -8,8 +8,9 @@ import pytest
 
 from outrider.ports import Extend, Open, Proposal, Release
 from outrider.serving.engine_core import EngineCore
-from outrider.serving.executor import ExecutorOutput
+from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session_table import Limits, Session, SessionTable
+from outrider.serving.token_budget import TokenBudget
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_draft.texts import PlainSequence, PlainSequences
 
@@ -25,32 +26,22 @@ class _Job:
         self.item, self.num_left = item, len(item.token_ids)
 
 
-class _Stage:
+class _Executor(Executor[PlainSequence, Extend, _Job, Proposal]):
     """Notes how many tokens each forward has."""
-
-    num_pages_free = 0
 
     def __init__(self) -> None:
         self.shares: list[list[int]] = []
         self.on_forward: Callable[[], None] = lambda: None
 
-    def num_pages_needed(self, job: object, share: int) -> int:
-        return 0
-
-    def check(self, session: Session[PlainSequence], item: Extend) -> Proposal | None:
-        return None
-
     def begin(self, session: Session[PlainSequence], item: Extend) -> _Job:
         return _Job(item)
 
-    def advance(self, shares: Sequence[tuple[_Job, int]]) -> ExecutorOutput[Proposal]:
-        self.shares.append([share for _, share in shares])
+    def execute(self, batch: Sequence[tuple[_Job, int]]) -> ExecutorOutput[Proposal]:
+        self.shares.append([share for _, share in batch])
         self.on_forward()
-        for job, share in shares:
+        for job, share in batch:
             job.num_left -= share
-        answers = [
-            None if job.num_left else Proposal(job.item.session, job.item.generation, 0, ()) for job, _ in shares
-        ]
+        answers = [None if job.num_left else Proposal(job.item.session, job.item.generation, 0, ()) for job, _ in batch]
         return ExecutorOutput(answers, 0)
 
 
@@ -59,15 +50,13 @@ class _Rig:
 
     def __init__(self, *, forward_ms: int, adapts_chunks: bool = False) -> None:
         self.now_ms = 0
-        self.stage = _Stage()
+        self.executor = _Executor()
         self.forward_ms = forward_ms
         limits = Limits(vocab_size=10, max_model_len=LENGTH + 1, trims=True)
         self.core = EngineCore(
             SessionTable(PlainSequences(), limits),
-            self.stage,
-            max_batched_tokens=ALONE,
-            max_prefill_beside=BESIDE,
-            adapts_chunks=adapts_chunks,
+            self.executor,
+            TokenBudget(ALONE, BESIDE, adapts_chunks=adapts_chunks),
             clock=lambda: self.now_ms * MILLISECOND,
         )
 
@@ -80,9 +69,9 @@ class _Rig:
 
     def step(self) -> list[int]:
         """How many tokens each had of the forward, fewest first."""
-        self.stage.on_forward = self._take_time
+        self.executor.on_forward = self._take_time
         self.core.step()
-        return sorted(self.stage.shares[-1])
+        return sorted(self.executor.shares[-1])
 
     def _take_time(self) -> None:
         self.now_ms += self.forward_ms

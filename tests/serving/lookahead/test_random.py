@@ -10,9 +10,9 @@ import pytest
 from outrider.recording import ItemRecord
 from outrider.serving.engine_core import EngineCore
 from outrider.telemetry.tracing.service_spans import item_spans
-from outrider_target import flight
-from tests.serving.ahead.coordinating import KINDS, Coordinator, core_of
-from tests.serving.ahead.device import Drawing, Foreseeing, Runner, begin_drawing
+from outrider_target import scoring_forward
+from tests.serving.lookahead.coordinating import KINDS, Coordinator, core_of
+from tests.serving.lookahead.device import CountingExecutor, Drawing, Runner, begin_drawing
 
 Core = EngineCore[Any, Any, Any, Any]
 NUM_ROUNDS, ROUNDS_OF_A_KIND = 600, 30
@@ -54,14 +54,7 @@ def _step(core: Core, links: dict[int, Coordinator]) -> None:
 
 
 def _is_empty(core: Core) -> bool:
-    return not any(
-        (
-            core._request_queue._due,
-            core._request_queue._found,
-            core._output_processor.has_any,
-            core._scheduler.under_way,
-        )
-    )
+    return core._scheduler.queue.is_empty and not core._outputs.is_ready and not core._in_flight
 
 
 def _settle(core: Core, links: dict[int, Coordinator]) -> None:
@@ -75,11 +68,11 @@ def _settle(core: Core, links: dict[int, Coordinator]) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight, "begin_scoring", begin_drawing)
+    monkeypatch.setattr(scoring_forward, "begin_scoring", begin_drawing)
     choose = Drawing.choose = random.Random(seed)
     runner = Runner(NUM_PAGES)
-    scorer = Foreseeing(runner)  # type: ignore[arg-type]
-    core = core_of(scorer, computes_ahead=True)
+    executor = CountingExecutor(runner)  # type: ignore[arg-type]
+    core = core_of(executor, lookahead=True)
     core.recorder = spans = _Spans()
     links = {i: Coordinator(core, i, choose) for i in range(2)}
     num_checked = 0
@@ -104,14 +97,13 @@ def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int, monkeypa
         num_checked += link.num_checked
         link.release_all()
     _settle(core, links)
-    lookahead_policy, activity = core._ahead.lookahead_policy, core.activity
+    lookahead, stats = core._scheduler.lookahead, core.stats
     assert _is_empty(core)
-    assert not lookahead_policy._speculating
-    assert not lookahead_policy._plain_steps
+    assert lookahead.is_idle
     assert core.num_sessions == runner.sequences.pool.num_used == 0
-    assert activity.num_foreseen_used + activity.num_foreseen_unused == scorer.num_foreseen + scorer.num_followed
+    assert stats.num_lookahead_used + stats.num_lookahead_unused == executor.num_prepared + executor.num_queued
     assert num_checked > NUM_ROUNDS / 2
-    assert core.activity.num_preempted
+    assert core.stats.num_preempted
     assert len(spans.seen) > NUM_ROUNDS / 2
     spans.check_nothing_was_noted_after_an_end()
-    assert min(activity.num_foreseen_used, activity.num_foreseen_unused, scorer.num_followed) > 20
+    assert min(stats.num_lookahead_used, stats.num_lookahead_unused, executor.num_queued) > 20

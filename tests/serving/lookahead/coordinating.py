@@ -17,9 +17,10 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.ports import Open, Preempted, Refused, Release, Score, Scores, SessionFailed
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session_table import Limits, SessionTable
+from outrider.serving.token_budget import TokenBudget
 from outrider.types import AcceptanceMethod, SamplingParams, Support
-from outrider_target.scorer import Scorer, next_token
-from tests.serving.ahead.device import MAX_LENGTH, PAGE_SIZE, VOCAB_SIZE, Runner
+from outrider_target.executor import TargetExecutor, next_token
+from tests.serving.lookahead.device import MAX_LENGTH, PAGE_SIZE, VOCAB_SIZE, Runner
 from tests.support.core_driver import Driver, open_session, score_item
 
 REJECTION, COUPLED, TYPICAL = AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED, AcceptanceMethod.TYPICAL
@@ -41,9 +42,9 @@ _BATCH = 12
 """Tokens: prompts come in chunks."""
 
 
-def core_of(scorer: Scorer, *, computes_ahead: bool) -> EngineCore[Any, Any, Any, Any]:
-    session_table = SessionTable(scorer._runner.sequences, Limits(VOCAB_SIZE, MAX_LENGTH, trims=False))
-    return EngineCore(session_table, scorer, ahead=scorer if computes_ahead else None, max_batched_tokens=_BATCH)
+def core_of(executor: TargetExecutor, *, lookahead: bool) -> EngineCore[Any, Any, Any, Any]:
+    sessions = SessionTable(executor._runner.sequences, Limits(VOCAB_SIZE, MAX_LENGTH, trims=False))
+    return EngineCore(sessions, executor, TokenBudget(_BATCH), lookahead=lookahead)
 
 
 @dataclass(frozen=True)
@@ -206,12 +207,12 @@ def reference(opened: Open, asked: Asked) -> Any:
     """The answer to the same question, asked of a target that does nothing else."""
     text, item = asked.text, asked.item
     runner = Runner(MAX_LENGTH // PAGE_SIZE)
-    driver = Driver(core_of(Scorer(runner), computes_ahead=False))  # type: ignore[arg-type]
+    driver = Driver(core_of(TargetExecutor(runner), lookahead=False))  # type: ignore[arg-type]
     driver.send(opened)
-    session = driver.core.session_table.get(driver.link_id, item.session)
+    session = driver.core.sessions.get(driver.link_id, item.session)
     assert session is not None
     if item.base_length:
-        runner.forward([ForwardRow(session.text, text[: item.base_length], 0)])
+        runner.forward([ForwardRow(session.sequence, text[: item.base_length], 0)])
     return driver.one(item)
 
 

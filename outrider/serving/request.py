@@ -1,0 +1,240 @@
+"""Requests: items between their arrival and their answer, the queue they stand in, and the batches that serve them.
+
+Owns a request's status and where its time went. Knows nothing of who is served when: that is the scheduler's.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeAlias
+
+from outrider.ports import ItemTiming
+from outrider.recording import ItemRecord, PassRecord
+from outrider.serving.executor import CommonEvent, EventT, InFlightForward, ItemT, JobT, QueuedForward
+from outrider.serving.session_table import Session, SessionKey
+from outrider.serving.token_budget import is_running
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    """In the queue; no forward has served it."""
+    PREFILLING = "prefilling"
+    """In the queue again: some of its tokens were computed, the others take more forwards."""
+    RUNNING = "running"
+    """In a batch that was started and has not ended: its session's sequence may not be cut."""
+    PREPARED = "prepared"
+    """Computed before it was asked for; the answer is held until its item comes."""
+    FINISHED = "finished"
+    """Answered."""
+    ABORTED = "aborted"
+    """Given up without an answer."""
+
+
+@dataclass(slots=True, eq=False)
+class Request(Generic[ItemT, JobT, EventT]):
+    """One item of a session, asked for or prepared."""
+
+    session: Session[Any]
+    item: ItemT
+    job: JobT
+    arrived_ns: int
+    is_asked: bool = True
+    """False while it is computed under a ``Prepare`` and its item has not come."""
+    record: ItemRecord | None = None
+    """None when it is not traced."""
+    status: RequestStatus = RequestStatus.WAITING
+    superseded_by: tuple[ItemT, int] | None = None
+    """What its session has asked for instead while it was running, and when that arrived."""
+    answer: EventT | CommonEvent | None = None
+    """None until it is finished or prepared."""
+    touched_ns: int = field(init=False)
+    """Its arrival, or the end of the last forward that served it."""
+    queue_ns: int | None = None
+    """None until a forward has served it."""
+    forward_ns: int = 0
+    sample_ns: int = 0
+    wait_ns: int = 0
+    batch_size: int = 0
+    """Of the last forward that served it."""
+    num_tokens: int = 0
+    """Of the last forward that served it."""
+
+    def __post_init__(self) -> None:
+        self.touched_ns = self.arrived_ns
+
+    def ask(self, item: ItemT, arrived_ns: int, record: ItemRecord | None) -> None:
+        """The item that this was prepared for has come: its time begins now, whatever was done before."""
+        self.item, self.is_asked, self.record = item, True, record
+        self.arrived_ns = self.touched_ns = arrived_ns
+        self.queue_ns, self.forward_ns, self.sample_ns, self.wait_ns = None, 0, 0, 0
+
+    def finish(self, answer: EventT | CommonEvent) -> None:
+        """Take the answer, which names the item that was asked even where it was computed for the prepared one."""
+        self.status, self.answer = RequestStatus.FINISHED, answer
+        if answer.generation != self.item.generation:
+            self.answer = replace(answer, generation=self.item.generation)  # type: ignore[type-var]
+
+    def note_forward(self, done: PassRecord) -> None:
+        """A forward served it. Each stage lies between two readings of the clock; none is what the others leave.
+
+        The item of a prepared step may have come while the forward ran: only what was left of it then is its time.
+        """
+        started = max(done.started_ns, self.touched_ns)
+        computed = max(done.computed_ns, started)
+        idle = started - self.touched_ns
+        if self.queue_ns is None:
+            self.queue_ns = idle
+        else:
+            self.wait_ns += idle
+        self.forward_ns += computed - started
+        self.sample_ns += done.ended_ns - computed
+        self.touched_ns = done.ended_ns
+        self.batch_size, self.num_tokens = done.batch_size, done.num_tokens
+        if self.record is not None:
+            _record_forward(self.record, done, started, computed)
+
+    def timing(self, now_ns: int) -> ItemTiming:
+        """Where its time went, if it is answered now."""
+        return ItemTiming(
+            queue_ns=self.queue_ns or 0,
+            forward_ns=self.forward_ns,
+            sample_ns=self.sample_ns,
+            wait_ns=self.wait_ns + now_ns - self.touched_ns,
+            total_ns=now_ns - self.arrived_ns,
+        )
+
+
+AnyRequest: TypeAlias = Request[Any, Any, Any]
+
+
+def _record_forward(record: ItemRecord, done: PassRecord, started_ns: int, computed_ns: int) -> None:
+    if started_ns == done.started_ns:
+        done.items.append(record)
+        record.passes.append(done)
+    else:
+        share = PassRecord(
+            started_ns, computed_ns, done.ended_ns, done.batch_size, done.num_tokens, done.used_graph, [record]
+        )
+        record.passes.append(share)
+
+
+class RequestQueue:
+    """Requests of all sessions. A session has at most one that is to be computed, and before it a few prepared ones."""
+
+    def __init__(self) -> None:
+        self._due: dict[SessionKey, AnyRequest] = {}
+        self._prepared: dict[SessionKey, deque[AnyRequest]] = {}
+
+    @property
+    def due(self) -> Collection[AnyRequest]:
+        """Requests that wait or run, in the order in which they were last served, longest ago first."""
+        return self._due.values()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is due and nothing held."""
+        return not self._due and not self._prepared
+
+    def put(self, request: AnyRequest) -> None:
+        """Append a request that is to be computed."""
+        self._due[request.session.key] = request
+
+    def remove(self, request: AnyRequest) -> None:
+        """Take a request that is due out of the queue."""
+        del self._due[request.session.key]
+
+    def due_of(self, key: SessionKey) -> AnyRequest | None:
+        """The request of a session that is to be computed."""
+        return self._due.get(key)
+
+    def hold(self, request: AnyRequest) -> None:
+        """Keep a prepared request, after all others of its session."""
+        request.status = RequestStatus.PREPARED
+        self._prepared.setdefault(request.session.key, deque()).append(request)
+
+    def pop_prepared(self, key: SessionKey) -> None:
+        """Remove the oldest prepared request of a session; ``KeyError`` where there is none."""
+        prepared = self._prepared[key]
+        prepared.popleft()
+        if not prepared:
+            del self._prepared[key]
+
+    def last_prepared(self, key: SessionKey) -> AnyRequest | None:
+        """The newest prepared request of a session."""
+        prepared = self._prepared.get(key)
+        return prepared[-1] if prepared else None
+
+    def first(self, key: SessionKey) -> AnyRequest | None:
+        """The oldest request of a session: what it has asked for, or will ask for next."""
+        prepared = self._prepared.get(key)
+        return prepared[0] if prepared else self._due.get(key)
+
+    def num_unasked(self, key: SessionKey) -> int:
+        """Requests of a session that are computed or to be computed, and not asked for."""
+        due = self._due.get(key)
+        return len(self._prepared.get(key, ())) + (due is not None and not due.is_asked)
+
+    def abort(self, key: SessionKey) -> list[AnyRequest]:
+        """Give up all requests of a session; returns them."""
+        aborted = list(self._prepared.pop(key, ()))
+        due = self._due.pop(key, None)
+        if due is not None:
+            aborted.append(due)
+        for request in aborted:
+            request.status, request.superseded_by = RequestStatus.ABORTED, None
+        return aborted
+
+    def keys_of(self, link_id: int) -> list[SessionKey]:
+        """Sessions of a link that have requests."""
+        return [key for key in dict.fromkeys((*self._due, *self._prepared)) if key[0] == link_id]
+
+
+ScheduledTokens: TypeAlias = list[tuple[AnyRequest, int]]
+"""Requests that share a forward, each with its tokens in it."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One forward: the requests that share it, and their tokens.
+
+    A batch may be queued behind another, as one more plain step of the requests of that one: its tokens are known to
+    the device alone, and its requests once the batch before has ended.
+    """
+
+    scheduled: ScheduledTokens
+    started_ns: int
+    after: Batch | None = None
+    """The batch that it is queued behind, until that one has ended."""
+    may_be_followed: bool = True
+    """Something has happened since it was last tried to queue a batch behind it."""
+    num_running: int = 0
+    """Requests of sessions that run, rather than have a prompt taken in."""
+    num_prefill_tokens: int = 0
+    forward: InFlightForward[Any] = field(init=False)
+    """Set when it is started."""
+    queued: QueuedForward[Any, Any] = field(init=False)
+    """Set when it is started behind another: that forward, with its jobs."""
+
+    @property
+    def requests(self) -> list[AnyRequest]:
+        """The requests that it serves."""
+        return [request for request, _ in self.scheduled]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all requests."""
+        return sum(num_tokens for _, num_tokens in self.scheduled)
+
+    def run(self, scheduled: ScheduledTokens, started_ns: int) -> None:
+        """The batch is what the device computes now, and these are its requests."""
+        self.scheduled, self.started_ns, self.after = scheduled, started_ns, None
+        prefills = [num_tokens for request, num_tokens in scheduled if not is_running(request.job)]
+        self.num_running, self.num_prefill_tokens = len(scheduled) - len(prefills), sum(prefills)
+        for request, _ in scheduled:
+            if request.status is not RequestStatus.ABORTED:
+                request.status = RequestStatus.RUNNING

@@ -1,0 +1,145 @@
+"""Executor of the target: scores committed and drafted tokens with the large model.
+
+Owns which tokens an item stands for, and which plain step follows an answer. The forward and the reading of its logits
+are in ``outrider_target.scoring_forward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.errors import IntegrityError
+from outrider.kv_cache import KVSequence
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.ports import Score, Scores
+from outrider.sampling.session import SessionSampling
+from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
+from outrider.serving.session_table import Session
+from outrider.types import ScoreForm, SparseScores, TokenScores, TypicalScores
+from outrider_target.jobs import ScoreJob, check_score
+from outrider_target.scoring_forward import ScoringForward
+
+TargetSession = Session[KVSequence]
+
+
+class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
+    """Scores with one model. On a GPU forwards are asynchronous, and plain steps may be queued behind each other."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+
+    @property
+    def num_pages_free(self) -> int:
+        """KV pages that are free."""
+        return self._runner.sequences.pool.num_free
+
+    def num_pages_needed(self, job: ScoreJob, num_tokens: int) -> int:
+        """Free KV pages for so many of the job's tokens."""
+        return self._runner.sequences.pages_needed(job.sequence, num_tokens)
+
+    def check(self, session: TargetSession, item: Score) -> Scores | None:
+        """Raise ``InvalidRequestError`` for an item that cannot be served; none is answered without a forward."""
+        check_score(session.open, item, vocab_size=self._runner.config.vocab_size)
+        return None
+
+    def begin(self, session: TargetSession, item: Score) -> ScoreJob:
+        """The item's tokens, less what was cached of them. The last one kept comes first if a prompt token's logprob
+        has to be read after it.
+        """
+        token_ids = item.token_ids[session.sequence.length - item.base_length :] + item.draft_token_ids
+        base = item.base_length + len(item.token_ids)
+        if session.open.num_prompt_logprobs is not None and 0 < item.base_length < session.open.prompt_length:
+            token_ids = (session.sequence.token_ids[-1], *token_ids)
+            self._runner.sequences.truncate(session.sequence, item.base_length - 1)
+        return ScoreJob(_sampling_of(session), item, session.sequence, token_ids, base)
+
+    def execute(self, batch: Sequence[tuple[ScoreJob, int]]) -> ExecutorOutput[Scores]:
+        """One forward over so many tokens of each job; jobs whose last tokens were among them are answered."""
+        return self.start(batch).finish()
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a forward goes on by itself once it was started; a CPU does all of it at once."""
+        return self._runner.device.type == "cuda"
+
+    def start(self, batch: Sequence[tuple[ScoreJob, int]]) -> ScoringForward:
+        """``execute`` in two halves."""
+        return ScoringForward(self._runner, batch)
+
+    def next_step(self, session: TargetSession, answer: Scores) -> Score | None:
+        """The next plain step, where the answer says by itself which token comes next and does not end the session."""
+        return self._plain_step(session, answer) if session.sequence.length == answer.base_length else None
+
+    def _plain_step(self, session: TargetSession, answer: Scores) -> Score | None:
+        token_id, base = next_token(answer.form), answer.base_length
+        opened = session.open
+        if token_id is None or token_id in opened.eos_token_ids:
+            return None
+        if base + 1 >= opened.max_length:  # the token after it is the last, and what follows that is not asked for
+            return None
+        prefix_hash = self._runner.sequences.prefix_hash(session.sequence, base)
+        return Score(answer.session, answer.generation, base, prefix_hash, (token_id,))
+
+    def queue_next(self, forward: InFlightForward[Scores]) -> QueuedForward[ScoreJob, Scores] | None:
+        """The forward over the tokens that ``forward`` will have drawn, started before it has ended."""
+        if not isinstance(forward, ScoringForward) or not self._has_room_after(forward):
+            return None
+        if (queued := forward.queue_next()) is None:
+            return None
+        return QueuedForward(queued, queued.jobs, queued.places)
+
+    def _has_room_after(self, forward: ScoringForward) -> bool:
+        """Whether every session of a forward may take one more token; none is preempted for what was not asked for."""
+        manager = self._runner.sequences
+        return sum(manager.pages_needed(job.sequence, 1) for job in forward.jobs) <= manager.pool.num_free
+
+    def confirm(
+        self, queued: QueuedForward[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores
+    ) -> Score | None:
+        """The item that row ``index`` of ``queued`` turns out to be; None: its token is not what follows the answer,
+        and is taken back.
+        """
+        forward, base = queued.forward, answer.base_length
+        if not isinstance(forward, ScoringForward):
+            raise IntegrityError("a forward of another executor")
+        item = self._plain_step(session, answer)
+        if item is None or item.token_ids[0] != forward.fed_token(index):
+            self._runner.sequences.truncate(session.sequence, base)
+            return None
+        # Its KV is where the forward has put it.
+        self._runner.sequences.amend(session.sequence, base, item.token_ids)
+        job = queued.jobs[index]
+        job.score, job.token_ids = item, item.token_ids
+        return item
+
+    def matches(self, item: Score, prepared: Score) -> bool:
+        """Whether an item asks for just the plain step that was prepared."""
+        return (
+            item.token_ids == prepared.token_ids
+            and item.base_length == prepared.base_length
+            and item.prefix_hash == prepared.prefix_hash
+            and not item.draft_token_ids
+            and item.support is None
+        )
+
+
+def _sampling_of(session: TargetSession) -> SessionSampling:
+    """The session's sampling state, made at its first item."""
+    state = session.executor_state
+    if not isinstance(state, SessionSampling):
+        state = session.executor_state = SessionSampling(session.open)
+    return state
+
+
+def next_token(form: ScoreForm) -> int | None:
+    """The token that follows a step without drafts under every rule that draws it in the target; None: it is drawn in
+    the coordinator, or there are drafts to judge.
+    """
+    match form:
+        case TokenScores(token_ids=(token_id,)):
+            return token_id
+        case SparseScores(outside_token_ids=ids) if len(ids) == 1 and ids[0] >= 0:
+            return int(ids[0])
+        case TypicalScores(bonus_token_id=token_id, entropies=entropies) if not len(entropies):
+            return token_id
+    return None

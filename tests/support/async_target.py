@@ -1,0 +1,36 @@
+"""A target whose forwards are in flight while commands come, on a CPU too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.ports import Scores
+from outrider.serving.engine_core import EngineCore
+from outrider.serving.executor import InFlightForward, QueuedForward
+from outrider.serving.session_table import Limits, SessionTable
+from outrider.serving.token_budget import TokenBudget
+from outrider_target.executor import TargetExecutor
+from outrider_target.jobs import ScoreJob
+from outrider_target.service import TargetCore
+
+
+class AsyncTargetExecutor(TargetExecutor):
+    """Queues forwards behind each other; counts the items of those that were queued."""
+
+    num_queued = 0
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return True
+
+    def queue_next(self, forward: InFlightForward[Scores]) -> QueuedForward[ScoreJob, Scores] | None:
+        queued = super().queue_next(forward)
+        self.num_queued += len(queued.jobs) if queued is not None else 0
+        return queued
+
+
+def lookahead_core(executor: AsyncTargetExecutor, **budget: Any) -> TargetCore:
+    """A core that computes ahead with it."""
+    runner = executor._runner
+    limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
+    return EngineCore(SessionTable(runner.sequences, limits), executor, TokenBudget(**budget), lookahead=True)
