@@ -28,6 +28,10 @@ REQUEST_SECONDS = (
 """Bounds for times of a whole request."""
 AMOUNTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
 """Bounds for sequences and tokens."""
+LENGTHS = (
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6,
+)  # fmt: skip
+"""Bounds for lengths of prompts and outputs, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)

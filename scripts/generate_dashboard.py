@@ -1,4 +1,4 @@
-"""Makes k8s/outrider/files/dashboard.json for Grafana; with --check only says whether it is up to date."""
+"""Generator of k8s/outrider/files/dashboard.json for Grafana; with --check it only compares."""
 
 from __future__ import annotations
 
@@ -65,29 +65,28 @@ def one(expression: str, legend: str) -> tuple[tuple[str, str], ...]:
 
 ACCEPTED, DRAFTED = rate(f"{_SPEC}accepted_tokens_total"), rate(f"{_SPEC}draft_tokens_total")
 DRAFTS, STEPS = rate(f"{_SPEC}drafts_total"), rate("outrider_steps_total")
-PAGES_USED = metric("outrider_kv_pages_used")
 EMITTED = rate(f"{_SPEC}emitted_tokens_total")
 
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Speculation": (
         Panel(
-            "Acceptance",
-            "Accepted by judged tokens; vLLM's rate is by drafted ones.",
+            "Acceptance rate",
+            "Accepted tokens, divided by draft tokens. Judged acceptance: divided by the tokens that were judged.",
             "percentunit",
             (
-                (f"{ACCEPTED} / ({rate(f'{_SPEC}judged_tokens_total')} > 0)", "acceptance"),
                 (f"{ACCEPTED} / ({DRAFTED} > 0)", "acceptance rate"),
+                (f"{ACCEPTED} / ({rate(f'{_SPEC}judged_tokens_total')} > 0)", "judged acceptance"),
             ),
         ),
         Panel(
             "Mean acceptance length",
-            "Tokens gained by a step with a draft, the target's own included; beside it, tokens drafted for it.",
+            "Tokens gained in a step with a proposal, the target's own token included; and the tokens proposed in it.",
             "short",
-            ((f"1 + {ACCEPTED} / ({DRAFTS} > 0)", "gained"), (f"{DRAFTED} / ({DRAFTS} > 0)", "drafted")),
+            ((f"1 + {ACCEPTED} / ({DRAFTS} > 0)", "gained"), (f"{DRAFTED} / ({DRAFTS} > 0)", "proposed")),
         ),
         Panel(
             "Accepted by position",
-            "Share of steps with a draft in which the token at this place was kept.",
+            "Share of steps with a proposal in which the token at this position was accepted.",
             "percentunit",
             one(
                 f"{rate(f'{_SPEC}accepted_tokens_per_pos_total', 'position')} / on () group_left () ({DRAFTS} > 0)",
@@ -95,14 +94,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
-            "Steps without a draft",
-            "Steps a second, by why.",
+            "Steps without a proposal",
+            "Steps a second, by reason.",
             "short",
             each("outrider_steps_without_draft_total", "reason"),
         ),
         Panel(
             "Draft length",
-            "What running sessions are given now; probes and changes between plain and speculative decoding a second.",
+            "Mean over running sessions; probes, and changes between plain and speculative decoding, a second.",
             "short",
             (
                 (f"avg({metric('outrider_draft_length')})", "draft length"),
@@ -112,23 +111,23 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Expected throughput",
-            "Tokens a second by which the draft length is chosen.",
+            "Tokens a second expected without and with speculation, by which the draft length is chosen.",
             "short",
             one(f"sum by (mode) ({metric('outrider_expected_tokens_per_second')})", "{{mode}}"),
         ),
         Panel(
             "Tokens",
-            "A second: drafted, accepted, given to users.",
+            "A second: proposed, accepted, sent to users.",
             "short",
-            ((DRAFTED, "drafted"), (ACCEPTED, "accepted"), (EMITTED, "emitted")),
+            ((DRAFTED, "proposed"), (ACCEPTED, "accepted"), (EMITTED, "sent")),
         ),
         Panel(
-            "Efficiency",
-            "Tokens given to users, by positions scored; share of steps with a draft.",
+            "System efficiency",
+            "Tokens gained in steps with a proposal, divided by what full acceptance would gain; share of such steps.",
             "percentunit",
             (
-                (f"{EMITTED} / ({STEPS} + {DRAFTED} > 0)", "efficiency"),
-                (f"{DRAFTS} / ({STEPS} > 0)", "steps with a draft"),
+                (f"({ACCEPTED} + {DRAFTS}) / ({DRAFTED} + {DRAFTS} > 0)", "system efficiency"),
+                (f"{DRAFTS} / ({STEPS} > 0)", "steps with a proposal"),
             ),
         ),
     ),
@@ -136,7 +135,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Time to first token", "", "s", quantiles("outrider_time_to_first_token_seconds")),
         Panel(
             "Inter-token latency",
-            "Between two messages of one request.",
+            "Between two messages with output of a request.",
             "s",
             quantiles("outrider_inter_token_latency_seconds"),
         ),
@@ -146,18 +145,18 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "s",
             quantiles("outrider_request_time_per_output_token_seconds"),
         ),
-        Panel("Whole requests", "From arrival to end.", "s", quantiles("outrider_e2e_request_latency_seconds")),
-        Panel("In the queue", "Until a request runs.", "s", quantiles("outrider_request_queue_time_seconds")),
+        Panel("Requests, end to end", "From arrival to end.", "s", quantiles("outrider_e2e_request_latency_seconds")),
+        Panel("Queue time", "Waiting for a turn or KV pages.", "s", quantiles("outrider_request_queue_time_seconds")),
         Panel(
             "Stages of a step, mean",
-            "As the coordinator sees them; wire is what of each wait was not the service's own time.",
+            "Measured by the coordinator; wire is the part of each wait that was not the service's own time.",
             "s",
             means("outrider_step_stage_seconds", "stage"),
         ),
         Panel("Stages of a step, p99", "", "s", quantiles("outrider_step_stage_seconds", by="stage", of=(0.99,))),
         Panel(
             "Stages in the services, mean",
-            "Per forward; queue per item.",
+            "Of a forward; queue: of an item.",
             "s",
             means("outrider_forward_stage_seconds", "role, stage"),
         ),
@@ -179,25 +178,33 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel("Requests ended", "A second, by outcome.", "reqps", each("outrider_requests_total", "outcome")),
-        Panel("Requests refused", "A second, by why.", "reqps", each("outrider_requests_refused_total", "reason")),
+        Panel("Requests refused", "A second, by reason.", "reqps", each("outrider_requests_refused_total", "reason")),
         Panel(
             "Tokens in and out",
             "A second.",
             "short",
             ((rate("outrider_prompt_tokens_total"), "prompt"), (EMITTED, "output")),
         ),
+        Panel("Prompt length", "In tokens.", "short", quantiles("outrider_request_prompt_tokens")),
+        Panel("Output length", "In tokens.", "short", quantiles("outrider_request_generation_tokens")),
         Panel(
-            "KV pages in use",
-            "Share of the pool.",
+            "KV cache usage",
+            "Share of the pages that sessions hold; of a coordinator, in its targets.",
             "percentunit",
-            one(
-                f"{PAGES_USED} / ({PAGES_USED} + {metric('outrider_kv_pages_free')})",
-                "{{role}} {{instance}}",
+            one(metric("outrider_kv_cache_usage_perc"), "{{role}} {{instance}}"),
+        ),
+        Panel(
+            "KV pages",
+            "Held by sessions, and free.",
+            "short",
+            (
+                (f"sum by (role) ({metric('outrider_kv_pages_used')})", "{{role}} used"),
+                (f"sum by (role) ({metric('outrider_kv_pages_free')})", "{{role}} free"),
             ),
         ),
         Panel(
-            "Prompt tokens found in the prefix cache",
-            "Share of those that were looked for.",
+            "Prefix cache hit rate",
+            "Share of the tokens looked up that were found.",
             "percentunit",
             (
                 (
@@ -216,14 +223,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Recovery": (
         Panel(
             "Services attached",
-            "Replicas each coordinator holds a link to.",
+            "Replicas that each coordinator is attached to.",
             "short",
             one(metric("outrider_replicas_attached"), "{{side}} of {{instance}}"),
         ),
         Panel("Sessions rebuilt", "A second, by side.", "short", each("outrider_sessions_rebuilt_total", "side")),
         Panel("Requests resumed", "A second.", "short", ((rate("outrider_requests_resumed_total"), "resumed"),)),
         Panel(
-            "Late and broken drafts",
+            "Late and bad proposals",
             "A second.",
             "short",
             (
@@ -244,13 +251,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Items computed before they came",
-            "A second, of sessions without drafts. Unused: the session ended, or asked for something else.",
+            "A second, of sessions without drafts. Unused: the session ended or needed something else.",
             "short",
             each("outrider_foreseen_items_total", "outcome"),
         ),
         Panel(
             "Failures",
-            "A second, by error: of requests, and of sessions in a service.",
+            "A second, by error: requests, and sessions in a service.",
             "short",
             (
                 (rate("outrider_requests_failed_total", "error"), "request {{error}}"),
@@ -259,7 +266,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Restarts and builds",
-            "Changes of the process' start in the last hour, by what runs.",
+            "Restarts of each process in the last hour.",
             "short",
             one(
                 f"changes({metric('process_start_time_seconds')}[1h])"
@@ -269,7 +276,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Loading",
-            "How long the latest start took.",
+            "Time that the last start took.",
             "s",
             (
                 (metric("outrider_model_load_seconds"), "{{role}} {{instance}}"),

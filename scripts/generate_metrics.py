@@ -1,11 +1,12 @@
-"""Makes docs/metrics.md from the catalogue of metrics; with --check only says whether it is up to date."""
+"""Generator of docs/metrics.md from the catalogue of metrics; with --check it only compares."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from outrider.telemetry.metrics.catalogue import SECTIONS, MetricSpec
+from outrider.telemetry.metrics.catalogue import SECTIONS, Kind, MetricSpec, find
+from outrider.telemetry.metrics.vllm_names import VLLM_NAMES
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 
@@ -14,19 +15,31 @@ HEAD = """\
 
 <!-- Made by scripts/generate_metrics.py from outrider/telemetry/metrics/catalogue.py; then `make docs`. -->
 
-Each of the three processes gives metrics to Prometheus over HTTP, at `/metrics` of its `metrics_port`
-([configuration](configuration.md)). Without a port none are served and nothing of it is imported, which is the
-default: a process opens no second port unasked. `outrider serve --metrics-port 9464` gives the coordinator 9464, the
-target 9465 and the draft 9466. `pip install 'outrider[telemetry]'` brings the library for it.
+Coordinator, target and draft serve metrics for Prometheus over HTTP, at `/metrics` of their `metrics_port`
+([configuration](configuration.md)). The default is no port: nothing is served, and the library is not imported.
+`outrider serve --metrics-port 9464` gives the coordinator port 9464, the target 9465 and the draft 9466. The library
+comes with the extra `telemetry`. Each process also serves `process_*` and `python_*`, the metrics of the Prometheus
+client.
 
-Names after the prefix are vLLM's where vLLM has the metric. Counting costs a few additions to plain numbers; the form
-that Prometheus reads is made when it asks. Where nothing was drafted, shares are no data rather than 0: every divisor
-has to be above 0. A quantile of nothing is NaN, which Grafana leaves out and which fires no alert. Besides these, each
-process gives `process_*` and `python_*`, the metrics of the Prometheus client.
+Figures are kept as plain numbers and turned into Prometheus' form when it scrapes. Every divisor in the expressions
+below is above 0, so that a share of nothing is no data rather than 0. A quantile of nothing is NaN, which Grafana
+leaves out and which fires no alert.
 
-`k8s/outrider/files/dashboard.json` is a dashboard for Grafana and `k8s/outrider/files/alerts.yaml` are alert rules;
-what to do when one fires is in [operations](operations.md). `$__rate_interval` in the expressions below is Grafana's;
-write `5m` or the like elsewhere.
+`k8s/outrider/files/dashboard.json` is a dashboard for Grafana, and `k8s/outrider/files/alerts.yaml` has alert rules;
+[operations](operations.md) says what to do when one fires. `$__rate_interval` in the expressions is Grafana's; write
+`5m` elsewhere.
+"""
+
+VLLM = """
+## vLLM's names
+
+With `vllm_metric_names`, coordinators and targets serve the metrics of this table under vLLM's names as well, with the
+labels `model_name` and `engine`: for inference gateways, autoscaling recipes and dashboards that were made for vLLM.
+Only metrics with the same meaning are in it. The bounds of histograms differ from vLLM's. A draft serves none, since
+sums over all processes would count it as a second model.
+
+| vLLM's name | of | this page's name |
+|---|---|---|
 """
 
 
@@ -44,7 +57,16 @@ def main() -> int:
 
 def render() -> str:
     """The page."""
-    return HEAD + "".join(section_text(title, specs) for title, specs in SECTIONS.items())
+    return HEAD + "".join(section_text(title, specs) for title, specs in SECTIONS.items()) + VLLM + vllm_table()
+
+
+def vllm_table() -> str:
+    """Rows of vLLM's names."""
+    return "".join(
+        f"| `{vllm.name}{'_total' * (find(name).kind is Kind.COUNTER)}` | {role} | `{name}` |\n"
+        for role, names in VLLM_NAMES.items()
+        for name, vllm in names.items()
+    )
 
 
 def section_text(title: str, specs: tuple[MetricSpec, ...]) -> str:

@@ -87,7 +87,7 @@ class Coordinator:
             is_controlled=settings.draft_length is DraftLengthMode.AUTO,
         )
         self._request_manager = RequestManager(
-            self._policy, max_running=settings.max_running_requests, max_queue=settings.max_queue
+            self._policy, max_running_per_target=settings.max_running_requests, max_queue=settings.max_queue
         )
         self._driver = Driver(
             _source(target),
@@ -177,6 +177,7 @@ class Coordinator:
             num_waiting=self._request_manager.num_waiting,
             num_finished=endings.num_finished,
             num_cancelled=endings.num_cancelled,
+            num_expired=endings.num_expired,
             num_failed=endings.num_failed,
             num_refused=endings.num_refused,
             spec_stats=endings.spec_stats,

@@ -138,6 +138,9 @@ _METRICS_PORT: Port | None = Field(
 _METRICS_HOST: Text | None = Field(
     None, description="Address that metrics_port listens on; unset: host, or 127.0.0.1 where that is a socket file."
 )
+_VLLM_METRIC_NAMES: bool = Field(
+    False, description="Serve metrics under vLLM's names too, where the meaning is the same (docs/metrics.md)."
+)
 _LOG_INTERVAL_S: Seconds = Field(
     5.0, description="How often a busy process logs how fast it goes and where the time goes; 0: never."
 )
@@ -202,6 +205,7 @@ class TargetSettings(Section):
     drain_grace_s: Seconds = _DRAIN_GRACE_S
     metrics_port: Port | None = _METRICS_PORT
     metrics_host: Text | None = _METRICS_HOST
+    vllm_metric_names: bool = _VLLM_METRIC_NAMES
     trace_file: Text | None = _TRACE_FILE
     log_level: LogLevel = _LOG_LEVEL
     log_interval_s: Seconds = _LOG_INTERVAL_S
@@ -340,7 +344,9 @@ class CoordinatorSettings(Section):
         " sessions go on elsewhere. Connecting may take as long.",
     )
     target_timeout_s: PositiveSeconds = Field(60.0, description="How long requests wait for a lost target to be back.")
-    max_running_requests: Positive = Field(256, description="Requests that run at the same time.")
+    max_running_requests: Positive = Field(
+        256, description="Requests that run at the same time, for each target that is attached."
+    )
     max_queue: NonNegative = Field(256, description="Requests that may wait; past it they are refused.")
     num_awake_processors: NonNegative | None = Field(
         None,
@@ -390,6 +396,7 @@ class CoordinatorSettings(Section):
     drain_grace_s: Seconds = _DRAIN_GRACE_S
     metrics_port: Port | None = _METRICS_PORT
     metrics_host: Text | None = _METRICS_HOST
+    vllm_metric_names: bool = _VLLM_METRIC_NAMES
     max_traced_steps: NonNegative = Field(
         256, description="Steps of a traced request that get spans of their own; the rest are counted."
     )

@@ -87,6 +87,7 @@ class LocalPort(Generic[CommandT, EventT]):
             Reading("outrider_sessions_open", self._core.num_sessions),
             Reading("outrider_kv_pages_free", free),
             Reading("outrider_kv_pages_used", num_pages - free),
+            Reading("outrider_kv_cache_usage_perc", 1 - free / num_pages if num_pages else 0.0),
             Reading("outrider_graph_capture_seconds", self._capture_seconds),
             *self._prefix_cache_readings(),
         ]

@@ -1,6 +1,6 @@
-"""A line in the log every few seconds while a process is busy: how fast it goes and where the time goes.
+"""Statistics log: a line every few seconds while a process is busy, with its throughput and where the time goes.
 
-Owns the difference between two readings and what is said of it. Refuses to know who gives them.
+The line is made from the difference between two readings of the metrics.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ Fields = dict[str, object]
 
 
 class Window:
-    """What happened between two readings."""
+    """Differences between two readings."""
 
     def __init__(self, before: Iterable[Reading], after: Iterable[Reading], seconds: float) -> None:
         self._before, self._after = _by_key(before), _by_key(after)
         self._seconds = seconds
 
     def rose(self, name: str, **labels: str) -> float:
-        """By how much a counter rose, or how many observations a histogram got."""
+        """Increase of a counter, or of the number of a histogram's observations."""
         key = (name, tuple(labels.items()))
         return _number(self._after.get(key, 0.0)) - _number(self._before.get(key, 0.0))
 
     def rate(self, name: str, **labels: str) -> float:
-        """The same, in a second."""
+        """The same, a second."""
         return self.rose(name, **labels) / self._seconds
 
     def now(self, name: str, **labels: str) -> float:
-        """A gauge."""
+        """Value of a gauge at the second reading."""
         return _number(self._after.get((name, tuple(labels.items())), 0.0))
 
     def mean(self, name: str, **labels: str) -> float | None:
@@ -44,7 +44,7 @@ class Window:
         return (_total(self._after.get(key)) - _total(self._before.get(key))) / count if count else None
 
     def rises(self, name: str) -> dict[str, float]:
-        """By how much each of a counter's labels rose, those that did."""
+        """Increase of a counter for each value of its label, without those that did not increase."""
         keys = [key for key in self._after if key[0] == name and key[1]]
         risen = {key[1][0][1]: self.rose(name, **dict(key[1])) for key in keys}
         return {label: rise for label, rise in risen.items() if rise}
@@ -53,9 +53,9 @@ class Window:
 async def beat(
     interval_s: float, read: Callable[[], Iterable[Reading]], say: Callable[[Window], Fields | None]
 ) -> None:
-    """Log what ``say`` makes of every ``interval_s`` seconds, for ever; an interval of 0 is never.
+    """Log the fields that ``say`` makes of every ``interval_s`` seconds, for ever; never, with an interval of 0.
 
-    Nothing is logged where it makes nothing of them: the process was idle.
+    Nothing is logged where ``say`` returns None: the process was idle.
     """
     if not interval_s:
         return
@@ -70,7 +70,7 @@ async def beat(
 
 
 def coordinator_pulse(window: Window) -> Fields | None:
-    """What a coordinator says; None when it judged no step."""
+    """Fields of a coordinator's line; None when it judged no step."""
     prefix = "outrider_spec_decode_num_"
     if not window.rose("outrider_steps_total"):
         return None
@@ -81,10 +81,10 @@ def coordinator_pulse(window: Window) -> Fields | None:
         "steps_per_s": round(window.rate("outrider_steps_total"), 1),
     }
     fields["draft_length"] = round(window.now("outrider_draft_length"), 2)
-    judged, drafts = window.rose(f"{prefix}judged_tokens_total"), window.rose(f"{prefix}drafts_total")
+    draft_tokens, drafts = window.rose(f"{prefix}draft_tokens_total"), window.rose(f"{prefix}drafts_total")
     accepted = window.rose(f"{prefix}accepted_tokens_total")
-    if judged and drafts:
-        fields["acceptance"] = round(accepted / judged, 3)
+    if draft_tokens and drafts:
+        fields["acceptance_rate"] = round(accepted / draft_tokens, 3)
         fields["mean_acceptance_length"] = round(1 + accepted / drafts, 2)
     for stage in ("draft", "score", "accept", "wire"):
         _add_mean(fields, f"{stage}_ms", window.mean("outrider_step_stage_seconds", stage=stage))
@@ -95,7 +95,7 @@ def coordinator_pulse(window: Window) -> Fields | None:
 
 
 def service_pulse(window: Window) -> Fields | None:
-    """What a draft or a target says; None when it ran no forward."""
+    """Fields of a draft's or target's line; None when it ran no forward."""
     if not window.rose("outrider_forward_batch_size"):
         return None
     fields: Fields = {"forwards_per_s": round(window.rate("outrider_forward_batch_size"), 1)}

@@ -35,6 +35,19 @@ def test_without_a_queue_a_free_place_is_still_taken() -> None:
         books.submit("c")
 
 
+def test_a_higher_limit_lets_more_run_and_a_lower_one_ends_none() -> None:
+    books = admission(entries="abcd")
+    books.set_max_running(3)
+    assert books.next() == "c"
+    books.set_max_running(1)
+    assert books.running == ("a", "b", "c")
+    books.leave("a")
+    books.leave("b")
+    assert books.next() is None
+    books.leave("c")
+    assert books.next() == "d"
+
+
 def test_first_in_first_out() -> None:
     books = admission(entries="abcd")
     assert books.next() is None

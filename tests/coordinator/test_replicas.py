@@ -73,6 +73,30 @@ async def test_a_target_killed_under_load_loses_no_token(method: AcceptanceMetho
         await eventually(made.is_free)
 
 
+async def test_each_target_that_is_attached_lets_so_many_requests_run() -> None:
+    first, second = target(), target()
+    async with fleet(Found(first, second), max_running_requests=2) as made:
+        await eventually(lambda: made.is_attached(2))
+        first.faults.hold = second.faults.hold = True
+        streams = [made.stream(LONG) for _ in range(6)]
+        reading = [asyncio.create_task(stream.finish()) for stream in streams]
+        await eventually(lambda: made.coordinator.stats().num_running == 4)
+        assert made.coordinator.stats().num_waiting == 2
+        usage = {reading.name: reading.value for reading in made.coordinator.readings()}["outrider_kv_cache_usage_perc"]
+        assert isinstance(usage, float)
+        assert 0 <= usage < 1
+        kill(first)
+        await eventually(lambda: made.is_attached(1))
+        # Those that run go on, on the target that is left.
+        assert made.coordinator.stats().num_running == 4
+        second.faults.hold = False
+        second.release_held()
+        results = await asyncio.gather(*reading)
+        assert all(len(result.token_ids) == LONG.max_tokens for result in results)
+        assert max(result.timing.queue for result in results) > 0
+        await eventually(made.is_free)
+
+
 async def test_a_draft_killed_sends_its_sessions_to_the_other() -> None:
     expected = await own_tokens(LONG)
     first, second = draft(), draft()

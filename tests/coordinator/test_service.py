@@ -274,7 +274,12 @@ async def test_a_deadline_ends_a_running_and_a_waiting_request_and_frees() -> No
         with pytest.raises(DeadlineError):
             await running
         await eventually(made.is_free)
-        assert made.coordinator.stats().num_failed == 2
+        stats = made.coordinator.stats()
+        assert (stats.num_expired, stats.num_failed) == (2, 0), "a caller's deadline is no failure"
+        values = {(reading.name, reading.labels): reading.value for reading in made.coordinator.readings()}
+        assert values["outrider_requests_total", (("outcome", "deadline"),)] == 2
+        assert values["outrider_requests_total", (("outcome", "failed"),)] == 0
+        assert not any(value for (name, _), value in values.items() if name == "outrider_requests_failed_total")
 
 
 async def test_past_the_queue_requests_are_refused_and_those_that_wait_run_in_turn() -> None:
@@ -514,7 +519,7 @@ async def test_any_mix_of_endings_leaves_every_page_free() -> None:
         await eventually(made.is_free)
         stats = made.coordinator.stats()
         assert stats.num_running == stats.num_waiting == 0
-        assert stats.num_finished + stats.num_cancelled + stats.num_failed == 24
+        assert stats.num_finished + stats.num_cancelled + stats.num_expired + stats.num_failed == 24
 
 
 async def test_the_services_hear_of_a_step_before_users_do(monkeypatch: pytest.MonkeyPatch) -> None:

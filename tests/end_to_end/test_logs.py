@@ -54,7 +54,7 @@ async def test_how_a_request_ended_is_said_once(said: Entries) -> None:
         await stack.generate(prompt_token_ids=[1], max_tokens=1, temperature=0)
     entry, other = said("the request ended: length")
     check_named(entry)
-    assert (entry["prompt_tokens"], entry["completion_tokens"], entry["acceptance"]) == (3, 40, 1.0)
+    assert (entry["prompt_tokens"], entry["completion_tokens"], entry["acceptance_rate"]) == (3, 40, 1.0)
     assert 0 <= entry["queue_ms"] <= entry["first_token_ms"] <= entry["total_ms"]
     assert other["request_id"]
     assert "trace_id" not in other

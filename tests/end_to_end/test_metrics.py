@@ -43,7 +43,7 @@ def metered(tiny_pair: tuple[Path, Path]) -> Iterator[tuple[Command, int]]:
     """`outrider serve` with metrics, and the first of their three ports, whose neighbours are likely to be free."""
     first = free_port()
     target, draft = map(str, tiny_pair)
-    fixed = ("-k", "4", "--set", "coordinator.draft_length=fixed")
+    fixed = ("-k", "4", "--set", "coordinator.draft_length=fixed", "--set", "coordinator.vllm_metric_names=true")
     command = Command(target, "--draft-model", draft, "--metrics-port", str(first), *fixed)
     command.address()
     yield command, first
@@ -101,7 +101,9 @@ def test_requests_and_their_times_are_counted(scraped: dict[str, Scraped]) -> No
     value = scraped["coordinator"].value
     assert value("outrider_requests_total", outcome="length") == 2
     assert value("outrider_requests_refused_total", reason="invalid") == 1
-    assert value("outrider_prompt_tokens_total") == 6
+    assert value("outrider_prompt_tokens_total") == value("outrider_request_prompt_tokens_sum") == 6
+    assert value("outrider_request_generation_tokens_sum") == 80
+    assert value("outrider_request_generation_tokens_count") == 2
     assert value("outrider_replicas_attached", side="target") == value("outrider_replicas_attached", side="draft") == 1
     for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_time_per_output_token"):
         assert value(f"outrider_{name}_seconds_count") == 2
@@ -116,6 +118,19 @@ def test_requests_and_their_times_are_counted(scraped: dict[str, Scraped]) -> No
     assert 0 < stages <= whole
 
 
+def test_vllms_names_say_the_same_where_they_are_asked_for(scraped: dict[str, Scraped]) -> None:
+    value = scraped["coordinator"].value
+    model = next(iter(scraped["coordinator"].families["outrider_build_info"].samples)).labels["model"]
+    assert value("vllm:request_success_total", finished_reason="length", model_name=model, engine="0") == 2
+    assert value("vllm:generation_tokens_total") == 80
+    assert value("vllm:num_requests_waiting") == 0
+    assert 0 <= value("vllm:kv_cache_usage_perc") == value("outrider_kv_cache_usage_perc") < 1
+    assert value("vllm:time_to_first_token_seconds_count") == 2
+    drafted = value("vllm:spec_decode_num_draft_tokens_total")
+    assert drafted == value("outrider_spec_decode_num_draft_tokens_total") > 0
+    assert not any(name.startswith("vllm:") for role in ("target", "draft") for name in scraped[role].families)
+
+
 @pytest.mark.parametrize("role", ["draft", "target"])
 def test_services_count_their_forwards(scraped: dict[str, Scraped], role: str) -> None:
     value = scraped[role].value
@@ -125,4 +140,6 @@ def test_services_count_their_forwards(scraped: dict[str, Scraped], role: str) -
         assert value("outrider_forward_stage_seconds_count", stage=stage) == forwards
     assert value("outrider_sessions_opened_total") == 2
     assert value("outrider_model_load_seconds") > 0
-    assert value("outrider_kv_pages_free") > 0
+    used, free = value("outrider_kv_pages_used"), value("outrider_kv_pages_free")
+    assert free > 0
+    assert value("outrider_kv_cache_usage_perc", role=role) == pytest.approx(used / (used + free))

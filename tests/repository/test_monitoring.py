@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def check_expression(expression: str) -> None:
 def check_divisors(expression: str) -> None:
     """Nothing is divided by nothing: a divisor is above 0, or a sum that is."""
     for divisor in expression.split(" / ")[1:]:
-        assert "> 0)" in divisor or "kv_pages_free" in divisor, expression
+        assert "> 0)" in divisor, expression
 
 
 def graphs() -> list[dict[str, Any]]:
@@ -102,7 +101,7 @@ def test_every_alert_reads_metrics_that_exist_and_says_what_to_do(rule: dict[str
     check_expression(rule["expr"])
     assert rule["labels"]["severity"] in {"info", "warning", "critical"}
     assert rule["annotations"]["summary"]
-    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
     headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.MULTILINE)
     anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     assert anchor in anchors, sorted(anchors)
@@ -133,14 +132,6 @@ def test_a_name_that_does_not_exist_is_found() -> None:
         check_expression("sum(rate(outrider_step_total[5m]))")
     with pytest.raises(AssertionError):
         check_expression('outrider_kv_pages_free{side="target"}')
-
-
-@pytest.mark.parametrize("script", ["generate_metrics.py", "generate_dashboard.py"])
-def test_what_is_made_from_the_catalogue_is_fresh(script: str) -> None:
-    outcome = subprocess.run(
-        [sys.executable, ROOT / "scripts" / script, "--check"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert outcome.returncode == 0, outcome.stderr
 
 
 @pytest.mark.skipif(

@@ -16,16 +16,17 @@ from outrider.config import DraftSettings
 from outrider.errors import ConfigError
 from outrider.readings import Histogram, Reading, each
 from outrider.telemetry.logs import JsonFormatter, about_request
-from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind
+from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, find
 from outrider.telemetry.metrics.endpoint import MetricsEndpoint
 from outrider.telemetry.metrics.serving import metrics_served
+from outrider.telemetry.metrics.vllm_names import VLLM_NAMES
 from outrider.telemetry.pulse import Window, beat, coordinator_pulse, service_pulse
 
 DEADLINE_S = 10.0
 
 
-def scrape(readings: list[Reading], role: str = "draft") -> str:
-    endpoint = MetricsEndpoint(lambda: readings, role=role, host="127.0.0.1", port=0)
+def scrape(readings: list[Reading], role: str = "draft", *, vllm_names: bool = False) -> str:
+    endpoint = MetricsEndpoint(lambda: readings, role=role, host="127.0.0.1", port=0, vllm_names=vllm_names)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=DEADLINE_S) as answer:
             return str(answer.read().decode())
@@ -63,6 +64,50 @@ def test_readings_become_text_with_cumulative_buckets() -> None:
     ):
         assert line in text, text
     assert "process_cpu_seconds_total" in text
+
+
+MODEL = Reading("outrider_build_info", 1, (("version", "1"), ("commit", ""), ("model", "llama")))
+
+
+def test_metrics_have_vllms_names_too_where_asked_for() -> None:
+    waits = Histogram((1.0,))
+    waits.observe(0.5)
+    readings = [
+        MODEL,
+        Reading("outrider_num_requests_waiting", 3),
+        Reading("outrider_kv_cache_usage_perc", 0.25),
+        Reading("outrider_time_to_first_token_seconds", waits.read()),
+        *each("outrider_requests_total", "outcome", [("stop", 5), ("cancelled", 2), ("deadline", 1), ("failed", 0)]),
+        *each("outrider_spec_decode_num_accepted_tokens_per_pos_total", "position", [("0", 9), ("1", 4)]),
+        Reading("outrider_steps_total", 7),
+    ]
+    text = scrape(readings, "coordinator", vllm_names=True)
+    own = 'engine="0",model_name="llama"'
+    for line in (
+        f"vllm:num_requests_waiting{{{own}}} 3.0",
+        f"vllm:kv_cache_usage_perc{{{own}}} 0.25",
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="1",model_name="llama"} 1.0',
+        'vllm:request_success_total{engine="0",finished_reason="abort",model_name="llama"} 3.0',
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="llama"} 5.0',
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{own},position="1"}} 4.0',
+        "# TYPE vllm:request_success_total counter",
+        "outrider_num_requests_waiting 3.0",
+    ):
+        assert f"\n{line}\n" in text, line
+    assert "vllm:steps" not in text
+    assert "vllm:" not in scrape(readings, "coordinator")
+    # A draft is no second model.
+    assert "vllm:" not in scrape([MODEL, Reading("outrider_kv_cache_usage_perc", 0.5)], "draft", vllm_names=True)
+
+
+def test_vllms_names_stand_for_metrics_of_that_process() -> None:
+    for role, names in VLLM_NAMES.items():
+        for name, vllm in names.items():
+            spec = find(name)
+            assert role in spec.roles
+            assert set(vllm.labels) == {label.name for label in spec.labels} - {"role"}
+            assert vllm.name.startswith("vllm:")
+            assert not vllm.name.endswith("_total")
 
 
 def test_names_follow_the_conventions() -> None:
@@ -112,7 +157,7 @@ def coordinator_readings(steps: int, *, with_draft: bool) -> list[Reading]:
     return [
         Reading("outrider_steps_total", steps),
         Reading(f"{prefix}drafts_total", drafts),
-        Reading(f"{prefix}judged_tokens_total", 4 * drafts),
+        Reading(f"{prefix}draft_tokens_total", 4 * drafts),
         Reading(f"{prefix}accepted_tokens_total", 3 * drafts),
         Reading(f"{prefix}emitted_tokens_total", steps + 3 * drafts),
         Reading("outrider_num_requests_running", 2),
@@ -125,7 +170,7 @@ def test_a_busy_coordinator_says_what_is_new_since_the_last_line() -> None:
     window = Window(coordinator_readings(10, with_draft=True), coordinator_readings(30, with_draft=True), 2.0)
     fields = coordinator_pulse(window)
     assert fields is not None
-    assert (fields["tokens_per_s"], fields["acceptance"], fields["mean_acceptance_length"]) == (40.0, 0.75, 4.0)
+    assert (fields["tokens_per_s"], fields["acceptance_rate"], fields["mean_acceptance_length"]) == (40.0, 0.75, 4.0)
     assert (fields["running"], fields["score_ms"]) == (2, 4.0)
     assert "without_draft" not in fields
     assert "draft_ms" not in fields
@@ -134,7 +179,7 @@ def test_a_busy_coordinator_says_what_is_new_since_the_last_line() -> None:
 def test_without_drafts_it_says_why_and_no_acceptance() -> None:
     fields = coordinator_pulse(Window([], coordinator_readings(10, with_draft=False), 2.0))
     assert fields is not None
-    assert "acceptance" not in fields
+    assert "acceptance_rate" not in fields
     assert fields["without_draft"] == "late:10"
 
 
@@ -155,7 +200,7 @@ async def test_the_beat_logs_one_line_an_interval(caplog: pytest.LogCaptureFixtu
             await asyncio.sleep(0.001)
     beating.cancel()
     entry = json.loads(JsonFormatter("coordinator").format(caplog.records[0]))
-    assert (entry["message"], entry["acceptance"]) == ("busy", 0.75)
+    assert (entry["message"], entry["acceptance_rate"]) == ("busy", 0.75)
 
 
 async def test_an_interval_of_0_is_never() -> None:

@@ -19,7 +19,7 @@ RETRY_AFTER_MS = 1000
 
 
 class Admission(Generic[EntryT]):
-    """The entries that run, at most ``max_running``, and those that wait, at most ``max_queue``."""
+    """Running entries, at most ``max_running`` of them, and a queue of at most ``max_queue`` waiting ones."""
 
     def __init__(self, *, max_running: int, max_queue: int) -> None:
         self._max_running = max_running
@@ -53,6 +53,10 @@ class Admission(Generic[EntryT]):
     def num_waiting(self) -> int:
         """How many wait."""
         return len(self._waiting)
+
+    def set_max_running(self, max_running: int) -> None:
+        """Change the limit. Entries that run beyond a lower one go on; none starts until there are fewer."""
+        self._max_running = max_running
 
     def submit(self, entry: EntryT) -> None:
         """Put an entry at the end of the queue; ``CapacityError`` when the queue is full."""

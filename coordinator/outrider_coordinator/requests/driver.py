@@ -142,7 +142,9 @@ class Driver:
 
     def target_attached(self, replica: TargetReplica) -> None:
         """A target is there: sessions without one go on, and waiting requests may start."""
-        if len(self.services.target.attached) == 1:
+        num_targets = len(self.services.target.attached)
+        self._request_manager.set_num_targets(num_targets)
+        if num_targets == 1:
             self._on_target(True)
         self._fail_what_outgrew(self.services.require_target())
         self._find_targets(self._request_manager.running())
@@ -150,6 +152,7 @@ class Driver:
 
     def target_lost(self, replica: TargetReplica) -> None:
         """A target's link is gone: its sessions go on elsewhere, or pause until there is one."""
+        self._request_manager.set_num_targets(len(self.services.target.attached))
         if not self.services.target.is_up:
             self._on_target(False)
         self._placement.forget_target(replica)

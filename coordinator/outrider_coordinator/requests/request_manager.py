@@ -20,6 +20,7 @@ from outrider.errors import (
     ProtocolError,
     UnavailableError,
 )
+from outrider.readings import LENGTHS, Histogram
 from outrider.types import FinishReason
 from outrider_coordinator.requests.admission import Admission
 from outrider_coordinator.requests.request_state import RequestState
@@ -28,8 +29,8 @@ from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import SpecDecodeStats
 
 _USUAL = (
-    CapacityError, DeadlineError, IntegrityError, InvalidRequestError, LostTooOftenError,
-    NonFiniteLogitsError, ProtocolError, UnavailableError,
+    CapacityError, IntegrityError, InvalidRequestError, LostTooOftenError, NonFiniteLogitsError,
+    ProtocolError, UnavailableError,
 )  # fmt: skip
 USUAL_FAILURES = tuple(error.__name__ for error in _USUAL)
 
@@ -40,6 +41,8 @@ class Endings:
 
     num_finished: int = 0
     num_cancelled: int = 0
+    num_expired: int = 0
+    """Ended by their callers' deadlines, which are no failures."""
     num_failed: int = 0
     num_refused: int = 0
     """Turned away since the queue was full."""
@@ -50,17 +53,21 @@ class Endings:
     by_reason: Counter[FinishReason] = field(default_factory=Counter)
     """Those that finished or were cancelled."""
     by_error: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(USUAL_FAILURES, 0)))
-    """Those that failed, by the error's name; the usual ones from the start, for whoever watches them rise."""
+    """Those that failed, by the error's name; usual ones are there from the start, so that a rate sees them rise."""
+    prompt_lengths: Histogram = field(default_factory=lambda: Histogram(LENGTHS))
+    """In tokens, of requests that have ended, as are the next."""
+    generation_lengths: Histogram = field(default_factory=lambda: Histogram(LENGTHS))
     spec_stats: SpecDecodeStats = field(default_factory=SpecDecodeStats)
 
 
 class RequestManager:
     """The requests taken in and not over yet."""
 
-    def __init__(self, policy: DraftLengthPolicy, *, max_running: int, max_queue: int) -> None:
+    def __init__(self, policy: DraftLengthPolicy, *, max_running_per_target: int, max_queue: int) -> None:
         self.endings = Endings()
         self.policy = policy
-        self._admission: Admission[RequestState] = Admission(max_running=max_running, max_queue=max_queue)
+        self._max_running_per_target = max_running_per_target
+        self._admission: Admission[RequestState] = Admission(max_running=max_running_per_target, max_queue=max_queue)
         self._by_session: dict[int, RequestState] = {}
         self._numbers = itertools.count(1)
 
@@ -85,6 +92,10 @@ class RequestManager:
     def find(self, session: int) -> RequestState | None:
         """The request that runs under this number."""
         return self._by_session.get(session)
+
+    def set_num_targets(self, num_targets: int) -> None:
+        """Let as many requests run as these targets may; as many as one may while there is none."""
+        self._admission.set_max_running(self._max_running_per_target * max(1, num_targets))
 
     def submit(self, request_state: RequestState) -> None:
         """Take a request in; ``CapacityError`` when the queue is full."""
@@ -142,7 +153,12 @@ class RequestManager:
     def _count(self, request_state: RequestState, ending: Finish | Fail) -> None:
         endings = self.endings
         endings.spec_stats.add(request_state.loop.spec_stats)
+        endings.prompt_lengths.observe(len(request_state.loop.plan.prompt_token_ids))
+        endings.generation_lengths.observe(request_state.loop.spec_stats.num_emitted_tokens)
         if isinstance(ending, Fail):
+            if isinstance(ending.error, DeadlineError):
+                endings.num_expired += 1
+                return
             endings.num_failed += 1
             endings.by_error[type(ending.error).__name__] += 1
             return

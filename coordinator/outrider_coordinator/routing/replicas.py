@@ -162,6 +162,12 @@ class Replicas(Generic[CommandT, EventT]):
         return sum(replica.connection.num_pages_free for replica in self.attached)
 
     @property
+    def kv_cache_usage(self) -> float:
+        """Share of the KV pages of all that are attached which sessions hold, as last reported; 0 without any page."""
+        num_pages = sum(found.num_pages for replica in self.attached if (found := replica.description) is not None)
+        return 1 - self.num_pages_free / num_pages if num_pages else 0.0
+
+    @property
     def num_messages_sent(self) -> int:
         """To all that there are or were."""
         return self._num_messages_of_gone + sum(

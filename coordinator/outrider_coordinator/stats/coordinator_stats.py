@@ -15,9 +15,11 @@ class CoordinatorStats:
     num_waiting: int
     num_finished: int
     num_cancelled: int
+    num_expired: int
+    """Ended by their callers' deadlines."""
     num_failed: int
     num_refused: int
-    """Turned away since the queue was full."""
+    """Refused because the queue was full."""
     spec_stats: SpecDecodeStats
     """What speculation did."""
     target_pages_free: int

@@ -29,6 +29,7 @@ def coordinator_readings(
         *_endings(request_manager),
         *each("outrider_requests_refused_total", "reason", refusals.items()),
         *each("outrider_replicas_attached", "side", _attached(services)),
+        Reading("outrider_kv_cache_usage_perc", services.target.kv_cache_usage),
         *speculation_readings(request_manager.spec_stats()),
         *draft_length_readings(request_manager.policy),
         build_info(_model_name(services), __version__),
@@ -85,9 +86,15 @@ def draft_length_readings(policy: DraftLengthPolicy) -> list[Reading]:
 
 def _endings(request_manager: RequestManager) -> list[Reading]:
     endings = request_manager.endings
-    outcomes = {**{reason.value: endings.by_reason[reason] for reason in FinishReason}, "failed": endings.num_failed}
+    outcomes = {
+        **{reason.value: endings.by_reason[reason] for reason in FinishReason},
+        "deadline": endings.num_expired,
+        "failed": endings.num_failed,
+    }
     return [
         Reading("outrider_prompt_tokens_total", endings.num_prompt_tokens),
+        Reading("outrider_request_prompt_tokens", endings.prompt_lengths.read()),
+        Reading("outrider_request_generation_tokens", endings.generation_lengths.read()),
         Reading("outrider_requests_resumed_total", endings.num_resumed),
         *each("outrider_requests_total", "outcome", outcomes.items()),
         *each("outrider_requests_failed_total", "error", endings.by_error.items()),

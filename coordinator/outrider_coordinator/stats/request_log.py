@@ -1,6 +1,6 @@
-"""What the log says of one request: how it ended, and what went wrong on the way.
+"""Request log: how a request ended, and what went wrong on the way.
 
-Owns the lines. The driver sees to it that each bears the request's id and its trace's.
+The driver adds the ids of the request and of its trace to each line.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ _log = logging.getLogger(__name__)
 
 
 def log_trouble(side: str, event: object) -> None:
-    """A line about an event that says that something went wrong; nothing about any other."""
+    """Log an event that reports trouble; any other event is not logged."""
     if isinstance(event, SessionLost):
         _log.warning("the %s lost the session: %s", side, event.reason, extra=_about(event))
     elif isinstance(event, SessionFailed):
         _log.warning("the session failed on the %s: %s: %s", side, event.code, event.message, extra=_about(event))
     elif isinstance(event, Preempted):
-        _log.info("the %s needs the session's pages for older ones", side, extra=_about(event))
+        _log.info("the session is preempted on the %s", side, extra=_about(event))
     elif isinstance(event, Refused):
         _log.debug("the %s has no room: %s", side, event.reason, extra=_about(event))
 
 
 def _about(event: SessionLost | SessionFailed | Preempted | Refused) -> dict[str, object]:
-    """The number under which the service's own log speaks of the session."""
+    """Session number, by which the service's own log names the session."""
     return {"fields": {"session": event.session}}
 
 
 def log_refusal(request_id: str, trace_id: str, error: BaseException) -> None:
-    """The request was not taken in. Errors that are not ours are told by whoever turns them into an answer."""
+    """Log that the request was not admitted. Errors of other kinds are logged where they become an answer."""
     fields = {"request_id": request_id, "trace_id": trace_id, "error": type(error).__name__}
     said = {key: value for key, value in fields.items() if value}
     _log.debug("the request is refused: %s", error, extra={"fields": said})
 
 
 def log_ending(loop: SessionLoop, ending: Finish | Fail, timing: Timing) -> None:
-    """The request is over."""
+    """Log that the request has ended."""
     spec_stats = loop.spec_stats
     if spec_stats.num_bad_evidence:
-        _log.warning("%d proposals of the request could not be judged", spec_stats.num_bad_evidence)
+        _log.warning("%d proposals of the request broke the contract and were not judged", spec_stats.num_bad_evidence)
     fields: dict[str, object] = {
         "prompt_tokens": len(loop.plan.prompt_token_ids),
         "completion_tokens": loop.tokens.num_output,
@@ -53,8 +53,8 @@ def log_ending(loop: SessionLoop, ending: Finish | Fail, timing: Timing) -> None
     }
     if loop.plan.emitted_token_ids:
         fields["resumed_tokens"] = len(loop.plan.emitted_token_ids)
-    if spec_stats.num_judged_tokens:
-        fields["acceptance"] = round(spec_stats.num_accepted_tokens / spec_stats.num_judged_tokens, 3)
+    if spec_stats.num_draft_tokens:
+        fields["acceptance_rate"] = round(spec_stats.num_accepted_tokens / spec_stats.num_draft_tokens, 3)
     if isinstance(ending, Fail):
         fields["error"] = type(ending.error).__name__
         _log.info("the request failed: %s", ending.error, extra={"fields": fields})

@@ -1,8 +1,8 @@
-"""Every metric there is: name, kind, meaning, labels, and the PromQL that it is for.
+"""Catalogue of metrics: name, kind, meaning, labels, and a PromQL expression that the metric is read with.
 
-``docs/metrics.md`` is made from this, the endpoint takes names and texts from it, and tests hold the dashboard, the
-alert rules and what the processes really say against it. Names after the prefix are vLLM's where vLLM has the metric.
-Imports nothing of Prometheus.
+``docs/metrics.md`` is generated from it, and the endpoint takes names and help texts from it. Tests check the
+dashboard, the alert rules and what the processes serve against it. ``vllm_names`` has vLLM's names. Nothing of
+Prometheus is imported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 
 
 class Kind(enum.Enum):
-    """What a metric is, in Prometheus' words."""
+    """Prometheus' type of a metric."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -26,7 +26,7 @@ class Label:
 
     name: str
     text: str
-    """What its values are."""
+    """Its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,11 @@ class MetricSpec:
     name: str
     kind: Kind
     roles: tuple[str, ...]
-    """Whose it is."""
+    """Processes that serve it."""
     text: str
+    """Its meaning, as Prometheus' help text gives it."""
     promql: str
-    """What it is read for."""
+    """An expression that it is read with."""
     labels: tuple[Label, ...] = ()
 
 
@@ -82,113 +83,114 @@ def _histogram(name: str, text: str, *labels: Label) -> MetricSpec:
 _ACCEPTED = _rate("outrider_spec_decode_num_accepted_tokens_total")
 _DRAFTS = _rate("outrider_spec_decode_num_drafts_total")
 _DRAFTED = _rate("outrider_spec_decode_num_draft_tokens_total")
-_EMITTED = _rate("outrider_spec_decode_num_emitted_tokens_total")
 _STEPS = _rate("outrider_steps_total")
 
 SPECULATION = (
-    _counter("outrider_steps_total", "Steps judged: scoring passes of one session, prefills included."),
+    _counter("outrider_steps_total", "Steps: scores of one session that were judged, prefills included."),
     _counter(
         "outrider_spec_decode_num_drafts_total",
-        "Steps that had a proposal.",
+        "Steps with a proposal. Divided by all steps: the share of steps that speculate.",
         f"{_DRAFTS} / ({_STEPS} > 0)",
     ),
     _counter(
         "outrider_spec_decode_num_draft_tokens_total",
-        "Tokens drafted.",
-        f"{_DRAFTED} / ({_DRAFTS} > 0)",
+        "Draft tokens proposed. With it, the system efficiency of vLLM is (accepted tokens + drafts) / (draft tokens +"
+        " drafts): the tokens gained in steps with a proposal, divided by those that full acceptance would gain.",
+        f"({_ACCEPTED} + {_DRAFTS}) / ({_DRAFTED} + {_DRAFTS} > 0)",
     ),
     _counter(
         "outrider_spec_decode_num_accepted_tokens_total",
-        "Tokens drafted and accepted. By drafted tokens it is vLLM's acceptance rate; the mean acceptance length is one"
-        " more than accepted tokens by drafts.",
-        f"1 + {_ACCEPTED} / ({_DRAFTS} > 0)",
+        "Draft tokens accepted. Divided by draft tokens: the acceptance rate. Divided by drafts, plus 1: the mean"
+        " acceptance length.",
+        f"{_ACCEPTED} / ({_DRAFTED} > 0)",
     ),
     _counter(
         "outrider_spec_decode_num_judged_tokens_total",
-        "Tokens drafted and not after their step's first rejection. Accepted by judged tokens is the acceptance.",
+        "Draft tokens judged: all but those after the first rejection of their step. Accepted tokens divided by judged"
+        " tokens: the judged acceptance.",
         f"{_ACCEPTED} / ({_rate('outrider_spec_decode_num_judged_tokens_total')} > 0)",
     ),
     _counter(
         "outrider_spec_decode_num_accepted_tokens_per_pos_total",
-        "Tokens accepted, by their place in the proposal.",
+        "Draft tokens accepted, by position in the proposal.",
         f"sum by (position) (rate(outrider_spec_decode_num_accepted_tokens_per_pos_total{_WINDOW}))"
         f" / ignoring(position) group_left () ({_DRAFTS} > 0)",
         Label("position", "0 for the first draft token"),
     ),
     _counter(
         "outrider_spec_decode_num_emitted_tokens_total",
-        "Tokens given to users. By steps and drafted tokens together it is vLLM's efficiency: what came of what was"
-        " scored.",
-        f"{_EMITTED} / ({_STEPS} + {_DRAFTED} > 0)",
+        "Output tokens sent to users.",
     ),
     _counter(
         "outrider_steps_without_draft_total",
-        "Steps judged without a proposal, by why.",
+        "Steps without a proposal, by reason.",
         f"sum by (reason) (rate(outrider_steps_without_draft_total{_WINDOW}))",
         _REASON_NOT,
     ),
-    _gauge(
-        "outrider_draft_length", "Draft length that running sessions are given now, on average; 0: decoding is plain."
-    ),
+    _gauge("outrider_draft_length", "Mean draft length of running sessions; 0: they decode without speculation."),
     _gauge(
         "outrider_expected_tokens_per_second",
-        "Tokens a second that all sessions together are expected to get from plain and from speculative decoding: what"
-        " the draft length is chosen by.",
+        "Tokens a second that all sessions together are expected to gain, without and with speculation. The draft"
+        " length is chosen by it.",
         "sum by (mode) (outrider_expected_tokens_per_second)",
         Label("mode", "plain or speculative"),
     ),
-    _counter("outrider_draft_length_mode_changes_total", "How often decoding became plain or speculative."),
+    _counter("outrider_draft_length_mode_changes_total", "Changes between decoding without and with speculation."),
     _counter(
         "outrider_draft_length_probes_total",
-        "How often a few sessions drafted while decoding was plain, to see whether it pays again.",
+        "Probes: some sessions draft while speculation is off, to measure whether it pays again.",
     ),
 )
 
 LATENCY = (
-    _histogram("outrider_time_to_first_token_seconds", "From a request's arrival to its first output."),
+    _histogram("outrider_time_to_first_token_seconds", "Time from the arrival of a request to its first output."),
     _histogram(
         "outrider_inter_token_latency_seconds",
-        "Between two messages with output of one request; a message brings one token or, with a draft, several.",
+        "Time between two messages with output of a request. A message has one token, or several with a draft.",
     ),
     _histogram(
         "outrider_request_time_per_output_token_seconds",
-        "Of one request: time after the first output, by the tokens after the first.",
+        "Time of a request after its first output, divided by the tokens after the first.",
     ),
-    _histogram("outrider_e2e_request_latency_seconds", "From a request's arrival to its end, whatever the end."),
-    _histogram("outrider_request_queue_time_seconds", "From a request's arrival until it runs for the first time."),
+    _histogram(
+        "outrider_e2e_request_latency_seconds", "Time from the arrival of a request to its end, whatever the outcome."
+    ),
+    _histogram("outrider_request_queue_time_seconds", "Time that a request waited for its turn or for KV pages."),
     _histogram(
         "outrider_step_stage_seconds",
-        "Stages of a step as the coordinator sees them: the draft's and the target's own time (draft, score), the"
-        " coordinator's to judge (accept), and what of each wait for a service was not the service's (wire).",
+        "Time of the stages of a step, measured by the coordinator: in the draft (draft), in the target (score), of"
+        " judging (accept), and the rest of each wait for a service (wire).",
         Label("stage", "draft, score, accept or wire"),
     ),
 )
 
 LOAD = (
     _gauge("outrider_num_requests_running", "Requests that run."),
-    _gauge("outrider_num_requests_waiting", "Requests that wait for their turn or for pages."),
+    _gauge("outrider_num_requests_waiting", "Requests that wait for their turn or for KV pages."),
     _counter(
         "outrider_requests_total",
-        "Requests that have ended.",
+        "Requests that have ended, by outcome. One that its caller's deadline ended has not failed.",
         f"sum by (outcome) (rate(outrider_requests_total{_WINDOW}))",
-        Label("outcome", "stop, length, cancelled or failed"),
+        Label("outcome", "stop, length, cancelled, deadline or failed"),
     ),
     _counter(
         "outrider_requests_failed_total",
-        "Requests that ended with an error, by its name in outrider/errors.py.",
+        "Requests that failed, by the name of the error in outrider/errors.py.",
         f"sum by (error) (rate(outrider_requests_failed_total{_WINDOW}))",
         Label("error", "name of the error"),
     ),
     _counter(
         "outrider_requests_refused_total",
-        "Requests that were not taken in.",
+        "Requests that were refused, by reason.",
         f"sum by (reason) (rate(outrider_requests_refused_total{_WINDOW}))",
         Label("reason", "queue_full, invalid or unavailable"),
     ),
-    _counter("outrider_prompt_tokens_total", "Prompt tokens of the requests taken in."),
+    _counter("outrider_prompt_tokens_total", "Prompt tokens of admitted requests."),
+    _histogram("outrider_request_prompt_tokens", "Prompt length of requests that have ended, in tokens."),
+    _histogram("outrider_request_generation_tokens", "Output length of requests that have ended, in tokens."),
     _gauge(
         "outrider_replicas_attached",
-        "Services that are attached.",
+        "Replicas of draft and target that the coordinator is attached to.",
         "outrider_replicas_attached",
         _SIDE,
     ),
@@ -197,22 +199,25 @@ LOAD = (
 RECOVERY = (
     _counter(
         "outrider_requests_resumed_total",
-        "Requests taken in that went on from the output of an interrupted call, here or at another coordinator.",
+        "Requests that resumed from the output of an interrupted call, at this coordinator or another.",
     ),
     _counter(
         "outrider_sessions_rebuilt_total",
-        "Sessions brought to a service again from their first token, after the service or the session there was lost.",
+        "Sessions rebuilt from their first token, after the service or its session was lost.",
         f"sum by (side) (rate(outrider_sessions_rebuilt_total{_WINDOW}))",
         _SIDE,
     ),
     _counter(
         "outrider_stale_replies_total",
-        "Replies to commands that had been overtaken; they change nothing.",
+        "Replies to commands that a newer one had replaced. They are dropped.",
         f"sum by (side) (rate(outrider_stale_replies_total{_WINDOW}))",
         _SIDE,
     ),
-    _counter("outrider_draft_timeouts_total", "Steps that waited for the draft as long as they may, and went without."),
-    _counter("outrider_bad_evidence_total", "Proposals that could not be judged: the draft broke the contract."),
+    _counter(
+        "outrider_draft_timeouts_total",
+        "Steps that waited for a proposal until `draft_timeout_ms` and continued without.",
+    ),
+    _counter("outrider_bad_evidence_total", "Proposals that break the contract and cannot be judged."),
 )
 
 
@@ -224,7 +229,7 @@ SERVICE = (
     _of_services(
         Kind.HISTOGRAM,
         "outrider_forward_stage_seconds",
-        "Stages in a service: how long an item waited for its first forward (queue), a forward's time in the model"
+        "Time of the stages in a service: of an item until its first forward (queue), of a forward in the model"
         " (forward) and in sampling or scoring (sample).",
         _quantile("outrider_forward_stage_seconds", "role, stage"),
         Label("stage", "queue, forward or sample"),
@@ -247,31 +252,31 @@ SERVICE = (
         Kind.GAUGE,
         "outrider_kv_pages_used",
         "KV pages that sessions hold.",
-        "outrider_kv_pages_used / (outrider_kv_pages_used + outrider_kv_pages_free)",
+        "sum by (role) (outrider_kv_pages_used)",
     ),
     _of_services(
         Kind.GAUGE,
         "outrider_kv_pages_free",
-        "KV pages that no session holds; cached ones are among them.",
+        "KV pages that no session holds, cached pages included.",
         "min by (role) (outrider_kv_pages_free)",
     ),
     _of_services(
         Kind.COUNTER,
         "outrider_prefix_cache_queries_total",
-        "Tokens of new and rebuilt sessions that were looked for in the prefix cache.",
+        "Tokens of new and rebuilt sessions that were looked up in the prefix cache.",
         f"sum by (role) (rate(outrider_prefix_cache_hits_total{_WINDOW}))"
         f" / (sum by (role) (rate(outrider_prefix_cache_queries_total{_WINDOW})) > 0)",
     ),
     _of_services(
         Kind.COUNTER,
         "outrider_prefix_cache_hits_total",
-        "Tokens of those that were found there, and not computed again.",
+        "Tokens found in the prefix cache, which are not computed again.",
         f"sum by (role) (rate(outrider_prefix_cache_hits_total{_WINDOW}))",
     ),
     _of_services(
         Kind.COUNTER,
         "outrider_prefix_cache_evictions_total",
-        "Cached KV pages that were needed for other texts.",
+        "Cached KV pages that were evicted for other sequences.",
         f"sum by (role) (rate(outrider_prefix_cache_evictions_total{_WINDOW}))",
     ),
     _of_services(
@@ -280,13 +285,13 @@ SERVICE = (
     _of_services(
         Kind.COUNTER,
         "outrider_sessions_opened_total",
-        "Sessions opened, those opened anew included.",
+        "Sessions opened, rebuilt ones included.",
         f"sum by (role) (rate(outrider_sessions_opened_total{_WINDOW}))",
     ),
     _of_services(
         Kind.COUNTER,
         "outrider_sessions_refused_total",
-        "Sessions refused.",
+        "Sessions refused, by reason.",
         f"sum by (role, reason) (rate(outrider_sessions_refused_total{_WINDOW}))",
         Label("reason", "no_room (too few pages are free) or ending (the service drains)"),
     ),
@@ -300,48 +305,58 @@ SERVICE = (
     _of_services(
         Kind.COUNTER,
         "outrider_sessions_preempted_total",
-        "Sessions that ended because their pages were needed for older ones; their coordinators rebuild them.",
+        "Sessions preempted: their KV pages went to older sessions, and their coordinators rebuild them.",
         f"sum by (role) (rate(outrider_sessions_preempted_total{_WINDOW}))",
     ),
     _of_services(
         Kind.COUNTER,
         "outrider_sessions_lost_total",
-        "Items for a session that the service does not hold as far as the item says.",
+        "Items for sessions of which the service holds less than the item assumes. Their coordinators rebuild them.",
         f"sum by (role) (rate(outrider_sessions_lost_total{_WINDOW}))",
     ),
     _of_services(
         Kind.COUNTER,
         "outrider_sessions_failed_total",
-        "Sessions that could not go on, by the error's name in outrider/errors.py.",
+        "Sessions that failed, by the name of the error in outrider/errors.py.",
         f"sum by (role, error) (rate(outrider_sessions_failed_total{_WINDOW}))",
         Label("error", "name of the error"),
     ),
     _of_services(
         Kind.GAUGE,
         "outrider_model_load_seconds",
-        "How long reading the weights, sizing the pool and the warm-up took.",
+        "Time that the last start took: reading the weights, sizing the KV cache, warming up.",
         "outrider_model_load_seconds",
     ),
     _of_services(
         Kind.GAUGE,
         "outrider_graph_capture_seconds",
-        "How much of that was capturing CUDA graphs; 0 without a GPU.",
+        "The part of that time for capturing CUDA graphs; 0 without a GPU.",
         "outrider_graph_capture_seconds",
     ),
 )
 
+KV_CACHE_USAGE = MetricSpec(
+    "outrider_kv_cache_usage_perc",
+    Kind.GAUGE,
+    EVERYBODY,
+    "Share of the KV pages that sessions hold, from 0 to 1; of a coordinator, in the targets that it is attached to.",
+    "max by (role) (outrider_kv_cache_usage_perc)",
+    (Label("role", "coordinator, draft or target"),),
+)
+
 PROCESS = (
+    KV_CACHE_USAGE,
     MetricSpec(
         "outrider_build_info",
         Kind.GAUGE,
         EVERYBODY,
-        "1; what runs.",
+        "Always 1; its labels say what runs.",
         "count by (role, version, commit, model) (outrider_build_info)",
         (
             Label("role", "coordinator, draft or target"),
             Label("version", "the package's"),
-            Label("commit", "GIT_COMMIT of its environment, else that of its checkout, else empty"),
-            Label("model", "the model's name; the coordinator's is the target's"),
+            Label("commit", "the variable GIT_COMMIT, else the commit of the checkout, else empty"),
+            Label("model", "name of the model; of a coordinator, the target's"),
         ),
     ),
 )
@@ -352,7 +367,7 @@ SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
     "Load": LOAD,
     "Recovery": RECOVERY,
     "Draft and target": SERVICE,
-    "Process": PROCESS,
+    "All processes": PROCESS,
 }
 
 CATALOGUE: tuple[MetricSpec, ...] = tuple(spec for section in SECTIONS.values() for spec in section)

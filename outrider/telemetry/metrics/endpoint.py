@@ -21,7 +21,8 @@ from prometheus_client.registry import Collector
 from outrider.errors import ConfigError
 from outrider.readings import HistogramReading, Reading
 from outrider.telemetry.http_server import HttpServer, Request, Response
-from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, MetricSpec, find
+from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, Label, MetricSpec, find
+from outrider.telemetry.metrics.vllm_names import vllm_readings
 
 Read = Callable[[], Iterable[Reading]]
 
@@ -29,13 +30,13 @@ Read = Callable[[], Iterable[Reading]]
 class MetricsEndpoint:
     """Serves ``/metrics`` until it is closed."""
 
-    def __init__(self, read: Read, *, role: str, host: str, port: int) -> None:
+    def __init__(self, read: Read, *, role: str, host: str, port: int, vllm_names: bool = False) -> None:
         """``read`` is called at every scrape, in a thread of the server's; ``role`` is that label's value.
 
-        ``ConfigError`` when the port is taken.
+        ``vllm_names`` gives metrics under vLLM's names besides. ``ConfigError`` when the port is taken.
         """
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(ReadingsCollector(read, role))
+        registry.register(ReadingsCollector(read, role, vllm_names=vllm_names))
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
@@ -99,8 +100,8 @@ def _listening(host: str, port: int) -> socket.socket:
 class ReadingsCollector(Collector):
     """Readings as metric families, in the catalogue's order."""
 
-    def __init__(self, read: Read, role: str) -> None:
-        self._read, self._role = read, role
+    def __init__(self, read: Read, role: str, *, vllm_names: bool = False) -> None:
+        self._read, self._role, self._vllm_names = read, role, vllm_names
 
     def collect(self) -> Iterator[Metric]:
         """All families that have a figure now."""
@@ -108,6 +109,10 @@ class ReadingsCollector(Collector):
         readings = sorted(self._read(), key=lambda reading: order[find(reading.name).name])
         for name, of_name in groupby(readings, key=lambda reading: reading.name):
             yield self._family(find(name), list(of_name))
+        if self._vllm_names:
+            for name, renamed in vllm_readings(readings, self._role).items():
+                labels = tuple(Label(label, "") for label, _ in renamed[0].labels)
+                yield _family(replace(find(name), name=renamed[0].name, labels=labels), renamed)
 
     def _family(self, spec: MetricSpec, readings: list[Reading]) -> Metric:
         if any(label.name == "role" for label in spec.labels):

@@ -34,7 +34,11 @@ def metrics_served(settings: TargetSettings | DraftSettings | CoordinatorSetting
         ) from error
     plain_host = "127.0.0.1" if settings.host.startswith("unix:") else settings.host
     endpoint = MetricsEndpoint(
-        read, role=settings.name, host=settings.metrics_host or plain_host, port=settings.metrics_port
+        read,
+        role=settings.name,
+        host=settings.metrics_host or plain_host,
+        port=settings.metrics_port,
+        vllm_names=not isinstance(settings, DraftSettings) and settings.vllm_metric_names,
     )
     _log.info("metrics at port %d", endpoint.port)
     try:
