@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.types import AcceptanceMethod, FinishReason, SamplingParams, TokenLogprob
+from outrider.types import AcceptanceMethod, FinishReason, ModelDescription, SamplingParams, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -161,6 +161,44 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPlacement:
+    """Where a replica of a model runs, and the room that it has."""
+
+    device: str = ""
+    """Of its first process, such as "cpu" or "cuda:0"; empty for a draft without a model."""
+    device_name: str = ""
+    """The GPU's, such as "NVIDIA H200"; empty on a CPU."""
+    tensor_parallel_size: int = 1
+    """Processes that share the model, each with a device of its own."""
+    dtype: str = ""
+    """Of weights and KV cache."""
+    page_size: int = 0
+    """Tokens in a KV page; 0 without a model."""
+    num_pages: int = 0
+
+    @classmethod
+    def of(cls, description: ModelDescription) -> ModelPlacement:
+        """As a service describes itself."""
+        return cls(
+            device=description.device,
+            device_name=description.device_name,
+            tensor_parallel_size=description.tensor_parallel_size,
+            dtype=description.dtype,
+            page_size=description.page_size,
+            num_pages=description.num_pages,
+        )
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Tokens that the KV cache holds in all."""
+        return self.page_size * self.num_pages
+
+
+NOWHERE = ModelPlacement()
+"""Of a model that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Facts of what is served."""
 
@@ -182,3 +220,7 @@ class ModelInfo:
     """Who decides how many tokens a step drafts: auto (expected throughput) or fixed."""
     draft_length: float = 0.0
     """Draft length that running sessions are given now, on average; 0 while decoding is plain."""
+    target_placement: ModelPlacement = NOWHERE
+    """Of the first target that is attached; others may differ."""
+    draft_placement: ModelPlacement = NOWHERE
+    """Likewise of the draft."""

@@ -206,6 +206,8 @@ class ModelDescription:
     device: str = ""
     device_id: str = ""
     """What tells its device from all others, also of other hosts; empty where it is none that services could share."""
+    device_name: str = ""
+    """The GPU's, such as "NVIDIA H200"; empty on a CPU."""
     page_size: int = 0
     num_pages: int = 0
     tokenizer_files: dict[str, bytes] = field(default_factory=dict, repr=False)

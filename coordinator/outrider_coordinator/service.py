@@ -18,7 +18,7 @@ from outrider import __version__
 from outrider.config import CoordinatorSettings
 from outrider.config.fields import DraftLengthMode
 from outrider.errors import CapacityError, InvalidRequestError, OutriderError, UnavailableError
-from outrider.generation import Delta, GenerationRequest, ModelInfo
+from outrider.generation import NOWHERE, Delta, GenerationRequest, ModelInfo, ModelPlacement
 from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.ports import Draft, DraftCommand, DraftEvent, Target, TargetCommand, TargetEvent
 from outrider.readings import Reading
@@ -162,6 +162,8 @@ class Coordinator:
             draft_pages_free=draft.num_pages_free if draft else 0,
             draft_length_mode=self._settings.draft_length.value,
             draft_length=round(self._policy.mean_length, 2),
+            target_placement=ModelPlacement.of(target),
+            draft_placement=ModelPlacement.of(draft.descriptions[0]) if draft and draft.descriptions else NOWHERE,
         )
 
     @property

@@ -13,10 +13,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from outrider.cli.options import Verbose, errors_as_lines, output, progress
-from outrider.cli.stack.plan import Place, StackPlan, plan_stack
-from outrider.cli.stack.preflight import check_model_folder, free_port
+from outrider.cli.stack.plan import Place, StackPlan
+from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.preparation import prepare_stack
 from outrider.cli.stack.running import run_with_client
-from outrider.cli.stack.secret import make_link_secret
 from outrider.client import AsyncClient
 from outrider.config import load_all
 from outrider.demo import DRAFT, TARGET
@@ -40,7 +40,7 @@ def demo(
     *,
     target: Annotated[Path, typer.Option(help="Folder of the target.", show_default="the embedded one")] = TARGET,
     draft: Annotated[Path, typer.Option(help="Folder of the draft.", show_default="the embedded one")] = DRAFT,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     acceptance_method: Annotated[str, typer.Option(help="rejection, coupled or typical.")] = "rejection",
     num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", "-k", min=1)] = 4,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each generation.")] = 64,
@@ -65,21 +65,20 @@ def demo(
 
 def plan_demo(more: Mapping[Place, object], *, target: Path = TARGET, draft: Path = DRAFT) -> StackPlan:
     """The three services on a pair, with these settings beside what a demonstration always has."""
-    check_model_folder(target, "target", needs_tokenizer=True)
-    check_model_folder(draft, "draft", needs_tokenizer=False)
     settings = {
         ("target", "model"): str(target),
         ("draft", "model"): str(draft),
         # A pair this small gains nothing from a second thread, and loses much where other processes want the cores.
         ("target", "num_threads"): 1,
         ("draft", "num_threads"): 1,
+        # Greedy tokens are compared one by one: smaller types let near ties fall either way.
+        ("target", "dtype"): "float32",
+        ("draft", "dtype"): "float32",
         ("coordinator", "port"): free_port(),
         **more,
     }
     # A demonstration is the same everywhere: neither variables nor a file have a say.
-    return plan_stack(
-        load_all(settings, environ={}).settings, explicit=settings, free_port=free_port, secret=make_link_secret()
-    )
+    return prepare_stack(load_all(settings, environ={}))
 
 
 async def _show(client: AsyncClient, course: Course) -> bool:

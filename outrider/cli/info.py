@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from typing import Annotated
 
+import typer
 from rich.table import Table
 
+from outrider.cli.facts import draft_length_text, placement_text
 from outrider.cli.options import (
     DEFAULT_ADDRESS,
     Address,
@@ -20,11 +24,13 @@ from outrider.cli.options import (
     errors_as_lines,
     output,
 )
+from outrider.generation import ModelInfo, ModelPlacement
 
 
 def info(
     *,
     address: Address = DEFAULT_ADDRESS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     tls: UseTls = False,
     tls_ca_file: TlsCaFile = None,
     tls_cert_file: TlsCertFile = None,
@@ -33,7 +39,7 @@ def info(
     token_file: TokenFilePath = None,
     allow_plaintext_token: AllowPlaintextToken = False,
 ) -> None:
-    """Show what is served: models, limits, load."""
+    """Show what is served: models, devices, limits, load."""
     with (
         errors_as_lines(),
         connect(
@@ -48,13 +54,42 @@ def info(
         ) as client,
     ):
         facts = client.model_info()
+    if as_json:
+        print(json.dumps(dataclasses.asdict(facts)))  # noqa: T201 - a console would fold it
+        return
     table = Table(show_header=False, box=None, pad_edge=False)
-    for field in dataclasses.fields(facts):
-        table.add_row(field.name, _text(getattr(facts, field.name)))
+    for name, value in info_lines(facts):
+        table.add_row(name, value)
     output.print(table)
 
 
-def _text(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(str(item) for item in value) or "none"
-    return str(value) or "none"
+def info_lines(facts: ModelInfo) -> list[tuple[str, str]]:
+    """(name, value) as people read them."""
+    lines = [("target", facts.target_model), *_placed(facts.target_placement, facts.target_pages_free)]
+    if facts.draft_model:
+        lines.append(("draft", facts.draft_model + ("" if facts.draft_attached else ", not attached now")))
+        lines += _placed(facts.draft_placement, facts.draft_pages_free)
+        lines.append(("drafts", _drafts(facts)))
+    return [
+        *lines,
+        ("acceptance", facts.acceptance_method.value),
+        ("context", f"{facts.max_model_len:,} tokens, prompt and output together"),
+        ("vocabulary", f"{facts.num_token_ids:,} tokens, ends of sequence {_ids(facts.eos_token_ids)}"),
+        ("requests", f"{facts.num_running} running, {facts.num_waiting} waiting"),
+        ("version", facts.version),
+    ]
+
+
+def _placed(placement: ModelPlacement, num_pages_free: int) -> list[tuple[str, str]]:
+    where = placement_text(placement)
+    free = num_pages_free * placement.page_size
+    return [("", f"{where}, {free:,} free")] if where else []
+
+
+def _drafts(facts: ModelInfo) -> str:
+    most = draft_length_text(facts.num_speculative_tokens, facts.draft_length_mode)
+    return f"{most}; {facts.draft_length:g} now" if facts.num_running else most
+
+
+def _ids(token_ids: tuple[int, ...]) -> str:
+    return ", ".join(map(str, token_ids)) or "none"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
+from outrider.cli.facts import draft_length_text, model_text
 from outrider.cli.options import Verbose, errors_as_lines, output
 from outrider.cli.settings_flags import ConfigFile, SetOptions, SpeculativeConfig, parse_set
-from outrider.cli.stack.plan import Place, StackPlan, plan_stack
-from outrider.cli.stack.preflight import check, free_port
-from outrider.cli.stack.running import run_until_signal
-from outrider.cli.stack.secret import make_link_secret
-from outrider.config import Effective, load_all
+from outrider.cli.stack.plan import Place, StackPlan
+from outrider.cli.stack.preparation import prepare_stack
+from outrider.cli.stack.running import Described, run_until_signal
+from outrider.config import CoordinatorSettings, load_all
+from outrider.generation import ModelPlacement
 from outrider.telemetry import guard_output
 
 Target = Annotated[str | None, typer.Argument(help="Folder of the target model in the Hugging Face layout.")]
@@ -29,7 +31,9 @@ Acceptance = Annotated[
 ]
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on. Default 127.0.0.1.")]
 Port = Annotated[int | None, typer.Option("--port", "-p", help="Port to listen on. Default 50050.")]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N, for both models. Default cpu.")]
+Device = Annotated[
+    str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N, for both models. Default auto.")
+]
 DraftDevice = Annotated[str | None, typer.Option("--draft-device", help="Another device for the draft.")]
 TensorParallel = Annotated[
     int | None,
@@ -119,13 +123,9 @@ def serve(
     with errors_as_lines():
         flags.update(parse_set(set_options))
         effective = load_all(flags, speculative_config=speculative_config, config=config)
-        asyncio.run(run_until_signal(prepare(effective), verbose=verbose, on_ready=_print_ready))
-
-
-def prepare(effective: Effective) -> StackPlan:
-    """The plan for these settings, after what can be refused at once has been."""
-    check(effective.settings)
-    return plan_stack(effective.settings, explicit=effective.origins, free_port=free_port, secret=make_link_secret())
+        plan = prepare_stack(effective)
+        on_ready = partial(_print_ready, settings=effective.settings.coordinator)
+        asyncio.run(run_until_signal(plan, verbose=verbose, on_ready=on_ready))
 
 
 def _both(key: str, value: object, draft_value: object = None) -> dict[Place, Any]:
@@ -137,5 +137,11 @@ def _metrics_ports(first: int | None) -> dict[Place, Any]:
     return {} if first is None else {(name, "metrics_port"): first + i for i, name in enumerate(_METRICS_ORDER)}
 
 
-def _print_ready(plan: StackPlan) -> None:
-    output.print(f"Outrider is ready at {plan.address}", markup=False)
+def _print_ready(plan: StackPlan, described: Described, settings: CoordinatorSettings) -> None:
+    """In one write, so that a reader who leaves after the first line breaks nothing."""
+    lines = [f"Outrider is ready at {plan.address}"]
+    for role, description in described.items():
+        lines.append(f"  {role}: {model_text(description.model_name, ModelPlacement.of(description))}")
+    if "draft" in described:
+        lines.append(f"  drafts: {draft_length_text(settings.num_speculative_tokens, settings.draft_length)}")
+    output.print("\n".join(lines), markup=False)

@@ -53,8 +53,8 @@ def _known_acceptance(value: Any) -> Any:  # noqa: ANN401
 
 
 def _known_device(value: str) -> str:
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
-        raise ValueError("should be cpu, cuda or cuda:N")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+        raise ValueError("should be auto, cpu, cuda or cuda:N")
     return value
 
 

@@ -36,7 +36,9 @@ from outrider.types import AcceptanceMethod, LogprobsMode
 _HOST: Text = Field(
     "127.0.0.1", description="Address to listen on; 0.0.0.0 is every interface, unix:/path is a socket file."
 )
-_DEVICE: Device = Field("cpu", description="Where the model runs: cpu, cuda or cuda:N.")
+_DEVICE: Device = Field(
+    "auto", description="Where the model runs: cpu, cuda or cuda:N; auto is a GPU where there is one, else the CPU."
+)
 _DTYPE: Dtype = Field(
     "auto", description="Type of weights and KV cache; auto is float32 on a CPU, else the type on file."
 )

@@ -16,6 +16,23 @@ _SAFE_CPU_ISA = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 bfloat16 products would use. AVX-512 does them too; whoever knows their machine sets the variable."""
 
 
+def resolve_device(device: str, num_ranks: int = 1) -> str:
+    """The device that "auto" stands for on this host: a GPU where torch can use one, else the CPU.
+
+    ``ConfigError`` for a model that several ranks share and a host without a GPU: nobody means that without saying cpu.
+    """
+    if device != "auto":
+        return device
+    if torch.cuda.is_available():
+        return "cuda"
+    if num_ranks > 1:
+        raise ConfigError(
+            "tensor_parallel_size",
+            f"is {num_ranks}, and torch finds no GPU; with device cpu so many processes compute there",
+        )
+    return "cpu"
+
+
 def prepare_device(device: str, dtype: str, num_threads: int | None) -> str:
     """Check the device and set the number of threads; returns the type to load, "auto" being float32 on a CPU.
 
@@ -35,7 +52,7 @@ def _device(name: str) -> torch.device:
     try:
         return torch.device(name)
     except RuntimeError as error:
-        raise ConfigError("device", f"{name!r} should be cpu, cuda or cuda:N") from error
+        raise ConfigError("device", f"{name!r} should be auto, cpu, cuda or cuda:N") from error
 
 
 def _require_cuda(device: torch.device) -> None:

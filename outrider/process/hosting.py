@@ -218,8 +218,11 @@ async def _run(
         if not ending.begun.is_set():
             await service.warm_up()
             settle_process()
-            on_warm(await service.describe())
-            async with processors_awake(_awake_count(settings), lambda: service.num_sessions > 0):
+            description = await service.describe()
+            on_warm(description)
+            async with processors_awake(
+                _awake_count(settings.num_awake_processors, description), lambda: service.num_sessions > 0
+            ):
                 await server.set_serving(True)
                 _log.info("serving")
                 await ending.begun.wait()
@@ -231,10 +234,9 @@ async def _run(
         await service.close()
 
 
-def _awake_count(settings: TargetSettings | DraftSettings) -> int | None:
+def _awake_count(count: int | None, description: ModelDescription) -> int | None:
     """Without a GPU the processors are what computes: they are left alone unless somebody asks for it."""
-    count = settings.num_awake_processors
-    return 0 if count is None and settings.device == "cpu" else count
+    return 0 if count is None and not description.device.startswith("cuda") else count
 
 
 async def _drain(service: Service[CommandT, EventT], ending: Ending, *, delay_s: float, grace_s: float) -> None:

@@ -201,12 +201,28 @@ class GenerateResponse(_message.Message):
     result: GenerationResult
     def __init__(self, result: _Optional[_Union[GenerationResult, _Mapping]] = ...) -> None: ...
 
+class ModelPlacement(_message.Message):
+    __slots__ = ("device", "device_name", "tensor_parallel_size", "dtype", "page_size", "num_pages")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    device_name: str
+    tensor_parallel_size: int
+    dtype: str
+    page_size: int
+    num_pages: int
+    def __init__(self, device: _Optional[str] = ..., device_name: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., dtype: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ...) -> None: ...
+
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("target_model", "draft_model", "max_model_len", "num_token_ids", "eos_token_ids", "num_speculative_tokens", "acceptance_method", "draft_attached", "version", "num_running", "num_waiting", "target_pages_free", "draft_pages_free", "draft_length_mode", "draft_length")
+    __slots__ = ("target_model", "draft_model", "max_model_len", "num_token_ids", "eos_token_ids", "num_speculative_tokens", "acceptance_method", "draft_attached", "version", "num_running", "num_waiting", "target_pages_free", "draft_pages_free", "draft_length_mode", "draft_length", "target_placement", "draft_placement")
     TARGET_MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +238,8 @@ class GetModelInfoResponse(_message.Message):
     DRAFT_PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LENGTH_MODE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     target_model: str
     draft_model: str
     max_model_len: int
@@ -237,4 +255,6 @@ class GetModelInfoResponse(_message.Message):
     draft_pages_free: int
     draft_length_mode: str
     draft_length: float
-    def __init__(self, target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., draft_attached: _Optional[bool] = ..., version: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., target_pages_free: _Optional[int] = ..., draft_pages_free: _Optional[int] = ..., draft_length_mode: _Optional[str] = ..., draft_length: _Optional[float] = ...) -> None: ...
+    target_placement: ModelPlacement
+    draft_placement: ModelPlacement
+    def __init__(self, target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., draft_attached: _Optional[bool] = ..., version: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., target_pages_free: _Optional[int] = ..., draft_pages_free: _Optional[int] = ..., draft_length_mode: _Optional[str] = ..., draft_length: _Optional[float] = ..., target_placement: _Optional[_Union[ModelPlacement, _Mapping]] = ..., draft_placement: _Optional[_Union[ModelPlacement, _Mapping]] = ...) -> None: ...

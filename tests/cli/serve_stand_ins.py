@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from outrider.cli.stack.plan import StackPlan
-from outrider.cli.stack.running import run_until_signal
+from outrider.cli.stack.running import Described, run_until_signal
 from outrider.cli.stack.supervisor import Stack
 from outrider.telemetry import guard_output
 from tests.cli.fake_service import note
@@ -21,7 +21,7 @@ def main() -> None:
     guard_output()
     verbose, notes, *arguments = sys.argv[1:]
 
-    def say_ready(plan: StackPlan) -> None:
+    def say_ready(plan: StackPlan, described: Described) -> None:
         print("ready")  # noqa: T201
         note(Path(notes), "ready")
 

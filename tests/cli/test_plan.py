@@ -168,26 +168,6 @@ def test_behind_tls_a_service_is_asked_over_http_whether_it_serves() -> None:
     assert made.coordinator.probe == made.coordinator.address
 
 
-@pytest.mark.parametrize(
-    ("flags", "shares"),
-    [
-        ({}, (0.7, 0.2)),
-        ({("draft", "device"): "cuda:1"}, (None, None)),
-        ({("draft", "device"): "cuda:1", ("target", "tensor_parallel_size"): 2}, (0.7, 0.2)),
-        ({("draft", "device"): "cpu"}, (None, None)),
-        ({("target", "kv_cache_bytes"): 1 << 30}, (None, 0.2)),
-        ({("target", "gpu_memory_utilization"): 0.5, ("draft", "num_pages"): 7}, (0.5, None)),
-    ],
-)
-def test_models_on_one_gpu_have_each_a_share_of_it(
-    flags: dict[tuple[str, str], Any], shares: tuple[float | None, float | None]
-) -> None:
-    on_gpu = {("draft", "model"): "/d", ("target", "device"): "cuda", ("draft", "device"): "cuda"}
-    models = plan({**on_gpu, **flags}).models
-    target, draft = load(TargetSettings, models[0].argv, {}), load(DraftSettings, models[1].argv, {})
-    assert (target.gpu_memory_utilization, draft.gpu_memory_utilization) == shares
-
-
 def test_graphs_are_captured_for_what_the_coordinator_asks_for() -> None:
     made = plan(
         {

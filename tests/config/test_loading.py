@@ -114,7 +114,12 @@ def test_a_section_survives_its_own_flags(section: type[Section], argv: list[str
             "",
             ["target.num_pages", "gpu_memory_utilization"],
         ),
-        (["--model", "m", "--gpu-memory-utilization", "0.5"], {}, "", ["target.gpu_memory_utilization", "cpu"]),
+        (
+            ["--model", "m", "--device", "cpu", "--gpu-memory-utilization", "0.5"],
+            {},
+            "",
+            ["target.gpu_memory_utilization", "cpu"],
+        ),
         ([], {}, "", ["target.model", "must be set"]),
         (["--config", "/nowhere.yaml"], {}, "", ["/nowhere.yaml", "cannot be read"]),
         (["--config", "/no\0where.yaml"], {}, "", ["/no\\x00where.yaml", "cannot be read"]),

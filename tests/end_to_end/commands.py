@@ -18,7 +18,7 @@ from outrider.cli.stack.preflight import free_port
 
 DEADLINE_S = 240.0
 """Generous: a start imports torch twice, on a machine that may be busy with other tests."""
-SERVICES = {"outrider_target", "outrider_draft", "coordinator"}
+SERVICES = {"outrider_target", "outrider_draft", "outrider_coordinator"}
 
 
 class Command:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.timeout(300)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 PUBLIC_NAMES = {
-    "coordinator": "outrider.v1.GenerationService",
+    "outrider_coordinator": "outrider.v1.GenerationService",
     "outrider_target": "outrider.v1.TargetService",
     "outrider_draft": "outrider.v1.DraftService",
 }
@@ -54,14 +55,19 @@ def token_ids(deltas: list[Delta]) -> tuple[int, ...]:
     return tuple(token_id for delta in deltas for token_id in delta.token_ids)
 
 
-def test_it_says_where_it_serves_in_one_line_and_serves(served: Command, client: Client) -> None:
+def test_it_says_where_it_serves_and_on_what_and_serves(served: Command, client: Client) -> None:
     info = client.model_info()
     assert info.num_speculative_tokens == 3
     assert info.draft_attached
     short = {**LONG, "max_tokens": 24}
     assert client.generate(**short).token_ids == client.generate(**{**short, "num_speculative_tokens": 0}).token_ids
-    assert len(served.out) == 1
-    assert any("pages of 16 tokens" in line for line in served.err)
+    target, draft = info.target_placement, info.draft_placement
+    assert (target.device, target.dtype, draft.device) == ("cpu", "float32", "cpu")
+    assert target.kv_cache_tokens > 0
+    wait_until(lambda: len(served.out) >= 4, "the facts below the ready line", served.out)
+    assert served.out[1].endswith(f" on cpu, float32, KV cache {target.kv_cache_tokens:,} tokens\n")
+    assert served.out[1].startswith("  target: ") and served.out[2].startswith("  draft: ")
+    assert served.out[3] == "  drafts: 3 tokens in each step\n"
 
 
 def test_generate_and_info_on_the_command_line(served: Command) -> None:
@@ -70,7 +76,11 @@ def test_generate_and_info_on_the_command_line(served: Command) -> None:
     assert made.stdout.endswith("\n")
     for name in ("time to first token", "acceptance", "mean acceptance length", "in draft", "in target", "on the wire"):
         assert name in made.stderr
-    assert re.search(r"num_speculative_tokens +3", outrider("info", *options).stdout)
+    shown = outrider("info", *options).stdout
+    assert re.search(r"^drafts +3 tokens in each step", shown, re.MULTILINE)
+    assert re.search(r"^ +cpu, float32, KV cache [\d,]+ tokens, [\d,]+ free$", shown, re.MULTILINE)
+    facts = json.loads(outrider("info", "--json", *options).stdout)
+    assert (facts["num_speculative_tokens"], facts["target_placement"]["device"]) == (3, "cpu")
 
 
 def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -14,6 +14,7 @@ from outrider.generation import (
     GenerationRequest,
     GenerationResult,
     ModelInfo,
+    ModelPlacement,
     Progress,
     Resumption,
     SpeculationStats,
@@ -199,6 +200,7 @@ def batches(events: st.SearchStrategy[Any]) -> st.SearchStrategy[ports.EventBatc
 descriptions = st.builds(
     ModelDescription,
     role=st.sampled_from(["draft", "target"]),
+    device_name=text,
     model_name=text,
     architecture=text,
     vocab_size=u32,
@@ -263,6 +265,7 @@ deltas = st.builds(
     progress=st.none() | st.builds(Progress, speculations, timings),
 )
 started = st.builds(Started, u64, st.none() | ids, u32, methods, text, text, u32)
+placements = st.builds(ModelPlacement, text, text, st.integers(1, 64), text, u32, u32)
 infos = st.builds(
     ModelInfo,
     target_model=text,
@@ -280,4 +283,6 @@ infos = st.builds(
     draft_pages_free=u32,
     draft_length_mode=st.sampled_from(["auto", "fixed"]),
     draft_length=st.floats(0.0, 128.0),
+    target_placement=placements,
+    draft_placement=placements,
 )

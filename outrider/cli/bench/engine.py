@@ -56,7 +56,7 @@ def engine(
     num_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     samples: Samples = 20,
     warmups: Warmups = 3,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "auto",
     load_format: LoadFormat = "safetensors",
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share the model.")] = 1,

@@ -7,6 +7,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from outrider.cli.stack.gpus import find_gpus
 from outrider.config import fields
 
 
@@ -22,6 +23,13 @@ def _known_format(name: str) -> str:
     return name
 
 
+def _found_device(name: str) -> str:
+    """A result names the device that was measured."""
+    if name != "auto":
+        return name
+    return "cuda" if find_gpus().names else "cpu"
+
+
 Save = Annotated[
     str | None,
     typer.Option(
@@ -33,7 +41,7 @@ Save = Annotated[
 ]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Timed goes of each case.")]
 Warmups = Annotated[int, typer.Option("--warmups", min=0, help="Goes before them that are not timed.")]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option("--device", callback=_found_device, help="auto, cpu, cuda or cuda:N.")]
 LoadFormat = Annotated[
     str,
     typer.Option("--load-format", callback=_known_format, help="safetensors, dummy (noise) or synthetic (by recipe)."),

@@ -35,7 +35,7 @@ def interference(
     prefill_len: Annotated[int, typer.Option(min=1, help="Prompt tokens of those that come between.")] = 8192,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Of the prompts.")] = 0,
-    device: Device = "cpu",
+    device: Device = "auto",
     draft_device: Annotated[str | None, typer.Option(help="Another device for the draft.")] = None,
     dtype: Dtype = "auto",
     load_format: LoadFormat = "safetensors",

@@ -20,7 +20,7 @@ def kernels(
     num_positions: Annotated[int, typer.Option(min=1, help="Positions a sequence that are scored.")] = 8,
     samples: Samples = 20,
     warmups: Warmups = 3,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "auto",
     save_as: Save = None,
 ) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from outrider.cli.bench.harness import is_synthetic, pair_name
 from outrider.cli.settings_flags import parse_set
-from outrider.cli.stack.plan import Place, StackPlan, plan_stack
-from outrider.cli.stack.preflight import check, free_port
-from outrider.cli.stack.secret import make_link_secret
+from outrider.cli.stack.plan import Place, StackPlan
+from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.preparation import prepare_stack
 from outrider.config import load_all
 from outrider.demo import DRAFT, TARGET
 from outrider.errors import ConfigError
@@ -90,6 +90,4 @@ def plan_pair(
         ("coordinator", "port"): free_port(),
         **parse_set(set_options),
     }
-    effective = load_all(flags)
-    check(effective.settings)
-    return plan_stack(effective.settings, explicit=effective.origins, free_port=free_port, secret=make_link_secret())
+    return prepare_stack(load_all(flags))

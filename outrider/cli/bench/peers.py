@@ -33,7 +33,7 @@ def peers(
     input_len: Annotated[int, typer.Option("--input-len", min=1, help="Prompt tokens.")] = 64,
     output_len: Annotated[int, typer.Option("--output-len", min=2, help="New tokens.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Of the prompts.")] = 0,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "auto",
     save_as: Save = None,
 ) -> None:

@@ -78,7 +78,7 @@ def serve(
             min=0, help="Gap of log-probabilities that passes as a tie.", show_default="0.001 in float32, else 0.25"
         ),
     ] = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     draft_device: Annotated[str | None, typer.Option(help="Another device for the draft.")] = None,
     dtype: Dtype = "auto",
     load_format: LoadFormat = "safetensors",

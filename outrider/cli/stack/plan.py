@@ -16,9 +16,6 @@ from outrider.transport.security import OPEN_CLIENT, ClientSecurity, link_securi
 
 LOOPBACK = "127.0.0.1"
 _MARGIN_S = 5.0
-_TARGET_SHARE, _DRAFT_SHARE = 0.7, 0.2
-"""Of the memory of a GPU that both are on; the rest is for what the processes need besides."""
-_CACHE_SIZES = ("num_pages", "kv_cache_bytes", "gpu_memory_utilization")
 
 SectionT = TypeVar("SectionT", TargetSettings, DraftSettings, CoordinatorSettings)
 ModelT = TypeVar("ModelT", TargetSettings, DraftSettings)
@@ -57,6 +54,8 @@ class StackPlan:
     coordinator: ServiceSpec
     link: ClientSecurity = OPEN_CLIENT
     """What the models ask of whoever attaches to them."""
+    note: str = ""
+    """Where the models were placed, in a line for people; empty where the settings said so."""
 
     @property
     def address(self) -> str:
@@ -77,8 +76,6 @@ def plan_stack(
     """
     if secret is not None and _is_open(settings):
         return _inheriting(secret, plan_stack(_secured(settings, secret), explicit=explicit, free_port=free_port))
-    if _share_a_gpu(settings):
-        settings = _sharing(settings)
     settings = _captured_for(settings, explicit)
     settings = _with_room_for_sessions(settings, explicit)
     free_port = _avoiding(_named_ports(settings), free_port)
@@ -164,34 +161,6 @@ def _avoiding(ports: Collection[int], free_port: Callable[[], int]) -> Callable[
 def _named_ports(settings: Settings) -> set[int]:
     sections = (settings.target, settings.draft, settings.coordinator)
     return {port for one in sections for port in (one.port, one.health_port, one.metrics_port) if port is not None}
-
-
-def _share_a_gpu(settings: Settings) -> bool:
-    """Whether two models will look at the same GPU's free memory, each without knowing of the other."""
-    target, draft = settings.target, settings.draft
-    if draft.method is not DraftMethod.DRAFT_MODEL or target.device == "cpu" or draft.device == "cpu":
-        return False
-    return bool(_gpus(target) & _gpus(draft))
-
-
-def _gpus(section: TargetSettings | DraftSettings) -> set[int]:
-    first = int(section.device.partition(":")[2] or 0)
-    return set(range(first, first + section.tensor_parallel_size))
-
-
-def _sharing(settings: Settings) -> Settings:
-    """Each with its share, unless its cache has a size."""
-    return replace(
-        settings,
-        target=_with_share(settings.target, _TARGET_SHARE),
-        draft=_with_share(settings.draft, _DRAFT_SHARE),
-    )
-
-
-def _with_share(section: SectionT, share: float) -> SectionT:
-    if any(getattr(section, name) is not None for name in _CACHE_SIZES):
-        return section
-    return section.model_copy(update={"gpu_memory_utilization": share})
 
 
 def _local(section: SectionT, explicit: Collection[Place], free_port: Callable[[], int]) -> SectionT:

@@ -24,6 +24,7 @@ from outrider.client import AsyncClient
 from outrider.errors import OutriderError
 from outrider.telemetry.progress import ByteProgress
 from outrider.transport.remote import RemoteDraft, RemoteTarget
+from outrider.types import ModelDescription
 
 ResultT = TypeVar("ResultT")
 
@@ -109,11 +110,15 @@ def _record(line: str) -> dict[str, Any]:
     return dict(record)
 
 
-async def run_until_signal(plan: StackPlan, *, verbose: int, on_ready: Callable[[StackPlan], None]) -> None:
+Described = dict[str, ModelDescription]
+"""What "target" and "draft" say of themselves; without one that could not be asked."""
+
+
+async def run_until_signal(plan: StackPlan, *, verbose: int, on_ready: Callable[[StackPlan, Described], None]) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; raises ``UnavailableError`` when a service cannot start."""
 
     async def serve() -> None:
-        on_ready(plan)
+        on_ready(plan, await _describe_models(plan))
         await asyncio.Event().wait()
 
     with contextlib.suppress(asyncio.CancelledError):
@@ -147,18 +152,18 @@ async def _until_signal(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 async def _inside_stack(plan: StackPlan, verbose: int, work: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
     listener = TerminalListener(verbose)
+    if plan.note:
+        progress.print(plan.note, style="dim", markup=False)
     with contextlib.closing(listener):
         async with Stack(plan, probe=is_serving, listener=listener) as stack:
             listener.close()
-            if verbose:
-                with contextlib.suppress(OutriderError):  # it died meanwhile: the stack starts it again
-                    await _report_models(plan)
             return await stack.watch(work())
 
 
-async def _report_models(plan: StackPlan) -> None:
+async def _describe_models(plan: StackPlan) -> Described:
+    described: Described = {}
     for spec in plan.models:
         remote = (RemoteTarget if spec.name == "target" else RemoteDraft)(spec.address, plan.link)
-        facts = await remote.describe()
-        room = f", {facts.num_pages} pages of {facts.page_size} tokens" if facts.num_pages else ""
-        progress.print(f"{spec.name}: {facts.model_name} at {spec.address}{room}", markup=False)
+        with contextlib.suppress(OutriderError):  # it died meanwhile: the stack starts it again
+            described[spec.name] = await remote.describe()
+    return described

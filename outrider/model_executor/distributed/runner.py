@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from outrider.config import DraftSettings, TargetSettings, service_module, to_argv
-from outrider.model_executor.device_setup import prepare_device
+from outrider.errors import ConfigError
+from outrider.model_executor.device_setup import prepare_device, resolve_device
 from outrider.model_executor.distributed.process_group import Follower, Leader, OnFailure
 from outrider.model_executor.distributed.rank_info import Place, find_place
 from outrider.model_executor.distributed.sharding import Shard
@@ -41,6 +42,7 @@ def open_runner(
     ``on_failure`` is called when a rank that shares the model is lost; the process ends soon after.
     """
     place = find_place(settings.tensor_parallel_size)
+    settings = _with_device(settings)
     device = device_of(settings.device, place.local_rank)
     dtype = prepare_device(device, settings.dtype, _num_threads(settings))
     if place.size == 1:
@@ -61,6 +63,7 @@ def open_runner(
 
 def follow_model(settings: Settings, place: Place) -> None:
     """Load this rank's part and run what rank 0 says, until it says no more."""
+    settings = _with_device(settings)
     device = device_of(settings.device, place.local_rank)
     dtype = prepare_device(device, settings.dtype, _num_threads(settings))
     follower = Follower(place, torch.device(device), one_shot=settings.one_shot_all_reduce)
@@ -80,6 +83,14 @@ def _follow(follower: Follower, execution: ModelExecutor) -> None:
         if step.operation != Operation.COPY_PAGES:
             execution.wait()
             follower.heartbeats.num_finished += 1
+
+
+def _with_device(settings: Settings) -> Settings:
+    """The settings without "auto"; ``ConfigError`` where they ask for more than the device has."""
+    device = resolve_device(settings.device, settings.tensor_parallel_size)
+    if settings.gpu_memory_utilization is not None and device == "cpu":
+        raise ConfigError("gpu_memory_utilization", "is set, and torch finds no GPU: give kv_cache_bytes on a CPU")
+    return settings.model_copy(update={"device": device})
 
 
 def device_of(device: str, local_rank: int) -> str:

@@ -39,6 +39,7 @@ def describe_model(
         dtype=str(runner.dtype).removeprefix("torch."),
         device=str(runner.device),
         device_id=_device_id(runner.device),
+        device_name=torch.cuda.get_device_name(runner.device) if runner.device.type == "cuda" else "",
         page_size=runner.page_size,
         num_pages=runner.sequences.pool.num_pages,
         tokenizer_files=tokenizer.files,

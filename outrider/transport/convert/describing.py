@@ -31,6 +31,7 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
         dtype=description.dtype,
         device=description.device,
         device_id=description.device_id,
+        device_name=description.device_name,
         page_size=description.page_size,
         num_pages=description.num_pages,
         tokenizer_files=[
@@ -65,6 +66,7 @@ def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
         dtype=message.dtype,
         device=message.device,
         device_id=message.device_id,
+        device_name=message.device_name,
         page_size=message.page_size,
         num_pages=message.num_pages,
         tokenizer_files={file.name: file.content for file in message.tokenizer_files},

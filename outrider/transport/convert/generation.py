@@ -9,6 +9,7 @@ from outrider.generation import (
     GenerationRequest,
     GenerationResult,
     ModelInfo,
+    ModelPlacement,
     Progress,
     Resumption,
     SpeculationStats,
@@ -277,6 +278,7 @@ def last_delta(result: GenerationResult) -> Delta:
 def info_to_proto(info: ModelInfo) -> pb.GetModelInfoResponse:
     """Facts of what is served."""
     values = {name: getattr(info, name) for name in ModelInfo.__slots__}
+    values |= {name: _placement_to_proto(getattr(info, name)) for name in _PLACEMENTS}
     return pb.GetModelInfoResponse(**{**values, "acceptance_method": method_to_proto(info.acceptance_method)})
 
 
@@ -286,4 +288,17 @@ def info_from_proto(message: pb.GetModelInfoResponse) -> ModelInfo:
     if method is None:
         raise ProtocolError("acceptance_method: must be said")
     values = {name: getattr(message, name) for name in ModelInfo.__slots__}
+    values |= {name: _placement_from_proto(getattr(message, name)) for name in _PLACEMENTS}
     return ModelInfo(**{**values, "acceptance_method": method, "eos_token_ids": tuple(message.eos_token_ids)})
+
+
+_PLACEMENTS = ("target_placement", "draft_placement")
+
+
+def _placement_to_proto(placement: ModelPlacement) -> pb.ModelPlacement:
+    return pb.ModelPlacement(**{name: getattr(placement, name) for name in ModelPlacement.__slots__})
+
+
+def _placement_from_proto(message: pb.ModelPlacement) -> ModelPlacement:
+    values = {name: getattr(message, name) for name in ModelPlacement.__slots__}
+    return ModelPlacement(**{**values, "tensor_parallel_size": message.tensor_parallel_size or 1})

@@ -1,0 +1,37 @@
+"""Facts of what is served, as lines for people: the ready lines of ``serve`` and the table of ``info``."""
+
+from __future__ import annotations
+
+from outrider.generation import ModelPlacement
+
+
+def device_text(device: str, size: int, name: str = "") -> str:
+    """A device, and the GPU's name where it is known: "cuda:0-3 (4 x NVIDIA H200)"."""
+    kind, _, first = device.partition(":")
+    start = int(first or 0)
+    if kind != "cuda":
+        return device if size == 1 else f"{device} ({size} processes)"
+    if size == 1:
+        return f"cuda:{start} ({name})" if name else f"cuda:{start}"
+    return f"cuda:{start}-{start + size - 1}" + (f" ({size} x {name})" if name else "")
+
+
+def placement_text(placement: ModelPlacement) -> str:
+    """Where one replica of a model runs, as what, and with how much room; empty for a draft without a model."""
+    if not placement.device:
+        return ""
+    where = device_text(placement.device, placement.tensor_parallel_size, placement.device_name)
+    return f"{where}, {placement.dtype}, KV cache {placement.kv_cache_tokens:,} tokens"
+
+
+def model_text(name: str, placement: ModelPlacement) -> str:
+    """A model and where it runs."""
+    where = placement_text(placement)
+    return f"{name} on {where}" if where else name
+
+
+def draft_length_text(num_speculative_tokens: int, mode: str) -> str:
+    """How many tokens a step drafts."""
+    if mode == "fixed":
+        return f"{num_speculative_tokens} tokens in each step"
+    return f"up to {num_speculative_tokens} tokens a step, by expected throughput"

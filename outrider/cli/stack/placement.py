@@ -1,0 +1,138 @@
+"""Placement of the models: which GPU each is on where the settings leave it open, and its share of the memory.
+
+``auto`` is a GPU where there is one: the target's from the first on, the draft's where enough others are left, else the
+same. Without a GPU it is the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from outrider.cli.facts import device_text
+from outrider.cli.stack.gpus import Gpus
+from outrider.config import DraftSettings, Settings, TargetSettings
+from outrider.config.fields import DraftMethod
+from outrider.errors import ConfigError
+
+_SHARE = 0.9
+"""Of the memory of a GPU that both models are on; the rest is for what the processes need besides."""
+_PART_OF_TARGET = 7 / 9
+_CACHE_SIZES = ("num_pages", "kv_cache_bytes", "gpu_memory_utilization")
+
+ModelT = TypeVar("ModelT", TargetSettings, DraftSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Settings whose devices are decided."""
+
+    settings: Settings
+    note: str = ""
+    """Where the models run, in a line for people; empty where the settings said so themselves."""
+
+
+def place(settings: Settings, gpus: Gpus, *, gpu_memory_utilization: float | None = None) -> Placed:
+    """Decide the devices of both models; ``ConfigError`` where more GPUs are wanted than there are.
+
+    ``gpu_memory_utilization`` is the share of each GPU's memory for all that runs on it: models on one GPU split it.
+    """
+    target = _choose(settings.target, gpus, settings.draft if _has_draft(settings) else None)
+    draft = _choose(settings.draft, gpus, target) if _has_draft(settings) else _on(settings.draft, "cpu")
+    placed = replace(settings, target=target, draft=draft)
+    was_open = "auto" in {settings.target.device, settings.draft.device if _has_draft(settings) else ""}
+    return Placed(_with_shares(placed, gpu_memory_utilization), _note(placed, gpus) if was_open else "")
+
+
+def share_a_gpu(settings: Settings) -> bool:
+    """Whether both models look at the same GPU's free memory, each without knowing of the other."""
+    return _has_draft(settings) and bool(_indexes(settings.target) & _indexes(settings.draft))
+
+
+def _has_draft(settings: Settings) -> bool:
+    return settings.draft.method is DraftMethod.DRAFT_MODEL
+
+
+def _choose(section: ModelT, gpus: Gpus, other: TargetSettings | DraftSettings | None) -> ModelT:
+    """The section on the first GPUs without the other model, else on the first; on the CPU where there is none."""
+    if section.device != "auto":
+        _require(section, gpus)
+        return section
+    if not gpus.names:
+        _check_fits_cpu(section, gpus)
+        return _on(section, "cpu")
+    taken = _indexes(other) if other is not None else set()
+    places = [_on(section, f"cuda:{first}") for first in range(len(gpus.names) - section.tensor_parallel_size + 1)]
+    chosen = next((one for one in places if not taken & _indexes(one)), _on(section, "cuda:0"))
+    _require(chosen, gpus)
+    return chosen
+
+
+def _on(section: ModelT, device: str) -> ModelT:
+    return section.model_copy(update={"device": device})
+
+
+def _indexes(section: TargetSettings | DraftSettings) -> set[int]:
+    """Of its GPUs; none where it is on the CPU, or nothing is decided."""
+    kind, _, first = section.device.partition(":")
+    start = int(first or 0)
+    return set(range(start, start + section.tensor_parallel_size)) if kind == "cuda" else set()
+
+
+def _require(section: TargetSettings | DraftSettings, gpus: Gpus) -> None:
+    needed = _indexes(section)
+    if not needed or max(needed) < len(gpus.names):
+        return
+    there = f"{len(gpus.names)} ({', '.join(gpus.names)})" if gpus.names else "no GPU here that torch can use"
+    if section.tensor_parallel_size > 1:
+        where = device_text(section.device, section.tensor_parallel_size)
+        problem = f"is {section.tensor_parallel_size}, which needs {where}; there is {there}"
+        raise ConfigError(f"{section.name}.tensor_parallel_size", problem)
+    raise ConfigError(f"{section.name}.device", f"{section.device} was asked for; there is {there}")
+
+
+def _check_fits_cpu(section: TargetSettings | DraftSettings, gpus: Gpus) -> None:
+    why = gpus.problem or "no GPU was found"
+    if section.gpu_memory_utilization is not None:
+        raise ConfigError(f"{section.name}.gpu_memory_utilization", f"is set, and {why}: give kv_cache_bytes on a CPU")
+    if section.tensor_parallel_size > 1:
+        problem = f"is {section.tensor_parallel_size}, and {why}; --device cpu runs so many processes on the CPU"
+        raise ConfigError(f"{section.name}.tensor_parallel_size", problem)
+
+
+def _with_shares(settings: Settings, utilization: float | None) -> Settings:
+    if share_a_gpu(settings):
+        share = _SHARE if utilization is None else utilization
+        target, draft = share * _PART_OF_TARGET, share * (1 - _PART_OF_TARGET)
+    elif utilization is None:
+        return settings
+    elif not _indexes(settings.target) and not (_has_draft(settings) and _indexes(settings.draft)):
+        raise ConfigError("gpu_memory_utilization", "is set, and no model is on a GPU: give kv_cache_bytes on a CPU")
+    else:
+        target = draft = utilization
+    return replace(settings, target=_with_share(settings.target, target), draft=_with_share(settings.draft, draft))
+
+
+def _with_share(section: ModelT, share: float) -> ModelT:
+    """Unless its cache has a size, or it has no GPU."""
+    if not _indexes(section) or any(getattr(section, name) is not None for name in _CACHE_SIZES):
+        return section
+    return section.model_copy(update={"gpu_memory_utilization": round(share, 4)})
+
+
+def _note(settings: Settings, gpus: Gpus) -> str:
+    target, draft = settings.target, settings.draft
+    if not gpus.names:
+        return f"{gpus.problem or 'no GPU was found'}: the models run on the CPU"
+    on_target = _where(target, gpus)
+    if not _has_draft(settings):
+        return f"the target runs on {on_target}"
+    if share_a_gpu(settings):
+        return f"target and draft share {on_target}"
+    return f"the target runs on {on_target}, the draft on {_where(draft, gpus)}"
+
+
+def _where(section: TargetSettings | DraftSettings, gpus: Gpus) -> str:
+    first = min(_indexes(section), default=0)
+    name = gpus.names[first] if _indexes(section) else ""
+    return device_text(section.device, section.tensor_parallel_size, name)

@@ -1,0 +1,34 @@
+"""From settings to a plan that can be started: what cannot work is refused here, before any process is.
+
+Owns the order of the checks that ``serve``, ``demo`` and the benchmarks share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outrider.cli.stack.gpus import NO_GPUS, find_gpus
+from outrider.cli.stack.placement import place
+from outrider.cli.stack.plan import StackPlan, plan_stack
+from outrider.cli.stack.preflight import check, free_port
+from outrider.cli.stack.secret import make_link_secret
+from outrider.config import Effective, Settings
+from outrider.config.fields import DraftMethod
+
+
+def prepare_stack(effective: Effective, *, gpu_memory_utilization: float | None = None) -> StackPlan:
+    """The plan for these settings; ``ConfigError`` or ``ModelError`` for the first thing that cannot work.
+
+    ``gpu_memory_utilization`` is the share of each GPU's memory for all that runs on it, in (0, 1].
+    """
+    check(effective.settings)
+    gpus = find_gpus() if _may_need_gpu(effective.settings) else NO_GPUS
+    placed = place(effective.settings, gpus, gpu_memory_utilization=gpu_memory_utilization)
+    plan = plan_stack(placed.settings, explicit=effective.origins, free_port=free_port, secret=make_link_secret())
+    return replace(plan, note=placed.note)
+
+
+def _may_need_gpu(settings: Settings) -> bool:
+    has_draft = settings.draft.method is DraftMethod.DRAFT_MODEL
+    devices = {settings.target.device, *([settings.draft.device] if has_draft else [])}
+    return devices != {"cpu"}
