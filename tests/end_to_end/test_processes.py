@@ -150,7 +150,9 @@ def test_sigterm_lets_a_running_stream_finish_and_leaves_nobody(served: Command,
         stream = client.stream(**LONG)
         deltas = [next(stream)]
         served.terminate()
-        wait_until(lambda: health(channel, PUBLIC_NAMES["coordinator"]) == NOT_SERVING, "NOT_SERVING", served.err)
+        wait_until(
+            lambda: health(channel, PUBLIC_NAMES["outrider_coordinator"]) == NOT_SERVING, "NOT_SERVING", served.err
+        )
         assert client.model_info().num_running == 1
         assert health(channel, "") == NOT_SERVING
         assert health(channel, "liveness") == SERVING

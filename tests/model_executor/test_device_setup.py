@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.config import TargetSettings
+from outrider.config import TargetSettings, load
 from outrider.errors import ConfigError
 from outrider.model_executor.device_setup import resolve_device
 from outrider.model_executor.distributed.runner import open_runner
@@ -30,4 +30,4 @@ def test_a_model_is_split_on_the_cpu_only_where_that_is_said(monkeypatch: pytest
 def test_a_share_of_a_gpu_is_refused_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="gpu_memory_utilization: is set, and torch finds no GPU"):
-        open_runner(TargetSettings(model=str(tmp_path), gpu_memory_utilization=0.5))
+        open_runner(load(TargetSettings, ["--model", str(tmp_path), "--gpu-memory-utilization", "0.5"], {}))
