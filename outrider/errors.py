@@ -4,6 +4,7 @@
 
     OutriderError
     ├── InvalidRequestError      a request's field is wrong; names the field
+    ├── ModelNotFoundError       a request names a model that is not served
     ├── ConfigError              a setting is wrong or unknown; names the setting
     ├── ModelError               a model folder cannot be served
     │   └── NonFiniteLogitsError   a forward gave NaN or infinite logits for one session
@@ -38,6 +39,12 @@ class InvalidRequestError(OutriderError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+
+
+class ModelNotFoundError(OutriderError):
+    """A request names a model that is not served; the message says which are."""
+
+    field = "model"
 
 
 class ConfigError(OutriderError):

@@ -5,11 +5,15 @@ Plain values, shared by the SDK and the coordinator. Knows no transport and no t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from outrider.chat import ChatPrompt
 from outrider.types import AcceptanceMethod, FinishReason, ModelDescription, SamplingParams, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
+DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Sampling parameters that a model may have defaults of its own for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +28,20 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request for text. Exactly one of ``prompt`` and ``prompt_token_ids`` is set."""
+    """One request for text. Exactly one of ``prompt``, ``prompt_token_ids`` and ``chat`` is set."""
 
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    chat: ChatPrompt | None = None
+    """A conversation, which the model's chat template makes a prompt of."""
+    add_special_tokens: bool | None = None
+    """Put around the prompt what the tokenizer puts around every text. None: around text, and not around a chat."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
     max_tokens: int = DEFAULT_MAX_TOKENS
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    defaulted: frozenset[str] = frozenset()
+    """Sampling parameters that are left to the server, which may know the model's own defaults."""
     """Its ``bad_words`` stays empty here: words are text until the coordinator has tokenized them."""
     bad_words: tuple[str, ...] = ()
     seed: int | None = None
@@ -196,6 +208,18 @@ class ModelPlacement:
 
 NOWHERE = ModelPlacement()
 """Of a model that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The files that make the served model's tokenizer and chat templates."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Name -> content; empty where the caller knows them already."""
+    bos_token_id: int | None = None
+    """The id put before every text, if the tokenizer asks for one."""
+    sha256: str = ""
+    """Of all names and contents, in hex."""
 
 
 @dataclass(frozen=True, slots=True)

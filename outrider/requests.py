@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from outrider import limits
+from outrider.chat import check_chat
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationRequest, Resumption
 from outrider.limits import MAX_DRAFT_LENGTH, MAX_LOGPROBS, MAX_SEED, MAX_TOKENS, ModelLimits
@@ -80,13 +81,17 @@ def check_against_model(
 
 
 def _prompt_field(request: GenerationRequest) -> str:
+    if request.chat is not None:
+        return "messages"
     return "prompt" if request.prompt is not None else "prompt_token_ids"
 
 
 def _check_prompt(request: GenerationRequest) -> None:
-    if (request.prompt is None) == (request.prompt_token_ids is None):
-        raise InvalidRequestError("prompt", "exactly one of prompt and prompt_token_ids must be given")
-    if request.prompt is not None:
+    if [request.prompt, request.prompt_token_ids, request.chat].count(None) != 2:
+        raise InvalidRequestError("prompt", "exactly one of prompt, prompt_token_ids and messages must be given")
+    if request.chat is not None:
+        check_chat(request.chat)
+    elif request.prompt is not None:
         if not request.prompt:
             raise InvalidRequestError("prompt", "must not be empty")
         _check_encodable("prompt", request.prompt)

@@ -18,11 +18,12 @@ from outrider import __version__
 from outrider.config import CoordinatorSettings
 from outrider.config.fields import DraftLengthMode
 from outrider.errors import CapacityError, InvalidRequestError, OutriderError, UnavailableError
-from outrider.generation import NOWHERE, Delta, GenerationRequest, ModelInfo, ModelPlacement
+from outrider.generation import NOWHERE, Delta, GenerationRequest, ModelInfo, ModelPlacement, TokenizerFiles
 from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.ports import Draft, DraftCommand, DraftEvent, Target, TargetCommand, TargetEvent
 from outrider.readings import Reading
 from outrider.telemetry.tracing import Tracing
+from outrider.tokenization import ModelText
 from outrider.types import ModelDescription
 from outrider_coordinator.requests.driver import Driver
 from outrider_coordinator.requests.input_processor import InputProcessor, started
@@ -37,7 +38,6 @@ from outrider_coordinator.stats.coordinator_stats import CoordinatorStats
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
 from outrider_coordinator.stats.readings import coordinator_readings
 from outrider_coordinator.stats.request_log import log_refusal
-from outrider_coordinator.text import TextTokenizer
 from outrider_coordinator.tracing import RequestTrace, RequestTraces
 
 CommandT = TypeVar("CommandT", bound=OfSession)
@@ -78,7 +78,8 @@ class Coordinator:
         """
         self._settings = settings
         self._traces = RequestTraces(tracing, max_steps=settings.max_traced_steps)
-        self._tokenizer = None if settings.tokenizer is None else TextTokenizer.from_folder(settings.tokenizer)
+        self._text = None if settings.tokenizer is None else ModelText.from_folder(settings.tokenizer)
+        """What is used in place of the target's."""
         self._planner: InputProcessor | None = None
         self._policy = DraftLengthPolicy(
             settings.num_speculative_tokens,
@@ -166,6 +167,10 @@ class Coordinator:
             draft_placement=ModelPlacement.of(draft.descriptions[0]) if draft and draft.descriptions else NOWHERE,
         )
 
+    def tokenizer_files(self) -> TokenizerFiles:
+        """What makes the tokenizer and the chat templates in use; ``UnavailableError`` until a target was attached."""
+        return self._require_planner().text.files
+
     @property
     def limits(self) -> ModelLimits:
         """What the target allows; wide until one was attached."""
@@ -239,17 +244,19 @@ class Coordinator:
     def _plan_for(self, target: ModelDescription) -> None:
         """The first target decides how text becomes tokens, the roomiest of those there are what fits."""
         if self._planner is not None:
-            tokenizer = self._planner.tokenizer
+            text = self._planner.text
         else:
-            tokenizer = self._tokenizer or TextTokenizer.from_files(
-                target.tokenizer_files, bos_token_id=target.bos_token_id
-            )
-        self._planner = InputProcessor(self._settings, target, tokenizer)
+            text = ModelText.from_files(target.tokenizer_files, bos_token_id=target.bos_token_id)
+            if self._text is not None:
+                text = replace(self._text, sampling_defaults=text.sampling_defaults)
+        self._planner = InputProcessor(self._settings, target, text)
 
 
 def _is_long(request: GenerationRequest) -> bool:
     """Whether checking, tokenizing and detokenizing for a request takes tens of milliseconds."""
+    messages = request.chat.messages if request.chat else ()
     num_characters = len(request.prompt or "") + sum(map(len, request.bad_words))
+    num_characters += sum(len(str(message.get("content", ""))) for message in messages)
     num_emitted = len(request.resume.emitted_token_ids) if request.resume else 0
     return (
         num_characters > LONG_TEXT_CHARACTERS

@@ -48,11 +48,19 @@ def generate(
     allow_plaintext_token: AllowPlaintextToken = False,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = DEFAULT_MAX_TOKENS,
     min_tokens: Annotated[int, typer.Option(help="No end before so many tokens are out.")] = 0,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus mass; 1 is off.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="How many of the likeliest tokens are kept; 0 and -1 keep all.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Drops tokens below this share of the likeliest's; 0 is off.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages tokens already seen.")] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", "-t", help="0 is greedy. Default the model's, else 1.")
+    ] = None,
+    top_p: Annotated[float | None, _option("--top-p", "Nucleus mass; 1 is off.", "the model's, else 1")] = None,
+    top_k: Annotated[
+        int | None, _option("--top-k", "How many of the likeliest are kept; 0 keeps all.", "the model's, else 0")
+    ] = None,
+    min_p: Annotated[
+        float | None, _option("--min-p", "Drops tokens below this share of the likeliest's.", "the model's, else 0")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, _option("--repetition-penalty", "Above 1 discourages seen tokens.", "the model's, else 1")
+    ] = None,
     frequency_penalty: Annotated[float, typer.Option(help="Per occurrence in the output, -2 to 2.")] = 0.0,
     presence_penalty: Annotated[float, typer.Option(help="Once for a token in the output, -2 to 2.")] = 0.0,
     logit_bias: Annotated[list[str] | None, typer.Option(metavar="ID=BIAS", help="May be repeated.")] = None,

@@ -9,8 +9,9 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
+from outrider.client.chats import build_chat
 from outrider.errors import InvalidRequestError
-from outrider.generation import DEFAULT_MAX_TOKENS, GenerationRequest
+from outrider.generation import DEFAULT_MAX_TOKENS, DEFAULTABLE, GenerationRequest
 from outrider.requests import check_request
 from outrider.telemetry.tracing.caller import active_context
 from outrider.telemetry.tracing.context import TraceContext
@@ -28,20 +29,38 @@ class GenerateOptions(TypedDict, total=False):
     """Text to go on from; this or ``prompt_token_ids``."""
     prompt_token_ids: Sequence[int] | None
     """Token ids to go on from, taken as they are."""
+    messages: Sequence[Mapping[str, Any]] | None
+    """A conversation for the model's chat template: ``{"role": "user", "content": "..."}``, oldest first."""
+    tools: Sequence[Mapping[str, Any]] | None
+    """JSON schemas of functions that the chat template may tell the model of."""
+    documents: Sequence[Mapping[str, Any]] | None
+    """Documents for chat templates that know retrieval."""
+    chat_template: str | None
+    """Name of one of the model's templates; None is the one for chats."""
+    chat_template_kwargs: Mapping[str, Any] | None
+    """Further variables of the chat template."""
+    add_generation_prompt: bool
+    """End the prompt with the header of the assistant's message, True unless the last message is continued."""
+    continue_final_message: bool
+    """Leave the last message open and continue it, False."""
+    add_special_tokens: bool
+    """Put special tokens such as the beginning of sequence around the prompt; True for a text, False for messages."""
+    skip_special_tokens: bool
+    """Leave special tokens out of the text, True."""
     max_tokens: int
     """Most tokens to generate, 16."""
     min_tokens: int
     """End and stop tokens are banned until so many tokens are out, 0."""
-    temperature: float
-    """0 is greedy, 1."""
-    top_p: float
-    """Nucleus mass in (0, 1]; 1 is off."""
-    top_k: int
-    """How many of the likeliest tokens are kept; 0 and -1 keep all."""
-    min_p: float
-    """Tokens below this share of the largest probability are dropped; 0 is off."""
-    repetition_penalty: float
-    """Above 1 discourages tokens already seen; 1 is off."""
+    temperature: float | None
+    """0 is greedy; None is the model's own default, else 1. The model's defaults are in its generation_config.json."""
+    top_p: float | None
+    """Nucleus mass in (0, 1]; 1 is off. None is the model's own default, else 1."""
+    top_k: int | None
+    """How many of the likeliest tokens are kept; 0 and -1 keep all. None is the model's own default, else 0."""
+    min_p: float | None
+    """Tokens below this share of the largest probability are dropped. None is the model's own default, else 0."""
+    repetition_penalty: float | None
+    """Above 1 discourages tokens already seen. None is the model's own default, else 1."""
     frequency_penalty: float
     """Per occurrence in the output, from -2 to 2; 0 is off."""
     presence_penalty: float
@@ -79,6 +98,8 @@ class GenerateOptions(TypedDict, total=False):
     """Seconds that may pass until a server takes the generation up again, 60; then the interruption is an error."""
     trace_parent: str | None
     """The caller's span as W3C's ``traceparent``; None is OpenTelemetry's active span, where there is one."""
+    trace_state: str | None
+    """W3C's ``tracestate`` of that span, handed on as it is."""
     cache_salt: str | None
     """Names who may share cached work on prompts: requests of different salts share nothing; at most 256 characters."""
     request_id: str | None
@@ -98,12 +119,16 @@ def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | 
     _refuse_what_is_not_offered(given)
     timeout = _take_timeout(given)
     resume_timeout(options)
-    trace = _trace(_text("trace_parent", given.get("trace_parent")))
+    trace = _trace(_text("trace_parent", given.get("trace_parent")), _text("trace_state", given.get("trace_state")))
     request = GenerationRequest(
         prompt=_text("prompt", given.get("prompt")),
         prompt_token_ids=_token_ids("prompt_token_ids", given.get("prompt_token_ids")),
+        chat=build_chat(given),
+        add_special_tokens=_flag("add_special_tokens", given) if "add_special_tokens" in given else None,
+        skip_special_tokens=_flag("skip_special_tokens", given, default=True),
         max_tokens=given.get("max_tokens", DEFAULT_MAX_TOKENS),
         sampling=_sampling(given),
+        defaulted=frozenset(name for name in DEFAULTABLE if name not in given),
         bad_words=_texts("bad_words", given.get("bad_words", ())),
         seed=given.get("seed"),
         stop=_texts("stop", given.get("stop", ())),
@@ -171,10 +196,10 @@ def _allowed(value: Any) -> tuple[int, ...]:  # noqa: ANN401 - a user's value
     return token_ids or ()
 
 
-def _trace(trace_parent: str | None) -> TraceContext | None:
+def _trace(trace_parent: str | None, trace_state: str | None) -> TraceContext | None:
     if trace_parent is None:
         return active_context()
-    context = TraceContext.parse(trace_parent)
+    context = TraceContext.parse(trace_parent, trace_state or "")
     if context is None:
         raise InvalidRequestError(
             "trace_parent", f"must be a W3C traceparent, 00-<32 hex digits>-<16>-<2>, not {trace_parent!r}"
@@ -221,8 +246,8 @@ def _text(name: str, value: Any) -> str | None:  # noqa: ANN401 - a user's value
     return value
 
 
-def _flag(name: str, given: Mapping[str, Any]) -> bool:
-    value = given.get(name, False)
+def _flag(name: str, given: Mapping[str, Any], *, default: bool = False) -> bool:
+    value = given.get(name, default)
     if not isinstance(value, bool):
         raise InvalidRequestError(name, f"must be True or False, not {value!r}")
     return value

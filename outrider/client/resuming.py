@@ -101,7 +101,7 @@ class ResumableGeneration:
         """All that the first server settled is settled: another one may have other defaults and another tokenizer."""
         request = self._request
         if started.prompt_token_ids is not None:
-            request = replace(request, prompt=None, prompt_token_ids=started.prompt_token_ids)
+            request = replace(request, prompt=None, chat=None, prompt_token_ids=started.prompt_token_ids)
         # The model's length may have trimmed max_tokens below min_tokens.
         min_tokens = min(request.sampling.min_tokens, started.max_tokens)
         return replace(

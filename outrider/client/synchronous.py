@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from outrider.client.access import client_security
 from outrider.client.addresses import Addresses, parse_addresses
@@ -14,7 +14,7 @@ from outrider.client.attempts import Attempts
 from outrider.client.requests import GenerateOptions, build_request, resume_timeout
 from outrider.client.resuming import Generation, ResumableGeneration, SingleGeneration
 from outrider.errors import OutriderError, ProtocolError
-from outrider.generation import Delta, GenerationResult, ModelInfo
+from outrider.generation import Delta, GenerationResult, ModelInfo, TokenizerFiles
 from outrider.tls import Tls
 from outrider.transport.remote_generation import BlockingGeneration
 
@@ -77,9 +77,25 @@ class Client:
         attempts = self._attempts(timeout, limit := resume_timeout(options))
         return self._deltas(SingleGeneration(request) if limit is None else ResumableGeneration(request), attempts)
 
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]] | None = None, /, **options: Unpack[GenerateOptions]
+    ) -> GenerationResult:
+        """Answer a conversation and return once: the model's chat template makes the prompt.
+
+        ``messages``: dictionaries as in OpenAI's API, oldest first. Options and errors: those of ``generate``. For the
+        answer as it comes: ``stream(messages=messages)``.
+        """
+        if messages is not None:
+            options["messages"] = messages
+        return self.generate(**options)
+
     def model_info(self) -> ModelInfo:
         """Facts of what is served."""
         return self._call(self._attempts(None, None), lambda remote, _: remote.model_info())
+
+    def tokenizer_files(self, *, known_sha256: str = "") -> TokenizerFiles:
+        """What makes the model's tokenizer and chat templates; no files when their hash is ``known_sha256``."""
+        return self._call(self._attempts(None, None), lambda remote, _: remote.tokenizer_files(known_sha256))
 
     def close(self) -> None:
         """End running calls and let go of the connections."""

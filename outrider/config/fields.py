@@ -28,6 +28,15 @@ class DraftMethod(enum.StrEnum):
     NONE = "none"
 
 
+class GenerationConfig(enum.StrEnum):
+    """Where sampling parameters that a request leaves out come from."""
+
+    AUTO = "auto"
+    """The model's ``generation_config.json``."""
+    NONE = "none"
+    """Outrider's own defaults."""
+
+
 class EvidenceForm(enum.StrEnum):
     """How much of a distribution travels with a proposal."""
 
@@ -52,6 +61,11 @@ def _known_acceptance(value: Any) -> Any:  # noqa: ANN401
     return _VLLM_ACCEPTANCE.get(value, value) if isinstance(value, str) else value
 
 
+def _known_generation_config(value: Any) -> Any:  # noqa: ANN401
+    """VLLM's name for its own defaults is understood."""
+    return GenerationConfig.NONE if value == "vllm" else value
+
+
 def _known_device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError("should be auto, cpu, cuda or cuda:N")
@@ -67,6 +81,7 @@ Device = Annotated[str, AfterValidator(_known_device)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
 Acceptance = Annotated[AcceptanceMethod, BeforeValidator(_known_acceptance)]
+Defaults = Annotated[GenerationConfig, BeforeValidator(_known_generation_config)]
 Text = Annotated[str, Field(min_length=1)]
 Port = Annotated[Int, Field(ge=1, le=65535)]
 Positive = Annotated[Int, Field(ge=1)]

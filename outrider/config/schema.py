@@ -13,12 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from outrider.config.fields import (
     Acceptance,
+    Defaults,
     Device,
     DraftLength,
     DraftLengthMode,
     DraftMethod,
     Dtype,
     EvidenceForm,
+    GenerationConfig,
     LoadFormat,
     LogLevel,
     MaxLogprobs,
@@ -356,6 +358,11 @@ class CoordinatorSettings(Section):
         " sooner, processor time is burnt. Unset: 1 where there are 8 or more and no quota; 0 in pods.",
     )
     tokenizer: Text | None = Field(None, description="Folder of a tokenizer to use in place of the target's.")
+    generation_config: Defaults = Field(
+        GenerationConfig.AUTO,
+        description="auto: temperature, top_p, top_k, min_p and repetition_penalty that a request leaves out are those"
+        " of the target's generation_config.json; none: they are off.",
+    )
     logprobs_mode: LogprobsMode = Field(
         LogprobsMode.RAW, description="raw: of the model's distribution; processed: of the one that was drawn from."
     )

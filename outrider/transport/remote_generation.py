@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from outrider.errors import ProtocolError, RequestCancelledError
-from outrider.generation import Delta, GenerationRequest, GenerationResult, ModelInfo
+from outrider.generation import Delta, GenerationRequest, GenerationResult, ModelInfo, TokenizerFiles
 from outrider.transport.channels import check_address, open_blocking_channel, open_channel
 from outrider.transport.convert.generation import (
     delta_from_proto,
@@ -25,6 +25,7 @@ from outrider.transport.convert.generation import (
     request_to_proto,
     result_from_proto,
     started_from_proto,
+    tokenizer_from_proto,
 )
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity
 from outrider.transport.security.files import Stamp
@@ -111,6 +112,16 @@ class RemoteGeneration:
             )
         return info_from_proto(answer)
 
+    async def tokenizer_files(self, known_sha256: str) -> TokenizerFiles:
+        """Files of the tokenizer; none when they are those that are known."""
+        with self._translating():
+            answer = await self._stub().GetTokenizer(
+                pb.GetTokenizerRequest(known_sha256=known_sha256),
+                timeout=INFO_TIMEOUT_S,
+                metadata=self._security.metadata(),
+            )
+        return tokenizer_from_proto(answer)
+
     async def close(self) -> None:
         """End running calls and let go of the connection."""
         for channel in (self._channel, *self._outdated):
@@ -188,6 +199,16 @@ class BlockingGeneration:
                 pb.GetModelInfoRequest(), timeout=INFO_TIMEOUT_S, metadata=self._security.metadata()
             )
         return info_from_proto(answer)
+
+    def tokenizer_files(self, known_sha256: str) -> TokenizerFiles:
+        """Files of the tokenizer; none when they are those that are known."""
+        with translating_errors(self._address, self._security):
+            answer = self._stub().GetTokenizer(
+                pb.GetTokenizerRequest(known_sha256=known_sha256),
+                timeout=INFO_TIMEOUT_S,
+                metadata=self._security.metadata(),
+            )
+        return tokenizer_from_proto(answer)
 
     def close(self) -> None:
         """End running calls and let go of the connection."""

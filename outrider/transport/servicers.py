@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import grpc.aio
 
 from outrider.errors import ProtocolError
-from outrider.generation import Delta, GenerationRequest, ModelInfo
+from outrider.generation import Delta, GenerationRequest, ModelInfo, TokenizerFiles
 from outrider.limits import ModelLimits
 from outrider.ports import Draft, Target
 from outrider.telemetry.logs import about_request
@@ -27,6 +28,7 @@ from outrider.transport.convert.generation import (
     request_from_proto,
     result_to_proto,
     started_to_proto,
+    tokenizer_to_proto,
 )
 from outrider.transport.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S, sends_heartbeats, with_heartbeats
 from outrider.transport.pumping import LinkPump, reads_shared_memory, with_planes
@@ -47,6 +49,10 @@ class Generator(Protocol):
 
     async def model_info(self) -> ModelInfo:
         """Facts of what is served."""
+        ...
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        """What makes the tokenizer and the chat templates that are in use."""
         ...
 
     @property
@@ -167,6 +173,13 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> generation_pb2.GetModelInfoResponse:
         """Facts of what is served."""
         return info_to_proto(await self._generator.model_info())
+
+    async def GetTokenizer(
+        self, request: generation_pb2.GetTokenizerRequest, context: Context
+    ) -> generation_pb2.GetTokenizerResponse:
+        """Files of the tokenizer; without their contents where the caller knows them."""
+        found = self._generator.tokenizer_files()
+        return tokenizer_to_proto(replace(found, files={}) if found.sha256 == request.known_sha256 else found)
 
     def _deltas(
         self, request: generation_pb2.GenerateRequest, context: Context

@@ -22,46 +22,55 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from outrider.v1 import chat_pb2 as outrider_dot_v1_dot_chat__pb2
 from outrider.v1 import sampling_pb2 as outrider_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x1aoutrider/v1/sampling.proto\"\x82\x05\n\x0fGenerateRequest\x12\x15\n\x0bprompt_text\x18\x01 \x01(\tH\x00\x12\x36\n\x10prompt_token_ids\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.TokenSequenceH\x00\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\tbad_words\x18\x05 \x03(\t\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\n \x01(\x08\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\r \x01(\rH\x05\x88\x01\x01\x12\x38\n\x11\x61\x63\x63\x65ptance_method\x18\x0e \x01(\x0e\x32\x1d.outrider.v1.AcceptanceMethod\x12\x12\n\nrequest_id\x18\x0f \x01(\t\x12\x12\n\ncache_salt\x18\x12 \x01(\t\x12\x11\n\tresumable\x18\x14 \x01(\x08\x12\'\n\x06resume\x18\x15 \x01(\x0b\x32\x17.outrider.v1.ResumptionB\x08\n\x06promptB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x19\n\x17_num_speculative_tokens\"6\n\nResumption\x12\x19\n\x11\x65mitted_token_ids\x18\x01 \x03(\r\x12\r\n\x05model\x18\x02 \x01(\t\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"\xb5\x01\n\x10SpeculationStats\x12\x11\n\tnum_steps\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x04 \x03(\r\x12\x1e\n\x16mean_acceptance_length\x18\x05 \x01(\x01\x12\x19\n\x11num_judged_tokens\x18\x06 \x01(\r\"\x86\x01\n\x06Timing\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x15\n\rfirst_token_s\x18\x02 \x01(\x01\x12\x0f\n\x07total_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x64raft_s\x18\x04 \x01(\x01\x12\x10\n\x08target_s\x18\x05 \x01(\x01\x12\x10\n\x08\x61\x63\x63\x65pt_s\x18\x06 \x01(\x01\x12\x0e\n\x06wire_s\x18\x07 \x01(\x01\"\xff\x03\n\x10GenerationResult\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1f\n\x15matched_stop_token_id\x18\x04 \x01(\rH\x00\x12\x1b\n\x11matched_stop_text\x18\x05 \x01(\tH\x00\x12/\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1d.outrider.v1.PositionLogprobs\x12\x36\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1d.outrider.v1.PositionLogprobs\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x32\n\x0bspeculation\x18\t \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12#\n\x06timing\x18\x0c \x01(\x0b\x32\x13.outrider.v1.Timing\x12\x14\n\x0chas_logprobs\x18\r \x01(\x08\x12\x1b\n\x13has_prompt_logprobs\x18\x0e \x01(\x08\x12\x10\n\x08trace_id\x18\x0f \x01(\tB\x0e\n\x0cmatched_stop\"\xda\x01\n\x07Started\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x34\n\x10prompt_token_ids\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.TokenSequence\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x38\n\x11\x61\x63\x63\x65ptance_method\x18\x04 \x01(\x0e\x32\x1d.outrider.v1.AcceptanceMethod\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x1a\n\x12num_emitted_tokens\x18\x07 \x01(\r\"c\n\x08Progress\x12\x32\n\x0bspeculation\x18\x01 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\x12#\n\x06timing\x18\x02 \x01(\x0b\x32\x13.outrider.v1.Timing\"\x98\x01\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12/\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1d.outrider.v1.PositionLogprobs\x12\x14\n\x0chas_logprobs\x18\x04 \x01(\x08\x12\'\n\x08progress\x18\x05 \x01(\x0b\x32\x15.outrider.v1.Progress\"\xa0\x01\n\x16StreamGenerateResponse\x12#\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x12.outrider.v1.DeltaH\x00\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.outrider.v1.GenerationResultH\x00\x12\'\n\x07started\x18\x03 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x42\x07\n\x05\x65vent\"A\n\x10GenerateResponse\x12-\n\x06result\x18\x01 \x01(\x0b\x32\x1d.outrider.v1.GenerationResult\"\x88\x01\n\x0eModelPlacement\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x02 \x01(\t\x12\x1c\n\x14tensor_parallel_size\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x11\n\tpage_size\x18\x05 \x01(\r\x12\x11\n\tnum_pages\x18\x06 \x01(\r\"\x15\n\x13GetModelInfoRequest\"\x86\x04\n\x14GetModelInfoResponse\x12\x14\n\x0ctarget_model\x18\x01 \x01(\t\x12\x13\n\x0b\x64raft_model\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x15\n\rnum_token_ids\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x1e\n\x16num_speculative_tokens\x18\x06 \x01(\r\x12\x38\n\x11\x61\x63\x63\x65ptance_method\x18\x07 \x01(\x0e\x32\x1d.outrider.v1.AcceptanceMethod\x12\x16\n\x0e\x64raft_attached\x18\x08 \x01(\x08\x12\x0f\n\x07version\x18\t \x01(\t\x12\x13\n\x0bnum_running\x18\n \x01(\r\x12\x13\n\x0bnum_waiting\x18\x0b \x01(\r\x12\x19\n\x11target_pages_free\x18\x0c \x01(\r\x12\x18\n\x10\x64raft_pages_free\x18\r \x01(\r\x12\x19\n\x11\x64raft_length_mode\x18\x0e \x01(\t\x12\x14\n\x0c\x64raft_length\x18\x0f \x01(\x01\x12\x35\n\x10target_placement\x18\x18 \x01(\x0b\x32\x1b.outrider.v1.ModelPlacement\x12\x34\n\x0f\x64raft_placement\x18\x19 \x01(\x0b\x32\x1b.outrider.v1.ModelPlacement*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\x88\x02\n\x11GenerationService\x12G\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse\x12U\n\x0eStreamGenerate\x12\x1c.outrider.v1.GenerateRequest\x1a#.outrider.v1.StreamGenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .outrider.v1.GetModelInfoRequest\x1a!.outrider.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x16outrider/v1/chat.proto\x1a\x1aoutrider/v1/sampling.proto\"\x97\x06\n\x0fGenerateRequest\x12\x15\n\x0bprompt_text\x18\x01 \x01(\tH\x00\x12\x36\n\x10prompt_token_ids\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.TokenSequenceH\x00\x12!\n\x04\x63hat\x18\x16 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\tbad_words\x18\x05 \x03(\t\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\n \x01(\x08\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\r \x01(\rH\x05\x88\x01\x01\x12\x38\n\x11\x61\x63\x63\x65ptance_method\x18\x0e \x01(\x0e\x32\x1d.outrider.v1.AcceptanceMethod\x12\x12\n\nrequest_id\x18\x0f \x01(\t\x12\x12\n\ncache_salt\x18\x12 \x01(\t\x12\x11\n\tresumable\x18\x14 \x01(\x08\x12\'\n\x06resume\x18\x15 \x01(\x0b\x32\x17.outrider.v1.Resumption\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x17 \x01(\x08H\x06\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x18 \x01(\x08H\x07\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x19\n\x17_num_speculative_tokensB\x15\n\x13_add_special_tokensB\x16\n\x14_skip_special_tokens\"6\n\nResumption\x12\x19\n\x11\x65mitted_token_ids\x18\x01 \x03(\r\x12\r\n\x05model\x18\x02 \x01(\t\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"\xb5\x01\n\x10SpeculationStats\x12\x11\n\tnum_steps\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x04 \x03(\r\x12\x1e\n\x16mean_acceptance_length\x18\x05 \x01(\x01\x12\x19\n\x11num_judged_tokens\x18\x06 \x01(\r\"\x86\x01\n\x06Timing\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x15\n\rfirst_token_s\x18\x02 \x01(\x01\x12\x0f\n\x07total_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x64raft_s\x18\x04 \x01(\x01\x12\x10\n\x08target_s\x18\x05 \x01(\x01\x12\x10\n\x08\x61\x63\x63\x65pt_s\x18\x06 \x01(\x01\x12\x0e\n\x06wire_s\x18\x07 \x01(\x01\"\xff\x03\n\x10GenerationResult\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1f\n\x15matched_stop_token_id\x18\x04 \x01(\rH\x00\x12\x1b\n\x11matched_stop_text\x18\x05 \x01(\tH\x00\x12/\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1d.outrider.v1.PositionLogprobs\x12\x36\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1d.outrider.v1.PositionLogprobs\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x32\n\x0bspeculation\x18\t \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12#\n\x06timing\x18\x0c \x01(\x0b\x32\x13.outrider.v1.Timing\x12\x14\n\x0chas_logprobs\x18\r \x01(\x08\x12\x1b\n\x13has_prompt_logprobs\x18\x0e \x01(\x08\x12\x10\n\x08trace_id\x18\x0f \x01(\tB\x0e\n\x0cmatched_stop\"\xda\x01\n\x07Started\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x34\n\x10prompt_token_ids\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.TokenSequence\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x38\n\x11\x61\x63\x63\x65ptance_method\x18\x04 \x01(\x0e\x32\x1d.outrider.v1.AcceptanceMethod\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x1a\n\x12num_emitted_tokens\x18\x07 \x01(\r\"c\n\x08Progress\x12\x32\n\x0bspeculation\x18\x01 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\x12#\n\x06timing\x18\x02 \x01(\x0b\x32\x13.outrider.v1.Timing\"\x98\x01\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12/\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1d.outrider.v1.PositionLogprobs\x12\x14\n\x0chas_logprobs\x18\x04 \x01(\x08\x12\'\n\x08progress\x18\x05 \x01(\x0b\x32\x15.outrider.v1.Progress\"\xa0\x01\n\x16StreamGenerateResponse\x12#\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x12.outrider.v1.DeltaH\x00\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.outrider.v1.GenerationResultH\x00\x12\'\n\x07started\x18\x03 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x42\x07\n\x05\x65vent\"A\n\x10GenerateResponse\x12-\n\x06result\x18\x01 \x01(\x0b\x32\x1d.outrider.v1.GenerationResult\"\x88\x01\n\x0eModelPlacement\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x02 \x01(\t\x12\x1c\n\x14tensor_parallel_size\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x11\n\tpage_size\x18\x05 \x01(\r\x12\x11\n\tnum_pages\x18\x06 \x01(\r\"\x15\n\x13GetModelInfoRequest\"\x86\x04\n\x14GetModelInfoResponse\x12\x14\n\x0ctarget_model\x18\x01 \x01(\t\x12\x13\n\x0b\x64raft_model\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x15\n\rnum_token_ids\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x1e\n\x16num_speculative_tokens\x18\x06 \x01(\r\x12\x38\n\x11\x61\x63\x63\x65ptance_method\x18\x07 \x01(\x0e\x32\x1d.outrider.v1.AcceptanceMethod\x12\x16\n\x0e\x64raft_attached\x18\x08 \x01(\x08\x12\x0f\n\x07version\x18\t \x01(\t\x12\x13\n\x0bnum_running\x18\n \x01(\r\x12\x13\n\x0bnum_waiting\x18\x0b \x01(\r\x12\x19\n\x11target_pages_free\x18\x0c \x01(\r\x12\x18\n\x10\x64raft_pages_free\x18\r \x01(\r\x12\x19\n\x11\x64raft_length_mode\x18\x0e \x01(\t\x12\x14\n\x0c\x64raft_length\x18\x0f \x01(\x01\x12\x35\n\x10target_placement\x18\x18 \x01(\x0b\x32\x1b.outrider.v1.ModelPlacement\x12\x34\n\x0f\x64raft_placement\x18\x19 \x01(\x0b\x32\x1b.outrider.v1.ModelPlacement\"+\n\x13GetTokenizerRequest\x12\x14\n\x0cknown_sha256\x18\x01 \x01(\t\"\xbd\x01\n\x14GetTokenizerResponse\x12;\n\x05\x66iles\x18\x01 \x03(\x0b\x32,.outrider.v1.GetTokenizerResponse.FilesEntry\x12\x19\n\x0c\x62os_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x42\x0f\n\r_bos_token_id*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\xdd\x02\n\x11GenerationService\x12G\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse\x12U\n\x0eStreamGenerate\x12\x1c.outrider.v1.GenerateRequest\x1a#.outrider.v1.StreamGenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .outrider.v1.GetModelInfoRequest\x1a!.outrider.v1.GetModelInfoResponse\x12S\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a!.outrider.v1.GetTokenizerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=3088
-  _globals['_FINISHREASON']._serialized_end=3212
-  _globals['_GENERATEREQUEST']._serialized_start=74
-  _globals['_GENERATEREQUEST']._serialized_end=716
-  _globals['_RESUMPTION']._serialized_start=718
-  _globals['_RESUMPTION']._serialized_end=772
-  _globals['_USAGE']._serialized_start=774
-  _globals['_USAGE']._serialized_end=861
-  _globals['_SPECULATIONSTATS']._serialized_start=864
-  _globals['_SPECULATIONSTATS']._serialized_end=1045
-  _globals['_TIMING']._serialized_start=1048
-  _globals['_TIMING']._serialized_end=1182
-  _globals['_GENERATIONRESULT']._serialized_start=1185
-  _globals['_GENERATIONRESULT']._serialized_end=1696
-  _globals['_STARTED']._serialized_start=1699
-  _globals['_STARTED']._serialized_end=1917
-  _globals['_PROGRESS']._serialized_start=1919
-  _globals['_PROGRESS']._serialized_end=2018
-  _globals['_DELTA']._serialized_start=2021
-  _globals['_DELTA']._serialized_end=2173
-  _globals['_STREAMGENERATERESPONSE']._serialized_start=2176
-  _globals['_STREAMGENERATERESPONSE']._serialized_end=2336
-  _globals['_GENERATERESPONSE']._serialized_start=2338
-  _globals['_GENERATERESPONSE']._serialized_end=2403
-  _globals['_MODELPLACEMENT']._serialized_start=2406
-  _globals['_MODELPLACEMENT']._serialized_end=2542
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2544
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2565
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2568
-  _globals['_GETMODELINFORESPONSE']._serialized_end=3086
-  _globals['_GENERATIONSERVICE']._serialized_start=3215
-  _globals['_GENERATIONSERVICE']._serialized_end=3479
+  _globals['_GETTOKENIZERRESPONSE_FILESENTRY']._loaded_options = None
+  _globals['_GETTOKENIZERRESPONSE_FILESENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=3498
+  _globals['_FINISHREASON']._serialized_end=3622
+  _globals['_GENERATEREQUEST']._serialized_start=98
+  _globals['_GENERATEREQUEST']._serialized_end=889
+  _globals['_RESUMPTION']._serialized_start=891
+  _globals['_RESUMPTION']._serialized_end=945
+  _globals['_USAGE']._serialized_start=947
+  _globals['_USAGE']._serialized_end=1034
+  _globals['_SPECULATIONSTATS']._serialized_start=1037
+  _globals['_SPECULATIONSTATS']._serialized_end=1218
+  _globals['_TIMING']._serialized_start=1221
+  _globals['_TIMING']._serialized_end=1355
+  _globals['_GENERATIONRESULT']._serialized_start=1358
+  _globals['_GENERATIONRESULT']._serialized_end=1869
+  _globals['_STARTED']._serialized_start=1872
+  _globals['_STARTED']._serialized_end=2090
+  _globals['_PROGRESS']._serialized_start=2092
+  _globals['_PROGRESS']._serialized_end=2191
+  _globals['_DELTA']._serialized_start=2194
+  _globals['_DELTA']._serialized_end=2346
+  _globals['_STREAMGENERATERESPONSE']._serialized_start=2349
+  _globals['_STREAMGENERATERESPONSE']._serialized_end=2509
+  _globals['_GENERATERESPONSE']._serialized_start=2511
+  _globals['_GENERATERESPONSE']._serialized_end=2576
+  _globals['_MODELPLACEMENT']._serialized_start=2579
+  _globals['_MODELPLACEMENT']._serialized_end=2715
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2717
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2738
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2741
+  _globals['_GETMODELINFORESPONSE']._serialized_end=3259
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=3261
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=3304
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=3307
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=3496
+  _globals['_GETTOKENIZERRESPONSE_FILESENTRY']._serialized_start=3435
+  _globals['_GETTOKENIZERRESPONSE_FILESENTRY']._serialized_end=3479
+  _globals['_GENERATIONSERVICE']._serialized_start=3625
+  _globals['_GENERATIONSERVICE']._serialized_end=3974
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from outrider.v1 import chat_pb2 as _chat_pb2
 from outrider.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -20,9 +21,10 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt_text", "prompt_token_ids", "max_tokens", "sampling", "bad_words", "seed", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "logprobs", "prompt_logprobs", "num_speculative_tokens", "acceptance_method", "request_id", "cache_salt", "resumable", "resume")
+    __slots__ = ("prompt_text", "prompt_token_ids", "chat", "max_tokens", "sampling", "bad_words", "seed", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "logprobs", "prompt_logprobs", "num_speculative_tokens", "acceptance_method", "request_id", "cache_salt", "resumable", "resume", "add_special_tokens", "skip_special_tokens")
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
@@ -39,8 +41,11 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     RESUMABLE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_text: str
     prompt_token_ids: _sampling_pb2.TokenSequence
+    chat: _chat_pb2.Chat
     max_tokens: int
     sampling: _sampling_pb2.SamplingParams
     bad_words: _containers.RepeatedScalarFieldContainer[str]
@@ -57,7 +62,9 @@ class GenerateRequest(_message.Message):
     cache_salt: str
     resumable: bool
     resume: Resumption
-    def __init__(self, prompt_text: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[_sampling_pb2.TokenSequence, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., bad_words: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop_str_in_output: _Optional[bool] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., resumable: _Optional[bool] = ..., resume: _Optional[_Union[Resumption, _Mapping]] = ...) -> None: ...
+    add_special_tokens: bool
+    skip_special_tokens: bool
+    def __init__(self, prompt_text: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[_sampling_pb2.TokenSequence, _Mapping]] = ..., chat: _Optional[_Union[_chat_pb2.Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., bad_words: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop_str_in_output: _Optional[bool] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., resumable: _Optional[bool] = ..., resume: _Optional[_Union[Resumption, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class Resumption(_message.Message):
     __slots__ = ("emitted_token_ids", "model")
@@ -258,3 +265,26 @@ class GetModelInfoResponse(_message.Message):
     target_placement: ModelPlacement
     draft_placement: ModelPlacement
     def __init__(self, target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., draft_attached: _Optional[bool] = ..., version: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., target_pages_free: _Optional[int] = ..., draft_pages_free: _Optional[int] = ..., draft_length_mode: _Optional[str] = ..., draft_length: _Optional[float] = ..., target_placement: _Optional[_Union[ModelPlacement, _Mapping]] = ..., draft_placement: _Optional[_Union[ModelPlacement, _Mapping]] = ...) -> None: ...
+
+class GetTokenizerRequest(_message.Message):
+    __slots__ = ("known_sha256",)
+    KNOWN_SHA256_FIELD_NUMBER: _ClassVar[int]
+    known_sha256: str
+    def __init__(self, known_sha256: _Optional[str] = ...) -> None: ...
+
+class GetTokenizerResponse(_message.Message):
+    __slots__ = ("files", "bos_token_id", "sha256")
+    class FilesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    BOS_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.ScalarMap[str, bytes]
+    bos_token_id: int
+    sha256: str
+    def __init__(self, files: _Optional[_Mapping[str, bytes]] = ..., bos_token_id: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...

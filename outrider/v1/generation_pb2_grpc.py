@@ -50,6 +50,11 @@ class GenerationServiceStub:
                 request_serializer=outrider_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_generation__pb2.GetModelInfoResponse.FromString,
                 _registered_method=True)
+        self.GetTokenizer = channel.unary_unary(
+                '/outrider.v1.GenerationService/GetTokenizer',
+                request_serializer=outrider_dot_v1_dot_generation__pb2.GetTokenizerRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_generation__pb2.GetTokenizerResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -77,6 +82,13 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTokenizer(self, request, context):
+        """The files of what turns text into token ids, for callers that tokenize themselves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetModelInfo,
                     request_deserializer=outrider_dot_v1_dot_generation__pb2.GetModelInfoRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_generation__pb2.GetModelInfoResponse.SerializeToString,
+            ),
+            'GetTokenizer': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTokenizer,
+                    request_deserializer=outrider_dot_v1_dot_generation__pb2.GetTokenizerRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_generation__pb2.GetTokenizerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class GenerationService:
             '/outrider.v1.GenerationService/GetModelInfo',
             outrider_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
             outrider_dot_v1_dot_generation__pb2.GetModelInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTokenizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.GenerationService/GetTokenizer',
+            outrider_dot_v1_dot_generation__pb2.GetTokenizerRequest.SerializeToString,
+            outrider_dot_v1_dot_generation__pb2.GetTokenizerResponse.FromString,
             options,
             channel_credentials,
             insecure,

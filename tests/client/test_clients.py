@@ -17,6 +17,7 @@ import pytest
 
 import outrider
 from outrider import AsyncClient, Client, errors
+from outrider.chat import ChatPrompt
 from outrider.errors import (
     CapacityError,
     DeadlineError,
@@ -25,7 +26,7 @@ from outrider.errors import (
     RequestCancelledError,
     UnavailableError,
 )
-from outrider.generation import Delta, GenerationRequest, GenerationResult
+from outrider.generation import DEFAULTABLE, Delta, GenerationRequest, GenerationResult, TokenizerFiles
 from outrider.types import AcceptanceMethod, SamplingParams
 from tests.client.conftest import Service
 from tests.support.scripted_generator import INFO
@@ -54,6 +55,8 @@ EVERYTHING: dict[str, Any] = {
     "acceptance_method": "coupled",
     "request_id": "mine",
     "cache_salt": "tenant",
+    "add_special_tokens": False,
+    "skip_special_tokens": False,
 }
 REQUEST = GenerationRequest(
     prompt_token_ids=(1, 2),
@@ -82,6 +85,8 @@ REQUEST = GenerationRequest(
     acceptance_method=AcceptanceMethod.COUPLED,
     request_id="mine",
     cache_salt="tenant",
+    add_special_tokens=False,
+    skip_special_tokens=False,
 )
 
 
@@ -95,6 +100,14 @@ class Blocking:
     def stream(self, address: str, **options: Any) -> list[Delta]:
         with Client(address) as client:
             return list(client.stream(**options))
+
+    def chat(self, address: str, messages: Any, **options: Any) -> GenerationResult:
+        with Client(address) as client:
+            return client.chat(messages, **options)
+
+    def tokenizer_files(self, address: str, **options: Any) -> TokenizerFiles:
+        with Client(address) as client:
+            return client.tokenizer_files(**options)
 
     def model_info(self, address: str) -> outrider.ModelInfo:
         with Client(address) as client:
@@ -115,6 +128,20 @@ class Asyncio:
         async def work() -> list[Delta]:
             async with AsyncClient(address) as client:
                 return [delta async for delta in client.stream(**options)]
+
+        return asyncio.run(work())
+
+    def chat(self, address: str, messages: Any, **options: Any) -> GenerationResult:
+        async def work() -> GenerationResult:
+            async with AsyncClient(address) as client:
+                return await client.chat(messages, **options)
+
+        return asyncio.run(work())
+
+    def tokenizer_files(self, address: str, **options: Any) -> TokenizerFiles:
+        async def work() -> TokenizerFiles:
+            async with AsyncClient(address) as client:
+                return await client.tokenizer_files(**options)
 
         return asyncio.run(work())
 
@@ -149,9 +176,54 @@ def test_every_option_arrives_bit_for_bit(service: Service, either: Either) -> N
 
 def test_what_is_left_out_has_its_default(service: Service, either: Either) -> None:
     result = either.generate(service.address, prompt="x")
-    assert service.generator.requests == [GenerationRequest(prompt="x")]
+    assert service.generator.requests == [GenerationRequest(prompt="x", defaulted=frozenset(DEFAULTABLE))]
     assert result.logprobs is None and result.prompt_logprobs is None
     assert [delta.logprobs for delta in either.stream(service.address, prompt="x", max_tokens=1)] == [None, None]
+
+
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "tool_calls": [{"id": 1, "share": 0.5}]},
+]
+
+
+def test_a_chat_arrives_as_it_was_given(service: Service, either: Either) -> None:
+    tools, documents = [{"type": "function", "function": {"name": "f", "strict": None}}], [{"title": "t"}]
+    options: dict[str, Any] = {"max_tokens": 2, "tools": tools, "documents": documents, "chat_template": "rag"}
+    result = either.chat(service.address, MESSAGES, **options, chat_template_kwargs={"thinks": False})
+    chat = ChatPrompt(tuple(MESSAGES), tuple(tools), tuple(documents), "rag", {"thinks": False})
+    assert service.generator.requests[0].chat == chat
+    assert result.text == "<0><1>"
+    either.stream(service.address, messages=MESSAGES[:1], max_tokens=1, continue_final_message=True, tools=[])
+    last = service.generator.requests[-1].chat
+    assert last == ChatPrompt(tuple(MESSAGES[:1]), (), add_generation_prompt=False, continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user", "content": {1, 2}}]}, "messages[0]"),
+        ({"messages": MESSAGES, "prompt": "hi"}, "prompt"),
+        ({"prompt": "hi", "tools": [{}]}, "tools"),
+        ({"messages": MESSAGES, "continue_final_message": 1}, "continue_final_message"),
+        ({"messages": MESSAGES, "chat_template": 1}, "chat_template"),
+    ],
+)
+def test_a_bad_chat_never_reaches_the_server(
+    service: Service, either: Either, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        either.generate(service.address, **options)
+    assert caught.value.field == field
+    assert not service.generator.requests
+
+
+def test_tokenizer_files_are_sent_to_those_who_do_not_have_them(service: Service, either: Either) -> None:
+    assert either.tokenizer_files(service.address) == service.generator.tokenizer
+    known = either.tokenizer_files(service.address, known_sha256="hash")
+    assert known == dataclasses.replace(service.generator.tokenizer, files={})
 
 
 def test_model_info(service: Service, either: Either) -> None:

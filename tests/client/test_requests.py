@@ -151,7 +151,7 @@ def test_the_borders_are_allowed(options: dict[str, Any]) -> None:
 
 def test_exactly_one_prompt() -> None:
     for options in ({}, {"prompt": "x", "prompt_token_ids": [1]}):
-        with pytest.raises(InvalidRequestError, match="exactly one of prompt and prompt_token_ids") as caught:
+        with pytest.raises(InvalidRequestError, match="exactly one of prompt, prompt_token_ids and messages") as caught:
             build(**options)
         assert caught.value.field == "prompt"
 
@@ -185,7 +185,9 @@ def test_the_options_are_the_documented_ones() -> None:
         "max_tokens min_tokens temperature top_p top_k min_p repetition_penalty frequency_penalty presence_penalty"
         " logit_bias bad_words allowed_token_ids seed stop stop_token_ids ignore_eos include_stop_str_in_output"
         " logprobs prompt_logprobs num_speculative_tokens acceptance_method timeout request_id prompt prompt_token_ids"
-        " n best_of use_beam_search trace_parent resume resume_timeout cache_salt"
+        " n best_of use_beam_search trace_parent trace_state resume resume_timeout cache_salt messages tools documents"
+        " chat_template chat_template_kwargs add_generation_prompt continue_final_message add_special_tokens"
+        " skip_special_tokens"
     )
     assert set(GenerateOptions.__annotations__) == set(documented.split())
     fields = {field.name for values in (GenerationRequest, SamplingParams) for field in dataclasses.fields(values)}

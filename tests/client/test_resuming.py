@@ -25,7 +25,15 @@ from outrider.errors import (
     RequestCancelledError,
     UnavailableError,
 )
-from outrider.generation import Delta, GenerationRequest, GenerationResult, Resumption, SpeculationStats, Started
+from outrider.generation import (
+    DEFAULTABLE,
+    Delta,
+    GenerationRequest,
+    GenerationResult,
+    Resumption,
+    SpeculationStats,
+    Started,
+)
 from outrider.requests import check_request
 from outrider.types import AcceptanceMethod, SamplingParams
 from tests.client.conftest import Service
@@ -70,7 +78,9 @@ def test_an_undisturbed_stream_is_that_of_any_request(service: Service, read: Re
     assert [delta.token_ids for delta in deltas] == [(0,), (1,), (2,), ()]
     assert all(delta.started is None and delta.progress is None for delta in deltas)
     first = service.generator.requests[0]
-    assert first == GenerationRequest(prompt="x", max_tokens=3, logprobs=0, resumable=True)
+    assert first == GenerationRequest(
+        prompt="x", max_tokens=3, logprobs=0, resumable=True, defaulted=frozenset(DEFAULTABLE)
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,7 +217,7 @@ def test_without_resume_an_interruption_is_an_error(service: Service) -> None:
     service.generator.failures.append((2, GONE))
     with Client(service.address) as client, pytest.raises(UnavailableError):
         list(client.stream(prompt="x"))
-    assert service.generator.requests == [GenerationRequest(prompt="x")]
+    assert service.generator.requests == [GenerationRequest(prompt="x", defaulted=frozenset(DEFAULTABLE))]
 
 
 def test_closing_a_client_ends_streams_that_would_resume(service: Service) -> None:

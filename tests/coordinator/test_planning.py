@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from outrider.chat import ChatPrompt
 from outrider.config import CoordinatorSettings
 from outrider.config.fields import EvidenceForm
 from outrider.errors import InvalidRequestError
-from outrider.generation import GenerationRequest
+from outrider.generation import DEFAULTABLE, GenerationRequest
+from outrider.tokenization import ModelText
 from outrider.types import AcceptanceMethod, LogprobsMode, ModelDescription, SamplingParams
 from outrider_coordinator.acceptance import Rule
-from outrider_coordinator.requests.input_processor import InputProcessor
+from outrider_coordinator.requests.input_processor import InputProcessor, started
 from tests.coordinator.tokenizers_for_tests import byte_level, text_tokenizer
 
 TARGET = ModelDescription(
@@ -20,10 +22,18 @@ TARGET = ModelDescription(
     eos_token_ids=(256,), page_size=4, num_pages=100,
 )  # fmt: skip
 TOKENIZER = text_tokenizer(byte_level())
+TEMPLATE = b"{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
+TEXT = ModelText.from_files(
+    {
+        "tokenizer.json": byte_level().to_str().encode(),
+        "chat_template.jinja": TEMPLATE,
+        "generation_config.json": b'{"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": "x", "do_sample": true}',
+    }
+)
 
 
 def planner(target: ModelDescription = TARGET, *, has_tokenizer: bool = True, **settings: Any) -> InputProcessor:
-    return InputProcessor(CoordinatorSettings(**settings), target, TOKENIZER if has_tokenizer else None)
+    return InputProcessor(CoordinatorSettings(**settings), target, TEXT if has_tokenizer else ModelText())
 
 
 def ask(**fields: Any) -> GenerationRequest:
@@ -142,3 +152,47 @@ def test_without_a_tokenizer_text_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match="no tokenizer") as caught:
         planner(has_tokenizer=False).plan(ask(**fields, **prompt))
     assert caught.value.field == next(iter(fields), "prompt")
+
+
+CHAT = ChatPrompt(({"role": "user", "content": "hello"},))
+
+
+def test_a_chat_is_rendered_and_tokenized_without_special_tokens() -> None:
+    plan = planner().plan(GenerationRequest(chat=CHAT))
+    assert plan.prompt_token_ids == TOKENIZER.encode_prompt("hello:", add_special_tokens=False)
+    assert started(GenerationRequest(chat=CHAT), plan).prompt_token_ids == plan.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    ("field", "chat"),
+    [
+        ("messages", ChatPrompt(())),
+        ("messages", ChatPrompt(({"role": "user", "content": "x" * 30},))),
+        ("messages", ChatPrompt(({"role": "user", "content": "\ud800"},))),
+        ("chat_template", ChatPrompt(CHAT.messages, chat_template="other")),
+    ],
+)
+def test_a_bad_chat_names_its_field(field: str, chat: ChatPrompt) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        planner().plan(GenerationRequest(chat=chat))
+    assert caught.value.field == field
+
+
+def test_a_chat_needs_a_tokenizer_and_a_template() -> None:
+    with pytest.raises(InvalidRequestError, match="messages: "):
+        planner(has_tokenizer=False).plan(GenerationRequest(chat=CHAT))
+
+
+def test_a_prompt_is_given_once() -> None:
+    with pytest.raises(InvalidRequestError, match="exactly one"):
+        planner().plan(GenerationRequest(prompt="a", chat=CHAT))
+
+
+def test_parameters_that_are_left_to_the_server_are_the_models_own() -> None:
+    asked = ask(sampling=SamplingParams(top_p=0.5), defaulted=frozenset(DEFAULTABLE) - {"top_p"})
+    sampling = planner().plan(asked).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.6, 0.5, 20, 0.0)
+    for off in ("none", "vllm"):
+        sampling = planner(generation_config=off).plan(asked).sampling
+        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 0.5, 0)
+    assert planner().plan(ask(sampling=SamplingParams(temperature=0.0))).sampling.temperature == 0.0

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError, InvalidRequestError
-from outrider_coordinator.text import Detokenizer, StopMatcher, TextTokenizer
+from outrider.tokenization import TextTokenizer
+from outrider_coordinator.text import Detokenizer, StopMatcher
 from outrider_coordinator.text.stops import StopMatch, _StopText
 from tests.coordinator.tokenizers_for_tests import END, START, byte_fallback, byte_level, text_tokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from outrider_coordinator.text import TextTokenizer
+from outrider.tokenization import TextTokenizer
 
 END = "<|end|>"
 START = "<|start|>"

@@ -20,11 +20,12 @@ import torch
 from outrider.errors import ConfigError, ModelError
 from outrider.model_executor.kv_cache_sizing import check_weights_fit
 from outrider.model_executor.loader.checkpoint import read_checkpoint
-from outrider.model_executor.loader.tokenizer_files import FILE_NAMES, check_tokenizer, read_tokenizer
+from outrider.model_executor.loader.tokenizer_files import check_tokenizer, read_tokenizer
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import read_model_config
 from outrider.model_executor.models.config_schema import ConfigFile, RopeParameters, SpecialTokens
 from outrider.model_executor.models.weights import checkpoint_shapes, weight_targets
+from outrider.tokenization.model_text import JSON_FILES
 from tests.model_executor.parity import build
 from tests.support.tiny_models import ARCHITECTURES
 
@@ -321,7 +322,7 @@ def test_an_index_that_is_a_dangling_link_is_refused(folder: Path) -> None:
 # Whole files.
 
 
-@pytest.mark.parametrize("name", ["config.json", *FILE_NAMES])
+@pytest.mark.parametrize("name", ["config.json", *JSON_FILES])
 @pytest.mark.parametrize(
     "make",
     [

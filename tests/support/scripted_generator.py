@@ -19,6 +19,7 @@ from outrider.generation import (
     SpeculationStats,
     Started,
     Timing,
+    TokenizerFiles,
     Usage,
 )
 from outrider.limits import ModelLimits
@@ -64,8 +65,12 @@ class ScriptedGenerator:
         """Tokens it claims to go on from that nobody sent."""
         self.forgets_result = False
         """Ends without a result: a bug that must not go unnoticed."""
+        self.tokenizer = TokenizerFiles({"tokenizer.json": b"{}"}, 3, "hash")
         self._padding = "." * piece_size
         self._changed = asyncio.Event()
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        return self.tokenizer
 
     @property
     def limits(self) -> ModelLimits:

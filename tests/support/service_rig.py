@@ -18,6 +18,7 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Opened
 from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT
 from outrider.serving.engine_core import EngineCore
+from outrider.tokenization import ModelText
 from outrider_coordinator.requests.input_processor import InputProcessor
 from outrider_coordinator.session.actions import Emit, Fail, ToDraft, ToTarget
 from outrider_coordinator.session.loop import SessionLoop, Waiting
@@ -61,7 +62,7 @@ class ServiceRig:
         self.target: AnyCore = build_core(runner, max_batched_tokens=FORWARD)
         self.draft, self._facts = _build_draft(draft, support_limit, max_model_len)
         self._runner = runner
-        self._planner = InputProcessor(self.settings, describe_model("target", target, runner), None)
+        self._planner = InputProcessor(self.settings, describe_model("target", target, runner), ModelText())
         self._policy = DraftLengthPolicy(self.settings.num_speculative_tokens)
         self._runs: dict[int, Run] = {}
         self._num_started = 0

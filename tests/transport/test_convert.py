@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.chat import ChatPrompt
 from outrider.errors import InvalidRequestError, ProtocolError
+from outrider.generation import TokenizerFiles
 from outrider.ports import EventBatch, Proposal, Scores
 from outrider.transport.convert import commands, describing, events, generation
+from outrider.transport.convert.chat import chat_from_proto
 from outrider.types import DenseEvidence, SparseEvidence, TokenScores
-from outrider.v1 import generation_pb2, link_pb2, sampling_pb2, tensor_pb2
+from outrider.v1 import chat_pb2, generation_pb2, link_pb2, sampling_pb2, tensor_pb2
 from tests.support.equality import same
 from tests.transport import values
 
@@ -126,10 +129,10 @@ def test_an_unknown_method_in_a_request_names_the_field() -> None:
 
 
 def test_what_a_request_leaves_out_has_the_documented_default() -> None:
-    from outrider.generation import GenerationRequest
+    from outrider.generation import DEFAULTABLE, GenerationRequest
 
     bare = generation_pb2.GenerateRequest(prompt_text="x")
-    assert generation.request_from_proto(bare) == GenerationRequest(prompt="x")
+    assert generation.request_from_proto(bare) == GenerationRequest(prompt="x", defaulted=frozenset(DEFAULTABLE))
     zero = generation_pb2.GenerateRequest(prompt_text="x", sampling=sampling_pb2.SamplingParams(temperature=0, top_p=0))
     assert generation.request_from_proto(zero).sampling.temperature == 0
     assert generation.request_from_proto(zero).sampling.top_p == 0
@@ -147,3 +150,26 @@ def test_a_value_that_does_not_fit_its_field_breaks_the_contract() -> None:
     wrong = EventBatch((Scores(1, 2, 3, TokenScores((-1,))),))
     with pytest.raises(ProtocolError):
         events.target_events_to_proto(wrong)
+
+
+def test_a_chat_says_what_a_server_needs_even_where_its_caller_left_it_out() -> None:
+    bare = chat_pb2.Chat(messages=[chat_pb2.ChatMessage(role="user", content="hi")])
+    assert chat_from_proto(bare) == ChatPrompt(({"role": "user", "content": "hi"},))
+    bare.continue_final_message = True
+    assert not chat_from_proto(bare).add_generation_prompt
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "1", "[" * 100_000])
+def test_json_of_a_chat_that_cannot_be_read_names_its_field(text: str) -> None:
+    message = chat_pb2.ChatMessage(role="user", fields_json=text)
+    with pytest.raises(InvalidRequestError) as caught:
+        chat_from_proto(chat_pb2.Chat(messages=[message]))
+    assert caught.value.field == "messages[0]"
+    with pytest.raises(InvalidRequestError) as caught:
+        chat_from_proto(chat_pb2.Chat(messages=[chat_pb2.ChatMessage(role="user")], tools_json=["{}", text]))
+    assert caught.value.field == "tools[1]"
+
+
+def test_tokenizer_files_survive_the_wire() -> None:
+    for files in (TokenizerFiles({"tokenizer.json": b"x"}, 0, "hash"), TokenizerFiles()):
+        assert generation.tokenizer_from_proto(generation.tokenizer_to_proto(files)) == files

@@ -9,7 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from outrider import ports
+from outrider.chat import ChatPrompt
 from outrider.generation import (
+    DEFAULTABLE,
     Delta,
     GenerationRequest,
     GenerationResult,
@@ -218,10 +220,41 @@ descriptions = st.builds(
     tensor_planes=st.lists(st.sampled_from(["inline", "shared_memory", "peer"]), max_size=3, unique=True).map(tuple),
     version=text,
 )
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(text, inner, max_size=2),
+    max_leaves=4,
+)
+objects = st.dictionaries(text, json_values, max_size=2)
+chats = st.builds(
+    ChatPrompt,
+    st.lists(
+        st.builds(lambda role, rest: {**rest, "role": role}, st.sampled_from(["user", "tool"]), objects),
+        min_size=1,
+        max_size=2,
+    ).map(tuple),
+    st.none() | st.lists(objects, max_size=2).map(tuple),
+    st.none() | st.lists(objects, max_size=2).map(tuple),
+    text,
+    objects,
+    add_generation_prompt=st.just(False),
+    continue_final_message=st.booleans(),
+)
 requests = st.builds(
-    lambda prompt, **fields: GenerationRequest(**prompt, **fields),
+    lambda prompt, sampling, defaulted, **fields: GenerationRequest(
+        sampling=dataclasses.replace(sampling, **{name: getattr(SamplingParams(), name) for name in defaulted}),
+        defaulted=defaulted,
+        **prompt,
+        **fields,
+    ),
+    defaulted=st.frozensets(st.sampled_from(DEFAULTABLE)),
+    add_special_tokens=st.none() | st.booleans(),
+    skip_special_tokens=st.booleans(),
     prompt=st.one_of(
-        st.fixed_dictionaries({"prompt": text}), st.fixed_dictionaries({"prompt_token_ids": ids}), st.just({})
+        st.fixed_dictionaries({"prompt": text}),
+        st.fixed_dictionaries({"prompt_token_ids": ids}),
+        st.fixed_dictionaries({"chat": chats}),
+        st.just({}),
     ),
     max_tokens=u32,
     sampling=sampling.map(lambda params: dataclasses.replace(params, bad_words=())),

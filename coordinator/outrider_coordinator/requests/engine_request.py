@@ -33,6 +33,8 @@ class EngineRequest:
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
     dense: bool = False
     request_id: str = ""
+    skip_special_tokens: bool = True
+    """Whether the text is without special tokens."""
     cache_salt: str = ""
     arrival_ns: int = 0
     """When the request arrived, in nanoseconds since 1970: no two requests of a coordinator have the same."""

@@ -7,29 +7,35 @@ from __future__ import annotations
 
 import secrets
 import uuid
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
+from outrider.chat import ChatPrompt
 from outrider.config import CoordinatorSettings
-from outrider.config.fields import EvidenceForm
+from outrider.config.fields import EvidenceForm, GenerationConfig
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationRequest, Started
 from outrider.limits import BAD_WORDS_TOKENS, ModelLimits
 from outrider.requests import check_against_model, check_request
+from outrider.tokenization import ModelText, TextTokenizer
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 from outrider_coordinator.acceptance import JudgeRules
 from outrider_coordinator.requests.engine_request import EngineRequest
-from outrider_coordinator.text import TextTokenizer
 
 
 class InputProcessor:
     """Makes plans for one target."""
 
-    def __init__(
-        self, settings: CoordinatorSettings, target: ModelDescription, tokenizer: TextTokenizer | None
-    ) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, settings: CoordinatorSettings, target: ModelDescription, text: ModelText) -> None:
+        self.text = text
         self._settings = settings
         self._target = target
+
+    @property
+    def tokenizer(self) -> TextTokenizer | None:
+        """The target's, or the one that is used in its place."""
+        return self.text.tokenizer
 
     @property
     def model_name(self) -> str:
@@ -69,6 +75,7 @@ class InputProcessor:
             dense=self._is_dense,
             request_id=request.request_id or uuid.uuid4().hex,
             cache_salt=request.cache_salt,
+            skip_special_tokens=request.skip_special_tokens,
             model_name=self.model_name,
             emitted_token_ids=request.resume.emitted_token_ids if request.resume else (),
             tells_progress=request.resumable,
@@ -114,21 +121,36 @@ class InputProcessor:
 
     def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
         prompt = request.prompt_token_ids
-        if prompt is None:
-            prompt = self._encode(request.prompt or "")
+        if request.chat is not None:
+            prompt = self._encode_chat(request, request.chat)
+        elif prompt is None:
+            prompt = self._encode(request.prompt or "", adds_special_tokens=request.add_special_tokens is not False)
         target = self._target
         check_against_model(request, prompt, num_token_ids=target.num_token_ids, max_model_len=target.max_model_len)
         return prompt
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def _encode(self, text: str, *, adds_special_tokens: bool, field: str = "prompt") -> tuple[int, ...]:
         if self.tokenizer is None:
-            raise InvalidRequestError("prompt", "must be given as prompt_token_ids, since the target has no tokenizer")
-        return self.tokenizer.encode_prompt(text, limits=self.limits)
+            raise InvalidRequestError(field, "must be given as prompt_token_ids, since the target has no tokenizer")
+        return self.tokenizer.encode_prompt(
+            text, limits=self.limits, add_special_tokens=adds_special_tokens, field=field
+        )
+
+    def _encode_chat(self, request: GenerationRequest, chat: ChatPrompt) -> tuple[int, ...]:
+        text = self.text.chat.render(chat)
+        return self._encode(text, adds_special_tokens=bool(request.add_special_tokens), field="messages")
 
     def _sampling(self, request: GenerationRequest) -> SamplingParams:
-        """As the services take it: bad words are tokens, and no allowed id is said twice."""
+        """As the services take it: bad words are tokens, no allowed id is said twice, the model's defaults are in."""
         allowed = tuple(dict.fromkeys(request.sampling.allowed_token_ids))
-        return replace(request.sampling, bad_words=self._bad_words(request), allowed_token_ids=allowed)
+        changes: dict[str, Any] = {"bad_words": self._bad_words(request), "allowed_token_ids": allowed}
+        return replace(request.sampling, **changes, **self._model_defaults(request.defaulted))
+
+    def _model_defaults(self, names: Collection[str]) -> dict[str, Any]:
+        """Of the parameters that a request leaves to us, those that the model has a default of its own for."""
+        if self._settings.generation_config is not GenerationConfig.AUTO:
+            return {}
+        return {name: value for name, value in self.text.sampling_defaults.items() if name in names}
 
     def _bad_words(self, request: GenerationRequest) -> tuple[tuple[int, ...], ...]:
         if not request.bad_words or self.tokenizer is None:
@@ -148,7 +170,7 @@ def started(request: GenerationRequest, plan: EngineRequest) -> Started:
     """What a request left open, as its plan settled it."""
     return Started(
         seed=plan.seed,
-        prompt_token_ids=plan.prompt_token_ids if request.prompt is not None else None,
+        prompt_token_ids=plan.prompt_token_ids if request.prompt_token_ids is None else None,
         max_tokens=plan.max_tokens,
         acceptance_method=plan.acceptance_method,
         request_id=plan.request_id,

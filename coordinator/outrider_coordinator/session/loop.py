@@ -28,6 +28,7 @@ from outrider.ports import (
     SessionLost,
     TargetEvent,
 )
+from outrider.tokenization import TextTokenizer
 from outrider.types import FinishReason, SparseEvidence, SparseScores, TokenLogprob
 from outrider_coordinator.acceptance import EvidenceError, Rule, Verdict, check_proposal, judge
 from outrider_coordinator.acceptance.vectorized import ProposalCase, ScoredCase
@@ -62,7 +63,6 @@ from outrider_coordinator.session.service_state import (
 )
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import SpecDecodeStats
-from outrider_coordinator.text import TextTokenizer
 
 LOST_DRAFT_RETRY_MS = 1000
 

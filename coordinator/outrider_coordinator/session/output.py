@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from outrider.errors import InvalidRequestError
 from outrider.limits import EMITTED
+from outrider.tokenization import TextTokenizer
 from outrider.types import FinishReason, TokenLogprob
 from outrider_coordinator.requests.engine_request import EngineRequest
 from outrider_coordinator.session.actions import Emit, Finish
-from outrider_coordinator.text import Detokenizer, StopMatcher, TextTokenizer
+from outrider_coordinator.text import Detokenizer, StopMatcher
 from outrider_coordinator.text.stops import StopMatch
 
 
@@ -36,7 +37,11 @@ class Output:
     def __init__(self, plan: EngineRequest, tokenizer: TextTokenizer | None) -> None:
         self._plan = plan
         self._ending = plan.ending_token_ids
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, plan.prompt_token_ids)
+        self._detokenizer = (
+            None
+            if tokenizer is None
+            else Detokenizer(tokenizer, plan.prompt_token_ids, skip_special_tokens=plan.skip_special_tokens)
+        )
         self._stops = StopMatcher(plan.stop, include_stop=plan.include_stop)
         self._unread: list[int] = []
         """Tokens whose text has not been made."""

@@ -1,10 +1,9 @@
-"""Text: from a prompt to ids, from ids to text as they come, and texts that stop a generation.
+"""Text of a generation: from ids to text as they come, and texts that stop it.
 
 Knows nothing of sessions and steps. ``tokenizers`` is the only library it stands on.
 """
 
 from outrider_coordinator.text.detokenize import Detokenizer
 from outrider_coordinator.text.stops import StopMatcher
-from outrider_coordinator.text.tokenizer import TextTokenizer
 
-__all__ = ["Detokenizer", "StopMatcher", "TextTokenizer"]
+__all__ = ["Detokenizer", "StopMatcher"]

@@ -1,6 +1,6 @@
 """What a model folder's tokenizer files say, read as JSON and nothing more.
 
-Owns which files a tokenizer consists of, how many ids it knows, the id it puts first, and the hash by which two
+Owns how many ids it knows, the id it puts first, and the hash by which two
 tokenizers are compared. Refuses to tokenize: that is the coordinator's.
 """
 
@@ -17,8 +17,7 @@ from tokenizers import Tokenizer
 
 from outrider.errors import ModelError
 from outrider.model_executor.models.json_files import is_there, one_line, parse_object, read_bytes, shown
-
-FILE_NAMES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json")
+from outrider.tokenization.model_text import JSON_FILES, template_files
 
 _MATCHING_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 """What decides where an added token is found; whether it is "special" only decides how it is shown."""
@@ -41,15 +40,16 @@ class TokenizerFacts:
 
 def read_tokenizer(folder: Path, *, vocab_size: int) -> TokenizerFacts:
     """Read a folder's tokenizer files; ``ModelError`` when they cannot be read or do not fit the model."""
-    files = {name: read_bytes(folder / name) for name in FILE_NAMES if is_there(folder / name)}
+    files = {name: read_bytes(folder / name) for name in JSON_FILES if is_there(folder / name)}
+    templates = {path.relative_to(folder).as_posix(): read_bytes(path) for path in template_files(folder)}
     if "tokenizer.json" not in files:
-        return TokenizerFacts(files=files)
+        return TokenizerFacts(files=files | templates)
     contents = {name: parse_object(folder / name, content) for name, content in files.items()}
     tokenizer = contents["tokenizer.json"]
     try:
         ids = _checked(folder / "tokenizer.json", _ids_by_token(tokenizer), vocab_size)
         facts = TokenizerFacts(
-            files=files,
+            files=files | templates,
             num_token_ids=max(ids.values(), default=-1) + 1,
             bos_token_id=_bos_token_id(tokenizer, contents.get("tokenizer_config.json", {}), ids),
             sha256=tokenizer_hash(tokenizer),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.generation import (
     DEFAULT_MAX_TOKENS,
+    DEFAULTABLE,
     Delta,
     GenerationRequest,
     GenerationResult,
@@ -15,9 +16,11 @@ from outrider.generation import (
     SpeculationStats,
     Started,
     Timing,
+    TokenizerFiles,
     Usage,
 )
 from outrider.limits import ANY_MODEL, ModelLimits
+from outrider.transport.convert.chat import chat_from_proto, chat_to_proto
 from outrider.transport.convert.request_bounds import check_request_message
 from outrider.transport.convert.sampling import (
     emitted_from_proto,
@@ -29,6 +32,7 @@ from outrider.transport.convert.sampling import (
 )
 from outrider.types import AcceptanceMethod, FinishReason, TokenLogprob
 from outrider.v1 import generation_pb2 as pb
+from outrider.v1 import sampling_pb2
 
 _REASONS: dict[FinishReason, pb.FinishReason] = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -43,7 +47,7 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
     try:
         message = pb.GenerateRequest(
             max_tokens=request.max_tokens,
-            sampling=sampling_to_proto(request.sampling),
+            sampling=_sampling_to_proto(request),
             bad_words=request.bad_words,
             seed=request.seed,
             stop=request.stop,
@@ -58,9 +62,13 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
             cache_salt=request.cache_salt,
             resumable=request.resumable,
             resume=_resumption_to_proto(request.resume),
+            add_special_tokens=request.add_special_tokens,
+            skip_special_tokens=request.skip_special_tokens,
         )
         if request.prompt is not None:
             message.prompt_text = request.prompt
+        if request.chat is not None:
+            message.chat.CopyFrom(chat_to_proto(request.chat))
         if request.prompt_token_ids is not None:
             message.prompt_token_ids.token_ids.extend(request.prompt_token_ids)
             message.prompt_token_ids.SetInParent()
@@ -76,11 +84,16 @@ def request_from_proto(message: pb.GenerateRequest, model: ModelLimits = ANY_MOD
     """
     check_request_message(message, model)
     prompt = message.WhichOneof("prompt")
+    adds_special = message.add_special_tokens if message.HasField("add_special_tokens") else None
     return GenerationRequest(
         prompt=message.prompt_text if prompt == "prompt_text" else None,
         prompt_token_ids=tuple(message.prompt_token_ids.token_ids) if prompt == "prompt_token_ids" else None,
+        chat=chat_from_proto(message.chat) if prompt == "chat" else None,
+        add_special_tokens=adds_special,
+        skip_special_tokens=message.skip_special_tokens or not message.HasField("skip_special_tokens"),
         max_tokens=message.max_tokens if message.HasField("max_tokens") else DEFAULT_MAX_TOKENS,
         sampling=sampling_from_proto(message.sampling),
+        defaulted=frozenset(name for name in DEFAULTABLE if not message.sampling.HasField(name)),
         bad_words=tuple(message.bad_words),
         seed=message.seed if message.HasField("seed") else None,
         stop=tuple(message.stop),
@@ -96,6 +109,14 @@ def request_from_proto(message: pb.GenerateRequest, model: ModelLimits = ANY_MOD
         resumable=message.resumable,
         resume=_resumption_from_proto(message.resume) if message.HasField("resume") else None,
     )
+
+
+def _sampling_to_proto(request: GenerationRequest) -> sampling_pb2.SamplingParams:
+    """What is left to the server is not sent."""
+    message = sampling_to_proto(request.sampling)
+    for name in request.defaulted:
+        message.ClearField(name)
+    return message
 
 
 def _resumption_to_proto(resume: Resumption | None) -> pb.Resumption | None:
@@ -273,6 +294,17 @@ def first_delta(started: Started) -> Delta:
 def last_delta(result: GenerationResult) -> Delta:
     """The delta that carries the result and nothing new."""
     return Delta(text="", token_ids=(), logprobs=None if result.logprobs is None else (), result=result)
+
+
+def tokenizer_to_proto(found: TokenizerFiles) -> pb.GetTokenizerResponse:
+    """Files of a tokenizer."""
+    return pb.GetTokenizerResponse(files=found.files, bos_token_id=found.bos_token_id, sha256=found.sha256)
+
+
+def tokenizer_from_proto(message: pb.GetTokenizerResponse) -> TokenizerFiles:
+    """Files of a tokenizer."""
+    bos_token_id = message.bos_token_id if message.HasField("bos_token_id") else None
+    return TokenizerFiles(dict(message.files), bos_token_id, message.sha256)
 
 
 def info_to_proto(info: ModelInfo) -> pb.GetModelInfoResponse:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from outrider import limits
+from outrider.chat import MAX_DOCUMENTS, MAX_MESSAGES, MAX_TOOLS
 from outrider.limits import ModelLimits
-from outrider.v1 import generation_pb2, sampling_pb2
+from outrider.v1 import chat_pb2, generation_pb2, sampling_pb2
 
 
 def check_request_message(message: generation_pb2.GenerateRequest, model: ModelLimits) -> None:
@@ -32,8 +33,18 @@ def _check_prompt(message: generation_pb2.GenerateRequest, model: ModelLimits) -
         count = len(message.prompt_token_ids.token_ids)
         limits.PROMPT_TOKENS.check("prompt_token_ids", count)
         model.check_prompt("prompt_token_ids", count)
+    elif message.WhichOneof("prompt") == "chat":
+        _check_chat(message.chat)
     else:
         limits.PROMPT_CHARACTERS.check("prompt", len(message.prompt_text))
+
+
+def _check_chat(chat: chat_pb2.Chat) -> None:
+    MAX_MESSAGES.check("messages", len(chat.messages))
+    MAX_TOOLS.check("tools", len(chat.tools_json))
+    MAX_DOCUMENTS.check("documents", len(chat.documents_json))
+    num_characters = sum(len(message.content) + len(message.fields_json) for message in chat.messages)
+    limits.PROMPT_CHARACTERS.check("messages", num_characters)
 
 
 def _check_resumption(message: generation_pb2.GenerateRequest, model: ModelLimits) -> None:

@@ -28,7 +28,7 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._bos_token_id = bos_token_id
-        self._num_characters: dict[int, int] = {}
+        self._num_characters: dict[tuple[int, bool], int] = {}
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], *, bos_token_id: int | None = None) -> TextTokenizer | None:
@@ -54,22 +54,30 @@ class TextTokenizer:
             raise ConfigError("coordinator.tokenizer", f"{origin} tokenizer cannot be used: {error}") from error
         return cls(tokenizer, bos_token_id=bos_token_id)
 
-    def encode_prompt(self, text: str, *, limits: ModelLimits = ANY_MODEL) -> tuple[int, ...]:
-        """A prompt's ids, the one put before every text included; ``InvalidRequestError`` when they are too many.
+    @property
+    def backend(self) -> Tokenizer:
+        """The library's tokenizer."""
+        return self._tokenizer
 
-        A text that may be too long is tokenized in growing parts: refusing it costs no more than what would fit.
+    def encode_prompt(
+        self, text: str, *, limits: ModelLimits = ANY_MODEL, add_special_tokens: bool = True, field: str = "prompt"
+    ) -> tuple[int, ...]:
+        """Ids of a prompt; ``InvalidRequestError`` naming ``field`` when they are too many.
+
+        ``add_special_tokens``: with what the tokenizer puts around every text, such as a beginning of sequence. A text
+        that may be too long is tokenized in growing parts: refusing it costs no more than what would fit.
         """
         for part in _beginnings(text, limits.max_model_len):
             num_tokens = len(self._encode(part))
             if num_tokens > limits.max_model_len + _SEAM_TOKENS:
                 raise InvalidRequestError(
-                    "prompt",
+                    field,
                     f"has {num_tokens} tokens in its first {len(part)} of {len(text)} characters;"
                     f" at most {limits.max_model_len - 1} leave room for one of output",
                 )
-        ids = self._encode(text)
+        ids = self._encode(text, add_special_tokens=add_special_tokens)
         bos = self._bos_token_id
-        if bos is not None and ids[:1] != [bos]:
+        if add_special_tokens and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
         return tuple(ids)
 
@@ -90,18 +98,18 @@ class TextTokenizer:
             raise InvalidRequestError("bad_words", "holds a word without any tokens")
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids, special tokens left out; bytes that are no whole character become U+FFFD."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids; bytes that are no whole character become U+FFFD."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def num_characters(self, token_ids: Sequence[int]) -> int:
+    def num_characters(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> int:
         """Of the text of ids; that of a token alone is remembered."""
         if len(token_ids) != 1:
-            return len(self.decode(token_ids))
-        token_id = token_ids[0]
-        if (known := self._num_characters.get(token_id)) is None:
-            known = self._num_characters[token_id] = len(self.decode(token_ids))
+            return len(self.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        key = (token_ids[0], skip_special_tokens)
+        if (known := self._num_characters.get(key)) is None:
+            known = self._num_characters[key] = len(self.decode(token_ids, skip_special_tokens=skip_special_tokens))
         return known
 
 

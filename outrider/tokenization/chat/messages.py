@@ -1,0 +1,93 @@
+"""Messages of OpenAI's API made into what chat templates expect.
+
+Content that is a list of text parts becomes one text where the template does not loop over parts. Arguments of tool
+calls become objects. Parts that are no text are refused: the models served here read text alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+
+from outrider.errors import InvalidRequestError
+from outrider.tokenization.chat.sandbox import parse_template
+
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names of one thing; templates know the first, or the second."""
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
+
+
+def prepare_messages(messages: Sequence[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
+    """Copies of the messages as the template reads them; ``InvalidRequestError`` names the part that it cannot."""
+    takes_parts = loops_over_content(template)
+    prepared = [_prepare(f"messages[{index}]", message, takes_parts) for index, message in enumerate(messages)]
+    return prepared if "developer" in template else list(map(_without_developer, prepared))
+
+
+@lru_cache(maxsize=64)
+def loops_over_content(template: str) -> bool:
+    """Whether a template has a loop over the parts of a message's content."""
+    try:
+        tree = parse_template(template)
+    except jinja2.TemplateError:
+        return False
+    return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node) -> bool:
+    """``content``, ``message.content`` and ``message['content']``, filtered or cut."""
+    if isinstance(node, nodes.Filter) and node.node is not None:
+        return _is_content(node.node)
+    if isinstance(node, nodes.Getitem):
+        if isinstance(node.arg, nodes.Slice):
+            return _is_content(node.node)
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Name) and node.name == "content"
+
+
+def _prepare(field: str, message: Mapping[str, Any], takes_parts: bool) -> dict[str, Any]:
+    # Clients send null for what is not there; templates ask whether it is there.
+    kept = {name: value for name, value in message.items() if value is not None}
+    if isinstance(kept.get("content"), list | tuple):
+        parts = [_text_part(f"{field}.content[{index}]", part) for index, part in enumerate(kept["content"])]
+        kept["content"] = parts if takes_parts else "\n".join(part["text"] for part in parts)
+    if isinstance(kept.get("tool_calls"), list | tuple):
+        kept["tool_calls"] = [_tool_call(f"{field}.tool_calls[{n}]", call) for n, call in enumerate(kept["tool_calls"])]
+    reasoning = next((kept[name] for name in _REASONING_FIELDS if name in kept), None)
+    return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+
+
+def _text_part(field: str, part: object) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+    text = part.get("text", part.get(kind)) if isinstance(part, Mapping) and isinstance(kind, str) else None
+    if kind not in _TEXT_PARTS or not isinstance(text, str):
+        raise InvalidRequestError(field, f"must be a part of type text with its text, not {kind!r}: only text is read")
+    return {"type": "text", "text": text}
+
+
+def _tool_call(field: str, call: object) -> object:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        parsed = json.loads(arguments) if arguments else {}
+    except ValueError as error:
+        raise InvalidRequestError(f"{field}.function.arguments", f"must be JSON: {error}") from None
+    return {**call, "function": {**function, "arguments": parsed}}
+
+
+def _without_developer(message: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's newer name of the system message, for templates that know the older one."""
+    return {**message, "role": "system"} if message["role"] == "developer" else message

@@ -1,0 +1,107 @@
+"""The chat renderer: from a chat prompt to the text that the model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+
+from outrider.chat import ChatPrompt, check_chat
+from outrider.errors import InvalidRequestError
+from outrider.limits import PROMPT_CHARACTERS
+from outrider.tokenization.chat.messages import prepare_messages
+from outrider.tokenization.chat.sandbox import compile_template
+from outrider.tokenization.chat.templates import ChatTemplates
+
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Put after the message that is to be continued; what a template adds behind it is cut off. The blank at its end shows
+whether the template trims messages."""
+
+
+class ChatRenderer:
+    """Renders chats with one model's templates. Safe to use from several threads."""
+
+    def __init__(self, templates: ChatTemplates) -> None:
+        self._templates = templates
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> ChatRenderer:
+        """From the files of a model's folder."""
+        return cls(ChatTemplates.from_files(files))
+
+    @property
+    def template_names(self) -> tuple[str, ...]:
+        """Names of the templates; empty for a model that has none."""
+        return tuple(self._templates.sources)
+
+    def render(self, chat: ChatPrompt) -> str:
+        """The prompt as text, special tokens included; ``InvalidRequestError`` names what cannot be rendered."""
+        check_chat(chat)
+        template = self._templates.choose(chat.chat_template, has_tools=chat.tools is not None)
+        messages = prepare_messages(chat.messages, template)
+        final = _mark_final(messages, template) if chat.continue_final_message else ""
+        text = self._render(template, chat, messages)
+        if chat.continue_final_message:
+            text = _cut_at_mark(text, final)
+        PROMPT_CHARACTERS.check("messages", len(text))
+        _check_encodable(text)
+        return text
+
+    def _render(self, template: str, chat: ChatPrompt, messages: list[dict[str, Any]]) -> str:
+        variables = {**self._templates.special_tokens, **_plain(chat.template_kwargs)}
+        try:
+            return compile_template(template).render(
+                **{
+                    **variables,
+                    "messages": _plain(messages),
+                    "tools": None if chat.tools is None else _plain(chat.tools),
+                    "documents": None if chat.documents is None else _plain(chat.documents),
+                    "add_generation_prompt": chat.add_generation_prompt,
+                }
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequestError("messages", f"are refused by the chat template: {error}") from error
+        except Exception as error:  # a template is code: whatever it does wrong, it does with these messages
+            raise InvalidRequestError(
+                "messages", f"cannot be rendered by the chat template: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _mark_final(messages: list[dict[str, Any]], template: str) -> str:
+    """Mark the end of the last message; its text, or that of its last part."""
+    content = messages[-1].get("content")
+    if isinstance(content, list) and content:
+        text: str = content[-1]["text"]
+        messages[-1]["content"] = [*content[:-1], {**content[-1], "text": text + _MARK}]
+        return text
+    if not isinstance(content, str) or "content" not in template:
+        raise InvalidRequestError("continue_final_message", "is set, and the last message has no text to continue")
+    messages[-1]["content"] = content + _MARK
+    return content
+
+
+def _cut_at_mark(text: str, final: str) -> str:
+    at = text.rfind(_MARK.strip())
+    if at < 0 or final.strip() not in text:
+        raise InvalidRequestError(
+            "continue_final_message", "is set, and the chat template leaves out the end of the last message"
+        )
+    is_whole = text[at : at + len(_MARK)] == _MARK
+    return text[:at] if is_whole else text[:at].rstrip()
+
+
+def _check_encodable(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError("messages", f"are no Unicode text: {error.reason}") from None
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """A copy made of dictionaries and lists, whatever mappings and sequences a caller brought."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value

@@ -1,0 +1,64 @@
+"""What a model's files say of text: its tokenizer, its chat templates, its sampling defaults."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outrider.generation import TokenizerFiles
+from outrider.tokenization.chat import ChatRenderer
+from outrider.tokenization.chat.templates import LEGACY_TEMPLATE_FILE, TEMPLATE_FILE, TEMPLATE_FOLDER, ChatTemplates
+from outrider.tokenization.sampling_defaults import GENERATION_CONFIG_FILE, sampling_defaults
+from outrider.tokenization.tokenizer import TOKENIZER_FILE, TextTokenizer
+
+JSON_FILES = (TOKENIZER_FILE, "tokenizer_config.json", GENERATION_CONFIG_FILE, "special_tokens_map.json")
+MAX_TEMPLATES = 32
+"""Of a folder of templates; models have two or three."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """The text side of one model; empty for a model without a tokenizer."""
+
+    files: TokenizerFiles = field(default_factory=TokenizerFiles)
+    tokenizer: TextTokenizer | None = None
+    chat: ChatRenderer = field(default_factory=lambda: ChatRenderer(ChatTemplates()))
+    sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes], *, bos_token_id: int | None = None) -> ModelText:
+        """From a description's files; ``ConfigError`` for a tokenizer that cannot be used."""
+        return cls(
+            files=TokenizerFiles(files, bos_token_id, _hash(files, bos_token_id)),
+            tokenizer=TextTokenizer.from_files(files, bos_token_id=bos_token_id),
+            chat=ChatRenderer.from_files(files),
+            sampling_defaults=sampling_defaults(files),
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path | str) -> ModelText:
+        """From a folder with a ``tokenizer.json``; ``ConfigError`` when there is none."""
+        TextTokenizer.from_folder(folder)  # for its errors, which name the folder
+        return cls.from_files(read_text_files(Path(folder)))
+
+
+def read_text_files(folder: Path) -> dict[str, bytes]:
+    """The files of a folder that text is made with, by their names in it."""
+    named = [path for name in JSON_FILES if (path := folder / name).is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in (*named, *template_files(folder))}
+
+
+def template_files(folder: Path) -> list[Path]:
+    """Where a folder's chat templates are, apart from those inside its JSON files."""
+    named = [folder / TEMPLATE_FILE, folder / LEGACY_TEMPLATE_FILE]
+    templates = sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))[:MAX_TEMPLATES]
+    return [path for path in (*named, *templates) if path.is_file()]
+
+
+def _hash(files: Mapping[str, bytes], bos_token_id: int | None) -> str:
+    digest = hashlib.sha256(str(bos_token_id).encode())
+    for name in sorted(files):
+        digest.update(f"\0{name}\0{len(files[name])}\0".encode() + files[name])
+    return digest.hexdigest()

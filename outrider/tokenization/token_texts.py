@@ -1,0 +1,99 @@
+"""Token texts: the bytes that one token stands for, and how they are shown.
+
+Decoding a token alone loses the space before a word and the bytes of a character that is spread over several tokens.
+The vocabulary says both; how it says it follows from the tokenizer's decoder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN_LENGTH = len("<0x00>")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """One token as people see it."""
+
+    text: str
+    """Bytes that are no whole character show as U+FFFD."""
+    utf8: bytes
+    """The bytes, whole or not."""
+
+
+class TokenTexts:
+    """The texts of a tokenizer's tokens, each made once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = {token_id: token.content for token_id, token in tokenizer.get_added_tokens_decoder().items()}
+        decoders = list(_decoders(tokenizer))
+        self._is_byte_level = any(decoder["type"] == "ByteLevel" for decoder in decoders)
+        self._space = _space_mark(decoders)
+        self._known: dict[int, TokenText] = {}
+
+    def of(self, token_id: int) -> TokenText:
+        """The text of a token; an id that names none has an empty one."""
+        if (known := self._known.get(token_id)) is None:
+            known = self._known[token_id] = self._make(token_id)
+        return known
+
+    def _make(self, token_id: int) -> TokenText:
+        utf8 = self._bytes(token_id)
+        return TokenText(utf8.decode("utf-8", "replace"), utf8)
+
+    def _bytes(self, token_id: int) -> bytes:
+        if (added := self._added.get(token_id)) is not None:
+            return added.encode()
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._is_byte_level and all(character in _BYTES for character in token):
+            return bytes(_BYTES[character] for character in token)
+        if self._space:
+            return _byte_of(token) or token.replace(self._space, " ").encode()
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False)).encode()
+
+
+def _byte_of(token: str) -> bytes:
+    """The byte of a fallback token such as ``<0x0A>``; empty for any other."""
+    if len(token) != _BYTE_TOKEN_LENGTH or not (token.startswith("<0x") and token.endswith(">")):
+        return b""
+    try:
+        return bytes([int(token[3:5], 16)])
+    except ValueError:
+        return b""
+
+
+def _decoders(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+    if tokenizer.decoder is None:
+        return
+    # A decoder tells its settings only as what it is pickled as, which is the JSON of tokenizer.json.
+    found = json.loads(tokenizer.decoder.__getstate__())
+    yield from found.get("decoders", [found])
+
+
+def _space_mark(decoders: list[dict[str, Any]]) -> str:
+    """What stands for a space in the vocabulary, usually U+2581; empty where nothing does."""
+    for decoder in decoders:
+        if decoder["type"] == "Metaspace":
+            return str(decoder.get("replacement", ""))
+        if decoder["type"] == "Replace" and decoder.get("content") == " ":
+            return str(decoder.get("pattern", {}).get("String", ""))
+    return ""
+
+
+def _byte_characters() -> dict[str, int]:
+    """The character that byte-level BPE writes for each byte: itself where it is printable, else one from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    shifted = {chr(0x100 + index): byte for index, byte in enumerate(others)}
+    return {**{chr(byte): byte for byte in printable}, **shifted}
+
+
+_BYTES = _byte_characters()

@@ -1,0 +1,87 @@
+"""``chat.proto``: conversations. What has no fixed shape travels as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from outrider.chat import ChatPrompt, check_chat
+from outrider.errors import InvalidRequestError
+from outrider.v1 import chat_pb2 as pb
+
+
+def chat_to_proto(chat: ChatPrompt) -> pb.Chat:
+    """A conversation; ``InvalidRequestError`` for one that is no JSON."""
+    check_chat(chat)
+    return pb.Chat(
+        messages=[_message_to_proto(message) for message in chat.messages],
+        tools_json=_all_to_json(chat.tools),
+        documents_json=_all_to_json(chat.documents),
+        chat_template=chat.chat_template,
+        template_kwargs_json=_to_json(chat.template_kwargs),
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+        has_tools=chat.tools is not None,
+        has_documents=chat.documents is not None,
+    )
+
+
+def chat_from_proto(message: pb.Chat) -> ChatPrompt:
+    """A conversation as it came; ``InvalidRequestError`` for JSON that cannot be read."""
+    continues = message.continue_final_message
+    adds = message.add_generation_prompt if message.HasField("add_generation_prompt") else not continues
+    return ChatPrompt(
+        messages=tuple(_message_from_proto(index, found) for index, found in enumerate(message.messages)),
+        tools=_all_from_json("tools", message.tools_json) if message.has_tools or message.tools_json else None,
+        documents=(
+            _all_from_json("documents", message.documents_json)
+            if message.has_documents or message.documents_json
+            else None
+        ),
+        chat_template=message.chat_template,
+        template_kwargs=_from_json("chat_template_kwargs", message.template_kwargs_json),
+        add_generation_prompt=adds,
+        continue_final_message=continues,
+    )
+
+
+def _message_to_proto(message: Mapping[str, Any]) -> pb.ChatMessage:
+    rest = {name: value for name, value in message.items() if name != "role"}
+    content = rest.pop("content") if isinstance(rest.get("content"), str) else None
+    return pb.ChatMessage(role=message["role"], content=content, fields_json=_to_json(rest))
+
+
+def _message_from_proto(index: int, message: pb.ChatMessage) -> dict[str, Any]:
+    rest = _from_json(f"messages[{index}]", message.fields_json)
+    content = {"content": message.content} if message.HasField("content") else {}
+    return {"role": message.role, **content, **rest}
+
+
+def _all_to_json(entries: Iterable[Mapping[str, Any]] | None) -> list[str]:
+    return [json.dumps(_plain(entry), ensure_ascii=False) for entry in entries or ()]
+
+
+def _all_from_json(field: str, entries: Iterable[str]) -> tuple[dict[str, Any], ...]:
+    return tuple(_from_json(f"{field}[{index}]", entry) for index, entry in enumerate(entries))
+
+
+def _to_json(value: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(value), ensure_ascii=False) if value else ""
+
+
+def _from_json(field: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(field, f"must be a JSON object: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidRequestError(field, "must be a JSON object")
+    return found
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Mappings other than dictionaries are none to the json module."""
+    if isinstance(value, Mapping):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
