@@ -73,7 +73,6 @@ LINK_LOGPROBS = Bound(MAX_LOGPROBS, "tokens asked for")
 LINK_POSITIONS = Bound(MAX_DRAFT_LENGTH + 1, "positions")
 LINK_CANDIDATES = Bound(1 << 20, "candidates of one position")
 TENSOR_DIMENSIONS = Bound(2, "dimensions")
-LINK_BRANCHES = Bound(1024, "branches")
 LINK_FILES = Bound(64, "files")
 LINK_TEXT = Bound(4096, "characters")
 """A name, a reason, an error's message."""

@@ -4,9 +4,9 @@ Two ports, ``Draft`` and ``Target``, each with ``describe`` and ``attach``. An a
 messages; closing it releases its sessions. The services implement the ports in process, ``outrider.transport``
 implements them again over gRPC, and a coordinator cannot tell them apart.
 
-State goes by length: ``base_length`` is how many tokens of the session to keep, ``token_ids`` the committed tokens
-after them. Each item sent to a session has a higher ``generation`` than the one before; a reply carries it back. The
-.proto files say the same, field by field.
+State goes by length: ``num_kept_tokens`` is how many tokens of the session to keep, ``token_ids`` the committed tokens
+after them; an answer's ``base_length`` is both together. Each item sent to a session has a higher ``generation`` than
+the one before; a reply carries it back. The .proto files say the same, field by field.
 
 Knows no transport, no device, no thread.
 """
@@ -20,9 +20,9 @@ from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import InvalidRequestError
 from outrider.types import (
-    AcceptanceMethod,
     CandidateLogprobs,
     Evidence,
+    JudgingRule,
     LogprobsMode,
     ModelDescription,
     SamplingParams,
@@ -39,7 +39,7 @@ class Open:
     generation: int
     sampling: SamplingParams
     seed: int
-    acceptance_method: AcceptanceMethod
+    judging_rule: JudgingRule
     prompt_length: int
     max_length: int
     """Most tokens the session will ever hold."""
@@ -52,8 +52,6 @@ class Open:
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
-    dense: bool = False
-    """Whole rows in place of a sparse support, for rejection and typical."""
     request_id: str = ""
     trace_id: str = ""
     """This and the one above are for the service's log alone."""
@@ -87,13 +85,11 @@ class Extend:
 
     session: int
     generation: int
-    base_length: int
+    num_kept_tokens: int
     prefix_hash: int
-    """``extend_prefix_hash(0, first base_length tokens)``; another text than the service's is ``SessionLost``."""
+    """``extend_prefix_hash(0, first num_kept_tokens tokens)``; another text than the service's is ``SessionLost``."""
     token_ids: tuple[int, ...]
     draft_length: int
-    ahead: int = 0
-    adopt: int | None = None
     trace_parent: str = ""
 
 
@@ -103,7 +99,7 @@ class Score:
 
     session: int
     generation: int
-    base_length: int
+    num_kept_tokens: int
     prefix_hash: int
     token_ids: tuple[int, ...]
     """At least one."""
@@ -120,30 +116,9 @@ class Proposal:
     session: int
     generation: int
     base_length: int
-    """Committed tokens it builds on: the Extend's ``base_length + len(token_ids)``."""
+    """Committed tokens it builds on: the Extend's ``num_kept_tokens + len(token_ids)``."""
     token_ids: tuple[int, ...]  # [K]
     evidence: Evidence = None
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """A draft continuation prepared for one outcome."""
-
-    branch_id: int
-    num_accepted: int
-    next_token_id: int
-    token_ids: tuple[int, ...]
-    evidence: Evidence = None
-
-
-@dataclass(frozen=True, slots=True)
-class Branches:
-    """Continuations pushed while the target scores; they count only while ``base_length`` is still the base."""
-
-    session: int
-    generation: int
-    base_length: int
-    branches: tuple[Branch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +128,7 @@ class Scores:
     session: int
     generation: int
     base_length: int
-    """Committed tokens it builds on: the Score's ``base_length + len(token_ids)``; position 0 is the token there."""
+    """Committed tokens it builds on: the Score's ``num_kept_tokens + len(token_ids)``, where position 0 is."""
     form: ScoreForm
     logprobs: tuple[CandidateLogprobs, ...] = ()  # [K+1] when wanted (with DenseScores: its own rows instead)
     prompt_logprobs: tuple[CandidateLogprobs, ...] = ()  # of the prompt tokens brought, the session's first left out
@@ -181,7 +156,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class SessionLost:
-    """The service holds less than ``base_length`` or another text: open again and send it all from 0."""
+    """The service holds less than ``num_kept_tokens`` or another text: open again and send it all from 0."""
 
     session: int
     generation: int
@@ -242,7 +217,7 @@ class ItemTiming:
 
 DraftCommand = Open | Extend | Release
 TargetCommand = Open | Score | Release
-DraftEvent = Proposal | Branches | Opened | Preempted | SessionLost | SessionFailed | Refused
+DraftEvent = Proposal | Opened | Preempted | SessionLost | SessionFailed | Refused
 TargetEvent = Scores | Opened | Preempted | SessionLost | SessionFailed | Refused
 
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)

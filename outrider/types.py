@@ -46,6 +46,36 @@ class AcceptanceMethod(enum.StrEnum):
     TYPICAL = "typical"
 
 
+class JudgingRule(enum.StrEnum):
+    """Judging rule of a session: how its draft tokens are accepted, which decides what draft and target send for it.
+
+    The coordinator derives it once from a request's acceptance method and temperature. A service follows it.
+    """
+
+    GREEDY = "greedy"
+    """Both models take their likeliest token; the draft's is kept while it is the target's."""
+    COUPLED = "coupled"
+    """Both models draw with the same noise; the draft's token is kept while it is the target's."""
+    REJECTION = "rejection"
+    """Rejection sampling over the tokens that the draft drew from."""
+    TYPICAL = "typical"
+    """Typical acceptance."""
+    DENSE_REJECTION = "dense_rejection"
+    """``REJECTION`` over whole rows of probabilities. The reference form."""
+    DENSE_TYPICAL = "dense_typical"
+    """``TYPICAL`` over whole rows of probabilities. The reference form."""
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether whole rows of probabilities travel."""
+        return self is JudgingRule.DENSE_REJECTION or self is JudgingRule.DENSE_TYPICAL
+
+    @property
+    def needs_evidence(self) -> bool:
+        """Whether a proposal says what its tokens were drawn from."""
+        return self is JudgingRule.REJECTION or self is JudgingRule.DENSE_REJECTION
+
+
 class LogprobsMode(enum.StrEnum):
     """Which distribution logprobs speak of: the model's own, or the one that was drawn from."""
 

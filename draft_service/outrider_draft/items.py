@@ -10,11 +10,11 @@ from outrider.serving.session_table import check_ids
 
 def check_extend(opened: Open, item: Extend, *, vocab_size: int) -> None:
     """Raise ``InvalidRequestError`` naming the field for which an item cannot be served."""
-    if item.base_length < 0:
-        raise InvalidRequestError("base_length", "must not be negative")
+    if item.num_kept_tokens < 0:
+        raise InvalidRequestError("num_kept_tokens", "must not be negative")
     if not 0 <= item.draft_length <= MAX_DRAFT_LENGTH:
         raise InvalidRequestError("draft_length", f"must be from 0 to {MAX_DRAFT_LENGTH}, not {item.draft_length}")
-    base = item.base_length + len(item.token_ids)
+    base = item.num_kept_tokens + len(item.token_ids)
     if not base:
         raise InvalidRequestError("token_ids", "must hold at least one token when nothing is kept")
     if base > opened.max_length:
@@ -28,5 +28,5 @@ def proposal_length(opened: Open, item: Extend, *, reserved_length: int) -> int:
     A drafted token's own KV is computed only when another is drafted after it, so the last may stand just past the
     reservation.
     """
-    base = item.base_length + len(item.token_ids)
+    base = item.num_kept_tokens + len(item.token_ids)
     return max(0, min(item.draft_length, opened.max_length - base, reserved_length + 1 - base))

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from outrider import __version__
 from outrider.config import DraftSettings
 from outrider.config.fields import DraftMethod
-from outrider.ports import Branches, DraftCommand, DraftEvent, Extend, Open, Proposal
+from outrider.ports import DraftCommand, DraftEvent, Extend, Open, Proposal
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.local_port import LocalPort
 from outrider.serving.session_table import UNBOUNDED, Limits, SessionLimits, SessionTable
 from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
 from outrider.serving.worker import OnFailure
-from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
+from outrider.types import JudgingRule, ModelDescription, SamplingParams
 from outrider_draft.proposers.ngram import LookupJob, NgramProposer
 from outrider_draft.settings import check_settings
 from outrider_draft.texts import PlainSequence, PlainSequences
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from outrider.model_executor.model_runner import ModelRunner
     from outrider_draft.proposers.model import ModelProposer, ProposalJob
 
-    ModelCore = EngineCore[KVSequence, Extend, ProposalJob, Proposal | Branches]
+    ModelCore = EngineCore[KVSequence, Extend, ProposalJob, Proposal]
 
-NgramCore = EngineCore[PlainSequence, Extend, LookupJob, Proposal | Branches]
+NgramCore = EngineCore[PlainSequence, Extend, LookupJob, Proposal]
 
 UNLIMITED_LENGTH = 2**31 - 1
 """The longest session of a draft without a model."""
@@ -209,10 +209,10 @@ def _rehearsal(description: ModelDescription) -> list[DraftCommand]:
         generation=0,
         sampling=SamplingParams(),
         seed=0,
-        acceptance_method=AcceptanceMethod.REJECTION,
+        judging_rule=JudgingRule.REJECTION,
         prompt_length=1,
         max_length=min(4, description.max_model_len),
         num_token_ids=description.num_token_ids or 1,
     )
-    greedy = replace(sampled, session=1, sampling=SamplingParams(temperature=0.0))
+    greedy = replace(sampled, session=1, judging_rule=JudgingRule.GREEDY, sampling=SamplingParams(temperature=0.0))
     return [sampled, greedy, *(Extend(session, 1, 0, 0, (0,), draft_length=2) for session in (0, 1))]

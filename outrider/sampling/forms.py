@@ -20,9 +20,9 @@ from torch import Tensor
 from outrider.ports import Open
 from outrider.randomness.streams import Stream
 from outrider.sampling.draws import race, race_by_groups, stream_rows
-from outrider.sampling.rows import LogitRow, ScoreRequest, is_coupled, is_greedy
+from outrider.sampling.rows import LogitRow, ScoreRequest
 from outrider.sampling.sums import row_sums
-from outrider.types import AcceptanceMethod, DenseScores, ScoreForm, SparseScores, Support, TokenScores, TypicalScores
+from outrider.types import DenseScores, JudgingRule, ScoreForm, SparseScores, Support, TokenScores, TypicalScores
 
 ENTROPY_OFFSET = 1e-5
 """Inside the logarithm of typical acceptance's entropy, as Medusa's and vLLM's code has it."""
@@ -156,10 +156,14 @@ def dense_form(group: Group) -> list[Scored]:
 
 def form_of(open_: Open) -> Form:
     """The form in which a session's scores are made."""
-    if is_greedy(open_):
-        return greedy_form
-    if is_coupled(open_):
-        return coupled_form
-    if open_.dense:
-        return dense_form
-    return typical_form if open_.acceptance_method is AcceptanceMethod.TYPICAL else sparse_form
+    return _FORMS[open_.judging_rule]
+
+
+_FORMS: dict[JudgingRule, Form] = {
+    JudgingRule.GREEDY: greedy_form,
+    JudgingRule.COUPLED: coupled_form,
+    JudgingRule.REJECTION: sparse_form,
+    JudgingRule.TYPICAL: typical_form,
+    JudgingRule.DENSE_REJECTION: dense_form,
+    JudgingRule.DENSE_TYPICAL: dense_form,
+}

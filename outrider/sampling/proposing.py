@@ -18,7 +18,7 @@ from outrider.randomness.streams import Stream
 from outrider.sampling.checks import row_errors
 from outrider.sampling.draws import race, race_among, stream_rows
 from outrider.sampling.process import process_logits
-from outrider.sampling.rows import LogitRow, is_coupled, is_greedy, needs_evidence
+from outrider.sampling.rows import LogitRow, is_coupled, is_greedy
 from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS, choose_support
 from outrider.types import FloatArray, IntArray
 
@@ -47,7 +47,7 @@ def propose(
 
     Greedy takes the most likely, coupled adds the shared noise to the processed logits. Otherwise the token comes from
     the smallest set of likeliest tokens with at least ``support_mass``, ``support_limit`` of them at most, scaled to 1;
-    from the whole row when the request is ``dense``.
+    from the whole row under a dense rule.
     """
     processed = process_logits(logits, rows)
     best, best_ids = processed.max(-1)
@@ -55,8 +55,8 @@ def propose(
     greedy_ids: list[int] = best_ids.tolist()
     drawn = [Drawn(token_id) for token_id in greedy_ids]
     coupled = [i for i, row in enumerate(rows) if is_coupled(row.open)]
-    dense = [i for i, row in enumerate(rows) if _is_drawn(row) and row.open.dense]
-    sparse = [i for i, row in enumerate(rows) if _is_drawn(row) and not row.open.dense]
+    dense = [i for i, row in enumerate(rows) if _is_drawn(row) and row.open.judging_rule.is_dense]
+    sparse = [i for i, row in enumerate(rows) if _is_drawn(row) and not row.open.judging_rule.is_dense]
     _put(drawn, coupled, _draw_coupled(*_choose(processed, rows, coupled)) if coupled else [])
     _put(drawn, dense, _draw_dense(*_choose(processed, rows, dense)) if dense else [])
     if sparse:
@@ -90,7 +90,7 @@ def _draw_dense(logits: Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:  # [N,
     winners = race(probs.log(), stream_rows(rows, Stream.PROPOSAL, logits.device))
     reported = probs.cpu().numpy()
     return [
-        Drawn(token_id, dense_probs=reported[i].copy() if needs_evidence(rows[i].open) else None)
+        Drawn(token_id, dense_probs=reported[i].copy() if rows[i].open.judging_rule.needs_evidence else None)
         for i, token_id in enumerate(winners.tolist())
     ]
 
@@ -103,7 +103,7 @@ def _draw_sparse(logits: Tensor, rows: Sequence[LogitRow], mass: float, limit: i
     reported_ids, reported_probs = token_ids.to(torch.int32).cpu().numpy(), probs.cpu().numpy()
     return [
         Drawn(winner, reported_ids[i, :width].copy(), reported_probs[i, :width].copy())
-        if needs_evidence(rows[i].open)
+        if rows[i].open.judging_rule.needs_evidence
         else Drawn(winner)
         for i, (winner, width) in enumerate(zip(winners, widths, strict=True))
     ]

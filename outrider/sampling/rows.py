@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.ports import Open
-from outrider.types import AcceptanceMethod, SamplingParams, Support
+from outrider.types import JudgingRule, SamplingParams, Support
 
 if TYPE_CHECKING:
     from outrider.sampling.session import SessionSampling
@@ -109,18 +109,13 @@ def _spans(rows: Sequence[LogitRow]) -> Iterator[RowSpan]:
 
 
 def is_greedy(open_: Open) -> bool:
-    """Whether the most likely token is taken: temperature 0, under every rule."""
-    return open_.sampling.temperature == 0
+    """Whether the most likely token is taken."""
+    return open_.judging_rule is JudgingRule.GREEDY
 
 
 def is_coupled(open_: Open) -> bool:
     """Whether tokens are drawn with the noise that draft and target share."""
-    return open_.acceptance_method is AcceptanceMethod.COUPLED and not is_greedy(open_)
-
-
-def needs_evidence(open_: Open) -> bool:
-    """Whether what a token was drawn from must be told."""
-    return open_.acceptance_method is AcceptanceMethod.REJECTION and not is_greedy(open_)
+    return open_.judging_rule is JudgingRule.COUPLED
 
 
 def is_truncated(sampling: SamplingParams) -> bool:

@@ -32,7 +32,7 @@ class Item(Protocol):
         ...
 
     @property
-    def base_length(self) -> int:
+    def num_kept_tokens(self) -> int:
         """Tokens to keep."""
         ...
 

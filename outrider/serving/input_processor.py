@@ -148,10 +148,10 @@ class InputProcessor:
             self._outputs.put(session.link_id, answer, session.open)
             return
         opened = None
-        if not item.base_length and item.token_ids:
+        if not item.num_kept_tokens and item.token_ids:
             opened = self._sessions.adopt_prefix(session, item.token_ids)
         job = self._executor.begin(session, item)
-        if not item.base_length and not self._scheduler.admits(session, job):
+        if not item.num_kept_tokens and not self._scheduler.admits(session, job):
             self._refuse(session)
             return
         if opened is not None:
@@ -165,7 +165,7 @@ class InputProcessor:
             answer: CommonEvent | None = self._executor.check(session, item)
         except OutriderError as error:
             return self._sessions.fail(*session.key, item.generation, error)
-        return answer or self._sessions.rewind(session, item.base_length, item.prefix_hash)
+        return answer or self._sessions.rewind(session, item.num_kept_tokens, item.prefix_hash)
 
     def _refuse(self, session: Session[Any]) -> None:
         """End a session before it begins: there are no pages for its text."""

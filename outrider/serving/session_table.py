@@ -1,4 +1,4 @@
-"""The rules of sessions that every service keeps: generations, tombstones, base lengths, reservations.
+"""The rules of sessions that every service keeps: generations, tombstones, kept lengths, reservations.
 
 Owns which sessions are open on which link, the newest generation of each, and what text each holds. Refuses to know
 what is computed over that text, by whom, and where its KV lies: texts are kept by a ``SequenceStore``. Plain Python.
@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.ports import Open, Opened, Preempted, Refused, Release, SessionFailed, SessionLost
+from outrider.types import JudgingRule
 
 MAX_TOMBSTONES = 65_536
 """Tombstones kept for one link, the latest: an item can cross an answer only for a short while."""
@@ -221,16 +222,16 @@ class SessionTable(Generic[SequenceT]):
         found.generation = generation
         return found
 
-    def rewind(self, session: Session[SequenceT], base_length: int, prefix_hash: int) -> SessionLost | None:
-        """Keep the first ``base_length`` tokens, if they are there and are the text that the hash is of."""
+    def rewind(self, session: Session[SequenceT], num_kept_tokens: int, prefix_hash: int) -> SessionLost | None:
+        """Keep the first ``num_kept_tokens`` tokens, if they are there and are the text that the hash is of."""
         reason = ""
-        if base_length > session.sequence.length:
-            reason = f"{session.sequence.length} tokens are held, fewer than base_length {base_length}"
-        elif self._store.prefix_hash(session.sequence, base_length) != prefix_hash:
-            reason = f"the first {base_length} tokens are another text"
+        if num_kept_tokens > session.sequence.length:
+            reason = f"{session.sequence.length} tokens are held, fewer than num_kept_tokens {num_kept_tokens}"
+        elif self._store.prefix_hash(session.sequence, num_kept_tokens) != prefix_hash:
+            reason = f"the first {num_kept_tokens} tokens are another text"
         if reason:
             return SessionLost(session.open.session, session.generation, reason)
-        self._store.truncate(session.sequence, base_length)
+        self._store.truncate(session.sequence, num_kept_tokens)
         return None
 
     def adopt_prefix(self, session: Session[SequenceT], token_ids: Sequence[int]) -> Opened | None:
@@ -341,6 +342,8 @@ def check_open(command: Open, limits: Limits) -> None:
     highest = limits.vocab_size or math.inf
     _require(1 <= command.num_token_ids <= highest, "num_token_ids", f"must be from 1 to {highest}")
     _require(0 <= command.seed < 2**64, "seed", "must be from 0 to 2**64 - 1")
+    is_greedy = command.judging_rule is JudgingRule.GREEDY
+    _require(is_greedy == (command.sampling.temperature == 0), "judging_rule", "greedy goes with temperature 0 alone")
     _require((command.num_logprobs or 0) >= 0, "num_logprobs", "must not be negative")
     _require((command.num_prompt_logprobs or 0) >= 0, "num_prompt_logprobs", "must not be negative")
     _check_sampling(command, limits.vocab_size)

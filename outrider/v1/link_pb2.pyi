@@ -1,12 +1,30 @@
 from outrider.v1 import sampling_pb2 as _sampling_pb2
 from outrider.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class JudgingRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JUDGING_RULE_UNSPECIFIED: _ClassVar[JudgingRule]
+    JUDGING_RULE_GREEDY: _ClassVar[JudgingRule]
+    JUDGING_RULE_COUPLED: _ClassVar[JudgingRule]
+    JUDGING_RULE_REJECTION: _ClassVar[JudgingRule]
+    JUDGING_RULE_TYPICAL: _ClassVar[JudgingRule]
+    JUDGING_RULE_DENSE_REJECTION: _ClassVar[JudgingRule]
+    JUDGING_RULE_DENSE_TYPICAL: _ClassVar[JudgingRule]
+JUDGING_RULE_UNSPECIFIED: JudgingRule
+JUDGING_RULE_GREEDY: JudgingRule
+JUDGING_RULE_COUPLED: JudgingRule
+JUDGING_RULE_REJECTION: JudgingRule
+JUDGING_RULE_TYPICAL: JudgingRule
+JUDGING_RULE_DENSE_REJECTION: JudgingRule
+JUDGING_RULE_DENSE_TYPICAL: JudgingRule
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -71,12 +89,12 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session", "generation", "sampling", "seed", "acceptance_method", "prompt_length", "max_length", "eos_token_ids", "num_token_ids", "num_logprobs", "num_prompt_logprobs", "logprobs_mode", "dense", "banned_token_ids", "request_id", "trace_id", "cache_salt", "arrival_ns")
+    __slots__ = ("session", "generation", "sampling", "seed", "judging_rule", "prompt_length", "max_length", "eos_token_ids", "num_token_ids", "num_logprobs", "num_prompt_logprobs", "logprobs_mode", "banned_token_ids", "request_id", "trace_id", "cache_salt", "arrival_ns")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTANCE_METHOD_FIELD_NUMBER: _ClassVar[int]
+    JUDGING_RULE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -84,7 +102,6 @@ class Open(_message.Message):
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_MODE_FIELD_NUMBER: _ClassVar[int]
-    DENSE_FIELD_NUMBER: _ClassVar[int]
     BANNED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -94,7 +111,7 @@ class Open(_message.Message):
     generation: int
     sampling: _sampling_pb2.SamplingParams
     seed: int
-    acceptance_method: _sampling_pb2.AcceptanceMethod
+    judging_rule: JudgingRule
     prompt_length: int
     max_length: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -102,13 +119,12 @@ class Open(_message.Message):
     num_logprobs: int
     num_prompt_logprobs: int
     logprobs_mode: _sampling_pb2.LogprobsMode
-    dense: bool
     banned_token_ids: _containers.RepeatedScalarFieldContainer[int]
     request_id: str
     trace_id: str
     cache_salt: str
     arrival_ns: int
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., prompt_length: _Optional[int] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_token_ids: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[_sampling_pb2.LogprobsMode, str]] = ..., dense: _Optional[bool] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., arrival_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., judging_rule: _Optional[_Union[JudgingRule, str]] = ..., prompt_length: _Optional[int] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_token_ids: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[_sampling_pb2.LogprobsMode, str]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., arrival_ns: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("session", "generation")
@@ -119,26 +135,22 @@ class Release(_message.Message):
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Extend(_message.Message):
-    __slots__ = ("session", "generation", "base_length", "prefix_hash", "token_ids", "draft_length", "ahead", "adopt", "trace_parent")
+    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_hash", "token_ids", "draft_length", "trace_parent")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_FIELD_NUMBER: _ClassVar[int]
-    ADOPT_FIELD_NUMBER: _ClassVar[int]
     TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
-    base_length: int
+    num_kept_tokens: int
     prefix_hash: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     draft_length: int
-    ahead: int
-    adopt: int
     trace_parent: str
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_length: _Optional[int] = ..., ahead: _Optional[int] = ..., adopt: _Optional[int] = ..., trace_parent: _Optional[str] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_length: _Optional[int] = ..., trace_parent: _Optional[str] = ...) -> None: ...
 
 class SparseEvidence(_message.Message):
     __slots__ = ("counts", "token_ids", "probs")
@@ -172,37 +184,11 @@ class Proposal(_message.Message):
     evidence: Evidence
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
 
-class Branch(_message.Message):
-    __slots__ = ("branch_id", "num_accepted", "next_token_id", "token_ids", "evidence")
-    BRANCH_ID_FIELD_NUMBER: _ClassVar[int]
-    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    NEXT_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
-    branch_id: int
-    num_accepted: int
-    next_token_id: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    evidence: Evidence
-    def __init__(self, branch_id: _Optional[int] = ..., num_accepted: _Optional[int] = ..., next_token_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
-
-class Branches(_message.Message):
-    __slots__ = ("session", "generation", "base_length", "branches")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    BRANCHES_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    generation: int
-    base_length: int
-    branches: _containers.RepeatedCompositeFieldContainer[Branch]
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ...) -> None: ...
-
 class Score(_message.Message):
-    __slots__ = ("session", "generation", "base_length", "prefix_hash", "token_ids", "draft_token_ids", "support_counts", "support_token_ids", "trace_parent")
+    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_hash", "token_ids", "draft_token_ids", "support_counts", "support_token_ids", "trace_parent")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -211,14 +197,14 @@ class Score(_message.Message):
     TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
-    base_length: int
+    num_kept_tokens: int
     prefix_hash: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
     support_counts: bytes
     support_token_ids: bytes
     trace_parent: str
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., trace_parent: _Optional[str] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., trace_parent: _Optional[str] = ...) -> None: ...
 
 class TokenScores(_message.Message):
     __slots__ = ("token_ids",)
@@ -387,22 +373,20 @@ class DraftCommands(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class DraftEvent(_message.Message):
-    __slots__ = ("proposal", "branches", "session_lost", "session_failed", "refused", "opened", "preempted")
+    __slots__ = ("proposal", "session_lost", "session_failed", "refused", "opened", "preempted")
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
-    BRANCHES_FIELD_NUMBER: _ClassVar[int]
     SESSION_LOST_FIELD_NUMBER: _ClassVar[int]
     SESSION_FAILED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     proposal: Proposal
-    branches: Branches
     session_lost: SessionLost
     session_failed: SessionFailed
     refused: Refused
     opened: Opened
     preempted: Preempted
-    def __init__(self, proposal: _Optional[_Union[Proposal, _Mapping]] = ..., branches: _Optional[_Union[Branches, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ...) -> None: ...
+    def __init__(self, proposal: _Optional[_Union[Proposal, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ...) -> None: ...
 
 class DraftEvents(_message.Message):
     __slots__ = ("events", "report", "item_timings_ns", "plane_offer", "heartbeat")

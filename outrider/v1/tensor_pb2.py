@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/tensor.proto\x12\x0boutrider.v1\"\x94\x01\n\x06Tensor\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x10\n\x06inline\x18\x03 \x01(\x0cH\x00\x12\x38\n\rshared_memory\x18\x04 \x01(\x0b\x32\x1f.outrider.v1.SharedMemoryRegionH\x00\x12\x15\n\x0bpeer_handle\x18\x05 \x01(\x0cH\x00\x42\t\n\x07payload\"n\n\x12SharedMemoryRegion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04slot\x18\x04 \x01(\r\x12\x10\n\x08sequence\x18\x05 \x01(\x04\"\x1a\n\nPlaneOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1c\n\x0bPlaneAnswer\x12\r\n\x05token\x18\x01 \x01(\x0c*{\n\x0bTensorPlane\x12\x1c\n\x18TENSOR_PLANE_UNSPECIFIED\x10\x00\x12\x17\n\x13TENSOR_PLANE_INLINE\x10\x01\x12\x1e\n\x1aTENSOR_PLANE_SHARED_MEMORY\x10\x02\x12\x15\n\x11TENSOR_PLANE_PEER\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/tensor.proto\x12\x0boutrider.v1\"\x83\x01\n\x06Tensor\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x10\n\x06inline\x18\x03 \x01(\x0cH\x00\x12\x38\n\rshared_memory\x18\x04 \x01(\x0b\x32\x1f.outrider.v1.SharedMemoryRegionH\x00\x42\t\n\x07payloadJ\x04\x08\x05\x10\x06\"n\n\x12SharedMemoryRegion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04slot\x18\x04 \x01(\r\x12\x10\n\x08sequence\x18\x05 \x01(\x04\"\x1a\n\nPlaneOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1c\n\x0bPlaneAnswer\x12\r\n\x05token\x18\x01 \x01(\x0c*j\n\x0bTensorPlane\x12\x1c\n\x18TENSOR_PLANE_UNSPECIFIED\x10\x00\x12\x17\n\x13TENSOR_PLANE_INLINE\x10\x01\x12\x1e\n\x1aTENSOR_PLANE_SHARED_MEMORY\x10\x02\"\x04\x08\x03\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TENSORPLANE']._serialized_start=362
-  _globals['_TENSORPLANE']._serialized_end=485
+  _globals['_TENSORPLANE']._serialized_start=345
+  _globals['_TENSORPLANE']._serialized_end=451
   _globals['_TENSOR']._serialized_start=42
-  _globals['_TENSOR']._serialized_end=190
-  _globals['_SHAREDMEMORYREGION']._serialized_start=192
-  _globals['_SHAREDMEMORYREGION']._serialized_end=302
-  _globals['_PLANEOFFER']._serialized_start=304
-  _globals['_PLANEOFFER']._serialized_end=330
-  _globals['_PLANEANSWER']._serialized_start=332
-  _globals['_PLANEANSWER']._serialized_end=360
+  _globals['_TENSOR']._serialized_end=173
+  _globals['_SHAREDMEMORYREGION']._serialized_start=175
+  _globals['_SHAREDMEMORYREGION']._serialized_end=285
+  _globals['_PLANEOFFER']._serialized_start=287
+  _globals['_PLANEOFFER']._serialized_end=313
+  _globals['_PLANEANSWER']._serialized_start=315
+  _globals['_PLANEANSWER']._serialized_end=343
 # @@protoc_insertion_point(module_scope)

@@ -12,25 +12,21 @@ class TensorPlane(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TENSOR_PLANE_UNSPECIFIED: _ClassVar[TensorPlane]
     TENSOR_PLANE_INLINE: _ClassVar[TensorPlane]
     TENSOR_PLANE_SHARED_MEMORY: _ClassVar[TensorPlane]
-    TENSOR_PLANE_PEER: _ClassVar[TensorPlane]
 TENSOR_PLANE_UNSPECIFIED: TensorPlane
 TENSOR_PLANE_INLINE: TensorPlane
 TENSOR_PLANE_SHARED_MEMORY: TensorPlane
-TENSOR_PLANE_PEER: TensorPlane
 
 class Tensor(_message.Message):
-    __slots__ = ("dtype", "shape", "inline", "shared_memory", "peer_handle")
+    __slots__ = ("dtype", "shape", "inline", "shared_memory")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     INLINE_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
-    PEER_HANDLE_FIELD_NUMBER: _ClassVar[int]
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     inline: bytes
     shared_memory: SharedMemoryRegion
-    peer_handle: bytes
-    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., inline: _Optional[bytes] = ..., shared_memory: _Optional[_Union[SharedMemoryRegion, _Mapping]] = ..., peer_handle: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., inline: _Optional[bytes] = ..., shared_memory: _Optional[_Union[SharedMemoryRegion, _Mapping]] = ...) -> None: ...
 
 class SharedMemoryRegion(_message.Message):
     __slots__ = ("name", "offset_bytes", "length_bytes", "slot", "sequence")

@@ -46,11 +46,11 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         """The item's tokens, less what was cached of them. The last one kept comes first if a prompt token's logprob
         has to be read after it.
         """
-        token_ids = item.token_ids[session.sequence.length - item.base_length :] + item.draft_token_ids
-        base = item.base_length + len(item.token_ids)
-        if session.open.num_prompt_logprobs is not None and 0 < item.base_length < session.open.prompt_length:
+        token_ids = item.token_ids[session.sequence.length - item.num_kept_tokens :] + item.draft_token_ids
+        base = item.num_kept_tokens + len(item.token_ids)
+        if session.open.num_prompt_logprobs is not None and 0 < item.num_kept_tokens < session.open.prompt_length:
             token_ids = (session.sequence.token_ids[-1], *token_ids)
-            self._runner.sequences.truncate(session.sequence, item.base_length - 1)
+            self._runner.sequences.truncate(session.sequence, item.num_kept_tokens - 1)
         return ScoreJob(_sampling_of(session), item, session.sequence, token_ids, base)
 
     def execute(self, batch: Sequence[tuple[ScoreJob, int]]) -> ExecutorOutput[Scores]:
@@ -116,7 +116,7 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         """Whether an item asks for just the plain step that was prepared."""
         return (
             item.token_ids == prepared.token_ids
-            and item.base_length == prepared.base_length
+            and item.num_kept_tokens == prepared.num_kept_tokens
             and item.prefix_hash == prepared.prefix_hash
             and not item.draft_token_ids
             and item.support is None

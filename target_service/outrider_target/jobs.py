@@ -9,7 +9,7 @@ from outrider.errors import InvalidRequestError
 from outrider.kv_cache import KVSequence
 from outrider.ports import Open, Score
 from outrider.serving.session_table import check_ids
-from outrider.types import AcceptanceMethod, CandidateLogprobs, Support
+from outrider.types import CandidateLogprobs, JudgingRule, Support
 
 if TYPE_CHECKING:
     from outrider.sampling.session import SessionSampling
@@ -59,9 +59,9 @@ class ScoreJob:
 
 def check_score(opened: Open, item: Score, *, vocab_size: int) -> None:
     """Raise ``InvalidRequestError`` naming the field for which an item cannot be scored."""
-    base, num_drafts = item.base_length + len(item.token_ids), len(item.draft_token_ids)
-    if item.base_length < 0:
-        raise InvalidRequestError("base_length", "must not be negative")
+    base, num_drafts = item.num_kept_tokens + len(item.token_ids), len(item.draft_token_ids)
+    if item.num_kept_tokens < 0:
+        raise InvalidRequestError("num_kept_tokens", "must not be negative")
     if not item.token_ids:
         raise InvalidRequestError("token_ids", "must hold at least one token")
     if base > opened.max_length:
@@ -79,8 +79,7 @@ def check_score(opened: Open, item: Score, *, vocab_size: int) -> None:
 
 def needs_support(opened: Open) -> bool:
     """Whether the answer is about the ids of a support."""
-    sampled = opened.sampling.temperature > 0
-    return sampled and opened.acceptance_method is AcceptanceMethod.REJECTION and not opened.dense
+    return opened.judging_rule is JudgingRule.REJECTION
 
 
 def _check_support(opened: Open, support: Support | None, num_drafts: int) -> None:

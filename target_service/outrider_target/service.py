@@ -22,7 +22,7 @@ from outrider.serving.local_port import LocalPort
 from outrider.serving.session_table import UNBOUNDED, Limits, SessionLimits, SessionTable
 from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
 from outrider.serving.worker import OnFailure
-from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
+from outrider.types import JudgingRule, ModelDescription, SamplingParams
 from outrider_target.executor import TargetExecutor
 from outrider_target.jobs import ScoreJob
 
@@ -120,11 +120,11 @@ def _rehearsal(description: ModelDescription) -> list[TargetCommand]:
         generation=0,
         sampling=SamplingParams(),
         seed=0,
-        acceptance_method=AcceptanceMethod.REJECTION,
+        judging_rule=JudgingRule.REJECTION,
         prompt_length=1,
         max_length=1,
         num_token_ids=description.num_token_ids,
     )
-    greedy = replace(sampled, session=1, sampling=SamplingParams(temperature=0.0))
+    greedy = replace(sampled, session=1, judging_rule=JudgingRule.GREEDY, sampling=SamplingParams(temperature=0.0))
     scores = [Score(session, 1, 0, 0, (0,)) for session in (0, 1)]
     return [sampled, greedy, *scores]

@@ -25,9 +25,9 @@ from outrider.ports import (
 from outrider.randomness.philox_numpy import gumbel
 from outrider.randomness.streams import Stream
 from outrider.types import (
-    AcceptanceMethod,
     DenseEvidence,
     DenseScores,
+    JudgingRule,
     SparseEvidence,
     SparseScores,
     TokenScores,
@@ -90,9 +90,9 @@ class Held:
     def rewind(self, command: Extend | Score) -> SessionLost | None:
         assert command.generation > self.generation, "each command has a higher generation"
         self.generation = command.generation
-        if command.base_length > len(self.tokens):
+        if command.num_kept_tokens > len(self.tokens):
             return SessionLost(command.session, command.generation, "too little is held")
-        del self.tokens[command.base_length :]
+        del self.tokens[command.num_kept_tokens :]
         self.tokens.extend(command.token_ids)
         return None
 
@@ -135,7 +135,7 @@ class BlockTarget:
         for _, command in ready:
             _exclude(outside[start:], command)
             start += len(command.draft_token_ids) + 1
-        coupled = np.fromiter((h.open.acceptance_method is AcceptanceMethod.COUPLED for h, c in ready
+        coupled = np.fromiter((h.open.judging_rule is JudgingRule.COUPLED for h, c in ready
                                for _ in range(len(c.draft_token_ids) + 1)), dtype=bool)  # fmt: skip
         noise = _noise(keys, coupled, Stream.OUTSIDE, logs.shape[1])
         raced = np.where(outside | coupled[:, None], logs + noise, -np.inf).argmax(axis=1)
@@ -165,9 +165,9 @@ def _answer(held: Held, command: Score, logs: Rows, outside: NDArray[np.bool_], 
     count = len(command.draft_token_ids)
     probs = np.exp(logs)
     form: TokenScores | SparseScores | DenseScores
-    if opened.acceptance_method is AcceptanceMethod.COUPLED:
+    if opened.judging_rule is JudgingRule.COUPLED:
         form = TokenScores(tuple(int(token) for token in raced))
-    elif opened.dense:
+    elif opened.judging_rule.is_dense:
         form = DenseScores(probs)
     else:
         inside = np.empty(0, np.float32)
@@ -226,7 +226,7 @@ class BlockDraft:
 
     def _draw(self, logs: Rows, sessions: Sequence[Held], bases: Sequence[int]) -> tuple[Rows, NDArray[np.int64]]:
         """(reported probabilities [N, V], drawn tokens [N])."""
-        coupled = np.array([h.open.acceptance_method is AcceptanceMethod.COUPLED for h in sessions])
+        coupled = np.array([h.open.judging_rule is JudgingRule.COUPLED for h in sessions])
         probs = self.report(logs)
         keys = [(h.open.seed, base, len(h.tokens)) for h, base in zip(sessions, bases, strict=True)]
         noise = _noise(keys, coupled, Stream.PROPOSAL, logs.shape[1])
@@ -244,9 +244,9 @@ class BlockDraft:
 
     @staticmethod
     def _evidence(opened: Open, probs: Rows) -> SparseEvidence | DenseEvidence | None:
-        if opened.acceptance_method is not AcceptanceMethod.REJECTION or not len(probs):
+        if not opened.judging_rule.needs_evidence or not len(probs):
             return None
-        if opened.dense:
+        if opened.judging_rule.is_dense:
             return DenseEvidence(probs)
         where = np.nonzero(probs)
         return SparseEvidence((probs > 0).sum(axis=1).astype(np.int32), where[1].astype(np.int32), probs[where])

@@ -48,7 +48,6 @@ def make_plan(
         acceptance_method=method,
         rules=rules,
         num_token_ids=vocab_size,
-        dense=dense,
         **fields,
     )
 

@@ -16,13 +16,14 @@ from outrider.types import (
     AcceptanceMethod,
     DenseEvidence,
     DenseScores,
+    JudgingRule,
     ScoreForm,
     SparseEvidence,
     SparseScores,
     TokenScores,
     TypicalScores,
 )
-from outrider_coordinator.acceptance import JudgeRules, NextToken, Rule, Verdict, judge
+from outrider_coordinator.acceptance import JudgeRules, NextToken, Verdict, judge
 from outrider_coordinator.acceptance.dense import judge_dense_rejection, judge_dense_typical
 from outrider_coordinator.acceptance.draws import coin, draw
 from outrider_coordinator.acceptance.rejection import judge_rejection
@@ -141,20 +142,22 @@ def test_an_empty_residual_accepts_where_the_coin_rejects() -> None:
     assert judge_rejection((4,), evidence, scores, seed=rejecting, base=2) == Verdict(1, 6, NextToken.BONUS)
 
 
-@pytest.mark.parametrize("rule", [Rule.SPARSE_REJECTION, Rule.SAME_TOKEN, Rule.TYPICAL, Rule.DENSE_REJECTION])
-def test_no_draft_tokens_give_the_bonus(rule: Rule) -> None:
+@pytest.mark.parametrize(
+    "rule", [JudgingRule.REJECTION, JudgingRule.COUPLED, JudgingRule.TYPICAL, JudgingRule.DENSE_REJECTION]
+)
+def test_no_draft_tokens_give_the_bonus(rule: JudgingRule) -> None:
     no_probs, no_ids = np.empty(0, np.float32), np.empty(0, np.int32)
-    forms: dict[Rule, ScoreForm] = {
-        Rule.SPARSE_REJECTION: sparse_scores([], [1.0], [2]),
-        Rule.SAME_TOKEN: TokenScores((2,)),
-        Rule.TYPICAL: TypicalScores(no_probs, no_probs, no_ids, 2),
-        Rule.DENSE_REJECTION: DenseScores(dense([0, 0, 1])),
+    forms: dict[JudgingRule, ScoreForm] = {
+        JudgingRule.REJECTION: sparse_scores([], [1.0], [2]),
+        JudgingRule.COUPLED: TokenScores((2,)),
+        JudgingRule.TYPICAL: TypicalScores(no_probs, no_probs, no_ids, 2),
+        JudgingRule.DENSE_REJECTION: DenseScores(dense([0, 0, 1])),
     }
     assert judge(JudgeRules(rule, 3), (), None, forms[rule], seed=0, base=1) == Verdict(0, 2, NextToken.BONUS)
 
 
 def test_greedy_and_coupled_keep_tokens_while_they_agree() -> None:
-    rules = JudgeRules(Rule.SAME_TOKEN, 10)
+    rules = JudgeRules(JudgingRule.COUPLED, 10)
     own = TokenScores((1, 2, 3, 4))
     assert judge(rules, (1, 2, 3), None, own, seed=0, base=0) == Verdict(3, 4, NextToken.BONUS)
     assert judge(rules, (1, 5, 3), None, own, seed=0, base=0) == Verdict(1, 2, NextToken.RECOVERED)
@@ -164,7 +167,7 @@ def test_greedy_and_coupled_keep_tokens_while_they_agree() -> None:
 @pytest.mark.parametrize("method", AcceptanceMethod)
 @pytest.mark.parametrize("is_dense", [False, True])
 def test_temperature_0_is_greedy_under_every_method(method: AcceptanceMethod, is_dense: bool) -> None:
-    assert JudgeRules.of(method, temperature=0, dense=is_dense, num_token_ids=5).rule is Rule.SAME_TOKEN
+    assert JudgeRules.of(method, temperature=0, dense=is_dense, num_token_ids=5).rule is JudgingRule.GREEDY
 
 
 def typical_scores(probs: Sequence[float], entropies: Sequence[float]) -> TypicalScores:
@@ -198,7 +201,9 @@ def test_typical_takes_its_parameters_from_the_rules() -> None:
         posterior_alpha=1.0,
     )  # fmt: skip
     assert judge(rules, (1,), None, typical_scores([0.5], [0.0]), seed=0, base=0).num_accepted == 0
-    assert judge(JudgeRules(Rule.TYPICAL, 200), (1,), None, typical_scores([0.5], [0.0]), seed=0, base=0).num_accepted
+    assert judge(
+        JudgeRules(JudgingRule.TYPICAL, 200), (1,), None, typical_scores([0.5], [0.0]), seed=0, base=0
+    ).num_accepted
 
 
 def test_dense_typical_agrees_with_the_reduced_form() -> None:
@@ -222,7 +227,7 @@ def test_dense_typical_agrees_with_the_reduced_form() -> None:
 def test_dense_ignores_padding_on_either_side() -> None:
     """A draft and a target may pad their rows differently."""
     target = dense([0.5, 0.3, 0.2, 0, 0], [0, 1, 0, 0, 0])
-    rules = JudgeRules(Rule.DENSE_REJECTION, 3)
+    rules = JudgeRules(JudgingRule.DENSE_REJECTION, 3)
     for width in (3, 4, 9):
         evidence = DenseEvidence(np.pad(dense(DRAFT), ((0, 0), (0, width - 3))))
         verdicts = {
@@ -246,26 +251,32 @@ def test_draws_depend_on_seed_base_and_position_alone() -> None:
 @pytest.mark.parametrize(
     ("rule", "scores"),
     [
-        (Rule.SAME_TOKEN, sparse_scores([], [1.0], [2])),
-        (Rule.SAME_TOKEN, TokenScores((1, 2))),
-        (Rule.SAME_TOKEN, TokenScores((10,))),
-        (Rule.SAME_TOKEN, TokenScores((-1,))),
-        (Rule.SPARSE_REJECTION, TokenScores((1,))),
-        (Rule.SPARSE_REJECTION, sparse_scores([], [1.0], [-1])),
-        (Rule.SPARSE_REJECTION, sparse_scores([], [1.0], [10])),
-        (Rule.SPARSE_REJECTION, sparse_scores([], [0.5], [1])),
-        (Rule.SPARSE_REJECTION, sparse_scores([], [math.nan], [1])),
-        (Rule.SPARSE_REJECTION, sparse_scores([0.1], [0.9], [1])),
-        (Rule.SPARSE_REJECTION, sparse_scores([], [0.5, 0.5], [1, 1])),
-        (Rule.TYPICAL, TypicalScores(np.zeros(1, np.float32), np.zeros(1, np.float32), np.zeros(1, np.int32), 0)),
-        (Rule.TYPICAL, TypicalScores(np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32), 10)),
-        (Rule.DENSE_REJECTION, DenseScores(np.full((1, 9), 1 / 9, np.float32))),
-        (Rule.DENSE_REJECTION, DenseScores(np.full((1, 10), math.nan, np.float32))),
-        (Rule.DENSE_REJECTION, DenseScores(np.full((1, 20), 1 / 20, np.float32))),
-        (Rule.DENSE_REJECTION, DenseScores(np.full((2, 10), 1 / 10, np.float32))),
+        (JudgingRule.COUPLED, sparse_scores([], [1.0], [2])),
+        (JudgingRule.COUPLED, TokenScores((1, 2))),
+        (JudgingRule.COUPLED, TokenScores((10,))),
+        (JudgingRule.COUPLED, TokenScores((-1,))),
+        (JudgingRule.REJECTION, TokenScores((1,))),
+        (JudgingRule.REJECTION, sparse_scores([], [1.0], [-1])),
+        (JudgingRule.REJECTION, sparse_scores([], [1.0], [10])),
+        (JudgingRule.REJECTION, sparse_scores([], [0.5], [1])),
+        (JudgingRule.REJECTION, sparse_scores([], [math.nan], [1])),
+        (JudgingRule.REJECTION, sparse_scores([0.1], [0.9], [1])),
+        (JudgingRule.REJECTION, sparse_scores([], [0.5, 0.5], [1, 1])),
+        (
+            JudgingRule.TYPICAL,
+            TypicalScores(np.zeros(1, np.float32), np.zeros(1, np.float32), np.zeros(1, np.int32), 0),
+        ),
+        (
+            JudgingRule.TYPICAL,
+            TypicalScores(np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32), 10),
+        ),
+        (JudgingRule.DENSE_REJECTION, DenseScores(np.full((1, 9), 1 / 9, np.float32))),
+        (JudgingRule.DENSE_REJECTION, DenseScores(np.full((1, 10), math.nan, np.float32))),
+        (JudgingRule.DENSE_REJECTION, DenseScores(np.full((1, 20), 1 / 20, np.float32))),
+        (JudgingRule.DENSE_REJECTION, DenseScores(np.full((2, 10), 1 / 10, np.float32))),
     ],
 )
-def test_scores_that_do_not_answer_the_proposal_are_refused(rule: Rule, scores: ScoreForm) -> None:
+def test_scores_that_do_not_answer_the_proposal_are_refused(rule: JudgingRule, scores: ScoreForm) -> None:
     with pytest.raises(ProtocolError):
         judge(JudgeRules(rule, 10), (), None, scores, seed=0, base=0)
 
@@ -274,4 +285,4 @@ def test_scores_with_mass_outside_and_no_token_drawn_there_are_refused() -> None
     evidence = sparse_evidence({0: 1.0})
     scores = sparse_scores([0.5], [0.5, 1], [-1, 1])
     with pytest.raises(ProtocolError):
-        judge(JudgeRules(Rule.SPARSE_REJECTION, 5), (0,), evidence, scores, seed=0, base=0)
+        judge(JudgeRules(JudgingRule.REJECTION, 5), (0,), evidence, scores, seed=0, base=0)

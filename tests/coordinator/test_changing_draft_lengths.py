@@ -53,7 +53,7 @@ def test_a_draft_that_lacks_much_is_fed_while_steps_go_on() -> None:
     assert not score.draft_token_ids  # the second step waits for no draft
     assert driven.loop.why_not is WithoutDraft.CATCHING_UP
     (extend,) = [command for command in setting.bench.to_draft if isinstance(command, Extend)]
-    assert (extend.base_length, extend.draft_length) == (0, 0)
+    assert (extend.num_kept_tokens, extend.draft_length) == (0, 0)
     setting.bench.run()
     assert any(extend.draft_length == policy.length(driven.loop.speculation) for extend in setting.extends[1:])
     assert driven.loop.spec_stats.num_draft_tokens > 0

@@ -11,14 +11,14 @@ import pytest
 
 from outrider.errors import ProtocolError
 from outrider.ports import Proposal
-from outrider.types import SparseEvidence, SparseScores
-from outrider_coordinator.acceptance import EvidenceError, JudgeRules, NextToken, Rule, Verdict, check_proposal, judge
+from outrider.types import JudgingRule, SparseEvidence, SparseScores
+from outrider_coordinator.acceptance import EvidenceError, JudgeRules, NextToken, Verdict, check_proposal, judge
 from outrider_coordinator.acceptance import batch as judging
 from outrider_coordinator.acceptance.vectorized import FEWEST, ProposalCase, ScoredCase, are_sound, judge_together
 from tests.coordinator.test_service import ask, stack
 
 VOCAB_SIZE = 50
-RULES = JudgeRules(Rule.SPARSE_REJECTION, VOCAB_SIZE)
+RULES = JudgeRules(JudgingRule.REJECTION, VOCAB_SIZE)
 Generator = np.random.Generator
 
 

@@ -84,7 +84,7 @@ def test_prefill_goes_to_both_sides_at_once() -> None:
     opened, extend = bench.to_draft
     assert isinstance(opened, Open)
     assert isinstance(extend, Extend)
-    assert (extend.token_ids, extend.draft_length, extend.base_length, extend.prefix_hash) == ((1, 2, 3), 0, 0, 0)
+    assert (extend.token_ids, extend.draft_length, extend.num_kept_tokens, extend.prefix_hash) == ((1, 2, 3), 0, 0, 0)
     opened, score = bench.to_target
     assert isinstance(opened, Open)
     assert (opened.seed, opened.prompt_length, opened.max_length) == (9, 3, 27)
@@ -113,8 +113,10 @@ def test_every_command_brings_the_text_it_says() -> None:
     text = [1, 2, 3, *driven.token_ids]
     commands: list[Extend | Score] = [*setting.extends, *setting.scores]
     for command in commands:
-        assert command.prefix_hash == extend_prefix_hash(0, text[: command.base_length])
-        assert list(command.token_ids) == text[command.base_length : command.base_length + len(command.token_ids)]
+        assert command.prefix_hash == extend_prefix_hash(0, text[: command.num_kept_tokens])
+        assert (
+            list(command.token_ids) == text[command.num_kept_tokens : command.num_kept_tokens + len(command.token_ids)]
+        )
         assert command.token_ids
 
 
@@ -135,8 +137,8 @@ def test_the_bonus_token_hole() -> None:
     for extend in others:
         assert len(extend.token_ids) == 2
         # One of them is the last draft token, the other the bonus.
-        assert list(extend.token_ids) == text[extend.base_length : extend.base_length + 2]
-    assert [extend.base_length for extend in others] == [6, 10, 14, 18][: len(others)]
+        assert list(extend.token_ids) == text[extend.num_kept_tokens : extend.num_kept_tokens + 2]
+    assert [extend.num_kept_tokens for extend in others] == [6, 10, 14, 18][: len(others)]
 
 
 def test_there_is_no_hole_after_a_rejection() -> None:
@@ -164,7 +166,9 @@ def test_no_draft_length_exceeds_what_may_still_come() -> None:
     driven = setting.run(plan_of(max_tokens=7))
     assert len(driven.token_ids) == 7
     assert [extend.draft_length for extend in setting.extends] == [0, 4]
-    assert all(score.base_length + len(score.token_ids) + len(score.draft_token_ids) < 10 for score in setting.scores)
+    assert all(
+        score.num_kept_tokens + len(score.token_ids) + len(score.draft_token_ids) < 10 for score in setting.scores
+    )
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2])
@@ -196,7 +200,7 @@ def test_a_draft_with_a_shorter_context_drafts_to_its_end() -> None:
     setting.bench.facts = DraftFacts(max_length=12)
     driven = setting.run(plan_of(max_tokens=24))
     assert len(driven.token_ids) == 24
-    reach = [e.base_length + len(e.token_ids) + e.draft_length for e in setting.extends]
+    reach = [e.num_kept_tokens + len(e.token_ids) + e.draft_length for e in setting.extends]
     assert max(reach) == 12
     assert setting.scores[-1].draft_token_ids == ()
 
@@ -248,7 +252,7 @@ def test_a_session_that_began_under_load_gets_its_draft_later() -> None:
     setting.bench.policy.set_load(0)
     setting.bench.run()
     first = setting.extends[0]
-    assert first.base_length == 0
+    assert first.num_kept_tokens == 0
     assert len(first.token_ids) > 4
     assert first.draft_length == 4
 

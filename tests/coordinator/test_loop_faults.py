@@ -11,7 +11,6 @@ import pytest
 
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError, ProtocolError, UnavailableError
 from outrider.ports import (
-    Branches,
     Open,
     Proposal,
     Scores,
@@ -68,7 +67,7 @@ def test_a_late_reply_says_what_the_draft_holds() -> None:
     setting.bench.deliver_draft(setting.bench.late)
     setting.bench.run()
     following = setting.extends[setting.extends.index(late) + 1]
-    assert following.base_length == late.base_length + len(late.token_ids)
+    assert following.num_kept_tokens == late.num_kept_tokens + len(late.token_ids)
     assert len(following.token_ids) == 4  # what was emitted meanwhile
     assert driven.loop.spec_stats.num_draft_losses == 0
     assert sum(isinstance(command, Open) for command in setting.bench.sent_to_draft) == 1
@@ -120,14 +119,6 @@ def test_stale_replies_change_nothing() -> None:
     assert driven.loop.spec_stats.num_stale_replies > 10
 
 
-def test_pushed_branches_are_ignored() -> None:
-    setting, plan = Setting(), plan_of(seed=3)
-    setting.bench.change_draft_events = lambda events: [
-        *(Branches(event.session, event.generation, 0, ()) for event in events), *events
-    ]  # fmt: skip
-    assert setting.run(plan).token_ids == Setting().run(plan).token_ids
-
-
 @pytest.mark.parametrize("rounds", range(5))
 def test_a_draft_lost_halfway_and_back(rounds: int) -> None:
     setting, plan = Setting(), plan_of(max_tokens=60, method=AcceptanceMethod.COUPLED, seed=2)
@@ -144,7 +135,7 @@ def test_a_draft_lost_halfway_and_back(rounds: int) -> None:
     num_before = len(setting.extends)
     setting.bench.run()
     assert driven.token_ids == own_tokens(plan)
-    assert setting.extends[num_before].base_length == 0
+    assert setting.extends[num_before].num_kept_tokens == 0
     assert setting.extends[-1].draft_length > 0
     assert driven.loop.spec_stats.num_draft_losses == 0
 
@@ -269,7 +260,7 @@ def test_a_session_the_target_lost_is_rebuilt_and_no_token_is_lost_or_repeated(r
     setting.bench.run()
     assert driven.token_ids == Setting(draft_rows=OTHER_ROWS).run(plan).token_ids
     assert driven.loop.spec_stats.num_target_losses == 1
-    rebuilt = [score for score in setting.scores if score.base_length == 0]
+    rebuilt = [score for score in setting.scores if score.num_kept_tokens == 0]
     assert len(rebuilt) == 2
     assert len(rebuilt[1].token_ids) >= 3
 

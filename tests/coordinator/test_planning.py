@@ -12,8 +12,7 @@ from outrider.config.fields import EvidenceForm
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULTABLE, GenerationRequest
 from outrider.tokenization import ModelText
-from outrider.types import AcceptanceMethod, LogprobsMode, ModelDescription, SamplingParams
-from outrider_coordinator.acceptance import Rule
+from outrider.types import AcceptanceMethod, JudgingRule, LogprobsMode, ModelDescription, SamplingParams
 from outrider_coordinator.requests.input_processor import InputProcessor, started
 from tests.coordinator.tokenizers_for_tests import byte_level, text_tokenizer
 
@@ -110,11 +109,15 @@ def test_settings_give_the_defaults() -> None:
         logprobs_mode=LogprobsMode.PROCESSED,
     ).plan(ask())  # fmt: skip
     assert plan.acceptance_method is AcceptanceMethod.TYPICAL
-    assert (plan.rules.rule, plan.rules.posterior_threshold, plan.rules.posterior_alpha) == (Rule.TYPICAL, 0.2, 0.4)
+    assert (plan.rules.rule, plan.rules.posterior_threshold, plan.rules.posterior_alpha) == (
+        JudgingRule.TYPICAL,
+        0.2,
+        0.4,
+    )
     assert plan.logprobs_mode is LogprobsMode.PROCESSED
-    assert planner().plan(ask(acceptance_method=AcceptanceMethod.COUPLED)).rules.rule is Rule.SAME_TOKEN
+    assert planner().plan(ask(acceptance_method=AcceptanceMethod.COUPLED)).rules.rule is JudgingRule.COUPLED
     dense = planner(evidence=EvidenceForm.DENSE).plan(ask())
-    assert (dense.dense, dense.rules.rule) == (True, Rule.DENSE_REJECTION)
+    assert dense.rules.rule is JudgingRule.DENSE_REJECTION
 
 
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])

@@ -373,7 +373,7 @@ class _Poisoned(ToyTarget):
 
         def sending(commands: Sequence[TargetCommand]) -> None:
             scores = [command for command in commands if isinstance(command, Score)]
-            if any(score.base_length == 0 and score.token_ids[0] == 7 for score in scores):
+            if any(score.num_kept_tokens == 0 and score.token_ids[0] == 7 for score in scores):
                 link.break_off("died of it")
             else:
                 send(commands)

@@ -17,8 +17,8 @@ def extend(session: int, draft_length: int = 4) -> Extend:
     return Extend(session, 1, 7, 0, (5,), draft_length)
 
 
-def score(session: int, *draft_token_ids: int, base_length: int = 7) -> Score:
-    return Score(session, 1, base_length, 0, (5,), draft_token_ids)
+def score(session: int, *draft_token_ids: int, num_kept_tokens: int = 7) -> Score:
+    return Score(session, 1, num_kept_tokens, 0, (5,), draft_token_ids)
 
 
 def answer(session: int) -> Proposal:
@@ -134,11 +134,11 @@ async def test_plain_steps_wait_for_plain_steps_wherever_they_are() -> None:
 async def test_prompts_and_ends_wait_for_nobody_and_are_waited_for_by_nobody() -> None:
     turns = DispatchScheduler()
     target, draft = Link(turns, "gpu"), Link(turns, "gpu")
-    target.put(score(1, base_length=0))
+    target.put(score(1, num_kept_tokens=0))
     await settle()
     draft.put(extend(2))
     await settle()
-    target.put(score(3, base_length=0))
+    target.put(score(3, num_kept_tokens=0))
     await settle()
     target.put(Release(1, 2))
     await settle()

@@ -72,7 +72,7 @@ def test_the_bonus_token_hole(driver: Driver, reference: Any) -> None:
     drafts = list(driver.one(opened(), extend_item(0, 2, PROMPT, 4)).token_ids)
     assert held_tokens(driver) == PROMPT + drafts[:3]
     tokens = [*PROMPT, *drafts, 5]
-    item = extend_item(0, 3, tokens, 4, base_length=len(PROMPT) + 3)
+    item = extend_item(0, 3, tokens, 4, num_kept_tokens=len(PROMPT) + 3)
     assert len(item.token_ids) == 2
     proposal = driver.one(item)
     assert list(proposal.token_ids) == greedy_continuation(reference, tokens, 4)
@@ -81,14 +81,14 @@ def test_the_bonus_token_hole(driver: Driver, reference: Any) -> None:
 def test_after_a_rejection_one_token_is_enough(driver: Driver, reference: Any) -> None:
     drafts = list(driver.one(opened(), extend_item(0, 2, PROMPT, 4)).token_ids)
     tokens = [*PROMPT, drafts[0], (drafts[1] + 1) % NUM_IDS]
-    item = extend_item(0, 3, tokens, 4, base_length=len(PROMPT) + 1)
+    item = extend_item(0, 3, tokens, 4, num_kept_tokens=len(PROMPT) + 1)
     assert len(item.token_ids) == 1
     assert list(driver.one(item).token_ids) == greedy_continuation(reference, tokens, 4)
 
 
 def test_an_extend_without_tokens_draws_from_what_is_held(driver: Driver, reference: Any) -> None:
     driver.one(opened(), extend_item(0, 2, PROMPT, 0))
-    proposal = driver.one(extend_item(0, 3, PROMPT, 3, base_length=len(PROMPT)))
+    proposal = driver.one(extend_item(0, 3, PROMPT, 3, num_kept_tokens=len(PROMPT)))
     assert list(proposal.token_ids) == greedy_continuation(reference, PROMPT, 3)
 
 
@@ -176,7 +176,7 @@ def test_a_new_extend_wins_in_the_middle_of_a_proposal(driver: Driver, reference
     for _ in range(3):
         assert driver.step() == []
     tokens = [*PROMPT, 9]
-    events = driver.run(extend_item(0, 3, tokens, 2, base_length=len(PROMPT)))
+    events = driver.run(extend_item(0, 3, tokens, 2, num_kept_tokens=len(PROMPT)))
     assert [event.generation for event in events] == [3]
     assert list(events[0].token_ids) == greedy_continuation(reference, tokens, 2)
 
@@ -219,8 +219,8 @@ def test_proposals_stay_within_session_and_model(folder: Path, reference: Any) -
     proposal = driver.one(extend_item(1, 2, PROMPT, 8))
     assert list(proposal.token_ids) == greedy_continuation(reference, PROMPT, 5)  # the last is not fed
     longer = [*PROMPT, *proposal.token_ids]
-    assert driver.one(extend_item(1, 3, longer, 8, base_length=12)) == Proposal(1, 3, 13, ())
-    assert driver.one(extend_item(1, 4, [*longer, 1], 8, base_length=13)) == Proposal(1, 4, 14, ())
+    assert driver.one(extend_item(1, 3, longer, 8, num_kept_tokens=12)) == Proposal(1, 3, 13, ())
+    assert driver.one(extend_item(1, 4, [*longer, 1], 8, num_kept_tokens=13)) == Proposal(1, 4, 14, ())
     assert driver.one(opened(2, max_length=60), extend_item(2, 2, list(range(20)), 4)) == Proposal(2, 2, 20, ())
 
 
@@ -259,7 +259,7 @@ def test_logits_that_are_no_numbers_end_the_proposal(poisoned: Driver) -> None:
     assert by_session[0] == Proposal(0, 2, 8, (66,))
     assert len(by_session[1].token_ids) == 4
     tokens = [*PROMPT, 3]
-    again = poisoned.one(extend_item(0, 3, tokens, 1, base_length=len(PROMPT)))
+    again = poisoned.one(extend_item(0, 3, tokens, 1, num_kept_tokens=len(PROMPT)))
     assert again == Proposal(0, 3, 9, (66,))
 
 

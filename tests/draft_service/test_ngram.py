@@ -10,7 +10,7 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.ports import DraftEvent, Extend, Open, Opened, Proposal, SessionFailed, SessionLost
-from outrider.types import AcceptanceMethod, DenseEvidence, SamplingParams, SparseEvidence, extend_prefix_hash
+from outrider.types import DenseEvidence, JudgingRule, SamplingParams, SparseEvidence, extend_prefix_hash
 from outrider_draft.proposers.ngram import NgramProposer, look_up
 from outrider_draft.service import build_ngram_core
 
@@ -19,7 +19,7 @@ OPEN = Open(
     generation=1,
     sampling=SamplingParams(),
     seed=3,
-    acceptance_method=AcceptanceMethod.REJECTION,
+    judging_rule=JudgingRule.REJECTION,
     prompt_length=4,
     max_length=100,
     num_token_ids=50,
@@ -98,7 +98,7 @@ def test_rejection_gets_a_certain_distribution_as_evidence() -> None:
 
 
 def test_dense_rows_have_all_mass_on_the_token() -> None:
-    proposal = propose(replace(OPEN, dense=True), [1, 2, 7, 1, 2], 2)
+    proposal = propose(replace(OPEN, judging_rule=JudgingRule.DENSE_REJECTION), [1, 2, 7, 1, 2], 2)
     assert isinstance(proposal.evidence, DenseEvidence)
     assert proposal.evidence.probs.shape == (2, 50)
     assert proposal.evidence.probs.argmax(axis=1).tolist() == [7, 1]
@@ -108,9 +108,9 @@ def test_dense_rows_have_all_mass_on_the_token() -> None:
 @pytest.mark.parametrize(
     "opened",
     [
-        replace(OPEN, acceptance_method=AcceptanceMethod.COUPLED),
-        replace(OPEN, acceptance_method=AcceptanceMethod.TYPICAL),
-        replace(OPEN, sampling=SamplingParams(temperature=0.0)),
+        replace(OPEN, judging_rule=JudgingRule.COUPLED),
+        replace(OPEN, judging_rule=JudgingRule.TYPICAL),
+        replace(OPEN, judging_rule=JudgingRule.GREEDY, sampling=SamplingParams(temperature=0.0)),
     ],
 )
 def test_other_rules_need_no_evidence(opened: Open) -> None:
@@ -169,7 +169,7 @@ def test_another_text_is_lost() -> None:
         ("token_ids", extend([2**31])),
         ("token_ids", extend([1] * 101)),
         ("draft_length", extend([1], -1)),
-        ("base_length", extend([1], base=-1)),
+        ("num_kept_tokens", extend([1], base=-1)),
     ],
 )
 def test_a_bad_item_fails_its_session_alone(field: str, item: Extend) -> None:

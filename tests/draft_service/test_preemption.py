@@ -31,13 +31,13 @@ def test_the_youngest_makes_room_for_the_oldest(folder: Path, prefix_caching: bo
     driver = make_driver(folder, 20, prefix_caching=prefix_caching)
     driver.run(opened(0, arrival_ns=2), extend_item(0, 2, TEXT[:30], 0))
     driver.run(opened(1, arrival_ns=1), extend_item(1, 2, [9, *TEXT[:29]], 0))
-    events = driver.run(extend_item(1, 3, [9, *TEXT[:55]], 6, base_length=30))
+    events = driver.run(extend_item(1, 3, [9, *TEXT[:55]], 6, num_kept_tokens=30))
     assert [type(event) for event in events] == [Preempted, Proposal]
     assert events[0].session == 0
     assert events[0].retry_after_ms > 0
     assert len(events[1].token_ids) == 6
     assert driver.core.stats.num_preempted == 1
-    assert driver.run(extend_item(0, 4, TEXT[:31], 2, base_length=30)) == []  # it crossed the event
+    assert driver.run(extend_item(0, 4, TEXT[:31], 2, num_kept_tokens=30)) == []  # it crossed the event
 
 
 def test_a_young_session_refused_for_lack_of_pages_finds_room_later(folder: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_session_longer_than_the_pool_is_kept_as_far_as_it_fits(folder: Path) 
     proposal = driver.one(opened(0, arrival_ns=1), extend_item(0, 2, TEXT[:38], 8))
     assert isinstance(proposal, Proposal)
     assert len(proposal.token_ids) == 3  # the last drafted token needs no page
-    outgrown = driver.one(extend_item(0, 3, TEXT[:41], 4, base_length=38))
+    outgrown = driver.one(extend_item(0, 3, TEXT[:41], 4, num_kept_tokens=38))
     assert outgrown == Proposal(0, 3, 41, ())
 
 

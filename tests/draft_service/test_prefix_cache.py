@@ -57,7 +57,7 @@ def test_drafted_tokens_are_never_found(driver: Driver, runner: ModelRunner) -> 
     assert ask(driver, 1, text, 0, cache_salt="other")[1] == 0
     assert len(runner.sequences.prefix_cache or ()) == 7 + len(text) // 4
     assert ask(driver, 2, text, 0)[1] == 28
-    driver.run(extend_item(0, 3, [*text, 5], 0, base_length=41))
+    driver.run(extend_item(0, 3, [*text, 5], 0, num_kept_tokens=41))
     assert ask(driver, 3, [*text, 6, 7, 8], 0)[1] == 40
 
 

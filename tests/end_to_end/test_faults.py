@@ -13,7 +13,7 @@ import torch
 from outrider.errors import CapacityError, InvalidRequestError, NonFiniteLogitsError, UnavailableError
 from outrider.generation import GenerationResult
 from outrider.ports import Extend, Open, Proposal, Score, Scores
-from outrider.types import AcceptanceMethod, SamplingParams
+from outrider.types import JudgingRule, SamplingParams
 from tests.end_to_end.faults import break_links, gate_of, lose_sessions, outage, poisoned
 from tests.end_to_end.waiting import DEADLINE_S, Reader, all_free, eventually
 from tests.support.stack import Stack, run_stack
@@ -291,7 +291,7 @@ async def occupied(service: Any, *, num_tokens: int) -> AsyncIterator[None]:
         generation=1,
         sampling=SamplingParams(),
         seed=0,
-        acceptance_method=AcceptanceMethod.REJECTION,
+        judging_rule=JudgingRule.REJECTION,
         prompt_length=1,
         max_length=num_tokens,
         num_token_ids=257,

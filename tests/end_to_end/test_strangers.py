@@ -9,7 +9,7 @@ import pytest
 
 from outrider.ports import Open
 from outrider.transport.remote import RemoteDraft, RemoteTarget
-from outrider.types import AcceptanceMethod, SamplingParams
+from outrider.types import JudgingRule, SamplingParams
 from tests.support.stack import Stack, run_stack
 from tests.support.tiny_models import cached_tiny_model
 
@@ -25,7 +25,7 @@ def opening(session: int) -> Open:
         generation=0,
         sampling=greedy,
         seed=0,
-        acceptance_method=AcceptanceMethod.REJECTION,
+        judging_rule=JudgingRule.GREEDY,
         prompt_length=1,
         max_length=512,
         num_token_ids=100,

@@ -23,7 +23,7 @@ from outrider.sampling import ScoreOutcome, ScoreRequest, score
 from outrider.sampling import sampler as fused
 from outrider.sampling.sampler import begin_scoring
 from outrider.sampling.session import SessionSampling
-from outrider.types import AcceptanceMethod, SparseScores, Support, TokenScores, TypicalScores
+from outrider.types import AcceptanceMethod, JudgingRule, SparseScores, Support, TokenScores, TypicalScores
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -92,7 +92,7 @@ def supports_of(vocab_size: int, sizes: tuple[int, ...], seed: int) -> Support:
 
 def request_of(open_: Open, vocab_size: int, num_drafts: int = 2, seed: int = 0) -> ScoreRequest:
     drafts = tuple(int(i) for i in np.random.default_rng(seed).integers(0, vocab_size, num_drafts))
-    if open_.acceptance_method is not REJECTION or open_.sampling.temperature == 0:
+    if open_.judging_rule is not JudgingRule.REJECTION:
         return ScoreRequest(SessionSampling(open_), TOKENS, BASE, drafts)
     sizes = ((1, 300, 0, vocab_size) * 2)[seed % 3 :][:num_drafts]
     return ScoreRequest(SessionSampling(open_), TOKENS, BASE, drafts, supports_of(vocab_size, sizes, seed))
@@ -306,7 +306,7 @@ def test_answers_depend_on_no_neighbour() -> None:
     together, start = begin_scoring(logits, requests, fused=True).outcomes(), 0
     for request, outcome in zip(requests, together, strict=True):
         stop = start + request.num_positions
-        if not request.open.dense and request.open.num_logprobs is None:
+        if not request.open.judging_rule.is_dense and request.open.num_logprobs is None:
             (alone,) = begin_scoring(logits[start:stop].clone(), [request], fused=True).outcomes()
             assert _bits(alone) == _bits(outcome)
         start = stop

@@ -96,7 +96,7 @@ def play(draft: ModelRunner, target: ModelRunner) -> tuple[list[Answer], int]:
     for number, asked in enumerate(ROUNDS):
         opening = [opened(session) for session in asked if not held["target"][session]]
         extends = [
-            extend_item(session, 2 + number, texts[session], 1 + (session + number) % 4, base_length=base)
+            extend_item(session, 2 + number, texts[session], 1 + (session + number) % 4, num_kept_tokens=base)
             for session in asked
             for base in [held["draft"][session]]
         ]
@@ -123,11 +123,16 @@ def answers_of(driver: Driver, opening: Sequence[Open], items: Sequence[Extend] 
     return answers
 
 
-def score(proposal: Proposal, text: list[int], base_length: int) -> Score:
+def score(proposal: Proposal, text: list[int], held: int) -> Score:
     evidence = proposal.evidence
     support = Support(evidence.counts, evidence.token_ids) if isinstance(evidence, SparseEvidence) else None
     return score_item(
-        proposal.session, proposal.generation, text, proposal.token_ids, base_length=base_length, support=support
+        proposal.session,
+        proposal.generation,
+        text,
+        proposal.token_ids,
+        num_kept_tokens=held,
+        support=support,
     )
 
 
@@ -179,7 +184,7 @@ def plain_steps(target: ModelRunner) -> tuple[list[list[int]], int]:
     for number in range(max(ends)):
         running = [i for i, end in enumerate(ends) if len(texts[i]) < end]
         for i in running:
-            driver.send(score_item(i, 2 + number, texts[i], base_length=len(texts[i]) - 1 if number else 0))
+            driver.send(score_item(i, 2 + number, texts[i], num_kept_tokens=len(texts[i]) - 1 if number else 0))
         answered: set[int] = set()
         while len(answered) < len(running):
             for event in driver.step():

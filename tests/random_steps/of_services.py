@@ -183,7 +183,7 @@ class TargetSteps(_Side):
         # What of an earlier item's tokens was computed is not known: keep what both sides surely share.
         base = min(session.held, len(session.tokens) - 1)
         self.driver.send(
-            score_item(session.number, session.asked, session.tokens, drafts, base_length=base, support=support)
+            score_item(session.number, session.asked, session.tokens, drafts, num_kept_tokens=base, support=support)
         )
         session.held = base
 
@@ -247,7 +247,7 @@ class DraftSteps(_Side):
         session.asked = self._new_generation()
         base = min(session.held, len(session.tokens))
         wanted = session.extra["wanted"]
-        self.driver.send(extend_item(session.number, session.asked, session.tokens, wanted, base_length=base))
+        self.driver.send(extend_item(session.number, session.asked, session.tokens, wanted, num_kept_tokens=base))
         session.held = base
 
     def _check(self, session: _Session, event: Any) -> None:

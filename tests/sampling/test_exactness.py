@@ -25,7 +25,7 @@ from outrider.randomness.philox_numpy import coin
 from outrider.randomness.streams import Stream
 from outrider.sampling import Drawn, LogitRow, ScoreRequest, process_logits, propose, score
 from outrider.sampling.session import SessionSampling
-from outrider.types import SparseScores, Support, TokenScores
+from outrider.types import JudgingRule, SparseScores, Support, TokenScores
 from tests.sampling.building import COUPLED, REJECTION, opening
 
 VOCAB = 4
@@ -110,7 +110,7 @@ def draft(
         rows = [LogitRow(s.sampling, text, len(text), len(s.tokens)) for s, text in zip(sessions, texts, strict=True)]
         for session, drawn in zip(sessions, drawing(logits[[text[-1] for text in texts]], rows, mass), strict=True):
             session.drafts.append(drawn.token_id)
-            if session.open.acceptance_method is REJECTION:
+            if session.open.judging_rule is JudgingRule.REJECTION:
                 session.evidence.append(evidence(drawn))
 
 

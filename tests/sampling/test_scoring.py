@@ -16,7 +16,7 @@ from outrider.randomness import philox_numpy
 from outrider.randomness.streams import GROUP_SIZE, Stream
 from outrider.sampling import ScoreOutcome, ScoreRequest, process_logits, score
 from outrider.sampling.session import SessionSampling
-from outrider.types import DenseScores, SparseScores, Support, TokenScores, TypicalScores
+from outrider.types import DenseScores, JudgingRule, SparseScores, Support, TokenScores, TypicalScores
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
 from tests.support.equality import same
 
@@ -40,7 +40,7 @@ def sparse_request(**fields: Any) -> ScoreRequest:
 
 
 def whole_rows(logits: torch.Tensor, request: ScoreRequest) -> np.ndarray:
-    dense = dataclasses.replace(request.open, dense=True, acceptance_method=REJECTION)
+    dense = dataclasses.replace(request.open, judging_rule=JudgingRule.DENSE_REJECTION)
     (outcome,) = score(logits, [dataclasses.replace(request, session=SessionSampling(dense))])
     assert isinstance(outcome.form, DenseScores)
     return outcome.form.target_probs

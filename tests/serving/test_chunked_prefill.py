@@ -11,7 +11,7 @@ from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session_table import Limits, Session, SessionTable
 from outrider.serving.token_budget import TokenBudget
-from outrider.types import AcceptanceMethod, SamplingParams
+from outrider.types import JudgingRule, SamplingParams
 from outrider_draft.texts import PlainSequence, PlainSequences
 
 ALONE, BESIDE, LENGTH = 500, 100, 2000
@@ -61,7 +61,7 @@ class _Rig:
         )
 
     def open(self, session: int, length: int) -> None:
-        self.core.handle(1, [Open(session, 1, SamplingParams(), 0, AcceptanceMethod.REJECTION, length, LENGTH + 1, 10)])
+        self.core.handle(1, [Open(session, 1, SamplingParams(), 0, JudgingRule.REJECTION, length, LENGTH + 1, 10)])
         self.ask(session, 2, length)
 
     def ask(self, session: int, generation: int, length: int = 1) -> None:
@@ -125,7 +125,7 @@ def test_chunks_get_smaller_where_running_sessions_would_wait_too_long_and_large
     rig.core.handle(1, [Release(PROMPT, 10)])
     rig.ask(RUNS, 6)
     assert rig.step() == [1]
-    rig.core.handle(1, [Open(3, 1, SamplingParams(), 0, AcceptanceMethod.REJECTION, LENGTH, LENGTH + 1, 10)])
+    rig.core.handle(1, [Open(3, 1, SamplingParams(), 0, JudgingRule.REJECTION, LENGTH, LENGTH + 1, 10)])
     rig.core.handle(1, [Extend(3, 2, 0, 0, (3,) * LENGTH, 1)])
     rig.ask(RUNS, 7)
     assert rig.step() == [1, BESIDE]

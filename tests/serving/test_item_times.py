@@ -11,7 +11,7 @@ from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session_table import Limits, Session, SessionTable
 from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.service_spans import item_spans
-from outrider.types import AcceptanceMethod, SamplingParams
+from outrider.types import JudgingRule, SamplingParams
 from outrider_draft.texts import PlainSequence, PlainSequences
 
 QUEUED, FORWARD, SAMPLE, BETWEEN = 5, 100, 30, 7
@@ -77,7 +77,7 @@ def test_each_stage_lies_between_two_readings_of_the_clock() -> None:
     session_table = SessionTable(PlainSequences(), Limits(vocab_size=10, max_model_len=10, trims=True))
     core = EngineCore(session_table, _Executor(clock), clock=clock)
     recorder = core.recorder = _Recorder()
-    opening = Open(1, 1, SamplingParams(), 0, AcceptanceMethod.REJECTION, 1, 5, 10)
+    opening = Open(1, 1, SamplingParams(), 0, JudgingRule.REJECTION, 1, 5, 10)
     core.handle(1, [opening, Extend(1, 2, 0, 0, (3,), 1, trace_parent=PARENT)])
     clock.now += QUEUED
     for _ in range(NUM_FORWARDS - 1):

@@ -13,7 +13,7 @@ from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session_table import Limits, Session, SessionTable
 from outrider.serving.token_budget import TokenBudget
-from outrider.types import AcceptanceMethod, SamplingParams, TokenScores, extend_prefix_hash
+from outrider.types import JudgingRule, SamplingParams, TokenScores, extend_prefix_hash
 from outrider_draft.texts import PlainSequence, PlainSequences
 
 ONE, OTHER = 1, 2
@@ -83,7 +83,7 @@ class _Executor(Executor[PlainSequence, Score, _Job, Scores]):
     def answer(self, job: _Job) -> Scores | OutriderError:
         if self.fails:
             return NonFiniteLogitsError("not finite")
-        item, base = job.item, job.item.base_length + len(job.item.token_ids)
+        item, base = job.item, job.item.num_kept_tokens + len(job.item.token_ids)
         ids = tuple(token + 1 for token in (item.token_ids[-1], *item.draft_token_ids))
         return Scores(item.session, item.generation, base, TokenScores(ids))
 
@@ -144,7 +144,7 @@ class _Rig:
                 self._generation,
                 SamplingParams(temperature=0.0),
                 0,
-                AcceptanceMethod.REJECTION,
+                JudgingRule.GREEDY,
                 1,
                 LENGTH,
                 1000,
@@ -363,7 +363,7 @@ def test_who_speculated_and_could_not_be_opened_anew_keeps_nobody_back() -> None
     rig.ask(ONE)
     rig.ask(OTHER, drafts=(7, 8))
     rig.step()
-    too_long = Open(OTHER, 1000, SamplingParams(), 0, AcceptanceMethod.REJECTION, 1, LENGTH + 1, 1000)
+    too_long = Open(OTHER, 1000, SamplingParams(), 0, JudgingRule.REJECTION, 1, LENGTH + 1, 1000)
     rig.core.handle(1, [too_long])
     assert [type(event) for _, batch in rig.core.step() for event in batch.events] == [SessionFailed]
     rig.ask(ONE)

@@ -12,14 +12,14 @@ from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 from outrider.ports import Open, Release, SessionFailed, SessionLost
 from outrider.serving import session_table as ledger_module
 from outrider.serving.session_table import Limits, Session, SessionTable
-from outrider.types import AcceptanceMethod, SamplingParams, extend_prefix_hash
+from outrider.types import JudgingRule, SamplingParams, extend_prefix_hash
 
 OPEN = Open(
     session=7,
     generation=1,
     sampling=SamplingParams(),
     seed=3,
-    acceptance_method=AcceptanceMethod.REJECTION,
+    judging_rule=JudgingRule.REJECTION,
     prompt_length=4,
     max_length=8,
     num_token_ids=50,

@@ -9,6 +9,7 @@ from typing import Any
 from outrider.ports import EventBatch, Extend, ForwardReport, Open, Opened, Release, Score
 from outrider.serving.engine_core import EngineCore
 from outrider.types import AcceptanceMethod, SamplingParams, Support, extend_prefix_hash
+from outrider_coordinator.acceptance import judging_rule
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -23,6 +24,7 @@ def open_session(
     sampling: SamplingParams = GREEDY,
     seed: int = 11,
     acceptance_method: AcceptanceMethod = AcceptanceMethod.REJECTION,
+    dense: bool = False,
     **more: Any,
 ) -> Open:
     return Open(
@@ -30,7 +32,7 @@ def open_session(
         generation=generation,
         sampling=sampling,
         seed=seed,
-        acceptance_method=acceptance_method,
+        judging_rule=judging_rule(acceptance_method, temperature=sampling.temperature, dense=dense),
         prompt_length=prompt_length,
         max_length=max_length,
         num_token_ids=num_token_ids,
@@ -44,20 +46,20 @@ def score_item(
     tokens: Sequence[int],
     drafts: Sequence[int] = (),
     *,
-    base_length: int = 0,
+    num_kept_tokens: int = 0,
     support: Support | None = None,
 ) -> Score:
-    """``tokens`` are all committed ones; those from ``base_length`` on are sent."""
-    kept = extend_prefix_hash(0, tokens[:base_length])
-    return Score(session, generation, base_length, kept, tuple(tokens[base_length:]), tuple(drafts), support)
+    """``tokens`` are all committed ones; those from ``num_kept_tokens`` on are sent."""
+    kept = extend_prefix_hash(0, tokens[:num_kept_tokens])
+    return Score(session, generation, num_kept_tokens, kept, tuple(tokens[num_kept_tokens:]), tuple(drafts), support)
 
 
 def extend_item(
-    session: int, generation: int, tokens: Sequence[int], draft_length: int, *, base_length: int = 0
+    session: int, generation: int, tokens: Sequence[int], draft_length: int, *, num_kept_tokens: int = 0
 ) -> Extend:
-    """``tokens`` are all committed ones; those from ``base_length`` on are sent."""
-    kept = extend_prefix_hash(0, tokens[:base_length])
-    return Extend(session, generation, base_length, kept, tuple(tokens[base_length:]), draft_length)
+    """``tokens`` are all committed ones; those from ``num_kept_tokens`` on are sent."""
+    kept = extend_prefix_hash(0, tokens[:num_kept_tokens])
+    return Extend(session, generation, num_kept_tokens, kept, tuple(tokens[num_kept_tokens:]), draft_length)
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 from outrider.errors import UnavailableError
 from outrider.ports import Extend, Open, Proposal, Refused, Release, Score, Scores, SessionLost
 from outrider.types import (
-    AcceptanceMethod,
+    JudgingRule,
     SamplingParams,
     SparseEvidence,
     SparseScores,
@@ -33,7 +33,7 @@ def opening(generation: int = 1, **more: Any) -> Open:
         "generation": generation,
         "sampling": SamplingParams(),
         "seed": 17,
-        "acceptance_method": AcceptanceMethod.REJECTION,
+        "judging_rule": JudgingRule.REJECTION,
         "prompt_length": len(PROMPT),
         "max_length": 16,
         "num_token_ids": V,
@@ -43,7 +43,7 @@ def opening(generation: int = 1, **more: Any) -> Open:
 
 def test_greedy_scores_are_the_argmaxes_and_state_goes_by_length() -> None:
     core = ToyTarget(ROWS, V).core()
-    core.handle([opening(sampling=SamplingParams(temperature=0))])
+    core.handle([opening(judging_rule=JudgingRule.GREEDY, sampling=SamplingParams(temperature=0))])
     (scores,) = core.handle([Score(5, 2, 0, 0, PROMPT, (4, 0))]).events
     assert isinstance(scores, Scores) and isinstance(scores.form, TokenScores)
     assert scores.base_length == 3

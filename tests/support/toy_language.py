@@ -18,7 +18,7 @@ from outrider.ports import Open
 from outrider.randomness.philox_numpy import gumbel
 from outrider.randomness.scalar import philox4x32
 from outrider.randomness.streams import LARGEST_UNIT, UNIT, Stream, split_seed
-from outrider.types import AcceptanceMethod, IntArray, SamplingParams
+from outrider.types import IntArray, JudgingRule, SamplingParams
 
 Row = NDArray[np.float64]
 Rows = Callable[[tuple[int, ...]], np.ndarray]
@@ -29,11 +29,11 @@ _FEW_IDS = 64
 
 
 def is_greedy(open_: Open) -> bool:
-    return open_.sampling.temperature == 0
+    return open_.judging_rule is JudgingRule.GREEDY
 
 
 def is_coupled(open_: Open) -> bool:
-    return open_.acceptance_method is AcceptanceMethod.COUPLED and not is_greedy(open_)
+    return open_.judging_rule is JudgingRule.COUPLED
 
 
 class ToyLanguage:

@@ -12,11 +12,11 @@ import numpy as np
 from outrider.ports import DraftEvent, Extend, Open, Proposal, Score, Scores, TargetEvent
 from outrider.randomness.streams import Stream
 from outrider.types import (
-    AcceptanceMethod,
     CandidateLogprobs,
     DenseEvidence,
     DenseScores,
     Evidence,
+    JudgingRule,
     LogprobsMode,
     ScoreForm,
     SparseEvidence,
@@ -76,7 +76,7 @@ class ToyDraftCore(ToyCore[DraftEvent]):
     def _draw(self, open_: Open, law: Row, base: int, position: int, rows: list[tuple[np.ndarray, np.ndarray]]) -> int:
         if is_greedy(open_) or is_coupled(open_):
             return own_token(open_, law, position)
-        if open_.dense:
+        if open_.judging_rule.is_dense:
             ids, probs = np.arange(law.shape[0], dtype=np.int32), law.astype(np.float32)
         else:
             ids = support_of(law, mass=self._support_mass, limit=self._support_limit)
@@ -85,9 +85,9 @@ class ToyDraftCore(ToyCore[DraftEvent]):
         return race(probs.tolist(), ids.tolist(), open_.seed, self._proposal_stream, base=base, position=position)
 
     def _evidence(self, open_: Open, rows: list[tuple[np.ndarray, np.ndarray]]) -> Evidence:
-        if not rows or open_.acceptance_method is AcceptanceMethod.TYPICAL:
+        if not rows or not open_.judging_rule.needs_evidence:
             return None
-        if open_.dense:
+        if open_.judging_rule.is_dense:
             return DenseEvidence(np.stack([probs for _, probs in rows]))
         evidence = SparseEvidence(
             np.array([ids.shape[0] for ids, _ in rows], dtype=np.int32),
@@ -110,7 +110,7 @@ class ToyTargetCore(ToyCore[TargetEvent]):
         laws = [self._language.law(open_, text) for text in texts]
         form = self._form(open_, texts, laws, item)
         session.tokens += item.draft_token_ids
-        emitted = None if open_.num_logprobs is None or open_.dense else _emitted_ids(form, item)
+        emitted = None if open_.num_logprobs is None or open_.judging_rule.is_dense else _emitted_ids(form, item)
         return Scores(
             open_.session,
             session.generation,
@@ -124,11 +124,11 @@ class ToyTargetCore(ToyCore[TargetEvent]):
         base = len(texts[0])
         if is_greedy(open_) or is_coupled(open_):
             return TokenScores(tuple(own_token(open_, law, base + index) for index, law in enumerate(laws)))
-        if open_.dense:
+        if open_.judging_rule.is_dense:
             wanted = open_.num_logprobs is not None
             logs = np.stack([self._logs(open_, text) for text in texts]).astype(np.float32) if wanted else None
             return DenseScores(np.stack(laws).astype(np.float32), logs)
-        if open_.acceptance_method is AcceptanceMethod.TYPICAL:
+        if open_.judging_rule is JudgingRule.TYPICAL:
             return _typical(open_, laws, item.draft_token_ids, base)
         return _sparse(open_, laws, _support_rows(item), base)
 
@@ -149,10 +149,10 @@ class ToyTargetCore(ToyCore[TargetEvent]):
         if open_.num_prompt_logprobs is None:
             return ()
         count = open_.num_prompt_logprobs
-        end = min(item.base_length + len(item.token_ids), open_.prompt_length)
+        end = min(item.num_kept_tokens + len(item.token_ids), open_.prompt_length)
         return tuple(
             _position(self._logs(open_, tuple(session.tokens[:place])), [session.tokens[place]], count)
-            for place in range(max(item.base_length, 1), end)
+            for place in range(max(item.num_kept_tokens, 1), end)
         )
 
 

@@ -144,7 +144,7 @@ class ToyCore(Generic[EventT]):
         if trouble is not None:
             events.append(trouble)
             return 0
-        del session.tokens[item.base_length :]
+        del session.tokens[item.num_kept_tokens :]
         session.tokens += item.token_ids
         if self.books.faults.stale:
             events.append(self._stale_answer(session, item))
@@ -165,9 +165,9 @@ class ToyCore(Generic[EventT]):
         if faults.fail > 0:
             faults.fail -= 1
             return self._fail(item, "NonFiniteLogitsError", "logits are not finite, as told", "")
-        if item.base_length > len(session.tokens):
+        if item.num_kept_tokens > len(session.tokens):
             return SessionLost(item.session, item.generation, f"only {len(session.tokens)} tokens are held")
-        if extend_prefix_hash(0, session.tokens[: item.base_length]) != item.prefix_hash:
+        if extend_prefix_hash(0, session.tokens[: item.num_kept_tokens]) != item.prefix_hash:
             return SessionLost(item.session, item.generation, "another text")
         return self._bad_item(session, item)
 
@@ -177,7 +177,7 @@ class ToyCore(Generic[EventT]):
         if any(not 0 <= token_id < self._vocab_size for token_id in item.token_ids):
             return self._fail(item, "InvalidRequestError", "token_ids: an id out of range", "token_ids")
         drafts = len(item.draft_token_ids) if isinstance(item, Score) else 0
-        if item.base_length + len(item.token_ids) + drafts > session.open.max_length:
+        if item.num_kept_tokens + len(item.token_ids) + drafts > session.open.max_length:
             return self._fail(item, "InvalidRequestError", "token_ids: beyond max_length", "token_ids")
         return None
 

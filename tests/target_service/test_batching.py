@@ -40,7 +40,7 @@ class Running:
         self.generation += 1
         self.driver.send(
             *[
-                score_item(session, self.generation, tokens, [9, 8, 7, 6], base_length=self.held[session])
+                score_item(session, self.generation, tokens, [9, 8, 7, 6], num_kept_tokens=self.held[session])
                 for session, tokens in self.tokens.items()
             ]
         )

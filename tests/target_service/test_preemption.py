@@ -65,7 +65,7 @@ class Coordinator:
 
     def ask(self, session: int) -> None:
         self.generation += 1
-        self.driver.send(score_item(session, self.generation, self.texts[session], base_length=self.held[session]))
+        self.driver.send(score_item(session, self.generation, self.texts[session], num_kept_tokens=self.held[session]))
 
     def step(self) -> None:
         for event in self.driver.step():
@@ -181,7 +181,7 @@ def test_steps_that_were_not_asked_for_preempt_nobody() -> None:
     held, generation = 0, 2
     driver.send(opened(0, arrival_ns=1, max_length=24))
     while len(text) < 12:
-        driver.send(score_item(0, generation, text, base_length=held))
+        driver.send(score_item(0, generation, text, num_kept_tokens=held))
         events: list[Any] = []
         while not events:
             events = driver.step()
@@ -202,7 +202,7 @@ def test_a_new_session_without_room_for_its_text_is_refused_and_harms_nobody() -
     assert isinstance(refused, Refused)
     assert refused.retry_after_ms > 0
     assert driver.core.sessions.get(0, 1) is None
-    kept = driver.one(Score(0, 3, 40, score_item(0, 3, prompt(0, 40), base_length=40).prefix_hash, (5,)))
+    kept = driver.one(Score(0, 3, 40, score_item(0, 3, prompt(0, 40), num_kept_tokens=40).prefix_hash, (5,)))
     assert isinstance(kept, Scores)
 
 

@@ -92,7 +92,7 @@ def test_drafted_tokens_are_never_found(driver: Driver) -> None:
     driver.run(opened(), score_item(0, 2, TEXT[:30], drafts))
     assert ask(driver, 1, [*TEXT[:30], 1, 2, 3])[2] == 28
     kept = [*TEXT[:35], 1]
-    driver.run(score_item(0, 3, kept, base_length=35))
+    driver.run(score_item(0, 3, kept, num_kept_tokens=35))
     assert ask(driver, 2, TEXT)[2] == 32
     assert ask(driver, 3, [*TEXT[:35], 1, 2])[2] == 36
 
@@ -101,7 +101,7 @@ def test_the_kv_of_tokens_computed_ahead_and_not_asked_for_is_never_found(runner
     driver = Driver(build_core(runner, max_batched_tokens=16, computes_ahead=True))
     tokens, held = TEXT[:30], 0
     for generation in range(2, 8):
-        driver.send(*([opened()] if generation == 2 else []), score_item(0, generation, tokens, base_length=held))
+        driver.send(*([opened()] if generation == 2 else []), score_item(0, generation, tokens, num_kept_tokens=held))
         events: list[Any] = []
         while not events:
             events = driver.step()
@@ -149,7 +149,7 @@ def test_switched_off_nothing_is_cached(folder: Path) -> None:
 def test_rewinding_into_a_cached_page_leaves_it_to_others(driver: Driver) -> None:
     ask(driver, 0, TEXT)
     ask(driver, 1, TEXT)
-    rewound, _ = num_computed(driver, score_item(1, 3, [*TEXT[:45], 9, 9, 9, 9], base_length=45))
+    rewound, _ = num_computed(driver, score_item(1, 3, [*TEXT[:45], 9, 9, 9, 9], num_kept_tokens=45))
     fresh, _, _ = ask(driver, 2, [*TEXT[:45], 9, 9, 9, 9], cache_salt="other")
     assert rewound.form == fresh.form
     again, _, cached = ask(driver, 3, TEXT)

@@ -55,7 +55,7 @@ def greedy_steps(driver: Driver, prompt: list[int], count: int, *, length: int, 
     while len(tokens) < len(prompt) + count:
         start = len(tokens) - len(prompt)
         drafts = drafted[start : start + length] if held else []
-        answer = driver.one(score_item(0, generation, tokens, drafts, base_length=held))
+        answer = driver.one(score_item(0, generation, tokens, drafts, num_kept_tokens=held))
         assert isinstance(answer, Scores)
         assert isinstance(answer.form, TokenScores)
         assert answer.base_length == len(tokens)
@@ -156,7 +156,7 @@ def test_the_same_item_twice_gives_the_same_answer(runner: ModelRunner) -> None:
     driver = Driver(build_core(runner))
     more: dict[str, Any] = {"sampling": SamplingParams(), "acceptance_method": AcceptanceMethod.COUPLED}
     driver.run(opened(**more), score_item(0, 2, PROMPT))
-    item = score_item(0, 3, [*PROMPT, 42], DRAFTS, base_length=len(PROMPT))
+    item = score_item(0, 3, [*PROMPT, 42], DRAFTS, num_kept_tokens=len(PROMPT))
     assert driver.one(item) == driver.one(item)
 
 
@@ -209,7 +209,7 @@ def test_prompt_logprobs_of_what_an_item_brings(runner: ModelRunner) -> None:
     whole = Driver(build_core(runner)).one(opened(prompt_length=20, num_prompt_logprobs=0), score_item(0, 2, prompt))
     driver = Driver(build_core(runner), link_id=1)
     driver.run(opened(prompt_length=20, num_prompt_logprobs=0), score_item(0, 2, prompt[:12]))
-    rest = driver.one(score_item(0, 3, [*prompt, 9], base_length=12))
+    rest = driver.one(score_item(0, 3, [*prompt, 9], num_kept_tokens=12))
     assert [entry.token_ids[0] for entry in rest.prompt_logprobs] == prompt[12:]
     for ours, theirs in zip(rest.prompt_logprobs, whole.prompt_logprobs[11:], strict=True):
         assert ours.logprobs[0] == pytest.approx(theirs.logprobs[0], abs=1e-4)

@@ -69,7 +69,7 @@ async def test_greedy_through_the_port_equals_generate(target: TargetService, re
     link.send([opened(0)])
     tokens, held = list(PROMPT), 0
     for generation in range(2, 14):
-        link.send([score_item(0, generation, tokens, base_length=held)])
+        link.send([score_item(0, generation, tokens, num_kept_tokens=held)])
         event = await next_event(events)
         assert isinstance(event, Scores)
         assert isinstance(event.form, TokenScores)

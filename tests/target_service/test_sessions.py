@@ -39,10 +39,10 @@ def all_pages_free(runner: ModelRunner) -> bool:
 
 def test_too_little_and_another_text_are_lost(driver: Driver) -> None:
     driver.run(opened(), score_item(0, 2, PROMPT))
-    lost = driver.one(score_item(0, 3, [*PROMPT, 1, 2], base_length=9))
+    lost = driver.one(score_item(0, 3, [*PROMPT, 1, 2], num_kept_tokens=9))
     assert isinstance(lost, SessionLost)
     assert (lost.session, lost.generation) == (0, 3)
-    wrong = driver.one(score_item(0, 4, [*PROMPT[:-1], 0, 1], base_length=8))
+    wrong = driver.one(score_item(0, 4, [*PROMPT[:-1], 0, 1], num_kept_tokens=8))
     assert isinstance(wrong, SessionLost)
     again = driver.run(opened(generation=5), score_item(0, 6, PROMPT))
     assert isinstance(again[0], Scores)
@@ -69,7 +69,7 @@ def test_what_is_derived_from_a_session_is_made_once_and_ends_with_it(driver: Dr
     rules = SamplingParams(temperature=0.8, logit_bias=((3, 1.0),), allowed_token_ids=tuple(range(250)))
     for number in range(3):
         driver.run(opened(number, sampling=rules), score_item(number, 2, PROMPT))
-        driver.one(score_item(number, 3, [*PROMPT, 7], base_length=8))
+        driver.one(score_item(number, 3, [*PROMPT, 7], num_kept_tokens=8))
         assert len(sampling_states()) == before + number + 1
     driver.run(Release(1, 4))
     assert len(sampling_states()) == before + 2
@@ -101,7 +101,8 @@ def test_opening_anew_alone_leaves_nothing_to_do(driver: Driver, runner: ModelRu
 
 
 @pytest.mark.parametrize(
-    "item", [score_item(0, 3, [*PROMPT, 272], base_length=0), score_item(0, 3, [*PROMPT[::-1], 1], base_length=8)]
+    "item",
+    [score_item(0, 3, [*PROMPT, 272], num_kept_tokens=0), score_item(0, 3, [*PROMPT[::-1], 1], num_kept_tokens=8)],
 )
 def test_an_item_that_cannot_be_served_stops_the_one_before_it(driver: Driver, item: Score) -> None:
     driver.send(opened(), score_item(0, 2, PROMPT * 5))
@@ -128,7 +129,7 @@ def test_link_loss_releases_its_sessions_alone(runner: ModelRunner) -> None:
     staying.send(opened(), score_item(0, 2, PROMPT))
     core.step()
     core.drop_link(1)
-    (answer,) = staying.run(score_item(0, 3, [*PROMPT, 3], base_length=0))
+    (answer,) = staying.run(score_item(0, 3, [*PROMPT, 3], num_kept_tokens=0))
     assert isinstance(answer, Scores)
     core.drop_link(2)
     assert all_pages_free(runner)
@@ -157,7 +158,7 @@ BAD_ITEMS: list[tuple[str, Score]] = [
     ("draft_token_ids", score_item(0, 2, [1] * 39, [1, 2])),
     ("draft_token_ids", score_item(0, 2, PROMPT, [257])),
     ("draft_token_ids", score_item(0, 2, PROMPT, [-3])),
-    ("base_length", Score(0, 2, -1, 0, (1,))),
+    ("num_kept_tokens", Score(0, 2, -1, 0, (1,))),
     ("support", score_item(0, 2, PROMPT, [1])),
     ("support", score_item(0, 2, PROMPT, [1], support=Support(np.array([1, 1], np.int32), np.array([1, 2], np.int32)))),
     ("support", score_item(0, 2, PROMPT, [1], support=Support(np.array([2], np.int32), np.array([1], np.int32)))),

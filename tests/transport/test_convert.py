@@ -35,7 +35,7 @@ CASES: dict[str, Case] = {
         commands.target_commands_from_proto,
     ),
     "draft events": (
-        values.batches(st.one_of(values.proposals, values.branches, values.common_events)),
+        values.batches(st.one_of(values.proposals, values.common_events)),
         events.draft_events_to_proto,
         events.draft_events_from_proto,
     ),
@@ -92,7 +92,7 @@ BROKEN_EVIDENCE = {
     "probs": link_pb2.Evidence(sparse=link_pb2.SparseEvidence(probs=b"a")),
     "dense": link_pb2.Evidence(dense=tensor_pb2.Tensor(dtype="float32", shape=[2, 3], inline=bytes(20))),
     "float32": link_pb2.Evidence(dense=tensor_pb2.Tensor(dtype="float16", shape=[2], inline=bytes(4))),
-    "inline": link_pb2.Evidence(dense=tensor_pb2.Tensor(dtype="float32", shape=[1], peer_handle=b"x")),
+    "inline": link_pb2.Evidence(dense=tensor_pb2.Tensor(dtype="float32", shape=[1])),
     "shape": link_pb2.Evidence(dense=tensor_pb2.Tensor(dtype="float32", shape=[1 << 40, 1 << 40], inline=b"")),
 }
 
@@ -110,10 +110,10 @@ def test_unset_oneofs_and_unknown_enums_are_refused() -> None:
         events.target_events_from_proto(link_pb2.TargetEvents(events=[link_pb2.TargetEvent(scores=link_pb2.Scores())]))
     with pytest.raises(ProtocolError):
         commands.draft_commands_from_proto(link_pb2.DraftCommands(commands=[link_pb2.DraftCommand()]))
-    wrongs: list[dict[str, Any]] = [{}, {"acceptance_method": 99}, {"acceptance_method": 1, "logprobs_mode": 99}]
+    wrongs: list[dict[str, Any]] = [{}, {"judging_rule": 99}, {"judging_rule": 1, "logprobs_mode": 99}]
     for wrong in wrongs:
         command = link_pb2.DraftCommand(open=link_pb2.Open(session=1, **wrong))
-        with pytest.raises(ProtocolError, match=r"acceptance_method|logprobs_mode"):
+        with pytest.raises(ProtocolError, match=r"judging_rule|logprobs_mode"):
             commands.draft_commands_from_proto(link_pb2.DraftCommands(commands=[command]))
     with pytest.raises(ProtocolError, match="finish_reason"):
         generation.result_from_proto(generation_pb2.GenerationResult())

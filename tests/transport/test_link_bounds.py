@@ -79,8 +79,8 @@ def test_every_variable_field_of_a_command_is_listed_here(kind: type[Message], b
 
 
 def opened(session: int = 1) -> pb.Open:
-    method = sampling_pb2.ACCEPTANCE_METHOD_COUPLED
-    return pb.Open(session=session, generation=1, acceptance_method=method, max_length=8, num_token_ids=9)
+    rule = pb.JUDGING_RULE_COUPLED
+    return pb.Open(session=session, generation=1, judging_rule=rule, max_length=8, num_token_ids=9)
 
 
 def rejected(commands: tuple[object, ...]) -> ports.Rejected:
@@ -159,8 +159,6 @@ def candidates(name: str) -> pb.CandidateLogprobs:
         ("token_ids", pb.DraftEvent(proposal=pb.Proposal(evidence=sparse(token_ids=(1 << 22) + 1)))),
         ("probs", pb.DraftEvent(proposal=pb.Proposal(evidence=sparse(probs=(1 << 22) + 1)))),
         ("dense", pb.DraftEvent(proposal=pb.Proposal(evidence=pb.Evidence(dense=tensor(1, 1, 1))))),
-        ("branches", pb.DraftEvent(branches=pb.Branches(branches=[pb.Branch()] * 1025))),
-        ("branches", pb.DraftEvent(branches=pb.Branches(branches=[pb.Branch(token_ids=[1] * MANY_DRAFTS)]))),
     ],
     ids=itertools.count(),
 )

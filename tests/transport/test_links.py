@@ -11,8 +11,6 @@ import pytest
 
 from outrider.errors import ProtocolError, UnavailableError
 from outrider.ports import (
-    Branch,
-    Branches,
     EventBatch,
     Extend,
     Open,
@@ -28,8 +26,8 @@ from outrider.transport.heartbeats import with_heartbeats
 from outrider.transport.pumping import with_planes
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.types import (
-    AcceptanceMethod,
     DenseEvidence,
+    JudgingRule,
     SamplingParams,
     SparseEvidence,
     Support,
@@ -51,7 +49,7 @@ def opening(session: int, generation: int = 1, **more: Any) -> Open:
         "generation": generation,
         "sampling": SamplingParams(temperature=0.8, top_p=0.95, logit_bias=((2, 0.3),)),
         "seed": (1 << 64) - 5,
-        "acceptance_method": AcceptanceMethod.REJECTION,
+        "judging_rule": JudgingRule.REJECTION,
         "prompt_length": len(PROMPT),
         "max_length": 32,
         "num_token_ids": V,
@@ -61,10 +59,10 @@ def opening(session: int, generation: int = 1, **more: Any) -> Open:
 
 OPENINGS: dict[str, dict[str, Any]] = {
     "rejection": {},
-    "greedy": {"sampling": SamplingParams(temperature=0)},
-    "coupled": {"acceptance_method": AcceptanceMethod.COUPLED},
-    "typical": {"acceptance_method": AcceptanceMethod.TYPICAL},
-    "dense": {"dense": True},
+    "greedy": {"judging_rule": JudgingRule.GREEDY, "sampling": SamplingParams(temperature=0)},
+    "coupled": {"judging_rule": JudgingRule.COUPLED},
+    "typical": {"judging_rule": JudgingRule.TYPICAL},
+    "dense": {"judging_rule": JudgingRule.DENSE_REJECTION},
     "logprobs": {"num_logprobs": 3, "num_prompt_logprobs": 2},
 }
 
@@ -147,12 +145,12 @@ async def test_one_scenario_in_process_and_over_grpc_gives_equal_events(serve: S
         assert toy.num_pages_free == 200
 
 
-async def test_branches_are_pushed_unasked(serve: Serve) -> None:
+async def test_events_are_pushed_unasked(serve: Serve) -> None:
     draft = ToyDraft(DRAFT_ROWS, V)
     talk = Talk(await RemoteDraft((await serve("draft", draft)).address).attach())
     await talk.say(opening(1), Extend(1, 2, 0, 0, PROMPT, 1))
     evidence = SparseEvidence(np.array([1], np.int32), np.array([4], np.int32), np.array([1.0], np.float32))
-    pushed = Branches(1, 2, 3, (Branch(7, 1, 5, (4,), evidence), Branch(8, 0, 2, (), None)))
+    pushed = Proposal(1, 2, 3, (4,), evidence)
     draft.link.push(pushed)
     assert same((await talk.hear()).events, (pushed,))
     await talk.link.close()
@@ -305,7 +303,9 @@ async def test_dense_rows_of_many_megabytes_cross(serve: Serve) -> None:
     row = np.full(vocab_size, 1.0 / vocab_size)
     target = ToyTarget(lambda tokens: row, vocab_size)
     talk = Talk(await RemoteTarget((await serve("target", target)).address).attach())
-    talk.link.send([opening(1, dense=True, num_token_ids=vocab_size, sampling=SamplingParams())])
+    talk.link.send(
+        [opening(1, judging_rule=JudgingRule.DENSE_REJECTION, num_token_ids=vocab_size, sampling=SamplingParams())]
+    )
     batch = await talk.say(Score(1, 2, 0, 0, PROMPT, (5, 6, 7)))
     assert batch.events[0].form.target_probs.nbytes == 4 * 4 * vocab_size > 8_000_000
     await talk.link.close()

@@ -94,7 +94,7 @@ def _target(**command: Any) -> bytes:
 BROKEN = {
     "an empty command to a draft": ("draft", _draft()),
     "an empty command to a target": ("target", _target()),
-    "an acceptance method that is none": ("target", _target(open=link_pb2.Open(acceptance_method=77))),  # type: ignore[arg-type]
+    "a judging rule that is none": ("target", _target(open=link_pb2.Open(judging_rule=77))),  # type: ignore[arg-type]
     "no acceptance method": ("draft", _draft(open=link_pb2.Open(session=1))),
 }
 

@@ -20,7 +20,7 @@ from outrider.transport.planes import shared_file, writer
 from outrider.transport.planes.reader import SharedReader
 from outrider.transport.planes.writer import SharedWriter
 from outrider.transport.remote import RemoteTarget
-from outrider.types import DenseScores
+from outrider.types import DenseScores, JudgingRule
 from tests.support.equality import same
 from tests.support.scripted_ports import ToyTarget, random_rows
 from tests.transport.conftest import Serve
@@ -50,7 +50,7 @@ def writers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[SharedWrite
 async def dense_scores(target: Any, *, rounds: int = 6) -> list[EventBatch[Any]]:
     """One after the other, each held until the end."""
     talk = Talk(await target.attach())
-    talk.link.send([opening(0, dense=True, num_token_ids=V)])
+    talk.link.send([opening(0, judging_rule=JudgingRule.DENSE_REJECTION, num_token_ids=V)])
     heard = [await talk.say(Score(0, 2 + index, 0, 0, PROMPT, (4, 5, index))) for index in range(rounds)]
     await talk.link.close()
     return heard
@@ -106,7 +106,7 @@ async def test_a_reader_that_keeps_everything_is_not_written_over(
     server = await serve("target", ToyTarget(ROWS, V))
     remote = RemoteTarget(server.address)
     talk = Talk(await remote.attach())
-    await talk.say(opening(0, dense=True, num_token_ids=V), Score(0, 2, 0, 0, PROMPT))
+    await talk.say(opening(0, judging_rule=JudgingRule.DENSE_REJECTION, num_token_ids=V), Score(0, 2, 0, 0, PROMPT))
     [end] = writers
     end._max_bytes = shared_file.HEADER_BYTES + 4 * 4096
     held = [await talk.say(Score(0, 3 + index, 0, 0, PROMPT, (index,))) for index in range(9)]
@@ -120,7 +120,7 @@ async def test_a_reader_that_keeps_everything_is_not_written_over(
 
 async def dense_scores_of_one(target: Any, rounds: int) -> list[EventBatch[Any]]:
     talk = Talk(await target.attach())
-    await talk.say(opening(0, dense=True, num_token_ids=V), Score(0, 2, 0, 0, PROMPT))
+    await talk.say(opening(0, judging_rule=JudgingRule.DENSE_REJECTION, num_token_ids=V), Score(0, 2, 0, 0, PROMPT))
     return [await talk.say(Score(0, 3 + index, 0, 0, PROMPT, (index,))) for index in range(rounds)]
 
 
@@ -140,7 +140,8 @@ async def test_an_answer_longer_than_a_message_ends_its_session_on_both_ends_and
         shares_memory=False,
         max_message_bytes=1_800,
     )
-    openings = [opening(session, dense=session == 1, num_token_ids=V) for session in range(3)]
+    rules = (JudgingRule.REJECTION, JudgingRule.DENSE_REJECTION, JudgingRule.REJECTION)
+    openings = [opening(session, judging_rule=rule, num_token_ids=V) for session, rule in enumerate(rules)]
     scores = [Score(session, 2, 0, 0, PROMPT, (4, 5) * 4) for session in range(3)]
     requests.put_nowait(target_commands_to_proto([*openings, *scores]))
     events: list[Any] = []

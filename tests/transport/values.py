@@ -30,6 +30,7 @@ from outrider.types import (
     DenseEvidence,
     DenseScores,
     FinishReason,
+    JudgingRule,
     LogprobsMode,
     ModelDescription,
     SamplingParams,
@@ -123,7 +124,7 @@ opens = st.builds(
     generation=u64,
     sampling=sampling,
     seed=u64,
-    acceptance_method=methods,
+    judging_rule=st.sampled_from(JudgingRule),
     prompt_length=u32,
     max_length=u32,
     num_token_ids=u32,
@@ -132,7 +133,6 @@ opens = st.builds(
     num_logprobs=st.none() | st.integers(0, 1024),
     num_prompt_logprobs=st.none() | st.integers(0, 1024),
     logprobs_mode=st.sampled_from(LogprobsMode),
-    dense=st.booleans(),
     request_id=st.text(max_size=8),
     trace_id=st.text(max_size=8),
     cache_salt=st.text(max_size=8),
@@ -143,19 +143,17 @@ extends = st.builds(
     ports.Extend,
     session=u64,
     generation=u64,
-    base_length=u32,
+    num_kept_tokens=u32,
     prefix_hash=u64,
     token_ids=ids,
     draft_length=u32,
-    ahead=u32,
-    adopt=st.none() | u64,
     trace_parent=text,
 )
 scores_wanted = st.builds(
     ports.Score,
     session=u64,
     generation=u64,
-    base_length=u32,
+    num_kept_tokens=u32,
     prefix_hash=u64,
     token_ids=ids,
     draft_token_ids=ids,
@@ -175,13 +173,6 @@ def candidate_logprobs(draw: st.DrawFn) -> CandidateLogprobs:
 
 positions = st.lists(candidate_logprobs(), max_size=2).map(tuple)
 proposals = st.builds(ports.Proposal, u64, u64, u32, ids, evidence)
-branches = st.builds(
-    ports.Branches,
-    u64,
-    u64,
-    u32,
-    st.lists(st.builds(ports.Branch, u64, u32, u32, ids, evidence), max_size=2).map(tuple),
-)
 scores = st.builds(ports.Scores, u64, u64, u32, forms, positions, positions)
 common_events = st.one_of(
     st.builds(ports.Opened, u64, u64, u32),
@@ -217,7 +208,7 @@ descriptions = st.builds(
     tokenizer_files=st.dictionaries(text, st.binary(max_size=8), max_size=2),
     tokenizer_hash=text,
     acceptance_methods=st.lists(methods, max_size=3, unique=True).map(tuple),
-    tensor_planes=st.lists(st.sampled_from(["inline", "shared_memory", "peer"]), max_size=3, unique=True).map(tuple),
+    tensor_planes=st.lists(st.sampled_from(["inline", "shared_memory"]), max_size=3, unique=True).map(tuple),
     version=text,
 )
 json_values = st.recursive(

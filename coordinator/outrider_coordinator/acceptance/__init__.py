@@ -4,7 +4,7 @@ Owns exactness. Knows no sessions, no links and no text.
 """
 
 from outrider_coordinator.acceptance.evidence import EvidenceError, check_proposal
-from outrider_coordinator.acceptance.rules import JudgeRules, Rule, judge
+from outrider_coordinator.acceptance.rules import JudgeRules, judge, judging_rule
 from outrider_coordinator.acceptance.verdict import NextToken, Verdict
 
-__all__ = ["EvidenceError", "JudgeRules", "NextToken", "Rule", "Verdict", "check_proposal", "judge"]
+__all__ = ["EvidenceError", "JudgeRules", "NextToken", "Verdict", "check_proposal", "judge", "judging_rule"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -12,6 +11,7 @@ from outrider.types import (
     DenseEvidence,
     DenseScores,
     Evidence,
+    JudgingRule,
     ScoreForm,
     SparseEvidence,
     SparseScores,
@@ -26,29 +26,32 @@ from outrider_coordinator.acceptance.typical import judge_typical
 from outrider_coordinator.acceptance.verdict import Verdict
 
 
-class Rule(enum.Enum):
-    """How one session's proposals are judged."""
+def judging_rule(method: AcceptanceMethod, *, temperature: float, dense: bool = False) -> JudgingRule:
+    """Judging rule of a request; temperature 0 is greedy under every method. Nothing else derives it."""
+    if temperature == 0:
+        return JudgingRule.GREEDY
+    if method is AcceptanceMethod.COUPLED:
+        return JudgingRule.COUPLED
+    if method is AcceptanceMethod.TYPICAL:
+        return JudgingRule.DENSE_TYPICAL if dense else JudgingRule.TYPICAL
+    return JudgingRule.DENSE_REJECTION if dense else JudgingRule.REJECTION
 
-    SAME_TOKEN = "same token"  # greedy under every method, and coupled
-    SPARSE_REJECTION = "sparse rejection"
-    DENSE_REJECTION = "dense rejection"
-    TYPICAL = "typical"
-    DENSE_TYPICAL = "dense typical"
 
-
-_EVIDENCE: dict[Rule, type | None] = {
-    Rule.SAME_TOKEN: None,
-    Rule.SPARSE_REJECTION: SparseEvidence,
-    Rule.DENSE_REJECTION: DenseEvidence,
-    Rule.TYPICAL: None,
-    Rule.DENSE_TYPICAL: None,
+_EVIDENCE: dict[JudgingRule, type | None] = {
+    JudgingRule.GREEDY: None,
+    JudgingRule.COUPLED: None,
+    JudgingRule.REJECTION: SparseEvidence,
+    JudgingRule.DENSE_REJECTION: DenseEvidence,
+    JudgingRule.TYPICAL: None,
+    JudgingRule.DENSE_TYPICAL: None,
 }
-_SCORES: dict[Rule, type] = {
-    Rule.SAME_TOKEN: TokenScores,
-    Rule.SPARSE_REJECTION: SparseScores,
-    Rule.DENSE_REJECTION: DenseScores,
-    Rule.TYPICAL: TypicalScores,
-    Rule.DENSE_TYPICAL: DenseScores,
+_SCORES: dict[JudgingRule, type] = {
+    JudgingRule.GREEDY: TokenScores,
+    JudgingRule.COUPLED: TokenScores,
+    JudgingRule.REJECTION: SparseScores,
+    JudgingRule.DENSE_REJECTION: DenseScores,
+    JudgingRule.TYPICAL: TypicalScores,
+    JudgingRule.DENSE_TYPICAL: DenseScores,
 }
 
 
@@ -56,7 +59,7 @@ _SCORES: dict[Rule, type] = {
 class JudgeRules:
     """All that judging needs to know of a request, beside its seed."""
 
-    rule: Rule
+    rule: JudgingRule
     num_token_ids: int
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
@@ -73,12 +76,7 @@ class JudgeRules:
         posterior_alpha: float = 0.3,
     ) -> JudgeRules:
         """The rules of a request; temperature 0 is greedy under every method."""
-        if temperature == 0 or method is AcceptanceMethod.COUPLED:
-            rule = Rule.SAME_TOKEN
-        elif method is AcceptanceMethod.TYPICAL:
-            rule = Rule.DENSE_TYPICAL if dense else Rule.TYPICAL
-        else:
-            rule = Rule.DENSE_REJECTION if dense else Rule.SPARSE_REJECTION
+        rule = judging_rule(method, temperature=temperature, dense=dense)
         return cls(rule, num_token_ids, posterior_threshold, posterior_alpha)
 
     @property
@@ -97,16 +95,16 @@ def judge(
     """
     rule = rules.rule
     check_scores(draft_token_ids, evidence, scores, expects=_SCORES[rule], num_token_ids=rules.num_token_ids)
-    if rule is Rule.SAME_TOKEN:
+    if rule in (JudgingRule.GREEDY, JudgingRule.COUPLED):
         return judge_coupled(draft_token_ids, cast(TokenScores, scores))
-    if rule is Rule.SPARSE_REJECTION:
+    if rule is JudgingRule.REJECTION:
         sparse = cast(SparseEvidence | None, evidence)
         return judge_rejection(draft_token_ids, sparse, cast(SparseScores, scores), seed=seed, base=base)
     bounds = {"threshold": rules.posterior_threshold, "alpha": rules.posterior_alpha}
-    if rule is Rule.TYPICAL:
+    if rule is JudgingRule.TYPICAL:
         return judge_typical(cast(TypicalScores, scores), **bounds)
     known = _known_columns(cast(DenseScores, scores), rules.num_token_ids)
-    if rule is Rule.DENSE_TYPICAL:
+    if rule is JudgingRule.DENSE_TYPICAL:
         return judge_dense_typical(draft_token_ids, known, seed=seed, base=base, **bounds)
     return judge_dense_rejection(draft_token_ids, cast(DenseEvidence | None, evidence), known, seed=seed, base=base)
 

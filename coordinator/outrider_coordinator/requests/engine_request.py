@@ -31,7 +31,6 @@ class EngineRequest:
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
-    dense: bool = False
     request_id: str = ""
     skip_special_tokens: bool = True
     """Whether the text is without special tokens."""

@@ -72,7 +72,6 @@ class InputProcessor:
             num_logprobs=request.logprobs,
             num_prompt_logprobs=request.prompt_logprobs,
             logprobs_mode=self._settings.logprobs_mode,
-            dense=self._is_dense,
             request_id=request.request_id or uuid.uuid4().hex,
             cache_salt=request.cache_salt,
             skip_special_tokens=request.skip_special_tokens,

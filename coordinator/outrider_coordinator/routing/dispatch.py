@@ -163,5 +163,5 @@ class DispatchScheduler:
 def _is_plain(command: OfSession) -> bool | None:
     """Of a running session's step; None for what is none: prompts, openings and ends."""
     if isinstance(command, Score):
-        return not command.draft_token_ids if command.base_length else None
+        return not command.draft_token_ids if command.num_kept_tokens else None
     return False if isinstance(command, Extend) and command.draft_length else None

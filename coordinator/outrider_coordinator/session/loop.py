@@ -29,8 +29,8 @@ from outrider.ports import (
     TargetEvent,
 )
 from outrider.tokenization import TextTokenizer
-from outrider.types import FinishReason, SparseEvidence, SparseScores, TokenLogprob
-from outrider_coordinator.acceptance import EvidenceError, Rule, Verdict, check_proposal, judge
+from outrider.types import FinishReason, JudgingRule, SparseEvidence, SparseScores, TokenLogprob
+from outrider_coordinator.acceptance import EvidenceError, Verdict, check_proposal, judge
 from outrider_coordinator.acceptance.vectorized import ProposalCase, ScoredCase
 from outrider_coordinator.requests.engine_request import EngineRequest
 from outrider_coordinator.session.actions import (
@@ -217,7 +217,7 @@ class SessionLoop:
     def to_check(self, event: Proposal, evidence: SparseEvidence) -> ProposalCase | None:
         """What is to be checked of a proposal that this step waits for, for whoever checks many at once."""
         asked, rules = self._draft.asked, self.plan.rules
-        if asked is None or event.generation != asked.generation or rules.rule is not Rule.SPARSE_REJECTION:
+        if asked is None or event.generation != asked.generation or rules.rule is not JudgingRule.REJECTION:
             return None
         if not 0 < len(event.token_ids) <= asked.draft_length:
             return None
@@ -302,7 +302,7 @@ class SessionLoop:
         drafted, base, rules = self._drafted, len(self.tokens), self.plan.rules
         if event.generation != self._target.asked or event.base_length != base:
             return None
-        if rules.rule is not Rule.SPARSE_REJECTION or not isinstance(drafted.evidence, SparseEvidence):
+        if rules.rule is not JudgingRule.REJECTION or not isinstance(drafted.evidence, SparseEvidence):
             return None
         proposal = ProposalCase(drafted.token_ids, drafted.evidence, rules.num_token_ids)
         return ScoredCase(proposal, scores, self.plan.seed, base)

@@ -137,6 +137,6 @@ class Notes:
             self.steps.append(self._step)
 
     def _exchange(self, step: Step, command: Extend | Score, draft_length: int, *, is_draft: bool) -> Exchange:
-        exchange = Exchange(is_draft, command.generation, command.base_length == 0, draft_length, self.clock())
+        exchange = Exchange(is_draft, command.generation, command.num_kept_tokens == 0, draft_length, self.clock())
         step.exchanges.append(exchange)
         return exchange

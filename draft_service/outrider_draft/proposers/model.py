@@ -25,7 +25,7 @@ from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, Drafting
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
-from outrider.ports import Branches, Extend, Proposal
+from outrider.ports import Extend, Proposal
 from outrider.sampling.proposing import propose
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
@@ -86,7 +86,7 @@ class ProposalJob:
         self.token_ids, self.num_left = draws.token_ids[-1:], 1
 
 
-class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal | Branches]):
+class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
     """Proposes with one model. Forwards are synchronous."""
 
     def __init__(
@@ -114,17 +114,17 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal | Branche
     def check(self, session: DraftSession, item: Extend) -> Proposal | None:
         """An empty proposal for a session that outgrew this model; ``InvalidRequestError`` for a bad item."""
         check_extend(session.open, item, vocab_size=self.runner.config.vocab_size)
-        base = item.base_length + len(item.token_ids)
+        base = item.num_kept_tokens + len(item.token_ids)
         return Proposal(item.session, item.generation, base, ()) if base > session.reserved_length else None
 
     def begin(self, session: DraftSession, item: Extend) -> ProposalJob:
         """The item's tokens, less what was cached of them; without any, the last one kept is computed again, for what
         follows it is not stored.
         """
-        token_ids = item.token_ids[session.sequence.length - item.base_length :]
+        token_ids = item.token_ids[session.sequence.length - item.num_kept_tokens :]
         if not token_ids:
             token_ids = (session.sequence.token_ids[-1],)
-            self.runner.sequences.truncate(session.sequence, item.base_length - 1)
+            self.runner.sequences.truncate(session.sequence, item.num_kept_tokens - 1)
         length = proposal_length(session.open, item, reserved_length=session.reserved_length)
         state = self._state_of(session)
         return ProposalJob(
@@ -132,7 +132,7 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal | Branche
             extend=item,
             sequence=session.sequence,
             terms=state.terms if length else None,
-            base=item.base_length + len(item.token_ids),
+            base=item.num_kept_tokens + len(item.token_ids),
             draft_length=length,
             token_ids=token_ids,
             num_left=len(token_ids),

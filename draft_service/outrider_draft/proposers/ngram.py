@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ConfigError
-from outrider.ports import Branches, Extend, Open, Proposal
+from outrider.ports import Extend, Open, Proposal
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session_table import Session
-from outrider.types import AcceptanceMethod, DenseEvidence, Evidence, SparseEvidence
+from outrider.types import DenseEvidence, Evidence, SparseEvidence
 from outrider_draft.items import check_extend, proposal_length
 from outrider_draft.texts import PlainSequence
 
@@ -41,7 +41,7 @@ class LookupJob:
     num_last: int = 1
 
 
-class NgramProposer(Executor[PlainSequence, Extend, LookupJob, Proposal | Branches]):
+class NgramProposer(Executor[PlainSequence, Extend, LookupJob, Proposal]):
     """Proposes what followed the same tokens earlier in the text."""
 
     def __init__(self, *, min_n: int, max_n: int) -> None:
@@ -55,7 +55,7 @@ class NgramProposer(Executor[PlainSequence, Extend, LookupJob, Proposal | Branch
     def check(self, session: Session[PlainSequence], item: Extend) -> Proposal | None:
         """An empty proposal for a session past the limit; ``InvalidRequestError`` for a bad item."""
         check_extend(session.open, item, vocab_size=_MAX_TOKEN_IDS)
-        base = item.base_length + len(item.token_ids)
+        base = item.num_kept_tokens + len(item.token_ids)
         return Proposal(item.session, item.generation, base, ()) if base > session.reserved_length else None
 
     def begin(self, session: Session[PlainSequence], item: Extend) -> LookupJob:
@@ -100,10 +100,9 @@ def _earliest(text: NDArray[np.int32], n: int) -> int | None:
 
 def certain_evidence(opened: Open, token_ids: Sequence[int]) -> Evidence:
     """Rows with all probability on one token; None where the rule needs no evidence."""
-    sampled = opened.sampling.temperature > 0
-    if not token_ids or not sampled or opened.acceptance_method is not AcceptanceMethod.REJECTION:
+    if not token_ids or not opened.judging_rule.needs_evidence:
         return None
-    if opened.dense:
+    if opened.judging_rule.is_dense:
         return DenseEvidence(_one_hot(token_ids, opened.num_token_ids))
     ones = np.ones(len(token_ids), dtype=np.float32)
     return SparseEvidence(np.ones(len(token_ids), dtype=np.int32), np.array(token_ids, dtype=np.int32), ones)

@@ -21,7 +21,7 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Open
 from outrider.sampling import LogitRow, propose
 from outrider.sampling.session import SessionSampling
-from outrider.types import AcceptanceMethod, SamplingParams
+from outrider.types import JudgingRule, SamplingParams
 
 GATE_TOKENS = 8
 _FILLED_AT_ONCE = 2048
@@ -165,7 +165,7 @@ def draft(
         generation=0,
         sampling=sampling,
         seed=0,
-        acceptance_method=AcceptanceMethod.REJECTION,
+        judging_rule=JudgingRule.GREEDY if sampling.temperature == 0 else JudgingRule.REJECTION,
         prompt_length=1,
         max_length=runner.max_model_len,
         num_token_ids=runner.config.vocab_size,

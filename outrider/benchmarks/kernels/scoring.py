@@ -18,14 +18,14 @@ from outrider.sampling import ScoreOutcome, ScoreRequest, score
 from outrider.sampling.positions import lay_out
 from outrider.sampling.sampler import begin_scoring
 from outrider.sampling.session import SessionSampling
-from outrider.types import AcceptanceMethod, SamplingParams, SparseScores, Support, TokenScores
+from outrider.types import JudgingRule, SamplingParams, SparseScores, Support, TokenScores
 
-_FORMS: dict[str, tuple[AcceptanceMethod, dict[str, Any]]] = {
-    "greedy": (AcceptanceMethod.REJECTION, {"temperature": 0.0}),
-    "rejection": (AcceptanceMethod.REJECTION, {"temperature": 0.7}),
-    "coupled": (AcceptanceMethod.COUPLED, {"temperature": 0.7}),
-    "rejection, top-k 50": (AcceptanceMethod.REJECTION, {"temperature": 0.7, "top_k": 50}),
-    "rejection, top-p 0.9": (AcceptanceMethod.REJECTION, {"temperature": 0.7, "top_p": 0.9}),
+_FORMS: dict[str, tuple[JudgingRule, dict[str, Any]]] = {
+    "greedy": (JudgingRule.GREEDY, {"temperature": 0.0}),
+    "rejection": (JudgingRule.REJECTION, {"temperature": 0.7}),
+    "coupled": (JudgingRule.COUPLED, {"temperature": 0.7}),
+    "rejection, top-k 50": (JudgingRule.REJECTION, {"temperature": 0.7, "top_k": 50}),
+    "rejection, top-p 0.9": (JudgingRule.REJECTION, {"temperature": 0.7, "top_p": 0.9}),
 }
 _BASE = 100
 _PROBABILITIES = 1e-4
@@ -37,15 +37,15 @@ def scoring_cases(place: Place, *, num_rows: int, num_positions: int, support_si
     vocab_size = 128_256 if place.is_large else 2048
     logits = [3 * place.random(num_rows * num_positions, vocab_size) for _ in range(_NUM_SETS if place.is_large else 1)]
     generator = np.random.default_rng(0)
-    for name, (method, sampling) in _FORMS.items():
-        opens = [_open(method, sampling, seed, vocab_size) for seed in range(num_rows)]
+    for name, (rule, sampling) in _FORMS.items():
+        opens = [_open(rule, sampling, seed, vocab_size) for seed in range(num_rows)]
         requests = [_request(opened, num_positions - 1, support_size, generator) for opened in opens]
         yield _case(place, name, logits, requests)
 
 
-def _open(method: AcceptanceMethod, sampling: dict[str, Any], seed: int, vocab_size: int) -> Open:
+def _open(rule: JudgingRule, sampling: dict[str, Any], seed: int, vocab_size: int) -> Open:
     return Open(
-        session=seed, generation=1, sampling=SamplingParams(**sampling), seed=seed, acceptance_method=method,
+        session=seed, generation=1, sampling=SamplingParams(**sampling), seed=seed, judging_rule=rule,
         prompt_length=_BASE, max_length=10 * _BASE, num_token_ids=vocab_size,
     )  # fmt: skip
 
@@ -53,7 +53,7 @@ def _open(method: AcceptanceMethod, sampling: dict[str, Any], seed: int, vocab_s
 def _request(opened: Open, num_drafts: int, support_size: int, generator: np.random.Generator) -> ScoreRequest:
     vocab_size = opened.num_token_ids
     drafts = tuple(generator.integers(0, vocab_size, num_drafts).tolist())
-    if opened.acceptance_method is not AcceptanceMethod.REJECTION or opened.sampling.temperature == 0:
+    if opened.judging_rule is not JudgingRule.REJECTION:
         return ScoreRequest(SessionSampling(opened), (0,) * _BASE, _BASE, drafts)
     if not num_drafts:
         return ScoreRequest(SessionSampling(opened), (0,) * _BASE, _BASE)

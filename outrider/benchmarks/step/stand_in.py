@@ -17,7 +17,6 @@ import numpy as np
 from outrider import __version__
 from outrider.benchmarks.step.stamps import BEGAN, ENDED
 from outrider.ports import (
-    Branches,
     DraftCommand,
     DraftEvent,
     Extend,
@@ -45,7 +44,7 @@ _SPIN_S = 200e-6
 """A sleep ends late by up to this much, so the end of a wait is watched for."""
 
 ItemT = TypeVar("ItemT", Extend, Score)
-EventT = TypeVar("EventT", bound=Proposal | Branches | Scores)
+EventT = TypeVar("EventT", bound=Proposal | Scores)
 
 
 @dataclass(slots=True)
@@ -128,7 +127,7 @@ def _evidence(drafted: Sequence[int]) -> SparseEvidence:
 def score(job: StandInJob[Score], acceptance: float) -> Scores:
     """Greedy: the tokens that follow. Sampled: ``acceptance`` of the draft's law on its support, the rest outside."""
     item = job.item
-    base, num_drafted = item.base_length + len(item.token_ids), len(item.draft_token_ids)
+    base, num_drafted = item.num_kept_tokens + len(item.token_ids), len(item.draft_token_ids)
     if job.open.sampling.temperature == 0:
         before = (item.token_ids[-1], *item.draft_token_ids)
         return Scores(item.session, item.generation, base, TokenScores(tuple(follow(one, 1)[0] for one in before)))
@@ -142,7 +141,7 @@ def score(job: StandInJob[Score], acceptance: float) -> Scores:
 
 def make_draft(*, busy_s: float, acceptance: float, note: Note) -> LocalPort[DraftCommand, DraftEvent]:
     """A draft that takes ``busy_s`` for a proposal."""
-    executor: StandInExecutor[Extend, Proposal | Branches] = StandInExecutor(
+    executor: StandInExecutor[Extend, Proposal] = StandInExecutor(
         lambda job: propose(job, acceptance), busy_s=busy_s, note=note
     )
     return LocalPort(EngineCore(_session_table(), executor), _description("draft"))

@@ -26,7 +26,6 @@ from outrider.benchmarks.step.stand_in import (
 from outrider.errors import IntegrityError
 from outrider.generation import GenerationRequest
 from outrider.ports import (
-    Branches,
     DraftCommand,
     EventBatch,
     Extend,
@@ -58,10 +57,10 @@ _PROMPT = (11, 7, 5, 3)
 _LINK, _SESSION = 1, 1
 
 ItemT = TypeVar("ItemT", Extend, Score)
-EventT = TypeVar("EventT", bound=Proposal | Branches | Scores)
+EventT = TypeVar("EventT", bound=Proposal | Scores)
 
 
-DraftCore = EngineCore[PlainSequence, Extend, StandInJob[Extend], Proposal | Branches]
+DraftCore = EngineCore[PlainSequence, Extend, StandInJob[Extend], Proposal]
 TargetCore = EngineCore[PlainSequence, Score, StandInJob[Score], Scores]
 
 

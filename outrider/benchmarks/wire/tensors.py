@@ -52,10 +52,10 @@ class _RowsLink:
         self._waiting.put_nowait(None)
 
     def _answer(self, command: Score) -> Scores:
-        if self._rows.size != command.base_length:
-            self._rows = np.empty(command.base_length, dtype=np.float32)
+        if self._rows.size != command.num_kept_tokens:
+            self._rows = np.empty(command.num_kept_tokens, dtype=np.float32)
         self._rows[::_PAGE_VALUES] = command.generation % 1000
-        return Scores(command.session, command.generation, command.base_length, DenseScores(self._rows[None]))
+        return Scores(command.session, command.generation, command.num_kept_tokens, DenseScores(self._rows[None]))
 
 
 class _RowsTarget:

@@ -16,7 +16,7 @@ from outrider.kv_cache import KVSequence
 from outrider.ports import Open
 from outrider.randomness.streams import Stream
 from outrider.sampling.process import SMALLEST_TEMPERATURE
-from outrider.sampling.rows import is_coupled, is_greedy, is_truncated, needs_evidence
+from outrider.sampling.rows import is_coupled, is_greedy, is_truncated
 from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
 
 MAX_CATCH_UP = 2
@@ -49,7 +49,7 @@ class DraftTerms:
     def of(cls, open_: Open, vocab_size: int) -> DraftTerms:
         """The terms of a request that fits."""
         words = array("i", _parameters_of(open_, vocab_size).to_numbers())
-        return cls(open_, needs_evidence(open_), not is_coupled(open_), words)
+        return cls(open_, open_.judging_rule.needs_evidence, not is_coupled(open_), words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def fits_loop(open_: Open) -> bool:
     a reference. Penalties, biases, bad words, allowed ids and bans past ``MAX_BANNED`` are left to the target: what a
     draft proposes against them is rejected, and what it was drawn from is reported without them.
     """
-    return is_greedy(open_) or is_coupled(open_) or not open_.dense
+    return not open_.judging_rule.is_dense
 
 
 def _parameters_of(open_: Open, vocab_size: int) -> RowParameters:

@@ -22,15 +22,23 @@ from outrider.transport.convert.link_bounds import (
 from outrider.transport.convert.one_of import Readers, read_one_of
 from outrider.transport.convert.ranges import out_of_range_breaks_the_contract
 from outrider.transport.convert.sampling import (
-    method_from_proto,
-    method_to_proto,
     mode_from_proto,
     mode_to_proto,
     sampling_from_proto,
     sampling_to_proto,
 )
-from outrider.types import Support
+from outrider.types import JudgingRule, Support
 from outrider.v1 import link_pb2 as pb
+
+_RULES: dict[JudgingRule, pb.JudgingRule] = {
+    JudgingRule.GREEDY: pb.JUDGING_RULE_GREEDY,
+    JudgingRule.COUPLED: pb.JUDGING_RULE_COUPLED,
+    JudgingRule.REJECTION: pb.JUDGING_RULE_REJECTION,
+    JudgingRule.TYPICAL: pb.JUDGING_RULE_TYPICAL,
+    JudgingRule.DENSE_REJECTION: pb.JUDGING_RULE_DENSE_REJECTION,
+    JudgingRule.DENSE_TYPICAL: pb.JUDGING_RULE_DENSE_TYPICAL,
+}
+_RULES_BACK: dict[int, JudgingRule] = {number: rule for rule, number in _RULES.items()}
 
 
 def open_to_proto(command: ports.Open) -> pb.Open:
@@ -40,7 +48,7 @@ def open_to_proto(command: ports.Open) -> pb.Open:
         generation=command.generation,
         sampling=sampling_to_proto(command.sampling),
         seed=command.seed,
-        acceptance_method=method_to_proto(command.acceptance_method),
+        judging_rule=_RULES[command.judging_rule],
         prompt_length=command.prompt_length,
         max_length=command.max_length,
         eos_token_ids=command.eos_token_ids,
@@ -48,7 +56,6 @@ def open_to_proto(command: ports.Open) -> pb.Open:
         num_logprobs=command.num_logprobs,
         num_prompt_logprobs=command.num_prompt_logprobs,
         logprobs_mode=mode_to_proto(command.logprobs_mode),
-        dense=command.dense,
         banned_token_ids=command.banned_token_ids,
         request_id=command.request_id,
         trace_id=command.trace_id,
@@ -58,17 +65,17 @@ def open_to_proto(command: ports.Open) -> pb.Open:
 
 
 def open_from_proto(message: pb.Open) -> ports.Open:
-    """``ProtocolError`` when no acceptance method is said, ``InvalidRequestError`` for a field that is too long."""
+    """``ProtocolError`` for no known judging rule, ``InvalidRequestError`` for a field that is too long."""
     check_open(message)
-    method = method_from_proto(message.acceptance_method)
-    if method is None:
-        raise ProtocolError("acceptance_method: must be said on a link")
+    rule = _RULES_BACK.get(message.judging_rule)
+    if rule is None:
+        raise ProtocolError(f"judging_rule: {message.judging_rule} is none of the rules that this version knows")
     return ports.Open(
         session=message.session,
         generation=message.generation,
         sampling=sampling_from_proto(message.sampling),
         seed=message.seed,
-        acceptance_method=method,
+        judging_rule=rule,
         prompt_length=message.prompt_length,
         max_length=message.max_length,
         num_token_ids=message.num_token_ids,
@@ -77,7 +84,6 @@ def open_from_proto(message: pb.Open) -> ports.Open:
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         logprobs_mode=mode_from_proto(message.logprobs_mode),
-        dense=message.dense,
         request_id=message.request_id,
         trace_id=message.trace_id,
         cache_salt=message.cache_salt,
@@ -98,11 +104,9 @@ def release_from_proto(message: pb.Release) -> ports.Release:
 def write_extend(message: pb.Extend, command: ports.Extend) -> None:
     """An extension, into an empty message."""
     message.session, message.generation = command.session, command.generation
-    message.base_length, message.prefix_hash = command.base_length, command.prefix_hash
+    message.num_kept_tokens, message.prefix_hash = command.num_kept_tokens, command.prefix_hash
     message.token_ids.extend(command.token_ids)
-    message.draft_length, message.ahead = command.draft_length, command.ahead
-    if command.adopt is not None:
-        message.adopt = command.adopt
+    message.draft_length = command.draft_length
     if command.trace_parent:
         message.trace_parent = command.trace_parent
 
@@ -113,12 +117,10 @@ def extend_from_proto(message: pb.Extend) -> ports.Extend:
     return ports.Extend(
         message.session,
         message.generation,
-        message.base_length,
+        message.num_kept_tokens,
         message.prefix_hash,
         tuple(message.token_ids),
         message.draft_length,
-        message.ahead,
-        message.adopt if message.HasField("adopt") else None,
         message.trace_parent,
     )
 
@@ -126,7 +128,7 @@ def extend_from_proto(message: pb.Extend) -> ports.Extend:
 def write_score(message: pb.Score, command: ports.Score) -> None:
     """A score, into an empty message. A support that is there, but empty, travels as none: it says nothing."""
     message.session, message.generation = command.session, command.generation
-    message.base_length, message.prefix_hash = command.base_length, command.prefix_hash
+    message.num_kept_tokens, message.prefix_hash = command.num_kept_tokens, command.prefix_hash
     message.token_ids.extend(command.token_ids)
     if command.draft_token_ids:
         message.draft_token_ids.extend(command.draft_token_ids)
@@ -143,7 +145,7 @@ def score_from_proto(message: pb.Score) -> ports.Score:
     return ports.Score(
         message.session,
         message.generation,
-        message.base_length,
+        message.num_kept_tokens,
         message.prefix_hash,
         tuple(message.token_ids),
         tuple(message.draft_token_ids),

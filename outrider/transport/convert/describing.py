@@ -12,7 +12,6 @@ from outrider.v1 import tensor_pb2
 _PLANES: dict[str, tensor_pb2.TensorPlane] = {
     "inline": tensor_pb2.TENSOR_PLANE_INLINE,
     "shared_memory": tensor_pb2.TENSOR_PLANE_SHARED_MEMORY,
-    "peer": tensor_pb2.TENSOR_PLANE_PEER,
 }
 _PLANES_BACK: dict[int, str] = {number: plane for plane, number in _PLANES.items()}
 

@@ -14,14 +14,13 @@ from outrider import ports
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS
 from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
-from outrider.transport.convert.link_bounds import check_branches, check_scores, event_within, shortened
+from outrider.transport.convert.link_bounds import check_scores, event_within, shortened
 from outrider.transport.convert.one_of import Readers, read_one_of
 from outrider.transport.convert.ranges import out_of_range_breaks_the_contract
 from outrider.transport.convert.scores import (
     candidates_from_proto,
     candidates_to_proto,
     evidence_from_proto,
-    evidence_to_proto,
     form_from_proto,
     write_evidence,
     write_form,
@@ -48,45 +47,6 @@ def proposal_from_proto(message: pb.Proposal, fetch: Fetch = fetch_nothing) -> p
         message.base_length,
         tuple(message.token_ids),
         evidence_from_proto(message.evidence, fetch) if message.HasField("evidence") else None,
-    )
-
-
-def branches_to_proto(event: ports.Branches, place: Place = place_nothing) -> pb.Branches:
-    """Pushed branches."""
-    return pb.Branches(
-        session=event.session,
-        generation=event.generation,
-        base_length=event.base_length,
-        branches=[
-            pb.Branch(
-                branch_id=branch.branch_id,
-                num_accepted=branch.num_accepted,
-                next_token_id=branch.next_token_id,
-                token_ids=branch.token_ids,
-                evidence=evidence_to_proto(branch.evidence, place),
-            )
-            for branch in event.branches
-        ],
-    )
-
-
-def branches_from_proto(message: pb.Branches, fetch: Fetch = fetch_nothing) -> ports.Branches:
-    """Pushed branches; ``InvalidRequestError`` when they are more or longer than any may be."""
-    check_branches(message)
-    return ports.Branches(
-        session=message.session,
-        generation=message.generation,
-        base_length=message.base_length,
-        branches=tuple(
-            ports.Branch(
-                branch_id=branch.branch_id,
-                num_accepted=branch.num_accepted,
-                next_token_id=branch.next_token_id,
-                token_ids=tuple(branch.token_ids),
-                evidence=evidence_from_proto(branch.evidence, fetch),
-            )
-            for branch in message.branches
-        ),
     )
 
 
@@ -169,8 +129,6 @@ def _write_common(
 def _write_draft_event(message: pb.DraftEvent, event: ports.DraftEvent, place: Place) -> None:
     if isinstance(event, ports.Proposal):
         write_proposal(message.proposal, event, place)
-    elif isinstance(event, ports.Branches):
-        message.branches.CopyFrom(branches_to_proto(event, place))
     else:
         _write_common(message, event)
 
@@ -250,8 +208,6 @@ def target_events_from_proto(
 def _draft_event_from_proto(message: pb.DraftEvent, fetch: Fetch) -> ports.DraftEvent:
     if message.HasField("proposal"):  # nearly always
         return event_within(proposal_from_proto, message.proposal, fetch)
-    if message.HasField("branches"):
-        return event_within(branches_from_proto, message.branches, fetch)
     event: ports.DraftEvent = read_one_of(message, "event", _COMMON_READERS)
     return event
 

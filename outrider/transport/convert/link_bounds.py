@@ -64,13 +64,6 @@ def check_score(message: pb.Score) -> None:
     limits.REQUEST_ID.check("trace_parent", len(message.trace_parent))
 
 
-def check_branches(message: pb.Branches) -> None:
-    """Raise ``InvalidRequestError`` for more branches, or longer ones, than there may be."""
-    limits.LINK_BRANCHES.check("branches", len(message.branches))
-    for branch in message.branches:
-        limits.LINK_DRAFT_TOKEN_IDS.check("branches", len(branch.token_ids))
-
-
 def check_scores(message: pb.Scores) -> None:
     """Raise ``InvalidRequestError`` for more positions than can be asked for."""
     limits.LINK_POSITIONS.check("tokens", len(message.tokens.token_ids))

@@ -44,13 +44,6 @@ def write_evidence(message: pb.Evidence, evidence: Evidence, place: Place = plac
         message.dense.CopyFrom(tensor_to_proto(evidence.probs, place))
 
 
-def evidence_to_proto(evidence: Evidence, place: Place = place_nothing) -> pb.Evidence:
-    """Evidence; none is an empty message."""
-    message = pb.Evidence()
-    write_evidence(message, evidence, place)
-    return message
-
-
 def evidence_from_proto(message: pb.Evidence, fetch: Fetch = fetch_nothing) -> Evidence:
     """Evidence. Whether it fits its proposal is the reader's to check: bad evidence is no broken link."""
     form = message.WhichOneof("form")

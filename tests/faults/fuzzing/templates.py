@@ -19,6 +19,12 @@ _METHODS = (
     sampling_pb2.ACCEPTANCE_METHOD_COUPLED,
     sampling_pb2.ACCEPTANCE_METHOD_TYPICAL,
 )
+_SAMPLED_RULES = (
+    link_pb2.JUDGING_RULE_COUPLED,
+    link_pb2.JUDGING_RULE_REJECTION,
+    link_pb2.JUDGING_RULE_TYPICAL,
+    link_pb2.JUDGING_RULE_DENSE_REJECTION,
+)
 _PROMPT = "def read_lines(path):\n"
 
 
@@ -110,12 +116,13 @@ def _script(
 
 
 def _open(rng: random.Random, session: int) -> link_pb2.Open:
+    params = sampling(rng)
     return link_pb2.Open(
         session=session,
         generation=1,
-        sampling=sampling(rng),
+        sampling=params,
         seed=rng.getrandbits(64),
-        acceptance_method=rng.choice(_METHODS[1:]),
+        judging_rule=rng.choice(_SAMPLED_RULES) if params.temperature else link_pb2.JUDGING_RULE_GREEDY,
         prompt_length=rng.choice((1, 5)),
         max_length=100,
         eos_token_ids=[1],

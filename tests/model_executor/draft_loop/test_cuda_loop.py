@@ -87,7 +87,7 @@ def test_two_hundred_rounds_of_drafting_and_rolling_back(architecture: str) -> N
         items: list[Extend] = []
         for session in asked:
             base = min(held[session], len(texts[session]) - 1)
-            items.append(extend_item(session, generation, texts[session], choose.randint(0, 10), base_length=base))
+            items.append(extend_item(session, generation, texts[session], choose.randint(0, 10), num_kept_tokens=base))
         answers = [{event.session: event for event in driver.run(*commands, *items)} for driver in (gpu, cpu)]
         assert set(answers[0]) == set(asked)
         for session in asked:
@@ -112,7 +112,7 @@ def test_a_proposal_is_one_launch() -> None:
     driver.run(*opens(random.Random(1), 3), *[extend_item(i, 2, tokens, 0) for i in range(3)])
     steps = driver.num_steps
     before = runner.num_forwards
-    items = [extend_item(i, 3, [*tokens, 6], 4, base_length=5) for i in range(3)]
+    items = [extend_item(i, 3, [*tokens, 6], 4, num_kept_tokens=5) for i in range(3)]
     events = driver.run(*items)
     assert [len(event.token_ids) for event in events] == [4] * len(items)
     assert (driver.num_steps - steps, runner.num_forwards - before) == (1, 4)

@@ -24,7 +24,7 @@ from outrider.model_executor.models.decoder import DeviceBatch
 from outrider.ports import Open
 from outrider.sampling import Drawn, LogitRow, propose
 from outrider.sampling.session import SessionSampling
-from outrider.types import AcceptanceMethod, SamplingParams, SparseEvidence
+from outrider.types import AcceptanceMethod, JudgingRule, SamplingParams, SparseEvidence
 from tests.support.core_driver import open_session
 
 VOCAB_SIZE = 97
@@ -210,7 +210,7 @@ def test_all_requests_fit_but_those_of_whole_rows() -> None:
     ]  # fmt: skip
     for sampling in fit:
         assert fits_loop(opened(1, **{"temperature": 1.0, **sampling}))
-    assert not fits_loop(replace(opened(1, temperature=1.0), dense=True))
+    assert not fits_loop(replace(opened(1, temperature=1.0), judging_rule=JudgingRule.DENSE_REJECTION))
 
 
 @pytest.mark.parametrize("method", [AcceptanceMethod.REJECTION, AcceptanceMethod.COUPLED])

@@ -18,7 +18,7 @@ from outrider.ports import Open, Preempted, Refused, Release, Score, Scores, Ses
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session_table import Limits, SessionTable
 from outrider.serving.token_budget import TokenBudget
-from outrider.types import AcceptanceMethod, SamplingParams, Support
+from outrider.types import AcceptanceMethod, JudgingRule, SamplingParams, Support
 from outrider_target.executor import TargetExecutor, next_token
 from tests.serving.lookahead.device import MAX_LENGTH, PAGE_SIZE, VOCAB_SIZE, Runner
 from tests.support.core_driver import Driver, open_session, score_item
@@ -165,9 +165,9 @@ class Coordinator:
             base = self._choose.randint(0, base)
         room = opened.max_length - len(tokens)
         ids = self._tokens(min(room, self._choose.randint(0, 3))) if drafts and self._choose.random() < 0.5 else []
-        support = self._support(ids) if ids and opened.acceptance_method is REJECTION else None
+        support = self._support(ids) if ids and opened.judging_rule is JudgingRule.REJECTION else None
         generation = next(self._generations)
-        item = score_item(opened.session, generation, tokens, ids, base_length=base, support=support)
+        item = score_item(opened.session, generation, tokens, ids, num_kept_tokens=base, support=support)
         if self._choose.random() < 0.5:
             item = dataclasses.replace(item, trace_parent=f"00-{self.driver.link_id:016x}{generation:016x}-{1:016x}-01")
         session.held = base
@@ -211,8 +211,8 @@ def reference(opened: Open, asked: Asked) -> Any:
     driver.send(opened)
     session = driver.core.sessions.get(driver.link_id, item.session)
     assert session is not None
-    if item.base_length:
-        runner.forward([ForwardRow(session.sequence, text[: item.base_length], 0)])
+    if item.num_kept_tokens:
+        runner.forward([ForwardRow(session.sequence, text[: item.num_kept_tokens], 0)])
     return driver.one(item)
 
 
