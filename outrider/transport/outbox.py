@@ -23,6 +23,8 @@ class Outbox(Generic[MessageT]):
         self._waiting: deque[MessageT] = deque()
         self._changed = asyncio.Event()
         self._closed = False
+        self.num_put = 0
+        """Messages ever queued."""
 
     @property
     def is_empty(self) -> bool:
@@ -34,6 +36,7 @@ class Outbox(Generic[MessageT]):
         if self._closed or len(self._waiting) >= MAX_WAITING:
             return False
         self._waiting.append(message)
+        self.num_put += 1
         self._changed.set()
         return True
 

@@ -53,19 +53,21 @@ class LinkPump:
         offer: Callable[[str], Any],
         shares_memory: bool,
         max_message_bytes: int,
-        beat: Callable[[], Awaitable[None]] | None = None,
+        beat: Callable[[int], Awaitable[None]] | None = None,
         silence_timeout_s: float | None = None,
     ) -> None:
         """``encode`` takes a batch and where its tensors may be placed, ``offer`` the name of a shared file.
 
-        ``shares_memory``: whether the other end would read such a file. ``beat`` writes a heartbeat; None: none are
-        sent. ``silence_timeout_s``: after how long a silence the other end is gone; None: it sends no heartbeats.
+        ``shares_memory``: whether the other end would read such a file. ``beat`` writes a heartbeat with the number of
+        messages read; None: none are sent. ``silence_timeout_s``: after how long a silence the other end is gone;
+        None: it sends no heartbeats.
         """
         self._link = link
         self._decode, self._encode, self._offer = decode, encode, offer
         self._max_message_bytes = max_message_bytes
         self._writer = SharedWriter() if shares_memory else None
         self._beat = beat
+        self._num_received = 0
         self._writing = asyncio.Lock()
         """A stream takes one message at a time."""
         self._silence: UnavailableError | None = None
@@ -113,6 +115,7 @@ class LinkPump:
             self._watch.start()
         try:
             async for message in requests:
+                self._num_received += 1
                 if self._watch is not None:
                     self._watch.heard()
                 if message.HasField("plane_answer") and self._writer is not None:
@@ -138,7 +141,7 @@ class LinkPump:
             while self._beat is not None:
                 await asyncio.sleep(HEARTBEAT_INTERVAL_S)
                 async with self._writing:
-                    await self._beat()
+                    await self._beat(self._num_received)
 
     async def _stop_heartbeats(self, beating: asyncio.Task[None]) -> None:
         """Between two: a stream that ends while a message is being written ends with an internal error of gRPC."""

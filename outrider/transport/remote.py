@@ -81,7 +81,7 @@ class RemoteLink(Generic[CommandT, EventT]):
         """``answer_offer`` makes the message that says what was found in an offered file; ``heartbeat`` is a message.
 
         The link breaks when nothing is heard for ``silence_timeout_s`` of a service that announced heartbeats, or has
-        sent one.
+        sent one, and when its heartbeats say for as long that it receives none of the messages on their way to it.
         """
         self._address = address
         self._channel = channel
@@ -95,6 +95,9 @@ class RemoteLink(Generic[CommandT, EventT]):
         self._done = asyncio.Event()
         self._watch = SilenceWatch(silence_timeout_s, self._on_silent)
         self._is_heartbeat_expected = is_heartbeat_announced
+        self._num_received = 0
+        """Our messages that the service has read, as its last heartbeat says."""
+        self._receipts = SilenceWatch(silence_timeout_s, self._on_lost_messages)
         self._call = attach(self._outbox.take())
         self._call.add_done_callback(self._on_done)
         self._beating = asyncio.create_task(self._send_heartbeats(heartbeat))
@@ -119,15 +122,14 @@ class RemoteLink(Generic[CommandT, EventT]):
                 async for message in self._call:
                     self._watch.heard()
                     if message.HasField("heartbeat"):
-                        self._is_heartbeat_expected = True
-                        self._watch_if_expected()
+                        self._on_heartbeat(message.heartbeat)
                     elif message.HasField("plane_offer"):
                         self._on_offer(message.plane_offer.name)
                     else:
                         self._reading = False
-                        self._watch.pause()
+                        self._pause()
                         yield self._decode(message, self._fetch)
-                        self._watch.resume()
+                        self._resume()
                         self._reading = True
             raise UnavailableError(f"{self._address} ended the link")
         except (OutriderError, asyncio.CancelledError) as error:
@@ -142,6 +144,7 @@ class RemoteLink(Generic[CommandT, EventT]):
         finally:
             self._reading = False
             self._watch.stop()
+            self._receipts.stop()
 
     @property
     def tensor_plane(self) -> str:
@@ -167,6 +170,28 @@ class RemoteLink(Generic[CommandT, EventT]):
     def _watch_if_expected(self) -> None:
         if self._is_heartbeat_expected:
             self._watch.start()
+
+    def _on_heartbeat(self, heartbeat: pb.Heartbeat) -> None:
+        self._is_heartbeat_expected = True
+        self._watch_if_expected()
+        if not heartbeat.HasField("num_received_messages"):
+            return  # a service of an older version
+        self._receipts.start()
+        num_received = heartbeat.num_received_messages
+        if num_received > self._num_received or num_received >= self._outbox.num_put:
+            self._receipts.heard()
+        self._num_received = num_received
+
+    def _pause(self) -> None:
+        self._watch.pause()
+        self._receipts.pause()
+
+    def _resume(self) -> None:
+        self._watch.resume()
+        self._receipts.resume()
+
+    def _on_lost_messages(self, timeout_s: float) -> None:
+        self._give_up(f"{self._address} has received nothing of what was sent to it for {timeout_s:g} s")
 
     def _on_silent(self, timeout_s: float) -> None:
         self._give_up(f"nothing was heard of {self._address} for {timeout_s:g} s")

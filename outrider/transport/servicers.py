@@ -92,7 +92,7 @@ class DraftServicer(DraftServiceServicer):
             offer=lambda name: link_pb2.DraftEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
             shares_memory=reads_shared_memory(context.invocation_metadata()),
             max_message_bytes=self._max_message_bytes,
-            beat=lambda: context.write(link_pb2.DraftEvents(heartbeat=link_pb2.Heartbeat())),
+            beat=lambda heard: context.write(link_pb2.DraftEvents(heartbeat=_heartbeat(heard))),
             silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
         )
         async with contextlib.aclosing(pump.run(request_iterator)) as messages:
@@ -131,7 +131,7 @@ class TargetServicer(TargetServiceServicer):
             offer=lambda name: link_pb2.TargetEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
             shares_memory=reads_shared_memory(context.invocation_metadata()),
             max_message_bytes=self._max_message_bytes,
-            beat=lambda: context.write(link_pb2.TargetEvents(heartbeat=link_pb2.Heartbeat())),
+            beat=lambda heard: context.write(link_pb2.TargetEvents(heartbeat=_heartbeat(heard))),
             silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
         )
         async with contextlib.aclosing(pump.run(request_iterator)) as messages:
@@ -194,3 +194,7 @@ class GenerationServicer(GenerationServiceServicer):
 def _silence_timeout_s(context: Context, timeout_s: float) -> float | None:
     """After how long a silence the caller is gone; None for one that sends no heartbeats."""
     return timeout_s if sends_heartbeats(context.invocation_metadata()) else None
+
+
+def _heartbeat(num_received: int) -> link_pb2.Heartbeat:
+    return link_pb2.Heartbeat(num_received_messages=num_received)

@@ -18,7 +18,7 @@ from outrider.types import SamplingParams
 from outrider_coordinator.__main__ import _coordinator
 from outrider_coordinator.service import Coordinator
 from tests.support.scripted_ports import ToyTarget
-from tests.support.tcp_proxy import TcpProxy
+from tests.support.tcp_proxy import Direction, TcpProxy
 from tests.support.toy_process import ROWS, VOCAB_SIZE, toy_process
 
 DEADLINE_S = 120.0
@@ -151,8 +151,8 @@ async def test_the_only_target_is_killed_again_and_again(expected: list[list[int
             assert coordinator.stats().num_failed == 0
 
 
-@pytest.mark.parametrize("fault", ["stall", "black_hole"])
-async def test_one_of_two_targets_is_cut_off(expected: list[list[int]], fault: str) -> None:
+@pytest.mark.parametrize(("fault", "direction"), [("stall", "down"), ("black_hole", "down"), ("black_hole", "up")])
+async def test_one_of_two_targets_is_cut_off(expected: list[list[int]], fault: str, direction: Direction) -> None:
     async with (
         toy_process("target") as first,
         toy_process("target") as second,
@@ -161,7 +161,7 @@ async def test_one_of_two_targets_is_cut_off(expected: list[list[int]], fault: s
     ):
         streams = Streams(coordinator)
         await streams.all_grow()
-        await getattr(proxy, fault)("down")
+        await getattr(proxy, fault)(direction)
         await attached(coordinator, 1, 0)
         await proxy.heal()
         await attached(coordinator, 2, 0)

@@ -127,12 +127,25 @@ async def test_a_link_over_which_nothing_comes_breaks_and_closes_at_once(
         assert target.num_pages_free < 8
         await getattr(proxy, fault)(*directions)
         # Either end finds the other silent, and with half a connection the one tells the other.
-        with pytest.raises(UnavailableError, match=r"nothing was heard of|broke"):
+        with pytest.raises(UnavailableError, match=r"nothing was heard of|has received nothing|broke"):
             async with asyncio.timeout(DEADLINE_S):
                 await talk.hear()
         with pytest.raises(UnavailableError):
             talk.link.send([Score(1, 3, 0, 0, PROMPT)])
         await eventually(lambda: target.num_pages_free == 8)
+        async with asyncio.timeout(DEADLINE_S):
+            await talk.link.close()
+
+
+@pytest.mark.parametrize("fault", ["stall", "black_hole"])
+async def test_a_link_breaks_when_only_the_way_to_the_service_is_lost(serve: Serve, fault: str) -> None:
+    """The service is patient and goes on sending heartbeats; they say that nothing has arrived."""
+    async with TcpProxy(port_of(await serve("target", ToyTarget(ROWS, V)))).running() as proxy:
+        talk = await attached(RemoteTarget(proxy.address, link_timeout_s=TIMEOUT_S))
+        await getattr(proxy, fault)("up")
+        with pytest.raises(UnavailableError, match=f"{proxy.address} has received nothing of what was sent to it"):
+            async with asyncio.timeout(DEADLINE_S):
+                await talk.hear()
         async with asyncio.timeout(DEADLINE_S):
             await talk.link.close()
 
