@@ -59,6 +59,8 @@ def _elements(file: descriptor_pb2.FileDescriptorProto) -> Iterator[tuple[Place,
 
 
 def _of_message(place: Place, message: descriptor_pb2.DescriptorProto, name: str) -> Iterator[tuple[Place, str]]:
+    if message.options.map_entry:
+        return  # made by the compiler for a map field
     yield place, name
     for index, field in enumerate(message.field):
         yield (*place, _MESSAGE.FIELD_FIELD_NUMBER, index), f"{name}.{field.name}"
