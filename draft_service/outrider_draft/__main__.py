@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from outrider.config import DraftSettings
 from outrider.model_executor.distributed.follower import follow
 from outrider.process.hosting import LoadProgress, OnFailure, host_service, run_process
+from outrider.process.model_files import with_local_model
 from outrider.transport.http_health import Probes
 from outrider.transport.security import service_security
 from outrider.transport.server import serve_draft
@@ -41,13 +42,13 @@ async def serve(settings: DraftSettings) -> None:
 
 
 def load_model(settings: DraftSettings, progress: LoadProgress, on_failure: OnFailure) -> DraftService:
-    """The service that the settings ask for; imports torch."""
+    """The service that the settings ask for, its model downloaded where need be; imports torch."""
     from outrider_draft.service import DraftService
 
     return DraftService.load(
-        settings, progress=progress.weights, capture_progress=progress.captures, on_failure=on_failure
+        with_local_model(settings), progress=progress.weights, capture_progress=progress.captures, on_failure=on_failure
     )
 
 
 if __name__ == "__main__":
-    run_process(DraftSettings, serve, follow)
+    run_process(DraftSettings, serve, partial(follow, prepare=with_local_model))

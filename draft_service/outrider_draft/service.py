@@ -186,7 +186,9 @@ def _load_model(
     from outrider_draft.proposers.model import ModelProposer
 
     runner = open_runner(settings, progress=progress, on_failure=on_failure)
-    description = describe_model("draft", settings.model or "", runner, load_format=settings.load_format)
+    description = describe_model(
+        "draft", settings.model or "", runner, load_format=settings.load_format, name=settings.served_model_name
+    )
     runner.warm_up(capture_progress)
     proposer = ModelProposer(runner, support_mass=settings.support_mass, support_limit=settings.support_limit)
     return DraftService.with_model(

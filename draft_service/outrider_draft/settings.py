@@ -6,11 +6,12 @@ from outrider.config import DraftSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError
 from outrider.model_executor.loader.model_folder import require_model_folder
+from outrider.process.model_files import is_hub_id
 
 
 def check_settings(settings: DraftSettings) -> None:
     """Raise ``ConfigError`` when they ask for no draft, ``ModelError`` when the model's folder is none."""
     if settings.method is DraftMethod.NONE:
         raise ConfigError("draft.method", "must be draft_model, with a model, or ngram for a draft to be served")
-    if settings.method is DraftMethod.DRAFT_MODEL:
+    if settings.method is DraftMethod.DRAFT_MODEL and not is_hub_id(settings.model or ""):
         require_model_folder(settings.model or "")

@@ -17,10 +17,11 @@ from outrider.cli.config import config
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
 from outrider.cli.info import info
-from outrider.cli.options import progress
+from outrider.cli.options import HELP_NAMES, progress
 from outrider.cli.serve import serve
 from outrider.cli.services import SERVICES
 from outrider.cli.trace.command import trace
+from outrider.cli.vllm_flags import ServeCommand
 from outrider.telemetry.output import drain_output
 
 app = typer.Typer(
@@ -29,9 +30,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings=HELP_NAMES,
 )
-for command in (serve, generate, demo, trace, info, config):
-    app.command()(command)
+app.command(cls=ServeCommand, context_settings=HELP_NAMES)(serve)
+for command in (generate, demo, trace, info, config):
+    app.command(context_settings=HELP_NAMES)(command)
 for name, service in SERVICES.items():
     app.command(name, add_help_option=False, context_settings={"ignore_unknown_options": True})(service)
 app.add_typer(bench, name="bench")

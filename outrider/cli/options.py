@@ -14,6 +14,8 @@ from outrider.errors import OutriderError
 from outrider.transport.security import TokenFile
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+"""For a command's ``context_settings``."""
 
 Address = Annotated[
     str,

@@ -15,53 +15,93 @@ from outrider.cli.stack.plan import Place, StackPlan
 from outrider.cli.stack.preparation import prepare_stack
 from outrider.cli.stack.running import Described, run_until_signal
 from outrider.config import CoordinatorSettings, load_all
+from outrider.errors import ConfigError
 from outrider.generation import ModelPlacement
 from outrider.telemetry import guard_output
 
-Target = Annotated[str | None, typer.Argument(help="Folder of the target model in the Hugging Face layout.")]
-DraftModel = Annotated[
-    str | None, typer.Option("--draft-model", help="Folder of the draft model; none: no speculation.")
+
+def _flag(panel: str, text: str, *names: str) -> Any:  # noqa: ANN401 - typer's own type
+    return typer.Option(*names, help=text, show_default=False, rich_help_panel=panel)
+
+
+_model, _speculation, _gpus, _serving = (
+    partial(_flag, panel) for panel in ("Models", "Speculation", "Devices and memory", "Serving")
+)
+
+Target = Annotated[
+    str | None, typer.Argument(help="The target: a folder in the Hugging Face layout, or an id on its Hub.")
 ]
-Method = Annotated[str | None, typer.Option("--method", help="draft_model, ngram or none.")]
+Model = Annotated[str | None, _model("The target, as vLLM's users may name it.", "--model")]
+Revision = Annotated[str | None, _model("Branch, tag or commit of the target on the Hub. Default main.", "--revision")]
+ServedModelName = Annotated[
+    str | None, _model("Name in answers, metrics and traces. Default the Hub's or the folder's.", "--served-model-name")
+]
+Tokenizer = Annotated[str | None, _model("Folder of a tokenizer in place of the target's.", "--tokenizer")]
+LoadFormat = Annotated[str | None, _model("safetensors, dummy (noise) or synthetic (by recipe).", "--load-format")]
+Dtype = Annotated[str | None, _model("auto, float32, bfloat16 or float16, for both models.", "--dtype")]
+DraftDtype = Annotated[str | None, _model("Another type for the draft.", "--draft-dtype")]
+MaxModelLen = Annotated[
+    int | None, _model("Longest prompt and output together, in tokens. Default the model's.", "--max-model-len")
+]
+
+DraftModel = Annotated[
+    str | None, _speculation("The draft: a folder or an id; none: no speculation.", "--draft-model", "--spec-model")
+]
+DraftRevision = Annotated[str | None, _speculation("Likewise of the draft.", "--draft-revision")]
+Method = Annotated[str | None, _speculation("draft_model, ngram or none.", "--method", "--spec-method")]
 DraftLength = Annotated[
-    int | None, typer.Option("--num-speculative-tokens", "-k", help="Most draft tokens a step. Default 8.")
+    int | None, _speculation("Most draft tokens a step. Default 8.", "--num-speculative-tokens", "--spec-tokens", "-k")
 ]
 Acceptance = Annotated[
-    str | None, typer.Option("--acceptance-method", help="rejection, coupled or typical. Default rejection.")
+    str | None, _speculation("rejection, coupled or typical. Default rejection.", "--acceptance-method")
 ]
-Host = Annotated[str | None, typer.Option("--host", help="Address to listen on. Default 127.0.0.1.")]
-Port = Annotated[int | None, typer.Option("--port", "-p", help="Port to listen on. Default 50050.")]
-Device = Annotated[
-    str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N, for both models. Default auto.")
-]
-DraftDevice = Annotated[str | None, typer.Option("--draft-device", help="Another device for the draft.")]
-TensorParallel = Annotated[
-    int | None,
-    typer.Option("--tensor-parallel-size", "-tp", help="Processes that share the target, each with a GPU. Default 1."),
-]
-DraftTensorParallel = Annotated[
-    int | None, typer.Option("--draft-tensor-parallel-size", help="The same for the draft. Default 1.")
-]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16, for both models.")]
-DraftDtype = Annotated[str | None, typer.Option("--draft-dtype", help="Another type for the draft.")]
-LoadFormat = Annotated[
-    str | None, typer.Option("--load-format", help="safetensors, dummy (noise) or synthetic (by recipe).")
-]
-MaxModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Longest prompt and output, in tokens.")]
-PageSize = Annotated[int | None, typer.Option("--page-size", help="Tokens in a KV page. Default 16.")]
-MaxBatched = Annotated[int | None, typer.Option("--max-batched-tokens", help="Most tokens in a forward. Default 1024.")]
-NumThreads = Annotated[int | None, typer.Option("--num-threads", help="CPU threads of each model.")]
 DisableByBatch = Annotated[
-    int | None, typer.Option("--disable-by-batch-size", help="No speculation while so many requests run or wait.")
+    int | None, _speculation("No speculation while so many requests run or wait.", "--disable-by-batch-size")
 ]
-Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="Folder of a tokenizer in place of the target's.")]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(
-        "--metrics-port", help="Port of the coordinator's metrics; the target's and draft's are the next two."
+
+Device = Annotated[str | None, _gpus("auto, cpu, cuda or cuda:N, for both models. Default auto.", "--device")]
+DraftDevice = Annotated[str | None, _gpus("Another device for the draft.", "--draft-device")]
+TensorParallel = Annotated[int | None, _gpus("GPUs that share the target. Default 1.", "--tensor-parallel-size", "-tp")]
+DraftTensorParallel = Annotated[int | None, _gpus("The same for the draft. Default 1.", "--draft-tensor-parallel-size")]
+MemoryShare = Annotated[
+    float | None,
+    _gpus(
+        "Share of each GPU's memory to use, in (0, 1]; models on one GPU split it.",
+        "--gpu-memory-utilization",
+        "--device-memory-utilization",
     ),
 ]
-LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")]
+KVCacheBytes = Annotated[
+    int | None, _gpus("Bytes of the target's KV cache.", "--kv-cache-bytes", "--kv-cache-memory-bytes")
+]
+PageSize = Annotated[int | None, _gpus("Tokens in a KV page. Default 16.", "--page-size", "--block-size")]
+PrefixCaching = Annotated[
+    bool | None,
+    _gpus(
+        "Reuse the KV pages of texts with the same beginning. Default on.",
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+    ),
+]
+EnforceEager = Annotated[bool, _gpus("No CUDA graphs.", "--enforce-eager")]
+NumThreads = Annotated[int | None, _gpus("CPU threads of each model.", "--num-threads")]
+
+Host = Annotated[str | None, _serving("Address to listen on. Default 127.0.0.1.", "--host")]
+Port = Annotated[int | None, _serving("Port to listen on, gRPC. Default 50050.", "--port", "-p")]
+MaxRunning = Annotated[
+    int | None,
+    _serving("Requests that run at the same time. Default 256.", "--max-running-requests", "--max-num-seqs"),
+]
+MaxBatched = Annotated[
+    int | None,
+    _serving("Most tokens in a forward. Default 1024.", "--max-batched-tokens", "--max-num-batched-tokens"),
+]
+MaxLogprobs = Annotated[int | None, _serving("Most logprobs a position. Default 20.", "--max-logprobs")]
+MetricsPort = Annotated[
+    int | None,
+    _serving("Port of the coordinator's metrics; the target's and draft's are the next two.", "--metrics-port"),
+]
+LogLevel = Annotated[str | None, _serving("debug, info, warning or error.", "--log-level")]
+DisableLogStats = Annotated[bool, _serving("Log no figures while requests run.", "--disable-log-stats")]
 
 _METRICS_ORDER = ("coordinator", "target", "draft")
 
@@ -69,63 +109,97 @@ _METRICS_ORDER = ("coordinator", "target", "draft")
 def serve(
     target: Target = None,
     *,
+    model: Model = None,
+    revision: Revision = None,
+    served_model_name: ServedModelName = None,
+    tokenizer: Tokenizer = None,
+    load_format: LoadFormat = None,
+    dtype: Dtype = None,
+    draft_dtype: DraftDtype = None,
+    max_model_len: MaxModelLen = None,
     draft_model: DraftModel = None,
+    draft_revision: DraftRevision = None,
     method: Method = None,
     num_speculative_tokens: DraftLength = None,
     acceptance_method: Acceptance = None,
-    host: Host = None,
-    port: Port = None,
+    disable_by_batch_size: DisableByBatch = None,
+    speculative_config: SpeculativeConfig = None,
     device: Device = None,
     draft_device: DraftDevice = None,
     tensor_parallel_size: TensorParallel = None,
     draft_tensor_parallel_size: DraftTensorParallel = None,
-    dtype: Dtype = None,
-    draft_dtype: DraftDtype = None,
-    load_format: LoadFormat = None,
-    max_model_len: MaxModelLen = None,
+    gpu_memory_utilization: MemoryShare = None,
+    kv_cache_bytes: KVCacheBytes = None,
     page_size: PageSize = None,
-    max_batched_tokens: MaxBatched = None,
+    prefix_caching: PrefixCaching = None,
+    enforce_eager: EnforceEager = False,
     num_threads: NumThreads = None,
-    disable_by_batch_size: DisableByBatch = None,
-    tokenizer: Tokenizer = None,
+    host: Host = None,
+    port: Port = None,
+    max_running_requests: MaxRunning = None,
+    max_batched_tokens: MaxBatched = None,
+    max_logprobs: MaxLogprobs = None,
     metrics_port: MetricsPort = None,
     log_level: LogLevel = None,
-    speculative_config: SpeculativeConfig = None,
+    disable_log_stats: DisableLogStats = False,
     config: ConfigFile = None,
     set_options: SetOptions = None,
     verbose: Verbose = 0,
 ) -> None:
     """Start draft, target and coordinator on this host; print the address when everything is ready."""
+    log_interval_s = 0.0 if disable_log_stats else None
     flags: dict[Place, Any] = {
-        ("target", "model"): target,
+        ("target", "revision"): revision,
+        ("target", "served_model_name"): served_model_name,
+        ("target", "max_model_len"): max_model_len,
+        ("target", "tensor_parallel_size"): tensor_parallel_size,
+        ("target", "kv_cache_bytes"): kv_cache_bytes,
         ("draft", "model"): draft_model,
+        ("draft", "revision"): draft_revision,
         ("draft", "method"): method,
+        ("draft", "tensor_parallel_size"): draft_tensor_parallel_size,
         ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
         ("coordinator", "acceptance_method"): acceptance_method,
         ("coordinator", "host"): host,
         ("coordinator", "port"): port,
-        ("target", "max_model_len"): max_model_len,
         ("coordinator", "disable_by_batch_size"): disable_by_batch_size,
         ("coordinator", "tokenizer"): tokenizer,
-        ("target", "tensor_parallel_size"): tensor_parallel_size,
-        ("draft", "tensor_parallel_size"): draft_tensor_parallel_size,
+        ("coordinator", "max_running_requests"): max_running_requests,
+        ("coordinator", "max_logprobs"): max_logprobs,
+        ("coordinator", "log_level"): log_level,
+        ("coordinator", "log_interval_s"): log_interval_s,
         **_both("device", device, draft_device),
         **_both("dtype", dtype, draft_dtype),
         **_both("load_format", load_format),
         **_both("page_size", page_size),
+        **_both("prefix_caching", prefix_caching),
+        **_both("cuda_graph_memory_mb", 0 if enforce_eager else None),
         **_both("max_batched_tokens", max_batched_tokens),
         **_both("num_threads", num_threads),
         **_both("log_level", log_level),
-        ("coordinator", "log_level"): log_level,
+        **_both("log_interval_s", log_interval_s),
         **_metrics_ports(metrics_port),
     }
     guard_output()
     with errors_as_lines():
+        flags["target", "model"] = _target(target, model)
         flags.update(parse_set(set_options))
         effective = load_all(flags, speculative_config=speculative_config, config=config)
-        plan = prepare_stack(effective)
+        plan = prepare_stack(effective, gpu_memory_utilization=_share(gpu_memory_utilization))
         on_ready = partial(_print_ready, settings=effective.settings.coordinator)
         asyncio.run(run_until_signal(plan, verbose=verbose, on_ready=on_ready))
+
+
+def _target(argument: str | None, option: str | None) -> str | None:
+    if argument is not None and option not in {None, argument}:
+        raise ConfigError("--model", f"is {option}, and the target was named {argument}; one of them should go")
+    return argument if option is None else option
+
+
+def _share(value: float | None) -> float | None:
+    if value is not None and not 0 < value <= 1:
+        raise ConfigError("--gpu-memory-utilization", f"should be above 0 and at most 1, not {value:g}")
+    return value
 
 
 def _both(key: str, value: object, draft_value: object = None) -> dict[Place, Any]:

@@ -12,12 +12,16 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from outrider.limits import MAX_DRAFT_LENGTH, MAX_LOGPROBS
-from outrider.types import AcceptanceMethod
+from outrider.types import AcceptanceMethod, LogprobsMode
 
 _VLLM_ACCEPTANCE = {
     "rejection_sampler": AcceptanceMethod.REJECTION,
     "typical_acceptance_sampler": AcceptanceMethod.TYPICAL,
 }
+
+_VLLM_DTYPES = {"half": "float16", "float": "float32"}
+_VLLM_NGRAM = {"ngram_gpu", "[ngram]"}
+_ON_HIDDEN_STATES = {"eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "dspark", "extract_hidden_states"}
 
 
 class DraftMethod(enum.StrEnum):
@@ -66,6 +70,26 @@ def _known_generation_config(value: Any) -> Any:  # noqa: ANN401
     return GenerationConfig.NONE if value == "vllm" else value
 
 
+def _known_method(value: Any) -> Any:  # noqa: ANN401
+    if not isinstance(value, str) or value in set(DraftMethod):
+        return value
+    if value in _VLLM_NGRAM:
+        return DraftMethod.NGRAM
+    if value in _ON_HIDDEN_STATES or value.endswith("mtp"):
+        raise ValueError(
+            "should be draft_model, ngram or none (drafts that read the target's hidden states are not built yet)"
+        )
+    return value
+
+
+def _known_dtype(value: Any) -> Any:  # noqa: ANN401
+    return _VLLM_DTYPES.get(value, value) if isinstance(value, str) else value
+
+
+def _known_logprobs(value: Any) -> Any:  # noqa: ANN401
+    return value.removesuffix("_logprobs") if isinstance(value, str) else value
+
+
 def _known_device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError("should be auto, cpu, cuda or cuda:N")
@@ -78,8 +102,10 @@ Float = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=Fals
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Device = Annotated[str, AfterValidator(_known_device)]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_known_dtype)]
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
+Method = Annotated[DraftMethod, BeforeValidator(_known_method)]
+Logprobs = Annotated[LogprobsMode, BeforeValidator(_known_logprobs)]
 Acceptance = Annotated[AcceptanceMethod, BeforeValidator(_known_acceptance)]
 Defaults = Annotated[GenerationConfig, BeforeValidator(_known_generation_config)]
 Text = Annotated[str, Field(min_length=1)]

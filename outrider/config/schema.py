@@ -23,7 +23,9 @@ from outrider.config.fields import (
     GenerationConfig,
     LoadFormat,
     LogLevel,
+    Logprobs,
     MaxLogprobs,
+    Method,
     NonNegative,
     NonNegativeFloat,
     Port,
@@ -40,6 +42,13 @@ _HOST: Text = Field(
 )
 _DEVICE: Device = Field(
     "auto", description="Where the model runs: cpu, cuda or cuda:N; auto is a GPU where there is one, else the CPU."
+)
+_REVISION: Text | None = Field(
+    None, description="Branch, tag or commit of a model on the Hugging Face Hub; unset: main."
+)
+_SERVED_MODEL_NAME: Text | None = Field(
+    None,
+    description="Name of the model in answers, metrics and traces; unset: its id on the Hub, or its folder's name.",
 )
 _DTYPE: Dtype = Field(
     "auto", description="Type of weights and KV cache; auto is float32 on a CPU, else the type on file."
@@ -168,7 +177,9 @@ class TargetSettings(Section):
 
     name: ClassVar[str] = "target"
 
-    model: Text = Field(description="Folder of the model in the Hugging Face layout.")
+    model: Text = Field(description="Folder of the model in the Hugging Face layout, or its id on the Hub.")
+    revision: Text | None = _REVISION
+    served_model_name: Text | None = _SERVED_MODEL_NAME
     host: Text = _HOST
     port: Port = Field(50051, description="Port to listen on.")
     load_format: LoadFormat = _LOAD_FORMAT
@@ -226,11 +237,15 @@ class DraftSettings(Section):
 
     name: ClassVar[str] = "draft"
 
-    method: DraftMethod = Field(
+    method: Method = Field(
         DraftMethod.NONE,
         description="draft_model, ngram (prompt lookup, no model) or none; unset: draft_model where a model is set.",
     )
-    model: Text | None = Field(None, description="Folder of the draft model in the Hugging Face layout.")
+    model: Text | None = Field(
+        None, description="Folder of the draft model in the Hugging Face layout, or its id on the Hub."
+    )
+    revision: Text | None = _REVISION
+    served_model_name: Text | None = _SERVED_MODEL_NAME
     host: Text = _HOST
     port: Port = Field(50052, description="Port to listen on.")
     load_format: LoadFormat = _LOAD_FORMAT
@@ -363,7 +378,7 @@ class CoordinatorSettings(Section):
         description="auto: temperature, top_p, top_k, min_p and repetition_penalty that a request leaves out are those"
         " of the target's generation_config.json; none: they are off.",
     )
-    logprobs_mode: LogprobsMode = Field(
+    logprobs_mode: Logprobs = Field(
         LogprobsMode.RAW, description="raw: of the model's distribution; processed: of the one that was drawn from."
     )
     disable_logprobs: bool = Field(False, description="Refuse requests that ask for logprobs.")

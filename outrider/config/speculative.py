@@ -1,6 +1,7 @@
 """``--speculative-config``: the keys that vLLM's users know, as settings of ours.
 
-Owns the translation and nothing else; the bounds of each value are the schema's.
+Owns the translation and nothing else; the bounds of each value are the schema's. The keys are those of vLLM 0.9, which
+had workers for drafts, and of 0.33.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from outrider.errors import ConfigError
 
 NAME = "speculative_config"
 
-KEYS: dict[str, tuple[str, str]] = {
+Place = tuple[str, str]
+"""(section, key)."""
+
+KEYS: dict[str, Place] = {
     "method": ("draft", "method"),
     "model": ("draft", "model"),
+    "revision": ("draft", "revision"),
     "num_speculative_tokens": ("coordinator", "num_speculative_tokens"),
     "draft_tensor_parallel_size": ("draft", "tensor_parallel_size"),
     "acceptance_method": ("coordinator", "acceptance_method"),
@@ -28,7 +33,62 @@ KEYS: dict[str, tuple[str, str]] = {
     "max_model_len": ("draft", "max_model_len"),
     "disable_logprobs": ("coordinator", "disable_logprobs"),
 }
-"""vLLM's key: our section and key."""
+"""vLLM's key: our section and key, for values that mean the same."""
+
+_SWITCHES: dict[str, tuple[Place, Any]] = {
+    "enforce_eager": (("draft", "cuda_graph_memory_mb"), 0),
+    "disable_log_stats": (("coordinator", "log_interval_s"), 0),
+}
+"""vLLM's switch: what it sets when it is on."""
+
+_WITHOUT_EFFECT = {
+    "attention_backend",  # there is one attention kernel
+    "code_revision",  # code of a model's repository is never run
+    "disable_mqa_scorer",  # all positions are scored in one forward
+    "disable_padded_drafter_batch",  # rows of a batch may differ in length
+    "draft_sample_method",  # the output's distribution is the same for either
+    "enable_chunked_prefill",  # always on
+    "moe_backend",
+    "use_local_argmax_reduction",
+}
+"""Keys of how vLLM computes what it computes; any value gives the same output here."""
+
+_HIDDEN_STATES = "reads the target's hidden states, and no such draft is built yet: draft_model and ngram are"
+_REFUSED = {
+    "disable_eagle_block_drop": _HIDDEN_STATES,
+    "disable_lookahead_block_hashes": _HIDDEN_STATES,
+    "draft_lm_head_quantization": "weights are served as float32, bfloat16 or float16",
+    "draft_load_config": "set draft.load_format instead",
+    "draft_model_config": "is vLLM's own, not a user's",
+    "draft_parallel_config": "is vLLM's own, not a user's",
+    "dspark_draft_topk": _HIDDEN_STATES,
+    "enable_adaptive_verification": "draft lengths follow the measured throughput: draft_length is auto",
+    "fly_entropy_threshold": "acceptance is rejection, coupled or typical",
+    "fly_entropy_top_k": "acceptance is rejection, coupled or typical",
+    "fly_window_size": "acceptance is rejection, coupled or typical",
+    "index_share_for_mtp_iteration": _HIDDEN_STATES,
+    "kv_cache_dtype": "the KV cache has the type of the weights: set draft.dtype",
+    "num_speculative_tokens_per_batch_size": "draft lengths follow the measured throughput: draft_length is auto",
+    "parallel_drafting": "drafts are made one token after the other",
+    "quantization": "weights are served as float32, bfloat16 or float16",
+    "speculative_token_tree": "a draft is one sequence of tokens",
+    "suffix_decoding_max_cached_requests": "suffix decoding is not offered: ngram looks guesses up in the text so far",
+    "suffix_decoding_max_spec_factor": "suffix decoding is not offered: ngram looks guesses up in the text so far",
+    "suffix_decoding_max_tree_depth": "suffix decoding is not offered: ngram looks guesses up in the text so far",
+    "suffix_decoding_min_token_prob": "suffix decoding is not offered: ngram looks guesses up in the text so far",
+    "synthetic_acceptance_length": "tokens are never accepted by chance",
+    "synthetic_acceptance_rate": "tokens are never accepted by chance",
+    "synthetic_acceptance_rates": "tokens are never accepted by chance",
+    "target_model_config": "is vLLM's own, not a user's",
+    "target_parallel_config": "is vLLM's own, not a user's",
+    "tensor_parallel_size": "is the target's here as in vLLM: set draft_tensor_parallel_size",
+    "use_heterogeneous_vocab": "draft and target must have the same vocabulary",
+    "xpress_topc": _HIDDEN_STATES,
+}
+"""vLLM's key: why it is refused. Off (false, or "auto") is as if it were not there."""
+
+_TRANSLATED = ("rejection_sample_method",)
+_REJECTION_SAMPLE_METHODS = {"standard": "rejection", "strict": "rejection", "probabilistic": "rejection"}
 
 
 def parse_json(text: str) -> Mapping[str, Any]:
@@ -49,11 +109,43 @@ def as_mapping(value: object) -> Mapping[str, Any]:
     return value
 
 
-def translate(config: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
-    """(section, key) -> value. A null counts as unset, as it does in vLLM."""
-    check_known(config, KEYS, prefix=f"{NAME}.")
-    config = _one_lookup_is_both({key: value for key, value in config.items() if value is not None})
-    return {place: config[key] for key, place in KEYS.items() if key in config}
+def translate(config: Mapping[str, Any]) -> dict[Place, Any]:
+    """(section, key) -> value; ``ConfigError`` for a key that is refused. A null counts as unset, as in vLLM."""
+    check_known(config, [*KEYS, *_TRANSLATED, *_SWITCHES, *_REFUSED, *_WITHOUT_EFFECT], prefix=f"{NAME}.")
+    given = {key: value for key, value in config.items() if value is not None}
+    for key in given.keys() & _REFUSED.keys():
+        _refuse(key, given[key])
+    given = _named_as_here(_one_lookup_is_both(given))
+    values = {place: given[key] for key, place in KEYS.items() if key in given}
+    return values | {place: value for key, (place, value) in _SWITCHES.items() if _is_on(key, given)}
+
+
+def _refuse(key: str, value: object) -> None:
+    if value is False or value == "auto":
+        return
+    raise ConfigError(f"{NAME}.{key}", f"is not offered; {_REFUSED[key]}")
+
+
+def _is_on(key: str, given: Mapping[str, Any]) -> bool:
+    value = given.get(key, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{NAME}.{key}", f"should be true or false, not {value!r}")
+    return value
+
+
+def _named_as_here(config: dict[str, Any]) -> dict[str, Any]:
+    """Names of vLLM's methods as ours; what it names and we have not is refused with the reason."""
+    named = dict(config)
+    if (method := named.pop("rejection_sample_method", None)) is not None:
+        if str(method) not in _REJECTION_SAMPLE_METHODS:
+            raise ConfigError(
+                f"{NAME}.rejection_sample_method",
+                f"should be standard, not {method!r}; see acceptance_method for others",
+            )
+        named.setdefault("acceptance_method", _REJECTION_SAMPLE_METHODS[str(method)])
+    if named.get("model") == "[ngram]":  # as vLLM before 0.8 had it
+        named["model"] = "ngram"
+    return named
 
 
 def _one_lookup_is_both(config: dict[str, Any]) -> dict[str, Any]:

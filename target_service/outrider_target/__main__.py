@@ -18,6 +18,7 @@ from outrider.config import TargetSettings
 from outrider.model_executor.distributed.follower import follow
 from outrider.model_executor.loader.model_folder import require_model_folder
 from outrider.process.hosting import LoadProgress, OnFailure, host_service, run_process
+from outrider.process.model_files import is_hub_id, with_local_model
 from outrider.transport.http_health import Probes
 from outrider.transport.security import service_security
 from outrider.transport.server import serve_target
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 async def serve(settings: TargetSettings) -> None:
     """Serve until a signal; raises what kept the service from starting or made it fail."""
-    require_model_folder(settings.model)
+    if not is_hub_id(settings.model):
+        require_model_folder(settings.model)
     listen = partial(
         serve_target,
         host=settings.host,
@@ -41,13 +43,13 @@ async def serve(settings: TargetSettings) -> None:
 
 
 def load_model(settings: TargetSettings, progress: LoadProgress, on_failure: OnFailure) -> TargetService:
-    """The service that the settings ask for; imports torch."""
+    """The service that the settings ask for, its model downloaded where need be; imports torch."""
     from outrider_target.service import TargetService
 
     return TargetService.load(
-        settings, progress=progress.weights, capture_progress=progress.captures, on_failure=on_failure
+        with_local_model(settings), progress=progress.weights, capture_progress=progress.captures, on_failure=on_failure
     )
 
 
 if __name__ == "__main__":
-    run_process(TargetSettings, serve, follow)
+    run_process(TargetSettings, serve, partial(follow, prepare=with_local_model))

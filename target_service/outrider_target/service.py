@@ -75,7 +75,9 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
         ``progress`` counts bytes of weights, ``capture_progress`` CUDA graphs.
         """
         runner = open_runner(settings, progress=progress, on_failure=on_failure)
-        description = describe_model("target", settings.model, runner, load_format=settings.load_format)
+        description = describe_model(
+            "target", settings.model, runner, load_format=settings.load_format, name=settings.served_model_name
+        )
         runner.warm_up(capture_progress)
         warm_up_scoring(runner.config.vocab_size, runner.dtype, runner.device)
         return cls(

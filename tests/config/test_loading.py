@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,66 @@ def test_vllms_keys_set_our_settings() -> None:
 def test_vllms_ngram_with_one_bound() -> None:
     draft = _speculative('{"method": "ngram", "prompt_lookup_max": 3, "max_model_len": null}').draft
     assert (draft.method, draft.prompt_lookup_max, draft.prompt_lookup_min) == (DraftMethod.NGRAM, 3, 3)
+
+
+def test_vllms_current_keys_set_our_settings() -> None:
+    settings = _speculative(
+        """{"model": "/d", "revision": "v2", "enforce_eager": true, "disable_log_stats": true,
+        "rejection_sample_method": "standard", "draft_sample_method": "probabilistic", "disable_mqa_scorer": true,
+        "parallel_drafting": false, "quantization": null, "kv_cache_dtype": "auto", "code_revision": "v1"}"""
+    )
+    assert (settings.draft.model, settings.draft.revision, settings.draft.cuda_graph_memory_mb) == ("/d", "v2", 0)
+    assert settings.coordinator.acceptance_method is AcceptanceMethod.REJECTION
+    assert settings.coordinator.log_interval_s == 0
+    assert settings.target.cuda_graph_memory_mb is None
+
+
+@pytest.mark.parametrize("text", ['{"method": "ngram_gpu"}', '{"model": "[ngram]"}', '{"model": "ngram"}'])
+def test_every_name_of_prompt_lookup_is_understood(text: str) -> None:
+    assert _speculative(text).draft.method is DraftMethod.NGRAM
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"method": "eagle3"}', "drafts that read the target's hidden states are not built yet"),
+        ('{"method": "deepseek_mtp"}', "drafts that read the target's hidden states are not built yet"),
+        ('{"quantization": "fp8"}', "weights are served as float32, bfloat16 or float16"),
+        ('{"use_heterogeneous_vocab": true}', "must have the same vocabulary"),
+        ('{"rejection_sample_method": "synthetic"}', "should be standard, not 'synthetic'"),
+        ('{"tensor_parallel_size": 2}', "set draft_tensor_parallel_size"),
+        ('{"speculative_token_tree": "[(0,)]"}', "a draft is one sequence of tokens"),
+        ('{"enforce_eager": "yes"}', "should be true or false"),
+    ],
+)
+def test_what_vllm_has_and_outrider_has_not_is_refused_with_the_reason(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        _speculative(text)
+
+
+# The fields of vLLM's own class in the two releases, without those that it fills in itself.
+VLLM_0_9 = """num_speculative_tokens model method acceptance_method draft_tensor_parallel_size disable_logprobs
+    quantization max_model_len revision code_revision disable_mqa_scorer disable_by_batch_size prompt_lookup_max
+    prompt_lookup_min posterior_threshold posterior_alpha speculative_token_tree enable_chunked_prefill
+    disable_log_stats"""
+VLLM_0_33 = """enforce_eager num_speculative_tokens model method draft_tensor_parallel_size tensor_parallel_size
+    quantization moe_backend attention_backend kv_cache_dtype max_model_len revision code_revision
+    index_share_for_mtp_iteration disable_padded_drafter_batch disable_eagle_block_drop disable_lookahead_block_hashes
+    draft_lm_head_quantization use_local_argmax_reduction use_heterogeneous_vocab prompt_lookup_max prompt_lookup_min
+    parallel_drafting num_speculative_tokens_per_batch_size suffix_decoding_max_tree_depth
+    suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor suffix_decoding_min_token_prob draft_load_config
+    rejection_sample_method synthetic_acceptance_rates synthetic_acceptance_length enable_adaptive_verification
+    draft_sample_method dspark_draft_topk xpress_topc fly_window_size fly_entropy_threshold fly_entropy_top_k"""
+
+
+@pytest.mark.parametrize("key", sorted({*VLLM_0_9.split(), *VLLM_0_33.split()}))
+def test_every_key_of_vllm_is_known(key: str) -> None:
+    for value in ("null", "[3]"):
+        try:
+            _speculative(f'{{"{key}": {value}}}')
+        except ConfigError as error:
+            assert "is not a setting" not in str(error)
+            assert value != "null"
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,12 @@ from outrider.cli.bench.rpc import rpc
 from outrider.cli.bench.serve import serve
 from outrider.cli.bench.step import step
 from outrider.cli.bench.tracing import tracing
+from outrider.cli.options import HELP_NAMES
 
 app = typer.Typer(
-    no_args_is_help=True, help="Measure: the whole system, one engine, the wire, a step, tracing, others."
+    no_args_is_help=True,
+    help="Measure: the whole system, one engine, the wire, a step, tracing, others.",
+    context_settings=HELP_NAMES,
 )
 for command in (serve, interference, engine, kernels, rpc, step, tracing, peers):
-    app.command()(command)
+    app.command(context_settings=HELP_NAMES)(command)

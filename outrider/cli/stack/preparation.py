@@ -14,6 +14,7 @@ from outrider.cli.stack.preflight import check, free_port
 from outrider.cli.stack.secret import make_link_secret
 from outrider.config import Effective, Settings
 from outrider.config.fields import DraftMethod
+from outrider.process.model_files import with_local_model
 
 
 def prepare_stack(effective: Effective, *, gpu_memory_utilization: float | None = None) -> StackPlan:
@@ -21,11 +22,17 @@ def prepare_stack(effective: Effective, *, gpu_memory_utilization: float | None 
 
     ``gpu_memory_utilization`` is the share of each GPU's memory for all that runs on it, in (0, 1].
     """
-    check(effective.settings)
-    gpus = find_gpus() if _may_need_gpu(effective.settings) else NO_GPUS
-    placed = place(effective.settings, gpus, gpu_memory_utilization=gpu_memory_utilization)
+    settings = _with_local_models(effective.settings)
+    check(settings)
+    gpus = find_gpus() if _may_need_gpu(settings) else NO_GPUS
+    placed = place(settings, gpus, gpu_memory_utilization=gpu_memory_utilization)
     plan = plan_stack(placed.settings, explicit=effective.origins, free_port=free_port, secret=make_link_secret())
     return replace(plan, note=placed.note)
+
+
+def _with_local_models(settings: Settings) -> Settings:
+    """The draft is downloaded when the target is there, so that one error is told before the other's long wait."""
+    return replace(settings, target=with_local_model(settings.target), draft=with_local_model(settings.draft))
 
 
 def _may_need_gpu(settings: Settings) -> bool:

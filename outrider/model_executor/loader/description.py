@@ -21,15 +21,23 @@ if TYPE_CHECKING:
 
 
 def describe_model(
-    role: str, folder: Path | str, runner: ModelRunner, *, load_format: LoadFormat = "safetensors"
+    role: str,
+    folder: Path | str,
+    runner: ModelRunner,
+    *,
+    load_format: LoadFormat = "safetensors",
+    name: str | None = None,
 ) -> ModelDescription:
-    """Facts of a loaded model and of the tokenizer in its folder; ``ModelError`` when the two do not fit."""
+    """Facts of a loaded model and of the tokenizer in its folder; ``ModelError`` when the two do not fit.
+
+    ``name`` is what the model is served as; None is the folder's name.
+    """
     config = runner.config
     tokenizer = read_tokenizer(Path(folder), vocab_size=config.vocab_size)
     check_tokenizer(Path(folder), tokenizer)
     return ModelDescription(
         role=role,
-        model_name=Path(folder).resolve().name + _mark(Path(folder), load_format),
+        model_name=(name or Path(folder).resolve().name) + _mark(Path(folder), load_format),
         architecture=config.architecture,
         vocab_size=config.vocab_size,
         num_token_ids=tokenizer.num_token_ids or config.vocab_size,

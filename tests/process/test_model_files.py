@@ -1,0 +1,113 @@
+"""Models by name: folders, and ids of the Hub with a cache, a network, a token, or none of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.config import DraftSettings, TargetSettings, load
+from outrider.errors import ConfigError
+from outrider.process.model_files import is_hub_id, with_local_model
+from tests.support.fake_hub import FakeHub, running
+
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "model.safetensors.index.json": json.dumps({"weight_map": {"a": "model-1.safetensors"}}).encode(),
+    "model-1.safetensors": b"weights",
+    "pytorch_model.bin": b"the same in another format",
+    "original/consolidated.00.pth": b"the same once more",
+}
+QUESTION = """
+import sys
+from outrider.config import TargetSettings, load
+from outrider.errors import OutriderError
+from outrider.process.model_files import with_local_model
+try:
+    found = with_local_model(load(TargetSettings, sys.argv[1:], {}))
+    print(found.model, found.served_model_name, found.revision)
+except OutriderError as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+def ask(home: Path, url: str, *words: str, **environment: str) -> str:
+    """What becomes of the settings, with a Hub at ``url`` and its cache in ``home``."""
+    others = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    env = {**others, "HF_HOME": str(home), "HF_ENDPOINT": url, "NO_PROXY": "*", **environment}
+    ended = subprocess.run(
+        [sys.executable, "-c", QUESTION, *words], env=env, capture_output=True, text=True, timeout=120, check=True
+    )
+    return ended.stdout.strip()
+
+
+def test_a_model_is_downloaded_once_and_then_found_in_the_cache(tmp_path: Path) -> None:
+    with running(FakeHub(FILES)) as hub:
+        folder, name, revision = ask(tmp_path, hub.url, "--model", "owner/model").split()
+        assert (name, revision) == ("owner/model", "None")
+        held = {path.name for path in Path(folder).iterdir()}
+        assert held == {"config.json", "tokenizer.json", "model.safetensors.index.json", "model-1.safetensors"}
+        hub.requests.clear()
+        again = ask(tmp_path, hub.url, "--model", "owner/model", "--served-model-name", "mine")
+        assert again == f"{folder} mine None"
+        assert hub.requests == []
+    assert ask(tmp_path, hub.url, "--model", "owner/model", HF_HUB_OFFLINE="1").startswith(folder)
+
+
+def test_a_cache_without_a_shard_is_completed(tmp_path: Path) -> None:
+    with running(FakeHub(FILES)) as hub:
+        folder = Path(ask(tmp_path, hub.url, "--model", "owner/model").split()[0])
+        (folder / "model-1.safetensors").unlink()
+        assert ask(tmp_path, hub.url, "--model", "owner/model").startswith(str(folder))
+        assert (folder / "model-1.safetensors").is_file()
+
+
+def test_only_what_is_read_is_fetched(tmp_path: Path) -> None:
+    with running(FakeHub(FILES)) as hub:
+        folder = ask(tmp_path, hub.url, "--model", "owner/model", "--load-format", "dummy").split()[0]
+    assert not list(Path(folder).glob("*.safetensors"))
+
+
+def test_revisions_and_tokens(tmp_path: Path) -> None:
+    with running(FakeHub(FILES, token="secret")) as hub:
+        told = ask(tmp_path, hub.url, "--model", "owner/model")
+        assert told.startswith("ModelError: target model: owner/model is no folder here and no model at")
+        assert told.endswith("a private one needs HF_TOKEN")
+        hub.gated = True
+        assert "owner/model is gated: accept its terms" in ask(tmp_path, hub.url, "--model", "owner/model")
+        words = ("--model", "owner/model", "--revision")
+        assert ask(tmp_path, hub.url, *words, "v1", HF_TOKEN="secret").endswith("owner/model None")
+        assert "owner/model has no revision 'v9'" in ask(tmp_path, hub.url, *words, "v9", HF_TOKEN="secret")
+
+
+def test_without_a_network_the_error_says_what_helps(tmp_path: Path) -> None:
+    told = ask(tmp_path, "http://127.0.0.1:1", "--model", "owner/model")
+    assert told.startswith("ModelError: target model: owner/model is no folder here and not in the cache")
+    assert "could not be downloaded from http://127.0.0.1:1" in told
+    assert told.endswith("without a network, copy the model here and name its folder")
+    told = ask(tmp_path, "http://127.0.0.1:1", "--model", "owner/model", HF_HUB_OFFLINE="1")
+    assert "while HF_HUB_OFFLINE is set: unset it, or name a folder" in told
+
+
+def test_a_folder_is_never_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "owner" / "model").mkdir(parents=True)
+    assert is_hub_id("owner/model")
+    monkeypatch.chdir(tmp_path)
+    assert not is_hub_id("owner/model")
+    for name in ("/a/b", "./a", "../a", "a", "a/b/c", "~/a", "a/", "/a"):
+        assert not is_hub_id(name)
+
+
+def test_a_revision_needs_an_id() -> None:
+    with pytest.raises(ConfigError, match=r"target\.revision: is set, and /m is no id"):
+        with_local_model(load(TargetSettings, ["--model", "/m", "--revision", "v1"], {}))
+
+
+def test_a_draft_without_a_model_has_nothing_to_find() -> None:
+    settings = load(DraftSettings, ["--method", "ngram"], {})
+    assert with_local_model(settings) is settings
