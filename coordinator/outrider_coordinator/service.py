@@ -25,8 +25,10 @@ from outrider.readings import Reading
 from outrider.telemetry.tracing import Tracing
 from outrider.tokenization import ModelText
 from outrider.types import ModelDescription
+from outrider_coordinator.readings import coordinator_readings
 from outrider_coordinator.requests.driver import Driver
 from outrider_coordinator.requests.input_processor import InputProcessor, started
+from outrider_coordinator.requests.request_log import log_refusal
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.dispatch import OfSession
@@ -36,8 +38,6 @@ from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.coordinator_stats import CoordinatorStats
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
-from outrider_coordinator.stats.readings import coordinator_readings
-from outrider_coordinator.stats.request_log import log_refusal
 from outrider_coordinator.tracing import RequestTrace, RequestTraces
 
 CommandT = TypeVar("CommandT", bound=OfSession)

@@ -7,24 +7,25 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from outrider.ports import DraftEvent, EventBatch, TargetEvent
-from outrider.types import AcceptanceMethod, SamplingParams
-from outrider_coordinator.acceptance import JudgeRules
-from outrider_coordinator.requests.engine_request import EngineRequest
+from outrider.types import AcceptanceMethod, SamplingParams, TokenLogprob
+from outrider_coordinator.acceptance import JudgeRules, NextToken, Verdict
 from outrider_coordinator.session.actions import (
     Action,
-    ClearDraftTimer,
-    Emit,
+    DraftWaitBegan,
+    DraftWaitEnded,
     Fail,
     Finish,
     Park,
     RetryDraftAfter,
-    SetDraftTimer,
+    StepEnded,
     ToDraft,
     ToTarget,
 )
+from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 
 def make_plan(
@@ -60,6 +61,7 @@ class Driven:
     session: int
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    steps: list[StepEnded] = field(default_factory=list)
     ending: Finish | Fail | None = None
     parked: list[Park] = field(default_factory=list)
     timer: int | None = None
@@ -78,20 +80,40 @@ class Driven:
             to_draft.append(action.command)
         elif isinstance(action, ToTarget):
             to_target.append(action.command)
-        elif isinstance(action, Emit):
+        elif isinstance(action, StepEnded):
+            self.steps.append(action)
+            count_step(self.loop, action)
             self.token_ids.extend(action.token_ids)
             self.text += self.loop.output.take_text()
         elif isinstance(action, Finish | Fail):
             assert self.ending is None, "a session ends once"
             self.ending = action
+            self.text += self.loop.output.take_text()
         elif isinstance(action, Park):
             self.parked.append(action)
-        elif isinstance(action, SetDraftTimer):
-            self.timer = action.timer
-        elif isinstance(action, ClearDraftTimer):
+        elif isinstance(action, DraftWaitBegan):
+            self.timer = action.step
+        elif isinstance(action, DraftWaitEnded):
             self.timer = None
         else:
             self.retries.append(action)
+
+
+def step_ended(*token_ids: int, logprobs: tuple[TokenLogprob, ...] | None = None) -> StepEnded:
+    """A step that gave these tokens."""
+    verdict = Verdict(len(token_ids) - 1, token_ids[-1], NextToken.BONUS)
+    reason = WithoutDraft.NOTHING_PROPOSED
+    return StepEnded(1, 0, len(token_ids) - 1, verdict, token_ids, logprobs, reason, None)
+
+
+def count_step(loop: SessionLoop, step: StepEnded) -> None:
+    """Count a step where no request does."""
+    loop.spec_stats.count_step(
+        num_draft_tokens=step.num_draft_tokens,
+        num_accepted=step.num_accepted,
+        num_emitted=len(step.token_ids),
+        why_not=step.no_draft_reason,
+    )
 
 
 class Core(Protocol):

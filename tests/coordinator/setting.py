@@ -13,7 +13,7 @@ from outrider.ports import (
 from outrider.types import (
     AcceptanceMethod,
 )
-from outrider_coordinator.requests.engine_request import EngineRequest
+from outrider_coordinator.session.engine_request import EngineRequest
 from tests.coordinator.driving import Bench, Driven, make_plan
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
 

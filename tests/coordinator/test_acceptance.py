@@ -23,7 +23,7 @@ from outrider.types import (
     TokenScores,
     TypicalScores,
 )
-from outrider_coordinator.acceptance import JudgeRules, NextToken, Verdict, judge
+from outrider_coordinator.acceptance import JudgeRules, NextToken, Verdict, judge_one
 from outrider_coordinator.acceptance.dense import judge_dense_rejection, judge_dense_typical
 from outrider_coordinator.acceptance.draws import coin, draw
 from outrider_coordinator.acceptance.rejection import judge_rejection
@@ -153,15 +153,15 @@ def test_no_draft_tokens_give_the_bonus(rule: JudgingRule) -> None:
         JudgingRule.TYPICAL: TypicalScores(no_probs, no_probs, no_ids, 2),
         JudgingRule.DENSE_REJECTION: DenseScores(dense([0, 0, 1])),
     }
-    assert judge(JudgeRules(rule, 3), (), None, forms[rule], seed=0, base=1) == Verdict(0, 2, NextToken.BONUS)
+    assert judge_one(JudgeRules(rule, 3), (), None, forms[rule], seed=0, base=1) == Verdict(0, 2, NextToken.BONUS)
 
 
 def test_greedy_and_coupled_keep_tokens_while_they_agree() -> None:
     rules = JudgeRules(JudgingRule.COUPLED, 10)
     own = TokenScores((1, 2, 3, 4))
-    assert judge(rules, (1, 2, 3), None, own, seed=0, base=0) == Verdict(3, 4, NextToken.BONUS)
-    assert judge(rules, (1, 5, 3), None, own, seed=0, base=0) == Verdict(1, 2, NextToken.RECOVERED)
-    assert judge(rules, (9, 2, 3), None, own, seed=0, base=0) == Verdict(0, 1, NextToken.RECOVERED)
+    assert judge_one(rules, (1, 2, 3), None, own, seed=0, base=0) == Verdict(3, 4, NextToken.BONUS)
+    assert judge_one(rules, (1, 5, 3), None, own, seed=0, base=0) == Verdict(1, 2, NextToken.RECOVERED)
+    assert judge_one(rules, (9, 2, 3), None, own, seed=0, base=0) == Verdict(0, 1, NextToken.RECOVERED)
 
 
 @pytest.mark.parametrize("method", AcceptanceMethod)
@@ -200,8 +200,8 @@ def test_typical_takes_its_parameters_from_the_rules() -> None:
         AcceptanceMethod.TYPICAL, temperature=1, dense=False, num_token_ids=200, posterior_threshold=0.9,
         posterior_alpha=1.0,
     )  # fmt: skip
-    assert judge(rules, (1,), None, typical_scores([0.5], [0.0]), seed=0, base=0).num_accepted == 0
-    assert judge(
+    assert judge_one(rules, (1,), None, typical_scores([0.5], [0.0]), seed=0, base=0).num_accepted == 0
+    assert judge_one(
         JudgeRules(JudgingRule.TYPICAL, 200), (1,), None, typical_scores([0.5], [0.0]), seed=0, base=0
     ).num_accepted
 
@@ -231,7 +231,8 @@ def test_dense_ignores_padding_on_either_side() -> None:
     for width in (3, 4, 9):
         evidence = DenseEvidence(np.pad(dense(DRAFT), ((0, 0), (0, width - 3))))
         verdicts = {
-            judge(rules, (2,), evidence, DenseScores(target), seed=seed, base=1).next_token_id for seed in range(200)
+            judge_one(rules, (2,), evidence, DenseScores(target), seed=seed, base=1).next_token_id
+            for seed in range(200)
         }
         assert verdicts == {0, 1}
 
@@ -278,11 +279,11 @@ def test_draws_depend_on_seed_base_and_position_alone() -> None:
 )
 def test_scores_that_do_not_answer_the_proposal_are_refused(rule: JudgingRule, scores: ScoreForm) -> None:
     with pytest.raises(ProtocolError):
-        judge(JudgeRules(rule, 10), (), None, scores, seed=0, base=0)
+        judge_one(JudgeRules(rule, 10), (), None, scores, seed=0, base=0)
 
 
 def test_scores_with_mass_outside_and_no_token_drawn_there_are_refused() -> None:
     evidence = sparse_evidence({0: 1.0})
     scores = sparse_scores([0.5], [0.5, 1], [-1, 1])
     with pytest.raises(ProtocolError):
-        judge(JudgeRules(JudgingRule.REJECTION, 5), (0,), evidence, scores, seed=0, base=0)
+        judge_one(JudgeRules(JudgingRule.REJECTION, 5), (0,), evidence, scores, seed=0, base=0)

@@ -7,8 +7,8 @@ import pytest
 
 from outrider.ports import Extend, Score
 from outrider.types import AcceptanceMethod
-from outrider_coordinator.session.service_state import WithoutDraft
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED, ControlledSession, DraftLengthPolicy
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 from tests.coordinator.setting import Setting, mixed_rows, own_tokens, plan_of
 
 
@@ -51,7 +51,7 @@ def test_a_draft_that_lacks_much_is_fed_while_steps_go_on() -> None:
     setting.bench.turn_target()
     (score,) = [command for command in setting.bench.to_target if isinstance(command, Score)]
     assert not score.draft_token_ids  # the second step waits for no draft
-    assert driven.loop.why_not is WithoutDraft.CATCHING_UP
+    assert driven.loop.no_draft_reason is WithoutDraft.CATCHING_UP
     (extend,) = [command for command in setting.bench.to_draft if isinstance(command, Extend)]
     assert (extend.num_kept_tokens, extend.draft_length) == (0, 0)
     setting.bench.run()

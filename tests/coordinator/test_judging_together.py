@@ -10,9 +10,19 @@ import numpy as np
 import pytest
 
 from outrider.errors import ProtocolError
-from outrider.ports import Proposal
-from outrider.types import JudgingRule, SparseEvidence, SparseScores
-from outrider_coordinator.acceptance import EvidenceError, JudgeRules, NextToken, Verdict, check_proposal, judge
+from outrider.types import JudgingRule, SparseEvidence, SparseScores, TokenScores
+from outrider_coordinator.acceptance import (
+    EvidenceError,
+    JudgeRules,
+    NextToken,
+    ProposedDraft,
+    ScoredDraft,
+    Verdict,
+    check_proposal,
+    check_proposals,
+    judge,
+    judge_one,
+)
 from outrider_coordinator.acceptance import batch as judging
 from outrider_coordinator.acceptance.vectorized import FEWEST, ProposalCase, ScoredCase, are_sound, judge_together
 from tests.coordinator.test_service import ask, stack
@@ -58,7 +68,7 @@ def made_cases(seed: int, count: int = 40, *, closeness: float = 0.5) -> list[Sc
 
 def alone(case: ScoredCase) -> Verdict:
     proposal = case.proposal
-    return judge(RULES, proposal.draft_token_ids, proposal.evidence, case.scores, seed=case.seed, base=case.base)
+    return judge_one(RULES, proposal.draft_token_ids, proposal.evidence, case.scores, seed=case.seed, base=case.base)
 
 
 def is_sound_alone(case: ProposalCase) -> bool:
@@ -233,13 +243,49 @@ def test_a_draft_token_that_no_32_bits_hold_is_out_of_order_like_any_other() -> 
     assert not are_sound([wild, *proposals[1:]])
 
 
-def test_sessions_of_which_a_message_speaks_twice_are_left_to_be_judged_alone() -> None:
-    asked: list[int] = []
+def proposed(case: ProposalCase) -> ProposedDraft:
+    return ProposedDraft(RULES, case.draft_token_ids, case.evidence, len(case.draft_token_ids))
 
-    def find(session: int) -> None:
-        asked.append(session)
 
-    case = made_cases(4)[0].proposal
-    events = [Proposal(session, 1, 0, case.draft_token_ids, case.evidence) for session in (1, 2, 1, 3)]
-    assert judging.sound_proposals(events, find) == frozenset()
-    assert asked == [2, 3]
+def scored(case: ScoredCase) -> ScoredDraft:
+    proposal = case.proposal
+    return ScoredDraft(RULES, proposal.draft_token_ids, proposal.evidence, case.scores, case.seed, case.base)
+
+
+@pytest.mark.parametrize("count", [0, 1, FEWEST - 1, FEWEST, 3 * FEWEST])
+def test_a_batch_of_any_size_has_the_verdicts_of_each_alone(count: int) -> None:
+    cases = made_cases(11, count)
+    assert judge([scored(case) for case in cases]) == [alone(case) for case in cases]
+    assert check_proposals([proposed(case.proposal) for case in cases]) == [""] * count
+
+
+def test_one_that_cannot_be_judged_harms_no_other_of_its_batch() -> None:
+    cases = made_cases(12)
+    good = [alone(case) for case in cases]
+    cases[5] = replace(cases[5], scores=spoilt_scores(cases[5].scores, "nan"))
+    verdicts = judge([scored(case) for case in cases])
+    assert isinstance(verdicts[5], ProtocolError)
+    assert verdicts[:5] + verdicts[6:] == good[:5] + good[6:]
+
+
+def test_one_bad_proposal_harms_no_other_of_its_batch() -> None:
+    batch = [proposed(case.proposal) for case in made_cases(13)]
+    evidence = batch[4].evidence
+    assert isinstance(evidence, SparseEvidence)
+    batch[4] = replace(batch[4], evidence=spoilt_evidence(evidence, "nan"))
+    batch[7] = replace(batch[7], draft_length=len(batch[7].draft_token_ids) - 1)
+    faults = check_proposals(batch)
+    assert [index for index, fault in enumerate(faults) if fault] == [4, 7]
+
+
+def test_rules_of_all_kinds_share_a_batch() -> None:
+    sparse = made_cases(14, 2 * FEWEST)
+    greedy = JudgeRules(JudgingRule.GREEDY, VOCAB_SIZE)
+    kept = ScoredDraft(greedy, (3, 4), None, TokenScores((3, 4, 5)), seed=0, base=9)
+    plain = ScoredDraft(greedy, (), None, TokenScores((7,)), seed=0, base=9)
+    mixed = [scored(case) for case in sparse]
+    mixed[3:3], mixed[9:9] = [kept], [plain]
+    verdicts = judge(mixed)
+    assert verdicts.pop(9) == Verdict(0, 7, NextToken.BONUS)
+    assert verdicts.pop(3) == Verdict(2, 5, NextToken.BONUS)
+    assert verdicts == [alone(case) for case in sparse]

@@ -25,8 +25,9 @@ from outrider.types import (
     extend_prefix_hash,
 )
 from outrider_coordinator.session.actions import Fail, Finish
-from outrider_coordinator.session.loop import SessionLoop, Waiting
+from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
+from outrider_coordinator.session.state import SessionStatus
 from tests.coordinator.driving import generate
 from tests.coordinator.setting import METHODS, OTHER_ROWS, ROWS, VOCAB_SIZE, Setting, mixed_rows, own_tokens, plan_of
 from tests.support.scripted_ports import ToyDraft, ToyTarget, reversed_rows
@@ -268,7 +269,7 @@ def test_cancelling_and_deadlines_free_both_sides_at_once(half_rounds: int, way:
     for half in range(half_rounds):
         (setting.bench.turn_target if half % 2 else setting.bench.turn_draft)()
     setting.bench.tell(driven, SessionLoop.cancel if way == "cancel" else SessionLoop.expire)
-    assert driven.loop.waiting is Waiting.NOTHING
+    assert driven.loop.status is SessionStatus.FINISHED
     setting.bench.turn_draft()
     setting.bench.turn_target()
     assert setting.all_is_free()

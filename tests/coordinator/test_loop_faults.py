@@ -21,10 +21,12 @@ from outrider.types import (
     SparseEvidence,
     TokenScores,
 )
-from outrider_coordinator.requests.engine_request import EngineRequest
 from outrider_coordinator.session.actions import Fail, Finish
-from outrider_coordinator.session.loop import SessionLoop, Waiting
-from outrider_coordinator.session.service_state import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW, DraftFacts, WithoutDraft
+from outrider_coordinator.session.engine_request import EngineRequest
+from outrider_coordinator.session.loop import SessionLoop
+from outrider_coordinator.session.service_state import MAX_LOSSES_ALONE, MAX_LOSSES_IN_A_ROW, DraftFacts
+from outrider_coordinator.session.state import SessionStatus
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 from tests.coordinator.driving import Driven
 from tests.coordinator.setting import OTHER_ROWS, VOCAB_SIZE, Setting, own_tokens, plan_of
 
@@ -37,7 +39,7 @@ def silence_draft(setting: Setting, plan: EngineRequest) -> Driven:
     setting.bench.round()
     setting.bench.draft_answers = False
     setting.bench.round()
-    assert driven.loop.waiting is Waiting.DRAFT
+    assert driven.loop.status is SessionStatus.DRAFTING
     setting.bench.time_out()
     return driven
 
@@ -87,12 +89,12 @@ def test_a_draft_still_at_its_prefill_is_waited_for_and_then_asked() -> None:
     setting.bench.draft_answers = False
     driven = setting.bench.add(plan_of())
     setting.bench.round()
-    assert driven.loop.waiting is Waiting.DRAFT
+    assert driven.loop.status is SessionStatus.DRAFTING
     assert driven.timer is not None
     assert len(setting.extends) == 1
     setting.bench.draft_answers = True
     setting.bench.deliver_draft(setting.bench.late)
-    assert driven.loop.waiting is Waiting.DRAFT
+    assert driven.loop.status is SessionStatus.DRAFTING
     setting.bench.run()
     assert driven.loop.spec_stats.num_drafts > 0
     assert driven.loop.spec_stats.num_draft_timeouts == 0
@@ -309,13 +311,13 @@ def test_a_request_over_which_targets_break_is_given_up() -> None:
     setting = Setting(draft_rows=OTHER_ROWS)
     driven = setting.bench.add(plan_of(max_tokens=40, seed=8))
     for loss in range(MAX_LOSSES_IN_A_ROW + MAX_LOSSES_ALONE + 1):
-        assert driven.loop.waiting is Waiting.TARGET, loss
+        assert driven.loop.status is SessionStatus.SCORING, loss
         assert driven.loop.is_suspect == (loss > MAX_LOSSES_IN_A_ROW)
         setting.bench.to_target.clear()
         setting.target_core.release_all()
         setting.bench.tell(driven, SessionLoop.target_lost)
         setting.bench.tell(driven, SessionLoop.target_back)
-    assert driven.loop.waiting is Waiting.NOTHING
+    assert driven.loop.status is SessionStatus.FINISHED
 
 
 def test_a_target_without_room_parks_the_session_and_the_draft_is_released() -> None:
@@ -323,7 +325,7 @@ def test_a_target_without_room_parks_the_session_and_the_draft_is_released() -> 
     setting.target.faults.refuse = 1
     driven = setting.run(plan)
     assert [park.retry_after_ms for park in driven.parked] == [20]
-    assert driven.loop.waiting is Waiting.ADMISSION
+    assert driven.loop.status is SessionStatus.WAITING
     assert setting.all_is_free()
     assert not driven.token_ids
     setting.bench.sessions[77] = driven
@@ -349,7 +351,7 @@ def test_a_target_that_needs_the_pages_parks_the_session_wherever_it_is(
     setting.draft.faults.preempt = int(on_draft)
     setting.bench.run()
     assert [park.retry_after_ms for park in driven.parked] == [20]
-    assert driven.loop.waiting is Waiting.ADMISSION
+    assert driven.loop.status is SessionStatus.WAITING
     assert driven.loop.spec_stats.num_preemptions == 1
     assert setting.all_is_free()
     so_far = list(driven.token_ids)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.types import FinishReason, SamplingParams, TokenLogprob
-from outrider_coordinator.session.actions import Emit, Finish
+from outrider_coordinator.session.actions import Finish
 from outrider_coordinator.session.output import Output
 from tests.coordinator.driving import make_plan
 from tests.coordinator.tokenizers_for_tests import END, byte_level, text_tokenizer
@@ -28,33 +28,34 @@ def output_of(**fields: Any) -> Output:
 
 @dataclass(frozen=True)
 class Grown:
-    emit: Emit
+    token_ids: tuple[int, ...]
     text: str
     finish: Finish | None
 
 
 def push(output: Output, text: str | Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> Grown:
-    growth = output.push(ids(text) if isinstance(text, str) else text, logprobs)
-    return Grown(growth.emit, output.take_text(), growth.finish)
+    token_ids = ids(text) if isinstance(text, str) else tuple(text)
+    count, finish = output.push(token_ids, logprobs)
+    return Grown(token_ids[:count], output.take_text(), finish)
 
 
 def test_text_and_tokens_grow() -> None:
     output = output_of()
     assert push(output, "ab").text == "ab"
-    assert push(output, "é").emit.token_ids == ids("é")
+    assert push(output, "é").token_ids == ids("é")
     assert output.text == "abé"
     assert output.num_remaining == 96
 
 
 def test_the_length_ends_it_and_drops_the_rest() -> None:
     growth = push(output_of(max_tokens=3), "abcdef")
-    assert (growth.text, growth.emit.token_ids) == ("abc", ids("abc"))
+    assert (growth.text, growth.token_ids) == ("abc", ids("abc"))
     assert growth.finish == Finish(FinishReason.LENGTH)
 
 
 def test_an_end_of_sequence_is_a_token_without_text() -> None:
     growth = push(output_of(eos_token_ids=(END_ID,)), (*ids("ab"), END_ID, *ids("cd")))
-    assert growth.emit.token_ids == (*ids("ab"), END_ID)
+    assert growth.token_ids == (*ids("ab"), END_ID)
     assert growth.text == "ab"
     assert growth.finish == Finish(FinishReason.STOP, END_ID)
 
@@ -70,7 +71,7 @@ def test_a_stop_text_across_tokens_drops_what_follows() -> None:
     output = output_of(stop=("END",))
     assert push(output, "xE").text == "x"
     growth = push(output, "NDyz")
-    assert growth.emit.token_ids == ids("ND")
+    assert growth.token_ids == ids("ND")
     assert (growth.text, growth.finish) == ("", Finish(FinishReason.STOP, "END"))
     assert output.text == "x"
 
@@ -119,7 +120,7 @@ def test_stop_texts_wait_for_min_tokens() -> None:
 def test_logprobs_are_cut_with_the_tokens() -> None:
     entries = tuple(TokenLogprob(token, -1.0, 1) for token in ids("abc"))
     output = output_of(max_tokens=2, num_logprobs=0)
-    assert output.push(ids("abc"), entries).emit.logprobs == entries[:2]
+    assert output.push(ids("abc"), entries) == (2, Finish(FinishReason.LENGTH))
     assert output.logprobs == entries[:2]
 
 
@@ -141,4 +142,4 @@ def test_text_is_taken_once_however_many_steps_it_comes_from() -> None:
 def test_without_a_tokenizer_there_is_no_text() -> None:
     output = Output(make_plan(vocab_size=300, max_tokens=2), None)
     growth = push(output, (1, 2, 3))
-    assert (growth.text, growth.emit.token_ids) == ("", (1, 2))
+    assert (growth.text, growth.token_ids) == ("", (1, 2))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from outrider.types import AcceptanceMethod
-from outrider_coordinator.requests.engine_request import EngineRequest
+from outrider_coordinator.session.engine_request import EngineRequest
 from tests.coordinator import blocks
 from tests.coordinator.blocks import BlockDraft, BlockTarget, LookupDraft
 from tests.coordinator.driving import Bench, Core, Driven, make_plan

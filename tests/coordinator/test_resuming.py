@@ -12,10 +12,10 @@ import pytest
 from outrider.errors import InvalidRequestError
 from outrider.generation import Delta, GenerationRequest, GenerationResult, Resumption
 from outrider.types import AcceptanceMethod, FinishReason, SamplingParams
-from outrider_coordinator.requests.engine_request import EngineRequest
 from outrider_coordinator.requests.output_collector import OutputCollector
+from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.output import Output
-from tests.coordinator.driving import make_plan
+from tests.coordinator.driving import make_plan, step_ended
 from tests.coordinator.setting import METHODS, Setting, mixed_rows, own_tokens, plan_of
 from tests.coordinator.test_service import ROWS, ask, eventually, stack
 from tests.coordinator.tokenizers_for_tests import byte_level, text_tokenizer
@@ -41,9 +41,8 @@ def given_out(plan: EngineRequest, token_ids: Sequence[int], *, cut: int | None 
         if count == cut:
             output = Output(plan, TOKENIZER)
             assert output.replay(token_ids[:count]) is None
-        growth = output.push((token_id,), None)
-        texts.append(output.take_text(None if growth.finish else count + 1))
-        finish = growth.finish
+        _, finish = output.push((token_id,), None)
+        texts.append(output.take_text(None if finish else count + 1))
         if finish is not None:
             break
     assert output.text == "".join(texts)
@@ -76,9 +75,9 @@ def test_text_held_back_at_the_cut_comes_with_the_end() -> None:
     token_ids = TOKENIZER.encode_prompt("xEN")
     output = Output(plan, TOKENIZER)
     assert output.replay(token_ids[:2]) is None
-    growth = output.push(token_ids[2:], None)
+    _, finish = output.push(token_ids[2:], None)
     assert (output.take_text(), output.text) == ("EN", "xEN")
-    assert growth.finish is not None and growth.finish.reason is FinishReason.LENGTH
+    assert finish is not None and finish.reason is FinishReason.LENGTH
 
 
 def test_output_that_goes_on_past_its_end_is_refused() -> None:
@@ -88,14 +87,21 @@ def test_output_that_goes_on_past_its_end_is_refused() -> None:
     assert caught.value.field == "resume.emitted_token_ids"
 
 
+def push(output: Output, collector: OutputCollector, text: str) -> None:
+    """A step that gave the tokens of this text."""
+    token_ids = TOKENIZER.encode_prompt(text)
+    output.push(token_ids, None)
+    collector.put(step_ended(*token_ids))
+
+
 async def test_text_never_runs_ahead_of_its_tokens() -> None:
     """Whoever goes on from the ids of a delta has been given the text of those ids and no other."""
     plan = text_plan()
     output = Output(plan, TOKENIZER)
     telling = OutputCollector(output.take_text)
-    telling.put(output.push(TOKENIZER.encode_prompt("ab"), None).emit)
+    push(output, telling, "ab")
     telling.release()
-    telling.put(output.push(TOKENIZER.encode_prompt("cd"), None).emit)  # the next step, which is not released
+    push(output, telling, "cd")  # the next step, which is not released
     deltas = telling.deltas()
     assert (await anext(deltas)).text == "ab"
     telling.release()

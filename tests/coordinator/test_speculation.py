@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outrider.limits import MAX_DRAFT_LENGTH
-from outrider_coordinator.session.service_state import WithoutDraft
 from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 
 def test_a_requests_own_length_counts_over_the_default() -> None:

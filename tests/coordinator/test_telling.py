@@ -10,7 +10,8 @@ from outrider.errors import DeadlineError
 from outrider.generation import Delta
 from outrider.types import TokenLogprob
 from outrider_coordinator.requests.output_collector import OutputCollector
-from outrider_coordinator.session.actions import Emit
+from outrider_coordinator.session.actions import StepEnded
+from tests.coordinator.driving import step_ended
 
 
 class Texts:
@@ -30,8 +31,8 @@ async def read(telling: OutputCollector) -> list[Delta]:
     return [delta async for delta in telling.deltas()]
 
 
-def emit(*token_ids: int) -> Emit:
-    return Emit(token_ids, tuple(TokenLogprob(token_id, -1.0, 1) for token_id in token_ids))
+def emit(*token_ids: int) -> StepEnded:
+    return step_ended(*token_ids, logprobs=tuple(TokenLogprob(token_id, -1.0, 1) for token_id in token_ids))
 
 
 async def test_nothing_is_read_and_no_text_made_before_it_is_released() -> None:

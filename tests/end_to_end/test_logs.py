@@ -78,7 +78,7 @@ async def test_a_failure_is_said_by_the_service_and_by_the_coordinator(said: Ent
     for entry in (*mine, *its, ended):
         check_named(entry)
     assert [entry["logger"] for entry in (*mine, *its)] == [
-        "outrider_coordinator.stats.request_log",
+        "outrider_coordinator.requests.request_log",
         "outrider.serving.output_processor",
     ]
     assert ended["error"] == "NonFiniteLogitsError"

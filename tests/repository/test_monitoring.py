@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, MetricSpec
-from outrider_coordinator.session.service_state import WithoutDraft
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "k8s" / "outrider" / "files"

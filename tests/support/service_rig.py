@@ -20,9 +20,10 @@ from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT
 from outrider.serving.engine_core import EngineCore
 from outrider.tokenization import ModelText
 from outrider_coordinator.requests.input_processor import InputProcessor
-from outrider_coordinator.session.actions import Emit, Fail, ToDraft, ToTarget
-from outrider_coordinator.session.loop import SessionLoop, Waiting
+from outrider_coordinator.session.actions import Fail, StepEnded, ToDraft, ToTarget
+from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
+from outrider_coordinator.session.state import SessionStatus
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_draft.proposers.model import ModelProposer
 from outrider_draft.service import build_model_core, build_ngram_core
@@ -134,7 +135,7 @@ class ServiceRig:
             self.watch_target(run, sent[event.session], event)
         deliver(run.loop, event)
         self._collect(event.session, run)
-        if enough is not None and len(run.token_ids) >= enough and run.loop.waiting is not Waiting.NOTHING:
+        if enough is not None and len(run.token_ids) >= enough and run.loop.status is not SessionStatus.FINISHED:
             run.loop.cancel()
             self._collect(event.session, run)
 
@@ -144,13 +145,14 @@ class ServiceRig:
                 self._to_draft.append(action.command)
             elif isinstance(action, ToTarget):
                 self._to_target.append(action.command)
-            elif isinstance(action, Emit):
+            elif isinstance(action, StepEnded):
                 run.token_ids.extend(action.token_ids)
+                self.num_draft_tokens += action.num_draft_tokens
+                self.num_accepted_tokens += action.num_accepted
             elif isinstance(action, Fail):
                 raise action.error
-        if run.loop.waiting is Waiting.NOTHING and self._runs.pop(session, None) is not None:
-            self.num_draft_tokens += run.loop.spec_stats.num_draft_tokens
-            self.num_accepted_tokens += run.loop.spec_stats.num_accepted_tokens
+        if run.loop.is_over:
+            self._runs.pop(session, None)
 
 
 def _build_draft(

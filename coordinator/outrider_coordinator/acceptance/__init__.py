@@ -3,8 +3,21 @@
 Owns exactness. Knows no sessions, no links and no text.
 """
 
+from outrider_coordinator.acceptance.batch import ProposedDraft, ScoredDraft, check_proposals, judge
 from outrider_coordinator.acceptance.evidence import EvidenceError, check_proposal
-from outrider_coordinator.acceptance.rules import JudgeRules, judge, judging_rule
+from outrider_coordinator.acceptance.rules import JudgeRules, judge_one, judging_rule
 from outrider_coordinator.acceptance.verdict import NextToken, Verdict
 
-__all__ = ["EvidenceError", "JudgeRules", "NextToken", "Verdict", "check_proposal", "judge", "judging_rule"]
+__all__ = [
+    "EvidenceError",
+    "JudgeRules",
+    "NextToken",
+    "ProposedDraft",
+    "ScoredDraft",
+    "Verdict",
+    "check_proposal",
+    "check_proposals",
+    "judge",
+    "judge_one",
+    "judging_rule",
+]

@@ -1,50 +1,93 @@
-"""A whole message of proposals or scores, checked or judged as one, before each session hears its own.
+"""A message of proposals or scores, checked or judged as one.
 
-Owns which sessions' answers are taken together. Decides nothing: what is not settled here each session settles alone.
+Many sparse proposals are taken together as arrays (``vectorized``), everything else one by one; the results are equal.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from outrider.ports import DraftEvent, Proposal, Scores, TargetEvent
-from outrider.types import SparseEvidence, SparseScores
-from outrider_coordinator.acceptance import Verdict
-from outrider_coordinator.acceptance.vectorized import are_sound, judge_together
-from outrider_coordinator.session.loop import SessionLoop
-
-EventT = TypeVar("EventT", DraftEvent, TargetEvent)
-
-Find = Callable[[int], SessionLoop | None]
-"""The session of that number, if it runs."""
+from outrider.errors import OutriderError
+from outrider.types import Evidence, JudgingRule, ScoreForm, SparseEvidence, SparseScores
+from outrider_coordinator.acceptance.evidence import EvidenceError, check_proposal
+from outrider_coordinator.acceptance.rules import JudgeRules, judge_one
+from outrider_coordinator.acceptance.vectorized import ProposalCase, ScoredCase, are_sound, judge_together
+from outrider_coordinator.acceptance.verdict import Verdict
 
 
-def sound_proposals(events: Sequence[DraftEvent], find: Find) -> frozenset[int]:
-    """Sessions whose proposal need not be checked any more."""
-    cases = {
-        event.session: case
-        for event in _only(events)
-        if isinstance(event, Proposal) and isinstance(event.evidence, SparseEvidence)
-        if (loop := find(event.session)) is not None and (case := loop.to_check(event, event.evidence)) is not None
-    }
-    return frozenset(cases) if are_sound(list(cases.values())) else frozenset()
+@dataclass(frozen=True, slots=True)
+class ProposedDraft:
+    """A proposal that has come, to be checked."""
+
+    rules: JudgeRules
+    draft_token_ids: tuple[int, ...]
+    evidence: Evidence
+    draft_length: int
+    """Tokens that were asked for."""
 
 
-def verdicts_of(events: Sequence[TargetEvent], find: Find) -> dict[int, Verdict]:
-    """Verdicts by session, of those whose scores need not be judged any more."""
-    cases = {
-        event.session: case
-        for event in _only(events)
-        if isinstance(event, Scores) and isinstance(event.form, SparseScores)
-        if (loop := find(event.session)) is not None and (case := loop.to_judge(event, event.form)) is not None
-    }
-    verdicts = judge_together(list(cases.values()))
-    return {} if verdicts is None else dict(zip(cases, verdicts, strict=True))
+@dataclass(frozen=True, slots=True)
+class ScoredDraft:
+    """A proposal that was checked, possibly an empty one, and its scores, to be judged."""
+
+    rules: JudgeRules
+    draft_token_ids: tuple[int, ...]
+    evidence: Evidence
+    scores: ScoreForm
+    seed: int
+    base: int
+    """Committed tokens that the proposal builds on."""
 
 
-def _only(events: Sequence[EventT]) -> Iterable[EventT]:
-    """Those of sessions that are spoken of once: of two answers only one can be what was asked for."""
-    counts = Counter(event.session for event in events)
-    return (event for event in events if counts[event.session] == 1)
+def check_proposals(batch: Sequence[ProposedDraft]) -> list[str]:
+    """What keeps each proposal from being judged, in order; empty where nothing does."""
+    cases = {index: case for index, one in enumerate(batch) if (case := _sparse_proposal(one)) is not None}
+    sound = cases if are_sound(list(cases.values())) else {}
+    return ["" if index in sound else _fault_of(one) for index, one in enumerate(batch)]
+
+
+def _sparse_proposal(one: ProposedDraft) -> ProposalCase | None:
+    if one.rules.rule is not JudgingRule.REJECTION or not isinstance(one.evidence, SparseEvidence):
+        return None
+    if not 0 < len(one.draft_token_ids) <= one.draft_length:
+        return None
+    return ProposalCase(one.draft_token_ids, one.evidence, one.rules.num_token_ids)
+
+
+def _fault_of(one: ProposedDraft) -> str:
+    rules = one.rules
+    try:
+        check_proposal(
+            one.draft_token_ids,
+            one.evidence,
+            expects=rules.evidence_form,
+            asked=one.draft_length,
+            num_token_ids=rules.num_token_ids,
+        )
+    except EvidenceError as error:
+        return str(error)
+    return ""
+
+
+def judge(batch: Sequence[ScoredDraft]) -> list[Verdict | OutriderError]:
+    """The verdict on each proposal, in order; a ``ProtocolError`` where the scores do not answer it."""
+    cases = {index: case for index, one in enumerate(batch) if (case := _sparse_scores(one)) is not None}
+    together = dict(zip(cases, judge_together(list(cases.values())) or (), strict=False))
+    return [together.get(index) or _verdict_on(one) for index, one in enumerate(batch)]
+
+
+def _sparse_scores(one: ScoredDraft) -> ScoredCase | None:
+    if one.rules.rule is not JudgingRule.REJECTION or not one.draft_token_ids:
+        return None
+    if not isinstance(one.evidence, SparseEvidence) or not isinstance(one.scores, SparseScores):
+        return None
+    proposal = ProposalCase(one.draft_token_ids, one.evidence, one.rules.num_token_ids)
+    return ScoredCase(proposal, one.scores, one.seed, one.base)
+
+
+def _verdict_on(one: ScoredDraft) -> Verdict | OutriderError:
+    try:
+        return judge_one(one.rules, one.draft_token_ids, one.evidence, one.scores, seed=one.seed, base=one.base)
+    except OutriderError as error:
+        return error

@@ -85,7 +85,7 @@ class JudgeRules:
         return _EVIDENCE[self.rule]
 
 
-def judge(
+def judge_one(
     rules: JudgeRules, draft_token_ids: Sequence[int], evidence: Evidence, scores: ScoreForm, *, seed: int, base: int
 ) -> Verdict:
     """The verdict on a proposal that ``check_proposal`` let through.

@@ -21,7 +21,8 @@ from outrider.requests import check_against_model, check_request
 from outrider.tokenization import ModelText, TextTokenizer
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 from outrider_coordinator.acceptance import JudgeRules
-from outrider_coordinator.requests.engine_request import EngineRequest
+from outrider_coordinator.routing.placement import check_room
+from outrider_coordinator.session.engine_request import EngineRequest
 
 
 class InputProcessor:
@@ -176,21 +177,3 @@ def started(request: GenerationRequest, plan: EngineRequest) -> Started:
         model=plan.model_name,
         num_emitted_tokens=len(plan.emitted_token_ids),
     )
-
-
-def check_room(target: ModelDescription, num_prompt_tokens: int, max_tokens: int) -> None:
-    """Raise ``InvalidRequestError`` when the target could not hold so many tokens even if it held nothing else."""
-    if trouble := _trouble(target, num_prompt_tokens + max_tokens):
-        raise InvalidRequestError("max_tokens", f"{num_prompt_tokens} prompt tokens and {max_tokens} more {trouble}")
-
-
-def has_room(target: ModelDescription, length: int) -> bool:
-    """Whether the target could hold so many tokens if it held nothing else."""
-    return not _trouble(target, length)
-
-
-def _trouble(target: ModelDescription, length: int) -> str:
-    needed = -(-length // target.page_size) if target.page_size else 0
-    if needed > target.num_pages:
-        return f"need {needed} KV pages, and the target has {target.num_pages} in all"
-    return f"are {length}, and the target takes {target.max_model_len}" if length > target.max_model_len else ""

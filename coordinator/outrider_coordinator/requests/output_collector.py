@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 from outrider.errors import OutriderError
 from outrider.generation import Delta, GenerationResult, Progress
-from outrider_coordinator.session.actions import Emit
+from outrider_coordinator.session.actions import StepEnded
 
 
 class OutputCollector:
@@ -28,15 +28,15 @@ class OutputCollector:
         self._held_progress: Progress | None = None
         self._progress: Progress | None = None
         """With the last output that was released."""
-        self._held: list[Emit] = []
-        self._released: list[Emit] = []
+        self._held: list[StepEnded] = []
+        self._released: list[StepEnded] = []
         self._ending: GenerationResult | OutriderError | None = None
         self._news: asyncio.Future[None] | None = None
         """What the reader waits for."""
 
-    def put(self, emit: Emit, progress: Progress | None = None) -> None:
+    def put(self, step: StepEnded, progress: Progress | None = None) -> None:
         """New output, which the reader is to have with the next ``release``."""
-        self._held.append(emit)
+        self._held.append(step)
         self._held_progress = progress
 
     def release(self) -> None:
@@ -68,12 +68,12 @@ class OutputCollector:
                 return
 
     def _take(self, result: GenerationResult | None) -> Delta:
-        emits, self._released = self._released, []
-        if len(emits) == 1:
-            token_ids, logprobs = emits[0].token_ids, emits[0].logprobs
+        steps, self._released = self._released, []
+        if len(steps) == 1:
+            token_ids, logprobs = steps[0].token_ids, steps[0].logprobs
         else:
-            token_ids = tuple(token_id for emit in emits for token_id in emit.token_ids)
-            found = [emit.logprobs for emit in emits if emit.logprobs is not None]
+            token_ids = tuple(token_id for step in steps for token_id in step.token_ids)
+            found = [step.logprobs for step in steps if step.logprobs is not None]
             logprobs = tuple(logprob for some in found for logprob in some) if found else None
         self._num_tokens += len(token_ids)
         text = self._take_text(self._num_tokens if result is None else None)

@@ -1,24 +1,42 @@
-"""Which replicas a session lives on: one target and, when it drafts, one draft.
+"""Placement: which replicas a session lives on, one target and, when it drafts, one draft.
 
-Owns that choices and counts go together. Tells no session anything.
+Owns that choices and counts go together. Sends nothing.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TypeVar
 
+from outrider.errors import InvalidRequestError
 from outrider.ports import DraftCommand, DraftEvent
 from outrider.types import ModelDescription
-from outrider_coordinator.requests.input_processor import has_room
-from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.dispatch import OfSession
-from outrider_coordinator.routing.prefix_affinity import PrefixAffinity
+from outrider_coordinator.routing.prefix_affinity import PrefixAffinity, Text
 from outrider_coordinator.routing.replicas import Replica, Replicas
 from outrider_coordinator.routing.services import DraftReplica, Services, TargetReplica
-from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.speculation import ControlledSession, DraftLengthPolicy
 
 CommandT = TypeVar("CommandT", bound=OfSession)
 EventT = TypeVar("EventT", bound=OfSession)
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where one session lives, and what decides where it may."""
+
+    tokens: Text
+    cache_salt: str
+    max_length: int
+    """Most tokens the session will ever hold."""
+    speculation: ControlledSession
+    target: TargetReplica | None = None
+    """None while it does not run, or no target can hold it."""
+    draft: DraftReplica | None = None
+    num_moves: int = 0
+    """How often it was given a target."""
+    refused_by: set[TargetReplica] = field(default_factory=set)
+    """Targets without room for it, since it was last parked or found room."""
 
 
 class Placement:
@@ -31,40 +49,37 @@ class Placement:
         self._target_prefixes: PrefixAffinity[TargetReplica] = PrefixAffinity()
         self._draft_prefixes: PrefixAffinity[DraftReplica] = PrefixAffinity()
 
-    def place_on_target(self, request_state: RequestState) -> bool:
+    def place_on_target(self, place: Place) -> bool:
         """Give it a target that could hold it and has not refused it; whether there is one.
 
         The one that served the longest beginning of its text is preferred, then the least loaded.
         """
-        self.leave_target(request_state)
-        plan = request_state.loop.plan
+        self.leave_target(place)
 
         def fits(description: ModelDescription) -> bool:
-            return has_room(description, plan.max_length)
+            return has_room(description, place.max_length)
 
-        preferred = _preferred(self._target_prefixes, self._targets, request_state)
-        request_state.target = self._targets.choose(fits, besides=request_state.refused_by, preferred=preferred)
-        if request_state.target is not None:
-            self._targets.enter(request_state.target)
-            self._policy.enter(request_state.loop.speculation, request_state.target)
-            _note(self._target_prefixes, self._targets, request_state.target, request_state)
-            request_state.num_moves += 1
-        return request_state.target is not None
+        preferred = _preferred(self._target_prefixes, self._targets, place)
+        place.target = self._targets.choose(fits, besides=place.refused_by, preferred=preferred)
+        if place.target is not None:
+            self._targets.enter(place.target)
+            self._policy.enter(place.speculation, place.target)
+            _note(self._target_prefixes, self._targets, place.target, place)
+            place.num_moves += 1
+        return place.target is not None
 
-    def place_on_draft(
-        self, request_state: RequestState, *, besides: DraftReplica | None = None
-    ) -> DraftReplica | None:
+    def place_on_draft(self, place: Place, *, besides: DraftReplica | None = None) -> DraftReplica | None:
         """Give it a draft, chosen as targets are; ``besides`` only when there is no other."""
-        self.leave_draft(request_state)
+        self.leave_draft(place)
         if self._drafts is None:
             return None
-        preferred = _preferred(self._draft_prefixes, self._drafts, request_state)
+        preferred = _preferred(self._draft_prefixes, self._drafts, place)
         avoided = () if besides is None else (besides,)
-        request_state.draft = self._drafts.choose(besides=avoided, preferred=preferred) or self._drafts.choose()
-        if request_state.draft is not None:
-            self._drafts.enter(request_state.draft)
-            _note(self._draft_prefixes, self._drafts, request_state.draft, request_state)
-        return request_state.draft
+        place.draft = self._drafts.choose(besides=avoided, preferred=preferred) or self._drafts.choose()
+        if place.draft is not None:
+            self._drafts.enter(place.draft)
+            _note(self._draft_prefixes, self._drafts, place.draft, place)
+        return place.draft
 
     def forget_target(self, replica: TargetReplica) -> None:
         """A target is lost, and its prefix cache with it."""
@@ -74,41 +89,55 @@ class Placement:
         """A draft is lost, and its prefix cache with it."""
         self._draft_prefixes.forget(replica)
 
-    def leave_target(self, request_state: RequestState) -> None:
+    def leave_target(self, place: Place) -> None:
         """It lives on no target any more."""
-        replica, request_state.target = request_state.target, None
+        replica, place.target = place.target, None
         if replica is not None:
-            self._policy.leave(request_state.loop.speculation)
+            self._policy.leave(place.speculation)
             self._targets.leave(replica)
 
-    def leave_draft(self, request_state: RequestState) -> None:
+    def leave_draft(self, place: Place) -> None:
         """It lives on no draft any more."""
-        replica, request_state.draft = request_state.draft, None
+        replica, place.draft = place.draft, None
         if replica is not None and self._drafts is not None:
             self._drafts.leave(replica)
 
-    def leave(self, request_state: RequestState) -> None:
+    def leave(self, place: Place) -> None:
         """It lives nowhere any more."""
-        self.leave_target(request_state)
-        self.leave_draft(request_state)
+        self.leave_target(place)
+        self.leave_draft(place)
 
 
 def _preferred(
-    prefixes: PrefixAffinity[Replica[CommandT, EventT]],
-    replicas: Replicas[CommandT, EventT],
-    request_state: RequestState,
+    prefixes: PrefixAffinity[Replica[CommandT, EventT]], replicas: Replicas[CommandT, EventT], place: Place
 ) -> Replica[CommandT, EventT] | None:
     """The replica that served the longest beginning of a request's text; None where there is nothing to choose."""
-    if len(replicas.attached) < 2:
-        return None
-    return prefixes.find(request_state.loop.tokens, request_state.loop.plan.cache_salt)
+    return prefixes.find(place.tokens, place.cache_salt) if len(replicas.attached) > 1 else None
 
 
 def _note(
     prefixes: PrefixAffinity[Replica[CommandT, EventT]],
     replicas: Replicas[CommandT, EventT],
     replica: Replica[CommandT, EventT],
-    request_state: RequestState,
+    place: Place,
 ) -> None:
     if len(replicas.attached) > 1:
-        prefixes.note(replica, request_state.loop.tokens, request_state.loop.plan.cache_salt)
+        prefixes.note(replica, place.tokens, place.cache_salt)
+
+
+def check_room(target: ModelDescription, num_prompt_tokens: int, max_tokens: int) -> None:
+    """Raise ``InvalidRequestError`` when the target could not hold so many tokens even if it held nothing else."""
+    if trouble := _trouble(target, num_prompt_tokens + max_tokens):
+        raise InvalidRequestError("max_tokens", f"{num_prompt_tokens} prompt tokens and {max_tokens} more {trouble}")
+
+
+def has_room(target: ModelDescription, length: int) -> bool:
+    """Whether the target could hold so many tokens if it held nothing else."""
+    return not _trouble(target, length)
+
+
+def _trouble(target: ModelDescription, length: int) -> str:
+    needed = -(-length // target.page_size) if target.page_size else 0
+    if needed > target.num_pages:
+        return f"need {needed} KV pages, and the target has {target.num_pages} in all"
+    return f"are {length}, and the target takes {target.max_model_len}" if length > target.max_model_len else ""

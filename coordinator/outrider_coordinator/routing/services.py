@@ -17,7 +17,6 @@ from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler
 from outrider_coordinator.routing.model_pair import check_pair, check_same_model
 from outrider_coordinator.routing.replicas import Replica, Replicas, Source
-from outrider_coordinator.session.service_state import DraftFacts
 
 TargetReplica = Replica[TargetCommand, TargetEvent]
 DraftReplica = Replica[DraftCommand, DraftEvent]
@@ -174,9 +173,3 @@ class _DraftSide:
         self.attached = services.listener.draft_attached
         self.lost = services.listener.draft_lost
         self.accept = services.accept_draft
-
-
-def draft_facts(replica: DraftReplica) -> DraftFacts:
-    """What sessions that live on a draft need to know of it."""
-    found = replica.description
-    return DraftFacts() if found is None else DraftFacts(found.max_model_len, found.num_token_ids)

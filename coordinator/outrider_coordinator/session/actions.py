@@ -1,12 +1,14 @@
-"""What a session's state machine asks its driver to do. Plain values."""
+"""Actions: what the state machine of a session asks its driver to do, and what it says of its steps. Plain values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from outrider.errors import OutriderError
-from outrider.ports import DraftCommand, TargetCommand
+from outrider.ports import DraftCommand, ItemTiming, TargetCommand
 from outrider.types import FinishReason, TokenLogprob
+from outrider_coordinator.acceptance import Verdict
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,47 @@ class ToTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
-    """Give new output to the user: these tokens, and what has become final of the text (``Output.take_text``)."""
+class StepEnded:
+    """A judged step: all that output, statistics, traces and the request log need of it.
 
+    It comes before the commands of the next step, and may be worked on after they were sent. The wait for the target
+    ends with it.
+    """
+
+    number: int
+    """Steps of a session are numbered from 1."""
+    base_length: int
+    """Committed tokens that the proposal built on."""
+    num_draft_tokens: int
+    verdict: Verdict
     token_ids: tuple[int, ...]
+    """New output: accepted tokens and the one after them, up to the token that ends the generation."""
     logprobs: tuple[TokenLogprob, ...] | None
+    """One for each of ``token_ids``; None where none are wanted."""
+    no_draft_reason: WithoutDraft
+    """Counts where ``num_draft_tokens`` is 0."""
+    timing: ItemTiming | None
+    """The target's own time for the scores, where it said so."""
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens that were kept."""
+        return self.verdict.num_accepted
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWaitBegan:
+    """The step waits for a proposal: call ``draft_timed_out(step)`` when the draft's time is up."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWaitEnded:
+    """The step waits for a proposal no more, whether one came or not: the timer is not needed any more."""
+
+    timing: ItemTiming | None
+    """The draft's own time for the answer that ended the wait; None where none did, or it did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +93,10 @@ class Park:
 
 
 @dataclass(frozen=True, slots=True)
-class SetDraftTimer:
-    """Call ``draft_timed_out(timer)`` when the draft's time is up; replaces an earlier timer."""
-
-    timer: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClearDraftTimer:
-    """The timer is not needed any more."""
-
-
-@dataclass(frozen=True, slots=True)
 class RetryDraftAfter:
     """The draft has no room for this session: call ``draft_back`` after a while."""
 
     retry_after_ms: int
 
 
-Action = ToDraft | ToTarget | Emit | Finish | Fail | Park | SetDraftTimer | ClearDraftTimer | RetryDraftAfter
+Action = ToDraft | ToTarget | StepEnded | DraftWaitBegan | DraftWaitEnded | RetryDraftAfter | Park | Finish | Fail

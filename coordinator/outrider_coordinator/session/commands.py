@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from outrider.ports import Extend, Open, Release, Score
 from outrider.types import SparseEvidence, Support
-from outrider_coordinator.requests.engine_request import EngineRequest
 from outrider_coordinator.session.committed_tokens import CommittedTokens
+from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.service_state import Drafted, DraftSide, TargetSide
 
 

@@ -7,24 +7,15 @@ ends a generation are dropped. Knows no steps and no services.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from outrider.errors import InvalidRequestError
 from outrider.limits import EMITTED
 from outrider.tokenization import TextTokenizer
 from outrider.types import FinishReason, TokenLogprob
-from outrider_coordinator.requests.engine_request import EngineRequest
-from outrider_coordinator.session.actions import Emit, Finish
+from outrider_coordinator.session.actions import Finish
+from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.text import Detokenizer, StopMatcher
 from outrider_coordinator.text.stops import StopMatch
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """What came of new tokens."""
-
-    emit: Emit
-    finish: Finish | None
 
 
 class Output:
@@ -93,22 +84,28 @@ class Output:
         self._num_taken = len(self._texts)
         return finish
 
-    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> Growth:
-        """Add the tokens of one step, up to the one that ends the generation."""
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> tuple[int, Finish | None]:
+        """Add the tokens of one step, up to the one that ends the generation: how many these are, and how it ends."""
         if self._cannot_end_in(token_ids):
             self._num_tokens += len(token_ids)
             self._unread += token_ids
-            return self._grow(token_ids, logprobs, None)
+            count, finish = len(token_ids), None
+        else:
+            count, finish = self._push_each(token_ids)
+        if logprobs is not None:
+            self._logprobs += logprobs[:count]
+        return count, finish
+
+    def _push_each(self, token_ids: Sequence[int]) -> tuple[int, Finish | None]:
         for count, token_id in enumerate(token_ids, start=1):
             finish = self._push_one(token_id)
             if finish is not None:
-                return self._grow(token_ids[:count], logprobs, finish)
-        return self._grow(token_ids, logprobs, None)
+                return count, finish
+        return len(token_ids), None
 
-    def close(self) -> Emit:
+    def close(self) -> None:
         """Let go of the text that was held back, when a generation is cut short."""
         self._flush()
-        return self._grow((), None, None).emit
 
     def _cannot_end_in(self, token_ids: Sequence[int]) -> bool:
         return not self._plan.stop and len(token_ids) < self.num_remaining and self._ending.isdisjoint(token_ids)
@@ -150,9 +147,3 @@ class Output:
 
     def _detokenize(self, token_id: int) -> str:
         return "" if self._detokenizer is None else self._detokenizer.push(token_id)
-
-    def _grow(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, finish: Finish | None) -> Growth:
-        kept = None if logprobs is None else tuple(logprobs[: len(token_ids)])
-        if kept:
-            self._logprobs.extend(kept)
-        return Growth(Emit(tuple(token_ids), kept), finish)

@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from outrider.types import Evidence
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 MAX_LOSSES_IN_A_ROW = 5
 """How often a session may be lost without an answer between; past it a draft is left alone, and targets get the session
@@ -28,41 +29,6 @@ class Readiness(enum.Enum):
     """The service cannot be reached, or has no room for this session now."""
     GONE = "gone"
     """Of no more use to this session."""
-
-
-class WithoutDraft(enum.StrEnum):
-    """Why a step has no proposal."""
-
-    PREFILL = "prefill"
-    """The prompt, or the whole text of a session to be rebuilt, goes to both sides at once."""
-    NOT_ASKED = "not_asked"
-    """The draft length of the request or of the coordinator is 0, or there is no draft."""
-    LOAD = "load"
-    """Switched off by ``disable_by_batch_size``."""
-    NOT_WORTH = "not_worth"
-    """Plain decoding is expected to give more tokens a second."""
-    PROMPTS = "prompts"
-    """Prompts are being taken in, which longer steps would hold up."""
-    CATCHING_UP = "catching_up"
-    """The draft is being brought text that it lacks."""
-    LAST_TOKEN = "last_token"
-    """Only one token is still wanted, and the target gives that."""
-    OUTGROWN = "outgrown"
-    """The text is as long as the draft can take."""
-    LATE = "late"
-    """The draft did not answer in time, in this step or in one before."""
-    AWAY = "away"
-    """The draft cannot be reached."""
-    REFUSED = "refused"
-    """The draft has no room for the session, or needed its pages for older ones."""
-    LOST = "lost"
-    """The draft lost the session too often in a row, and is left alone for a while."""
-    FAILED = "failed"
-    """The session failed on the draft, which is of no more use to it."""
-    BAD_EVIDENCE = "bad_evidence"
-    """The proposal could not be judged."""
-    NOTHING_PROPOSED = "nothing_proposed"
-    """The draft had nothing to propose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +94,10 @@ class DraftSide:
         limit = self.facts.max_length
         return max(0, min(wanted, limit - length) if limit else wanted)
 
+    def note_opened(self, generation: int) -> None:
+        """An ``Open`` of that generation goes out."""
+        self.readiness, self.opened, self.is_lost = Readiness.OPEN, generation, False
+
     def note_answer(self, asked: Asked) -> None:
         """The draft lives, and holds the committed tokens that it was brought."""
         self.held = asked.length
@@ -168,6 +138,10 @@ class TargetSide:
     """In a row."""
     is_lost: bool = False
     """It held the session and lost it: to open it is to rebuild it."""
+
+    def note_opened(self, generation: int) -> None:
+        """An ``Open`` of that generation goes out."""
+        self.readiness, self.opened, self.is_lost = Readiness.OPEN, generation, False
 
     def note_answer(self, held: int) -> None:
         """The target lives, and holds so many committed tokens."""

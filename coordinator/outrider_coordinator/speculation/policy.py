@@ -11,8 +11,8 @@ import logging
 
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
-from outrider_coordinator.session.service_state import WithoutDraft
 from outrider_coordinator.speculation.controller import ControlledSession, DraftLengthController, Mode
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 _log = logging.getLogger(__name__)
 

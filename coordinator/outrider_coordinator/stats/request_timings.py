@@ -10,7 +10,6 @@ import time
 
 from outrider.generation import Timing
 from outrider.ports import ItemTiming
-from outrider.readings import Histogram
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
 
 NANOSECONDS = 1e-9
@@ -30,7 +29,6 @@ class RequestTimings:
         self._last_token = self._arrived
         self._wait_began = self._arrived
         self._draft = self._target = self._accept = self._wire = 0.0
-        self._unbooked: list[tuple[Histogram, float]] = []
 
     now = staticmethod(time.perf_counter)
     """A reading of the clock."""
@@ -50,20 +48,18 @@ class RequestTimings:
         """Seconds of waiting for a turn or for pages, so far."""
         return self._queued + (0.0 if self._queue_began is None else now - self._queue_began)
 
-    def note_output(self) -> None:
-        """There is output; the first time counts."""
-        now = self.now()
+    def note_output(self, now: float) -> None:
+        """There is output since ``now``; the first time counts."""
         if self._first_token is None:
             self._first_token = now
             self._latency_histograms.queue.observe(self._queue_time(now))
             self._latency_histograms.first_token.observe(now - self._arrived)
         else:
-            self._unbooked.append((self._latency_histograms.between_tokens, now - self._last_token))
+            self._latency_histograms.between_tokens.observe(now - self._last_token)
         self._last_token = now
 
     def note_end(self, num_tokens: int) -> None:
         """The request is over, with so many tokens out."""
-        self.book()
         now = self.now()
         self._latency_histograms.whole.observe(now - self._arrived)
         if self._first_token is None:
@@ -71,32 +67,30 @@ class RequestTimings:
         if self._first_token is not None and num_tokens > 1:
             self._latency_histograms.per_token.observe((self._last_token - self._first_token) / (num_tokens - 1))
 
-    def note_judged(self, seconds: float) -> None:
-        """The coordinator's own time for one verdict."""
-        self._accept += seconds
-        self._unbooked.append((self._latency_histograms.accept, seconds))
+    def draft_wait_ended(self, arrived: float, handled: float, timing: ItemTiming | None) -> None:
+        """The wait for a proposal ended when ``arrived`` was read; what followed from it was done by ``handled``."""
+        busy, between = self._split_wait(arrived, handled, timing)
+        self._draft += busy
+        self._latency_histograms.draft.observe(busy)
+        self._latency_histograms.wire.observe(between)
 
-    def end_wait(self, began_next: float, ended: float, timing: ItemTiming | None, *, is_draft: bool) -> None:
-        """A wait for a service ended, and the next one began. Without its times all of it was the service's."""
-        waited = ended - self._wait_began
+    def step_ended(self, arrived: float, handled: float, timing: ItemTiming | None) -> None:
+        """The wait for scores ended when ``arrived`` was read; they were judged by ``handled``."""
+        self._accept += handled - arrived
+        self._latency_histograms.accept.observe(handled - arrived)
+        busy, between = self._split_wait(arrived, handled, timing)
+        self._target += busy
+        self._latency_histograms.score.observe(busy)
+        self._latency_histograms.wire.observe(between)
+
+    def _split_wait(self, arrived: float, handled: float, timing: ItemTiming | None) -> tuple[float, float]:
+        """The service's own part of a wait, and the rest; without its times all of it was the service's."""
+        waited = arrived - self._wait_began
         # The draft's prefill is sent before anybody waits for it: then the wait is the shorter of the two.
         busy = waited if timing is None else min(waited, timing.total_ns * NANOSECONDS)
-        if is_draft:
-            self._draft += busy
-        else:
-            self._target += busy
         self._wire += waited - busy
-        self._unbooked += (
-            (self._latency_histograms.draft if is_draft else self._latency_histograms.score, busy),
-            (self._latency_histograms.wire, waited - busy),
-        )
-        self._wait_began = began_next
-
-    def book(self) -> None:
-        """Count the times of steps noted since the last time beside those of other requests; they do not grow old."""
-        unbooked, self._unbooked = self._unbooked, []
-        for histogram, seconds in unbooked:
-            histogram.observe(seconds)
+        self._wait_began = handled
+        return busy, waited - busy
 
     def summary(self) -> Timing:
         """What a user is told, at the end of the request."""

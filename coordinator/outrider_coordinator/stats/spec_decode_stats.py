@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
 from dataclasses import dataclass, field
 
 from outrider.generation import SpeculationStats
-from outrider_coordinator.session.service_state import WithoutDraft
+
+
+class WithoutDraft(enum.StrEnum):
+    """Why a step has no proposal."""
+
+    PREFILL = "prefill"
+    """The prompt, or the whole text of a session to be rebuilt, goes to both sides at once."""
+    NOT_ASKED = "not_asked"
+    """The draft length of the request or of the coordinator is 0, or there is no draft."""
+    LOAD = "load"
+    """Switched off by ``disable_by_batch_size``."""
+    NOT_WORTH = "not_worth"
+    """Plain decoding is expected to give more tokens a second."""
+    PROMPTS = "prompts"
+    """Prompts are being taken in, which longer steps would hold up."""
+    CATCHING_UP = "catching_up"
+    """The draft is being brought text that it lacks."""
+    LAST_TOKEN = "last_token"
+    """Only one token is still wanted, and the target gives that."""
+    OUTGROWN = "outgrown"
+    """The text is as long as the draft can take."""
+    LATE = "late"
+    """The draft did not answer in time, in this step or in one before."""
+    AWAY = "away"
+    """The draft cannot be reached."""
+    REFUSED = "refused"
+    """The draft has no room for the session, or needed its pages for older ones."""
+    LOST = "lost"
+    """The draft lost the session too often in a row, and is left alone for a while."""
+    FAILED = "failed"
+    """The session failed on the draft, which is of no more use to it."""
+    BAD_EVIDENCE = "bad_evidence"
+    """The proposal could not be judged."""
+    NOTHING_PROPOSED = "nothing_proposed"
+    """The draft had nothing to propose."""
 
 
 @dataclass(slots=True)
@@ -49,10 +84,16 @@ class SpecDecodeStats:
         return self.num_stale_draft_replies + self.num_stale_target_replies
 
     def count_step(
-        self, *, num_draft_tokens: int, num_accepted: int, why_not: WithoutDraft = WithoutDraft.NOTHING_PROPOSED
+        self,
+        *,
+        num_draft_tokens: int,
+        num_accepted: int,
+        num_emitted: int,
+        why_not: WithoutDraft = WithoutDraft.NOTHING_PROPOSED,
     ) -> None:
-        """Count one verdict; ``why_not`` counts when there was no draft token."""
+        """Count one step; ``why_not`` counts when there was no draft token."""
         self.num_steps += 1
+        self.num_emitted_tokens += num_emitted
         if not num_draft_tokens:
             self.without_draft[why_not] += 1
             return

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider.ports import DraftEvent, Extend, ItemTiming, Score, TargetEvent
+from outrider.ports import DraftCommand, DraftEvent, Extend, ItemTiming, Score, TargetCommand, TargetEvent
+from outrider_coordinator.session.actions import Action, DraftWaitBegan, StepEnded, ToDraft, ToTarget
 
 Clock = Callable[[], int]
 
@@ -67,6 +68,8 @@ class Notes:
         self._step: Step | None = None
         self._asked_draft: Exchange | None = None
         self._asked_target: Exchange | None = None
+        self._scored_ns: int | None = None
+        """When the latest scores were at hand."""
 
     @property
     def is_full(self) -> bool:
@@ -84,7 +87,17 @@ class Notes:
             self.admitted_ns = self.clock()
             self._begin_step(self.admitted_ns)
 
-    def sent(self, command: object) -> None:
+    def take(self, action: Action) -> None:
+        """What the session asks for and says: items that go out, waits for the draft, and verdicts are noted."""
+        match action:
+            case ToDraft(command) | ToTarget(command):
+                self._sent(command)
+            case StepEnded():
+                self._step_ended(action)
+            case DraftWaitBegan() if self._step is not None:
+                self._step.waited_for_draft = True
+
+    def _sent(self, command: DraftCommand | TargetCommand) -> None:
         """A command goes out; only items are noted, and in steps that are shown."""
         if self._step is None:
             return
@@ -98,30 +111,29 @@ class Notes:
         asked = self._asked_draft if is_draft else self._asked_target
         if asked is None or event.generation != asked.generation:
             return
-        asked.answered_ns, asked.timing, asked.outcome = self.clock(), timing, type(event).__name__
+        now = self.clock()
+        asked.answered_ns, asked.timing, asked.outcome = now, timing, type(event).__name__
         if is_draft:
             self._asked_draft = None
         else:
             self._asked_target = None
+            self._scored_ns = now
 
-    def waits_for_draft(self) -> None:
-        """The step does not go on before the draft has answered."""
-        if self._step is not None:
-            self._step.waited_for_draft = True
-
-    def step_ended(
-        self, judging_ns: int, *, base_length: int, num_drafted: int, num_accepted: int, no_draft_reason: str = ""
-    ) -> None:
-        """A verdict was reached over ``base_length`` committed tokens; the next step begins."""
+    def _step_ended(self, ended: StepEnded) -> None:
+        """A verdict was reached; the next step begins."""
         now = self.clock()
         self.first_token_ns = self.first_token_ns or now
         step = self._step
         if step is None:
             self.num_steps_left_out += 1
             return
-        step.judging_ns, step.ended_ns = judging_ns, now
-        step.base_length, step.num_drafted, step.num_accepted = base_length, num_drafted, num_accepted
-        step.no_draft_reason = no_draft_reason
+        step.judging_ns, step.ended_ns = self._scored_ns, now
+        step.base_length, step.num_drafted, step.num_accepted = (
+            ended.base_length,
+            ended.num_draft_tokens,
+            ended.num_accepted,
+        )
+        step.no_draft_reason = "" if ended.num_draft_tokens else ended.no_draft_reason.value
         self._step = None
         self._begin_step(now)
 

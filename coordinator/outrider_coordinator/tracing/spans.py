@@ -25,8 +25,8 @@ from outrider.telemetry.tracing import TraceContext, names
 from outrider.telemetry.tracing.context import new_span_id
 from outrider.telemetry.tracing.span import AttributeValue, Kind, Span
 from outrider.types import FinishReason
-from outrider_coordinator.requests.engine_request import EngineRequest
 from outrider_coordinator.session.actions import Fail, Finish
+from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.stats.spec_decode_stats import SpecDecodeStats
 from outrider_coordinator.tracing.notes import Exchange, Notes, Step

@@ -1,6 +1,6 @@
 """One request over all three services in one thread, step by step: what each does is timed by itself.
 
-The state machine, the ticket and the services' cores are the real ones; only the models are stand-ins that take no
+The state machine, the request and the services' cores are the real ones; only the models are stand-ins that take no
 time, and there is neither a wire nor an event loop. What is left is what a step costs in Python, so that a microsecond
 more or less can be seen.
 """
@@ -29,7 +29,6 @@ from outrider.ports import (
     DraftCommand,
     EventBatch,
     Extend,
-    ItemTiming,
     Proposal,
     Score,
     Scores,
@@ -42,9 +41,9 @@ from outrider.serving.session_table import Limits, SessionTable
 from outrider.telemetry.tracing import Tracing
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_coordinator.acceptance import JudgeRules
-from outrider_coordinator.requests.engine_request import EngineRequest
 from outrider_coordinator.requests.request_state import RequestState
-from outrider_coordinator.session.actions import Fail, Finish, ToDraft, ToTarget
+from outrider_coordinator.session.actions import DraftWaitEnded, Fail, Finish, StepEnded, ToDraft, ToTarget
+from outrider_coordinator.session.engine_request import EngineRequest
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.speculation import DraftLengthPolicy
@@ -135,31 +134,37 @@ class Rig:
         if self.request_state.trace.notes is not None:
             self.request_state.trace.notes.taken_in("stand-in")
         self.request_state.admit()
-        self._deliver(partial(self.request_state.loop.start, _SESSION), None)
+        self._deliver(partial(self.request_state.loop.start, _SESSION))
         self._tell(_serve(self._draft, self._to_draft), is_draft=True)
         self._tell(_serve(self._target, self._to_target), is_draft=False)
 
     def _tell(self, batches: Sequence[EventBatch[Any]], *, is_draft: bool) -> None:
-        """As ``outrider_coordinator.requests.driver`` does."""
+        """As ``outrider_coordinator.requests.session_driver`` does."""
         request_state = self.request_state
         for batch in batches:
             for event, timing in batch.timed():
                 if request_state.trace.notes is not None:
                     request_state.trace.notes.answered(event, timing, is_draft=is_draft)
-                on_event = request_state.loop.on_draft_event if is_draft else request_state.loop.on_target_event
-                self._deliver(partial(on_event, event), timing)
+                if is_draft:
+                    self._deliver(partial(request_state.loop.on_draft_event, event, timing=timing))
+                else:
+                    self._deliver(partial(request_state.loop.on_target_event, event, timing=timing))
 
-    def _deliver(self, event: Callable[[], None], timing: ItemTiming | None) -> None:
-        self.request_state.deliver(event, timing)
-        for action in self.request_state.loop.take_actions():
+    def _deliver(self, event: Callable[[], None]) -> None:
+        request_state, arrived = self.request_state, time.perf_counter()
+        event()
+        handled = time.perf_counter()
+        for action in request_state.loop.take_actions():
+            request_state.note_in_trace(action)
             if isinstance(action, ToDraft):
-                self.request_state.note_sent(action.command)
                 self._to_draft.append(action.command)
             elif isinstance(action, ToTarget):
-                self.request_state.note_sent(action.command)
                 self._to_target.append(action.command)
+            elif isinstance(action, StepEnded | DraftWaitEnded):
+                request_state.note(action, arrived, handled)
             elif isinstance(action, Fail | Finish):
                 raise IntegrityError(f"the request ended while it was timed: {action}")
+        request_state.flush()
 
 
 def _serve(core: DraftCore | TargetCore, commands: list[Any]) -> list[EventBatch[Any]]:

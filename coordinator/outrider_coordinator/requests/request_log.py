@@ -15,6 +15,22 @@ from outrider_coordinator.session.loop import SessionLoop
 _log = logging.getLogger(__name__)
 
 
+def log_link_lost(side: str) -> None:
+    """The link to the session's target or draft is gone."""
+    _log.info("the session's %s is gone: it goes on %s", side, _AFTER_LOSS[side])
+
+
+_AFTER_LOSS = {
+    "target": "rebuilt, when there is one for it",
+    "draft": "without until there is one for it",
+}
+
+
+def log_bug(error: Exception) -> None:
+    """An error that no code of ours foresaw ended the request."""
+    _log.error("a session failed", exc_info=error)
+
+
 def log_trouble(side: str, event: object) -> None:
     """Log an event that reports trouble; any other event is not logged."""
     if isinstance(event, SessionLost):

@@ -10,10 +10,9 @@ from outrider.telemetry.metrics.serving import build_info
 from outrider.types import FinishReason
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.routing.services import Services
-from outrider_coordinator.session.service_state import WithoutDraft
 from outrider_coordinator.speculation import DraftLengthPolicy, Mode
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
-from outrider_coordinator.stats.spec_decode_stats import SpecDecodeStats
+from outrider_coordinator.stats.spec_decode_stats import SpecDecodeStats, WithoutDraft
 
 
 def coordinator_readings(

@@ -1,0 +1,73 @@
+"""Draft waits: how long steps wait for each draft, and which of them go on without it.
+
+Owns one timeout for each attached draft. What a step does when its time is up is the session's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from outrider_coordinator.requests.draft_timeout import DraftTimeout
+from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.routing.services import DraftReplica
+from outrider_coordinator.session.state import SessionStatus
+
+
+class DraftWaits:
+    """The waits of one coordinator's requests."""
+
+    def __init__(
+        self,
+        longest_s: float,
+        *,
+        running: Callable[[], Iterable[RequestState]],
+        time_out: Callable[[RequestState, int], None],
+    ) -> None:
+        """``longest_s``: the longest wait. ``time_out`` tells a request that the draft's time for a step is up."""
+        self._longest_s = longest_s
+        self._running, self._time_out = running, time_out
+        self._timeouts: dict[DraftReplica | None, DraftTimeout] = {}
+        """Of the drafts that are attached."""
+
+    def attached(self, draft: DraftReplica) -> None:
+        """A draft is there: nothing is known of its answer times."""
+        self._timeouts[draft] = DraftTimeout(self._longest_s)
+
+    def lost(self, draft: DraftReplica) -> None:
+        """A draft's link is gone."""
+        self._timeouts.pop(draft, None)
+
+    def begin(self, request: RequestState, step: int) -> None:
+        """The step of the request waits for a proposal."""
+        timeout = self._timeouts.get(request.place.draft)
+        delay_s = self._longest_s if timeout is None else timeout.seconds
+        request.set_draft_timer(delay_s, partial(self._ring, request, step))
+
+    def heard(self, draft: DraftReplica, proposed: Iterable[RequestState]) -> None:
+        """A message of the draft has come, with proposals for these requests, in time or late."""
+        timeout = self._timeouts.get(draft)
+        if timeout is None:
+            return
+        now = asyncio.get_running_loop().time()
+        timeout.heard(now)
+        for request in proposed:
+            began, request.draft_wait_began = request.draft_wait_began, None
+            timeout.note_wait(0.0 if began is None else now - began)
+
+    def _ring(self, request: RequestState, step: int) -> None:
+        draft = request.place.draft
+        timeout = self._timeouts.get(draft)
+        was_silent = timeout is not None and timeout.is_silent
+        if timeout is not None and request.draft_wait_began is not None:
+            timeout.passed(request.draft_wait_began)
+        self._time_out(request, step)
+        if timeout is not None and timeout.is_silent and not was_silent:
+            self._go_on_without(draft)
+
+    def _go_on_without(self, draft: DraftReplica | None) -> None:
+        """Let no other session wait for a draft that answers no session; its answers are taken when they come."""
+        for request in self._running():
+            if request.place.draft is draft and request.loop.status is SessionStatus.DRAFTING:
+                self._time_out(request, request.loop.step)

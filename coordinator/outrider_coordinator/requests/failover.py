@@ -1,0 +1,142 @@
+"""Failover: where sessions go when targets and drafts are lost and come back.
+
+Owns the order in which sessions that targets may break over are tried again. Sends nothing itself: a session that has a
+place again is told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from outrider.errors import UnavailableError
+from outrider_coordinator.requests.request_log import log_link_lost
+from outrider_coordinator.requests.request_manager import RequestManager
+from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.routing.placement import Placement
+from outrider_coordinator.routing.services import DraftReplica, Services, TargetReplica
+from outrider_coordinator.session.service_state import DraftFacts
+
+Deliver = Callable[[RequestState, Callable[[], None]], None]
+"""Brings an event to a request's session."""
+
+
+class Failover:
+    """The moves of one coordinator's sessions."""
+
+    def __init__(
+        self,
+        services: Services,
+        placement: Placement,
+        request_manager: RequestManager,
+        deliver: Deliver,
+        *,
+        target_timeout_s: float,
+    ) -> None:
+        """``target_timeout_s``: how long a session without a target waits for one."""
+        self.has_suspects = False
+        """Sessions over which targets may break are running, and some may wait for their turn."""
+        self._services = services
+        self._placement = placement
+        self._request_manager = request_manager
+        self._deliver = deliver
+        self._target_timeout_s = target_timeout_s
+
+    def target_lost(self, replica: TargetReplica) -> None:
+        """Its sessions go on elsewhere, or pause until there is a target."""
+        self._placement.forget_target(replica)
+        orphans = [request for request in self._request_manager.running() if request.place.target is replica]
+        for request in orphans:
+            self._placement.leave_target(request.place)
+            self._deliver(request, partial(_lose_target, request))
+        self.has_suspects = self.has_suspects or any(request.loop.is_suspect for request in orphans)
+        self.find_targets(orphans)
+        for request in orphans:
+            if request.place.target is None and not request.is_over:
+                self._give_up_later(request)
+
+    def draft_lost(self, replica: DraftReplica) -> None:
+        """Its sessions go on with another draft, or without."""
+        self._placement.forget_draft(replica)
+        orphans = [request for request in self._request_manager.running() if request.place.draft is replica]
+        for request in orphans:
+            self._placement.leave_draft(request.place)
+            self._deliver(request, partial(_lose_draft, request))
+        self.find_drafts(orphans)
+
+    def find_targets(self, requests: Iterable[RequestState]) -> None:
+        """Give a target to those without one, as far as there are any."""
+        for request in sorted(requests, key=lambda request: request.loop.num_target_losses):
+            request.place.refused_by.clear()
+            if request.place.target is not None or request.is_over or self._waits_its_turn(request):
+                continue
+            if self._placement.place_on_target(request.place):
+                self._deliver(request, request.loop.target_back)
+
+    def find_drafts(self, requests: Iterable[RequestState]) -> None:
+        """Give a draft to those without one that would use it."""
+        for request in requests:
+            self.find_draft(request)
+
+    def find_draft(self, request: RequestState, *, besides: DraftReplica | None = None) -> None:
+        """Give the request a draft if it would use one; ``besides`` only when there is no other."""
+        if request.place.draft is not None or request.is_over or not request.loop.lacks_draft:
+            return
+        replica = self._placement.place_on_draft(request.place, besides=besides)
+        if replica is not None:
+            self._deliver(request, partial(request.loop.draft_back, _facts_of(replica)))
+
+    def retry_draft(self, request: RequestState, retry_after_ms: int) -> None:
+        """Take the request off its draft, and find it one after a while."""
+        refuser = request.place.draft
+        request.call_later(retry_after_ms / 1000, partial(self._retry_draft, request, refuser))
+        self._placement.leave_draft(request.place)
+
+    def _retry_draft(self, request: RequestState, refuser: DraftReplica | None) -> None:
+        if self._request_manager.find(request.session) is request:  # otherwise it is given one when it starts again
+            self.find_draft(request, besides=refuser)
+
+    # Sessions over which targets broke.
+
+    def _waits_its_turn(self, request: RequestState) -> bool:
+        """Of sessions over which targets broke often in a row one is sent at a time, so that it shows which it was."""
+        return request.loop.is_suspect and any(
+            other.place.target is not None and other.loop.is_suspect for other in self._request_manager.running()
+        )
+
+    def send_next_suspect(self) -> None:
+        """After an answer or an end, which may make room for the next."""
+        running = self._request_manager.running()
+        self.has_suspects = any(request.loop.is_suspect for request in running)
+        self.find_targets([request for request in running if request.loop.is_suspect])
+
+    def _give_up_later(self, request: RequestState) -> None:
+        request.call_later(self._target_timeout_s, partial(self._give_up_on, request, request.place.num_moves))
+
+    def _give_up_on(self, request: RequestState, num_moves: int) -> None:
+        """There may be targets, and none that could hold it."""
+        place = request.place
+        if self._services.target.is_up and request.loop.is_suspect:
+            request.call_later(self._target_timeout_s, partial(self._give_up_on, request, num_moves))
+        elif place.target is None and place.num_moves == num_moves and self._is_running(request):
+            error = UnavailableError(f"no target that could hold it was back after {self._target_timeout_s:g} s")
+            self._deliver(request, partial(request.loop.fail, error))
+
+    def _is_running(self, request: RequestState) -> bool:
+        return self._request_manager.find(request.session) is request
+
+
+def _lose_target(request: RequestState) -> None:
+    log_link_lost("target")
+    request.loop.target_lost()
+
+
+def _lose_draft(request: RequestState) -> None:
+    log_link_lost("draft")
+    request.loop.draft_lost()
+
+
+def _facts_of(replica: DraftReplica) -> DraftFacts:
+    """What sessions that live on a draft need to know of it."""
+    found = replica.description
+    return DraftFacts() if found is None else DraftFacts(found.max_model_len, found.num_token_ids)

@@ -1,0 +1,101 @@
+"""Request runner: starts requests in turn, sends them back to the queue when there is no room, and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from outrider.errors import CapacityError, OutriderError
+from outrider.types import ModelDescription
+from outrider_coordinator.requests.failover import Deliver, Failover
+from outrider_coordinator.requests.request_manager import RequestManager
+from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.routing.placement import Placement, check_room
+from outrider_coordinator.routing.services import Services
+from outrider_coordinator.session.actions import Fail, Finish
+
+
+class RequestRunner:
+    """Which requests of one coordinator run."""
+
+    def __init__(
+        self,
+        services: Services,
+        placement: Placement,
+        request_manager: RequestManager,
+        failover: Failover,
+        deliver: Deliver,
+    ) -> None:
+        self._services = services
+        self._placement = placement
+        self._request_manager = request_manager
+        self._failover = failover
+        self._deliver = deliver
+
+    def submit(self, request: RequestState) -> None:
+        """Take a request in; ``CapacityError`` when the queue is full."""
+        self._request_manager.submit(request)
+        self._admit()
+
+    def unblock(self) -> None:
+        """The targets may have room again."""
+        self._request_manager.unblock()
+        self._admit()
+
+    def found_room(self, request: RequestState) -> None:
+        """The target has room for the request."""
+        request.place.refused_by.clear()
+        if self._request_manager.found_room(request):
+            self._admit()
+
+    def park(self, request: RequestState, retry_after_ms: int) -> None:
+        """The target has no room: go to another, else wait at the head of the queue for pages, or for a while."""
+        place = request.place
+        if place.target is not None:
+            place.refused_by.add(place.target)
+        self._placement.leave(place)
+        # Whichever draft it is given when it starts again has to be told all.
+        self._deliver(request, request.loop.draft_lost)
+        if self._placement.place_on_target(place):
+            self._request_manager.renumber(request)
+            self._begin(request)
+            return
+        place.refused_by.clear()
+        request.park()
+        self._request_manager.park(request)
+        request.call_later(retry_after_ms / 1000, self.unblock)
+
+    def end(self, request: RequestState, ending: Finish | Fail) -> None:
+        """The request is over."""
+        self._placement.leave(request.place)
+        request.end(ending)
+        self._request_manager.end(request, ending)
+        # In a later turn: this may be in the middle of an event for every session.
+        asyncio.get_running_loop().call_soon(self._admit)
+
+    def fail_what_outgrew(self, target: ModelDescription) -> None:
+        """Targets that came back smaller will never have room for some: they would wait for it for ever."""
+        for request in self._request_manager.all():
+            plan = request.loop.plan
+            try:
+                check_room(target, len(plan.prompt_token_ids), plan.max_tokens)
+            except OutriderError as error:
+                self._deliver(request, partial(request.loop.fail, error))
+
+    def _admit(self) -> None:
+        """Start whichever requests may run now."""
+        if self._services.target.is_up:
+            for request in self._request_manager.to_start():
+                request.admit()
+                self._start(request)
+
+    def _start(self, request: RequestState) -> None:
+        if self._placement.place_on_target(request.place):
+            self._begin(request)
+        else:
+            error = CapacityError("no target that could hold this request is attached now")
+            self._deliver(request, partial(request.loop.fail, error))
+
+    def _begin(self, request: RequestState) -> None:
+        self._failover.find_draft(request)
+        self._deliver(request, partial(request.loop.start, request.session))

@@ -1,0 +1,216 @@
+"""Session driver: brings events to their sessions, and does what these ask for.
+
+The way of a message is: link -> ``on_target_batch`` -> ``judge`` -> session -> commands -> link. What else follows from
+its steps waits in the output scheduler until the commands are out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+from outrider.errors import IntegrityError, OutriderError
+from outrider.ports import DraftEvent, EventBatch, ItemTiming, Proposal, Scores, TargetEvent
+from outrider.telemetry.logs import about_request
+from outrider_coordinator.acceptance import Verdict, check_proposals, judge
+from outrider_coordinator.requests.draft_waits import DraftWaits
+from outrider_coordinator.requests.output_scheduler import OutputScheduler
+from outrider_coordinator.requests.request_log import log_bug, log_trouble
+from outrider_coordinator.requests.request_manager import RequestManager
+from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.routing.services import DraftReplica, TargetReplica
+from outrider_coordinator.session import actions
+from outrider_coordinator.session.draft_events import proposed_draft
+from outrider_coordinator.session.target_events import scored_draft
+from outrider_coordinator.stats.request_timings import RequestTimings
+
+_now = RequestTimings.now
+
+
+class Lifecycle(Protocol):
+    """Does what concerns a request as a whole."""
+
+    def end(self, request: RequestState, ending: actions.Finish | actions.Fail) -> None:
+        """The session is over."""
+
+    def park(self, request: RequestState, retry_after_ms: int) -> None:
+        """The target has no room for the session."""
+
+    def found_room(self, request: RequestState) -> None:
+        """The target has room for the session."""
+
+    def retry_draft(self, request: RequestState, retry_after_ms: int) -> None:
+        """The draft is of no use to the session for a while."""
+
+    def answered(self) -> None:
+        """All of a target's message was heard."""
+
+
+class SessionDriver:
+    """The running sessions of one coordinator."""
+
+    def __init__(self, request_manager: RequestManager, draft_timeout_s: float, lifecycle: Lifecycle) -> None:
+        self.draft_waits = DraftWaits(draft_timeout_s, running=request_manager.running, time_out=self._time_out_draft)
+        self._find = request_manager.find
+        self._policy = request_manager.policy
+        self._lifecycle = lifecycle
+        self._output = OutputScheduler()
+
+    def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
+        """Judge the scores of a message together, and send what follows from each."""
+        heard = [
+            (request, event, timing)
+            for event, timing in batch.timed()
+            if (request := self._find(event.session)) is not None and request.place.target is replica
+        ]
+        cases = {
+            index: case
+            for index, (request, event, _) in enumerate(heard)
+            if isinstance(event, Scores) and (case := scored_draft(request.loop, event)) is not None
+        }
+        verdicts = dict(zip(cases, judge(list(cases.values())), strict=True))
+        handled = _now()
+        self._policy.begin(replica, handled)
+        for index, (request, event, timing) in enumerate(heard):
+            if request.session != event.session or request.place.target is not replica:
+                continue  # it has moved since, by an event before this one
+            if request.trace.notes is not None:
+                request.trace.notes.answered(event, timing, is_draft=False)
+            if isinstance(event, Scores):
+                handled = self._on_target_event(request, event, verdicts.get(index), timing, handled)
+                self._lifecycle.found_room(request)
+            else:
+                with _about(request):
+                    log_trouble("target", event)
+                    handled = self._on_target_event(request, event, None, timing, handled)
+        self._lifecycle.answered()
+        if self._policy.end(replica, batch.report):
+            # After the commands of this turn, as all that can wait.
+            asyncio.get_running_loop().call_soon(self._policy.choose, replica)
+        self._output.put(request for request, _, _ in heard)
+
+    def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
+        """Check the proposals of a message together, and take each to its target."""
+        heard = [
+            (request, event, timing)
+            for event, timing in batch.timed()
+            if (request := self._find(event.session)) is not None and request.place.draft is replica
+        ]
+        if batch.events:
+            self.draft_waits.heard(replica, (found for found, event, _ in heard if isinstance(event, Proposal)))
+        if heard:
+            self._policy.note_proposals(heard[0][0].place.target, batch)
+        cases = {
+            index: case
+            for index, (request, event, _) in enumerate(heard)
+            if isinstance(event, Proposal) and (case := proposed_draft(request.loop, event)) is not None
+        }
+        faults = dict(zip(cases, check_proposals(list(cases.values())), strict=True))
+        handled = _now()
+        for index, (request, event, timing) in enumerate(heard):
+            if request.session != event.session or request.place.draft is not replica:
+                continue  # as above
+            if request.trace.notes is not None:
+                request.trace.notes.answered(event, timing, is_draft=True)
+            if isinstance(event, Proposal):
+                handled = self._on_draft_event(request, event, faults.get(index), timing, handled)
+            else:
+                with _about(request):
+                    log_trouble("draft", event)
+                    handled = self._on_draft_event(request, event, None, timing, handled)
+
+    def deliver(self, request: RequestState, event: Callable[[], None]) -> None:
+        """Bring an event of the coordinator's own to a session; its user has what follows at once."""
+        arrived = _now()
+        with _about(request):
+            try:
+                event()
+            except Exception as error:
+                self._fail(request, error)
+            self._act_on(request, arrived)
+        request.flush()
+
+    def _on_target_event(
+        self,
+        request: RequestState,
+        event: TargetEvent,
+        verdict: Verdict | OutriderError | None,
+        timing: ItemTiming | None,
+        arrived: float,
+    ) -> float:
+        try:
+            request.loop.on_target_event(event, verdict, timing)
+        except Exception as error:
+            self._fail(request, error)
+        return self._act_on(request, arrived)
+
+    def _on_draft_event(
+        self, request: RequestState, event: DraftEvent, fault: str | None, timing: ItemTiming | None, arrived: float
+    ) -> float:
+        try:
+            request.loop.on_draft_event(event, fault, timing)
+        except Exception as error:
+            self._fail(request, error)
+        return self._act_on(request, arrived)
+
+    def _fail(self, request: RequestState, error: Exception) -> None:
+        if not isinstance(error, OutriderError):
+            with _about(request):
+                log_bug(error)
+            error = IntegrityError(f"the coordinator failed: {type(error).__name__}")
+        request.loop.fail(error)
+
+    def _act_on(self, request: RequestState, arrived: float) -> float:
+        """Do what the session asks for since ``arrived`` was read; when it had been decided."""
+        handled = _now()
+        for action in request.loop.take_actions():
+            self._act(request, action, arrived, handled)
+        return handled
+
+    def _act(self, request: RequestState, action: actions.Action, arrived: float, handled: float) -> None:
+        if request.trace.notes is not None:
+            request.note_in_trace(action)
+        match action:
+            case actions.StepEnded():
+                request.note(action, arrived, handled)
+            case actions.ToTarget():
+                if request.place.target is not None:
+                    request.place.target.send(action.command)
+            case actions.ToDraft():
+                if request.place.draft is not None:
+                    request.place.draft.send(action.command)
+            case actions.DraftWaitBegan():
+                self.draft_waits.begin(request, action.step)
+            case actions.DraftWaitEnded():
+                request.clear_draft_timer()
+                request.note(action, arrived, handled)
+            case _:
+                with _about(request):
+                    self._act_on_request(request, action)
+
+    def _act_on_request(
+        self, request: RequestState, action: actions.RetryDraftAfter | actions.Park | actions.Finish | actions.Fail
+    ) -> None:
+        match action:
+            case actions.RetryDraftAfter():
+                self._lifecycle.retry_draft(request, action.retry_after_ms)
+            case actions.Park():
+                self._lifecycle.park(request, action.retry_after_ms)
+            case actions.Finish() | actions.Fail():
+                self._lifecycle.end(request, action)
+
+    def _time_out_draft(self, request: RequestState, step: int) -> None:
+        self.deliver(request, partial(request.loop.draft_timed_out, step))
+
+
+@contextmanager
+def _about(request: RequestState) -> Iterator[None]:
+    """Lines of the log say which request they are about."""
+    before = about_request.set(request.log_fields)
+    try:
+        yield
+    finally:
+        about_request.reset(before)

@@ -1,0 +1,96 @@
+"""Events of the draft: proposals, and why there is none. Nothing that a draft says or does can end a session."""
+
+from __future__ import annotations
+
+from outrider.ports import DraftEvent, ItemTiming, Opened, Preempted, Proposal, Refused, SessionFailed, SessionLost
+from outrider_coordinator.acceptance import ProposedDraft, check_proposals
+from outrider_coordinator.session import steps
+from outrider_coordinator.session.actions import RetryDraftAfter
+from outrider_coordinator.session.service_state import MAX_LOSSES_IN_A_ROW, Drafted, Readiness
+from outrider_coordinator.session.state import SessionState, SessionStatus
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
+
+LOST_DRAFT_RETRY_MS = 1000
+
+
+def proposed_draft(session: SessionState, event: Proposal) -> ProposedDraft | None:
+    """What ``check_proposals`` needs for a proposal that this step waits for; None for any other."""
+    asked = session.draft.asked
+    if session.status is not SessionStatus.DRAFTING or asked is None or event.generation != asked.generation:
+        return None
+    return ProposedDraft(session.plan.rules, event.token_ids, event.evidence, asked.draft_length)
+
+
+def on_proposal(
+    session: SessionState, event: Proposal, fault: str | None = None, timing: ItemTiming | None = None
+) -> None:
+    """Take a proposal to the target; one that cannot be judged costs speed and never a wrong token.
+
+    ``fault``: of ``check_proposals`` over the message that brought it; None: it is checked here.
+    """
+    side = session.draft
+    asked = side.asked
+    if asked is None or event.generation != asked.generation:
+        session.spec_stats.num_stale_draft_replies += 1
+        return
+    side.note_answer(asked)
+    if session.status is not SessionStatus.DRAFTING:
+        return  # a prefill, or too late for its step
+    if asked.draft_length == 0:
+        steps.ask_draft_or_score(session)
+        return
+    if fault is None:
+        (fault,) = check_proposals(
+            [ProposedDraft(session.plan.rules, event.token_ids, event.evidence, asked.draft_length)]
+        )
+    if fault or event.base_length != asked.length:
+        session.spec_stats.num_bad_evidence += 1
+        session.no_draft_reason = WithoutDraft.BAD_EVIDENCE
+    elif event.token_ids:
+        evidence = event.evidence if session.plan.rules.evidence_form is not None else None
+        session.proposal = Drafted(event.token_ids, evidence, side.opened)
+    steps.score(session, timing)
+
+
+def on_other(session: SessionState, event: DraftEvent) -> None:
+    """Any event but a proposal."""
+    if isinstance(event, Opened):
+        return  # how much of the text a draft had cached makes no difference
+    if event.generation < session.draft.opened or session.draft.readiness is not Readiness.OPEN:
+        session.spec_stats.num_stale_draft_replies += 1
+    elif isinstance(event, SessionLost):
+        _on_session_lost(session)
+    elif isinstance(event, SessionFailed):
+        go_without(session, Readiness.GONE, WithoutDraft.FAILED)
+    elif isinstance(event, Refused | Preempted):
+        session.actions.append(RetryDraftAfter(event.retry_after_ms))
+        go_without(session, Readiness.AWAY, WithoutDraft.REFUSED)
+
+
+def _on_session_lost(session: SessionState) -> None:
+    side = session.draft
+    session.spec_stats.num_draft_losses += 1
+    side.losses += 1
+    if side.losses > MAX_LOSSES_IN_A_ROW:
+        session.actions.append(RetryDraftAfter(LOST_DRAFT_RETRY_MS))
+        go_without(session, Readiness.AWAY, WithoutDraft.LOST)
+        return
+    side.lose(Readiness.CLOSED)
+    if session.status is SessionStatus.DRAFTING:
+        steps.ask_draft_or_score(session)
+
+
+def on_timeout(session: SessionState) -> None:
+    """The draft's time is up: this step goes without, and the draft is taken back when it answers."""
+    session.spec_stats.num_draft_timeouts += 1
+    session.no_draft_reason = WithoutDraft.LATE
+    session.draft.is_late = True
+    steps.score(session)
+
+
+def go_without(session: SessionState, readiness: Readiness, why: WithoutDraft) -> None:
+    """The draft is of no use to the session, for a while or for good."""
+    session.draft.lose(readiness, why)
+    if session.status is SessionStatus.DRAFTING:
+        session.no_draft_reason = why
+        steps.score(session)

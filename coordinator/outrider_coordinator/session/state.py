@@ -1,0 +1,119 @@
+"""State of one session: status, committed tokens, output, and what each service holds of it. Decides nothing.
+
+The transitions are functions of this state: ``steps`` (from one step to the next), ``draft_events`` and
+``target_events`` (what a service answered).
+"""
+
+from __future__ import annotations
+
+import enum
+
+from outrider.tokenization import TextTokenizer
+from outrider.types import TokenLogprob
+from outrider_coordinator.session.actions import Action, Finish
+from outrider_coordinator.session.commands import CommandBuilder
+from outrider_coordinator.session.committed_tokens import CommittedTokens
+from outrider_coordinator.session.engine_request import EngineRequest
+from outrider_coordinator.session.output import Output
+from outrider_coordinator.session.service_state import (
+    MAX_LOSSES_IN_A_ROW,
+    NOTHING_DRAFTED,
+    DraftFacts,
+    DraftSide,
+    Readiness,
+    TargetSide,
+)
+from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.stats.spec_decode_stats import SpecDecodeStats, WithoutDraft
+
+
+class SessionStatus(enum.Enum):
+    """What a session waits for."""
+
+    WAITING = "waiting"
+    """For admission: it has not begun, or its target had no room for it."""
+    DRAFTING = "drafting"
+    """For the proposal of this step."""
+    SCORING = "scoring"
+    """For the scores of this step, or for a target that it can be rebuilt on."""
+    FINISHED = "finished"
+    """It is over."""
+
+
+class SessionState:
+    """All that one session consists of."""
+
+    def __init__(
+        self,
+        plan: EngineRequest,
+        policy: DraftLengthPolicy,
+        *,
+        draft: DraftFacts | None = None,
+        tokenizer: TextTokenizer | None = None,
+    ) -> None:
+        """``draft`` is None while no draft can be reached. Output from before is taken in here, which takes a while
+        for a long one; ``InvalidRequestError`` when it goes on past its end.
+        """
+        self.plan = plan
+        self.policy = policy
+        self.status = SessionStatus.WAITING
+        self.step = 0
+        """The number of the step under way."""
+        self.tokens = CommittedTokens(plan.prompt_token_ids)
+        self.output = Output(plan, tokenizer)
+        self.spec_stats = SpecDecodeStats()
+        """Counters of what went wrong; steps are counted by whoever takes ``StepEnded``."""
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        self.num_cached_prompt_tokens: int | None = None
+        """Tokens of the prompt that the target had cached; None until it has said so."""
+        self.resumed_finish = self.output.replay(plan.emitted_token_ids)
+        """How the output ended that the session goes on from, if it did: nothing is left to generate."""
+        self.unscored_token_ids = plan.emitted_token_ids[-1:] if self.lacks_only_prompt_logprobs else ()
+        """A session never holds the token that ends it."""
+        self.tokens.extend(plan.emitted_token_ids[: len(plan.emitted_token_ids) - len(self.unscored_token_ids)])
+        self.speculation = policy.session(plan.num_speculative_tokens)
+        """What its draft lengths depend on."""
+        self.commands = CommandBuilder(plan, self.tokens)
+        self.draft = DraftSide(Readiness.AWAY if draft is None else Readiness.CLOSED, draft or DraftFacts())
+        self.target = TargetSide()
+        self.proposal = NOTHING_DRAFTED
+        """Of this step."""
+        self.no_draft_reason = WithoutDraft.NOTHING_PROPOSED
+        """Why this step has no proposal, if it has none when it is judged."""
+        self.actions: list[Action] = []
+        """Asked for and not yet taken, in order."""
+
+    @property
+    def resumed_ending(self) -> Finish | None:
+        """How the session ends as soon as it is started; None where there is something to compute."""
+        return None if self.lacks_only_prompt_logprobs else self.resumed_finish
+
+    @property
+    def lacks_only_prompt_logprobs(self) -> bool:
+        """Whether the output it goes on from had ended, and one pass over the text is still wanted."""
+        return self.resumed_finish is not None and self.plan.num_prompt_logprobs is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has finished or failed."""
+        return self.status is SessionStatus.FINISHED
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it waits for a service."""
+        return self.status is SessionStatus.SCORING or self.status is SessionStatus.DRAFTING
+
+    @property
+    def lacks_draft(self) -> bool:
+        """Whether it would draft if a draft could be reached or had room for it."""
+        return self.draft.readiness is Readiness.AWAY
+
+    @property
+    def num_target_losses(self) -> int:
+        """How often in a row a target was lost while it owed an answer."""
+        return self.target.losses
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether targets may break because of it: they did so often in a row."""
+        return self.target.losses > MAX_LOSSES_IN_A_ROW

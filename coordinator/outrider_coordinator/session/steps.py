@@ -1,0 +1,178 @@
+"""Steps of a session: how each begins, what it asks the services, and how the session ends or is parked.
+
+::
+
+    WAITING -> begin -> SCORING                          prefill, or a plain step
+                     -> DRAFTING -> score -> SCORING     a step with a proposal
+    SCORING -> begin                                     after a verdict
+            -> park -> WAITING                           the target has no room
+            -> end -> FINISHED
+
+At most one command is unanswered on each side. A command always brings what its side lacks, so a rebuild, a late reply
+and the bonus-token hole need no case of their own.
+"""
+
+from __future__ import annotations
+
+from outrider.ports import ItemTiming
+from outrider_coordinator.session.actions import DraftWaitBegan, DraftWaitEnded, Fail, Finish, Park, ToDraft, ToTarget
+from outrider_coordinator.session.service_state import NOTHING_DRAFTED, Asked, Readiness
+from outrider_coordinator.session.state import SessionState, SessionStatus
+from outrider_coordinator.speculation import LONGEST_INLINE_FEED
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
+
+
+def begin(session: SessionState) -> None:
+    """Begin the next step: as a prefill, plain, or with a proposal."""
+    session.step += 1
+    session.proposal = NOTHING_DRAFTED
+    session.no_draft_reason = WithoutDraft.NOTHING_PROPOSED
+    if session.target.held == 0:
+        _begin_prefill(session)
+        return
+    length = _draft_length(session)
+    if length and _is_fed(session):
+        _begin_drafting(session, length)
+    else:
+        _begin_plain(session, length)
+
+
+def _begin_prefill(session: SessionState) -> None:
+    """The prompt, or the whole text of a session to be rebuilt, goes to both sides at the same time."""
+    session.no_draft_reason = WithoutDraft.PREFILL
+    if _will_draft(session) and session.draft.asked is None:
+        ask_draft(session, 0)
+    score(session)
+
+
+def _begin_plain(session: SessionState, wanted: int) -> None:
+    """No proposal in this step; a draft that lacks text is brought it for the steps to come."""
+    if wanted:
+        session.no_draft_reason = WithoutDraft.CATCHING_UP
+        if session.draft.asked is None:
+            ask_draft(session, 0)
+    else:
+        session.no_draft_reason = _why_not_asked(session)
+    score(session)
+
+
+def _begin_drafting(session: SessionState, length: int) -> None:
+    session.status = SessionStatus.DRAFTING
+    session.actions.append(DraftWaitBegan(session.step))
+    if session.draft.asked is None:  # otherwise its prefill is not done yet
+        ask_draft(session, length)
+
+
+def ask_draft_or_score(session: SessionState) -> None:
+    """The draft of a step that waits has been brought its text, or has lost it: ask it now, or go on without."""
+    length = _draft_length(session)
+    if length and _is_fed(session):
+        ask_draft(session, length)
+    else:
+        _begin_plain(session, length)
+
+
+def ask_draft(session: SessionState, length: int) -> None:
+    """Bring the draft what it lacks, and ask for a proposal of ``length`` tokens, possibly none."""
+    side, actions = session.draft, session.actions
+    if side.readiness is Readiness.CLOSED:
+        session.spec_stats.num_draft_rebuilds += side.is_lost
+        opening = session.commands.open_draft(side)
+        side.note_opened(opening.generation)
+        actions.append(ToDraft(opening))
+    command = session.commands.extend(side, length)
+    side.asked = Asked(command.generation, len(session.tokens), length)
+    actions.append(ToDraft(command))
+
+
+def score(session: SessionState, timing: ItemTiming | None = None) -> None:
+    """Bring the target what it lacks and the proposal of this step; ``timing``: of the draft's answer to it.
+
+    A target that is away gets it when it is back.
+    """
+    end_draft_wait(session, timing)
+    session.status = SessionStatus.SCORING
+    side, actions = session.target, session.actions
+    if side.readiness is Readiness.AWAY:
+        return
+    if side.readiness is Readiness.CLOSED:
+        session.spec_stats.num_target_rebuilds += side.is_lost
+        opening = session.commands.open_target(has_prompt_logprobs=session.prompt_logprobs is not None)
+        side.note_opened(opening.generation)
+        actions.append(ToTarget(opening))
+    command = session.commands.score(side, session.proposal)
+    side.asked = command.generation
+    actions.append(ToTarget(command))
+
+
+def end_draft_wait(session: SessionState, timing: ItemTiming | None = None) -> None:
+    """Say that the step waits for its proposal no more, if it did."""
+    if session.status is SessionStatus.DRAFTING:
+        session.actions.append(DraftWaitEnded(timing))
+
+
+def end(session: SessionState, ending: Finish | Fail) -> None:
+    """Finish or fail the session: both services give back what they hold of it."""
+    _leave(session)
+    session.status = SessionStatus.FINISHED
+    session.actions.append(ending)
+
+
+def park(session: SessionState, retry_after_ms: int, reason: str) -> None:
+    """Leave both services until the target has room."""
+    _leave(session)
+    session.status = SessionStatus.WAITING
+    session.actions.append(Park(retry_after_ms, reason))
+
+
+def _leave(session: SessionState) -> None:
+    end_draft_wait(session)
+    if session.draft.readiness is Readiness.OPEN:
+        session.actions.append(ToDraft(session.commands.release()))
+        session.draft.forget(Readiness.CLOSED)
+    if session.target.readiness is Readiness.OPEN:
+        session.actions.append(ToTarget(session.commands.release()))
+        session.target.forget(Readiness.CLOSED)
+
+
+# Draft lengths.
+
+
+def _draft_length(session: SessionState) -> int:
+    """Tokens to ask for in this step: 0 when the draft is not to be asked at all."""
+    wanted = session.policy.length(session.speculation)
+    return _room_for(session, wanted, len(session.tokens), session.output.num_remaining - 1) if wanted else 0
+
+
+def _will_draft(session: SessionState) -> bool:
+    """Whether the step after a prefill, which brings one token, will ask the draft."""
+    wanted = int(session.policy.will_draft(session.speculation))
+    return _room_for(session, wanted, len(session.tokens) + 1, session.output.num_remaining - 2) > 0
+
+
+def _room_for(session: SessionState, wanted: int, length: int, useful: int) -> int:
+    """Of the ``wanted`` tokens those that can be drafted after ``length`` committed ones, if so many are of use."""
+    side = session.draft
+    return side.room_after(length, min(wanted, useful)) if wanted and side.is_usable else 0
+
+
+def _is_fed(session: SessionState) -> bool:
+    """Whether to wait for a proposal. Where lengths are controlled, steps go on without one until the draft has the
+    text.
+    """
+    if not session.policy.is_controlled:
+        return True
+    return session.draft.asked is None and len(session.tokens) - session.draft.held <= LONGEST_INLINE_FEED
+
+
+def _why_not_asked(session: SessionState) -> WithoutDraft:
+    """Why ``_draft_length`` is 0."""
+    why = session.policy.why_none(session.speculation)
+    if why is not None:
+        return why
+    if session.output.num_remaining <= 1:
+        return WithoutDraft.LAST_TOKEN
+    side = session.draft
+    if not side.is_usable:
+        return WithoutDraft.LATE if side.is_late else side.why_away
+    return WithoutDraft.OUTGROWN

@@ -1,0 +1,129 @@
+"""Events of the target: scores and their verdict, and what stands in the way of them."""
+
+from __future__ import annotations
+
+from outrider.errors import LostTooOftenError, OutriderError, ProtocolError
+from outrider.ports import ItemTiming, Opened, Preempted, Refused, Scores, SessionFailed, SessionLost, TargetEvent
+from outrider.types import TokenLogprob
+from outrider_coordinator.acceptance import ScoredDraft, Verdict, judge
+from outrider_coordinator.session import steps
+from outrider_coordinator.session.actions import Fail, StepEnded
+from outrider_coordinator.session.failures import as_error
+from outrider_coordinator.session.logprobs import emitted_logprobs, prompt_logprobs
+from outrider_coordinator.session.service_state import MAX_LOSSES_IN_A_ROW, Readiness
+from outrider_coordinator.session.state import SessionState, SessionStatus
+
+
+def scored_draft(session: SessionState, event: Scores) -> ScoredDraft | None:
+    """What ``judge`` needs for scores that this session waits for; None for any others."""
+    base, proposal, plan = len(session.tokens), session.proposal, session.plan
+    if event.generation != session.target.asked or event.base_length != base:
+        return None
+    return ScoredDraft(plan.rules, proposal.token_ids, proposal.evidence, event.form, plan.seed, base)
+
+
+def on_scores(
+    session: SessionState,
+    event: Scores,
+    verdict: Verdict | OutriderError | None = None,
+    timing: ItemTiming | None = None,
+) -> None:
+    """Commit what the verdict keeps, and begin the next step or end.
+
+    ``verdict``: of ``judge`` over the message that brought the scores; None: they are judged here.
+    """
+    if event.generation != session.target.asked:
+        session.spec_stats.num_stale_target_replies += 1
+        return
+    if verdict is None:
+        verdict = _judge_alone(session, event)
+    if isinstance(verdict, OutriderError):
+        steps.end(session, Fail(verdict))
+        return
+    new = (*session.proposal.token_ids[: verdict.num_accepted], verdict.next_token_id)
+    try:
+        logprobs = _take_logprobs(session, event, new)
+    except ProtocolError as error:
+        steps.end(session, Fail(error))
+        return
+    if session.resumed_finish is not None:
+        session.tokens.extend(session.unscored_token_ids)
+        steps.end(session, session.resumed_finish)
+    else:
+        _commit(session, verdict, new, logprobs, timing)
+
+
+def _judge_alone(session: SessionState, event: Scores) -> Verdict | OutriderError:
+    case = scored_draft(session, event)
+    if case is None:
+        return ProtocolError(f"scores build on {event.base_length} tokens, not on {len(session.tokens)}")
+    return judge([case])[0]
+
+
+def _take_logprobs(session: SessionState, event: Scores, new: tuple[int, ...]) -> tuple[TokenLogprob, ...] | None:
+    plan = session.plan
+    if plan.num_prompt_logprobs is not None and session.prompt_logprobs is None:
+        session.prompt_logprobs = prompt_logprobs(event, plan.prompt_token_ids)
+    return None if plan.num_logprobs is None else emitted_logprobs(event, new, plan.num_logprobs)
+
+
+def _commit(
+    session: SessionState,
+    verdict: Verdict,
+    new: tuple[int, ...],
+    logprobs: tuple[TokenLogprob, ...] | None,
+    timing: ItemTiming | None,
+) -> None:
+    """Both sides hold what was accepted; the token after it is new to them."""
+    base, proposal, num_accepted = len(session.tokens), session.proposal, verdict.num_accepted
+    session.target.note_answer(base + num_accepted)
+    session.draft.settle(proposal, num_accepted)
+    num_drafted, lag = len(proposal.token_ids), base + num_accepted - session.draft.held
+    session.policy.note_verdict(session.speculation, num_drafted, num_accepted, draft_lag=lag)
+    num_emitted, finish = session.output.push(new, logprobs)
+    if finish is not None:
+        new, logprobs = new[:num_emitted], None if logprobs is None else logprobs[:num_emitted]
+    session.tokens.extend(new)
+    session.actions.append(
+        StepEnded(session.step, base, num_drafted, verdict, new, logprobs, session.no_draft_reason, timing)
+    )
+    if finish is None:
+        steps.begin(session)
+    else:
+        steps.end(session, finish)
+
+
+def on_other(session: SessionState, event: TargetEvent) -> None:
+    """Any event but scores."""
+    if isinstance(event, Opened):
+        _on_opened(session, event)
+    elif event.generation < session.target.opened or session.target.readiness is not Readiness.OPEN:
+        session.spec_stats.num_stale_target_replies += 1
+    elif isinstance(event, SessionLost):
+        _on_session_lost(session, event)
+    elif isinstance(event, SessionFailed):
+        steps.end(session, Fail(as_error(event)))
+    elif isinstance(event, Refused):
+        session.target.forget(Readiness.CLOSED)
+        steps.park(session, event.retry_after_ms, event.reason)
+    elif isinstance(event, Preempted):
+        session.spec_stats.num_preemptions += 1
+        session.target.lose(Readiness.CLOSED)
+        steps.park(session, event.retry_after_ms, "its pages were needed for older requests")
+
+
+def _on_opened(session: SessionState, event: Opened) -> None:
+    """Of the first target that held the session: what a rebuilt one finds is its own work."""
+    if event.generation == session.target.opened and session.num_cached_prompt_tokens is None:
+        session.num_cached_prompt_tokens = min(event.num_cached_tokens, len(session.plan.prompt_token_ids))
+
+
+def _on_session_lost(session: SessionState, event: SessionLost) -> None:
+    side = session.target
+    session.spec_stats.num_target_losses += 1
+    side.losses += 1
+    side.lose(Readiness.CLOSED)
+    if side.losses > MAX_LOSSES_IN_A_ROW:
+        steps.end(session, Fail(LostTooOftenError(f"the target lost the session {side.losses} times: {event.reason}")))
+    elif session.status is SessionStatus.SCORING:
+        steps.score(session)
