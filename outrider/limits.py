@@ -64,6 +64,8 @@ LINK_ENDING_TOKEN_IDS = Bound(2 * STOP_TOKEN_IDS.most, "ids")
 LINK_BANNED_TOKEN_IDS = Bound(1024, "ids")
 LINK_TOKEN_IDS = Bound(4 * PROMPT_TOKENS.most, "ids")
 """A session's tokens: its prompt and what came after it."""
+LINK_HASH = Bound(64, "bytes")
+"""A prefix hash or its key."""
 LINK_DRAFT_TOKEN_IDS = Bound(MAX_DRAFT_LENGTH, "ids")
 LINK_ITEMS = Bound(1 << 16, "items")
 """Commands or events in one message."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import InvalidRequestError
+from outrider.prefix_hash import PrefixHash
 from outrider.types import (
     CandidateLogprobs,
     Evidence,
@@ -55,6 +56,8 @@ class Open:
     request_id: str = ""
     trace_id: str = ""
     """This and the one above are for the service's log alone."""
+    prefix_hash_key: bytes = b""
+    """Keys the session's prefix hashes."""
     cache_salt: str = ""
     """Cached KV is shared only with sessions of the same salt."""
     arrival_ns: int = 0
@@ -86,8 +89,8 @@ class Extend:
     session: int
     generation: int
     num_kept_tokens: int
-    prefix_hash: int
-    """``extend_prefix_hash(0, first num_kept_tokens tokens)``; another text than the service's is ``SessionLost``."""
+    prefix_hash: PrefixHash
+    """Of the first ``num_kept_tokens`` tokens; another text than the service's is ``SessionLost``."""
     token_ids: tuple[int, ...]
     draft_length: int
     trace_parent: str = ""
@@ -100,7 +103,7 @@ class Score:
     session: int
     generation: int
     num_kept_tokens: int
-    prefix_hash: int
+    prefix_hash: PrefixHash
     token_ids: tuple[int, ...]
     """At least one."""
     draft_token_ids: tuple[int, ...] = ()  # [K]

@@ -9,7 +9,6 @@ Shape letters: ``K`` draft length, ``S`` support width, ``V`` vocabulary.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,25 +16,6 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
-
-_HASH_MULTIPLIER = 1_000_003
-_HASH_MODULUS = (1 << 61) - 1
-
-
-def extend_prefix_hash(prefix_hash: int, token_ids: Iterable[int]) -> int:
-    """The running hash of a text, carried on over more tokens; the empty text's is 0."""
-    for token_id in token_ids:
-        prefix_hash = (prefix_hash * _HASH_MULTIPLIER + token_id + 1) % _HASH_MODULUS
-    return prefix_hash
-
-
-def running_hashes(prefix_hash: int, token_ids: Iterable[int]) -> list[int]:
-    """What ``extend_prefix_hash`` comes to after each of the tokens."""
-    hashes: list[int] = []
-    for token_id in token_ids:
-        prefix_hash = (prefix_hash * _HASH_MULTIPLIER + token_id + 1) % _HASH_MODULUS
-        hashes.append(prefix_hash)
-    return hashes
 
 
 class AcceptanceMethod(enum.StrEnum):

@@ -7,6 +7,7 @@ Owns the way from a request to its session and the figures. What drives sessions
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
@@ -102,6 +103,8 @@ class Coordinator:
         self._services = self._driver.services
         self._latency_histograms = LatencyHistograms()
         self._last_arrival_ns = 0
+        self._prefix_hash_key = secrets.token_bytes(16)
+        """Of all sessions, so that hashes of their prompts can be compared when they are placed."""
         self._refusals: Counter[str] = Counter(dict.fromkeys(_REFUSALS.values(), 0))
 
     # Life.
@@ -228,7 +231,7 @@ class Coordinator:
         return request_state
 
     def _prepare(self, planner: InputProcessor, request: GenerationRequest, arrival_ns: int) -> SessionLoop:
-        plan = replace(planner.plan(request), arrival_ns=arrival_ns)
+        plan = replace(planner.plan(request), arrival_ns=arrival_ns, prefix_hash_key=self._prefix_hash_key)
         return SessionLoop(plan, self._policy, tokenizer=planner.tokenizer)
 
     def _next_arrival_ns(self) -> int:

@@ -13,6 +13,7 @@ from outrider import __version__
 from outrider.config import DraftSettings
 from outrider.config.fields import DraftMethod
 from outrider.ports import DraftCommand, DraftEvent, Extend, Open, Proposal
+from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.local_port import LocalPort
 from outrider.serving.session_table import UNBOUNDED, Limits, SessionLimits, SessionTable
@@ -217,4 +218,4 @@ def _rehearsal(description: ModelDescription) -> list[DraftCommand]:
         num_token_ids=description.num_token_ids or 1,
     )
     greedy = replace(sampled, session=1, judging_rule=JudgingRule.GREEDY, sampling=SamplingParams(temperature=0.0))
-    return [sampled, greedy, *(Extend(session, 1, 0, 0, (0,), draft_length=2) for session in (0, 1))]
+    return [sampled, greedy, *(Extend(session, 1, 0, EMPTY_PREFIX, (0,), draft_length=2) for session in (0, 1))]

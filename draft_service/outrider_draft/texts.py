@@ -1,6 +1,6 @@
 """Texts without KV: what a session of a draft without a model holds.
 
-Owns their tokens and running hashes. A ``SequenceStore`` of the ledger, without pages, so nothing is ever refused.
+Owns their tokens and prefix hashes. A ``SequenceStore`` of the ledger, without pages, so nothing is ever refused.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from outrider.types import running_hashes
+from outrider.prefix_hash import PrefixHash, PrefixHasher
 
 
 class PlainSequence:
     """Tokens of one session, 32 bits each."""
 
-    __slots__ = ("_hashes", "token_ids")
+    __slots__ = ("_prefix_hasher", "token_ids")
 
-    def __init__(self) -> None:
+    def __init__(self, prefix_hash_key: bytes = b"") -> None:
         self.token_ids: array[int] = array("i")
-        self._hashes = [0]  # of the lengths 0, 1, ... as far as anybody asked
+        self._prefix_hasher = PrefixHasher(prefix_hash_key)
 
     @property
     def length(self) -> int:
@@ -32,22 +32,19 @@ class PlainSequence:
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` tokens."""
         del self.token_ids[length:]
-        del self._hashes[length + 1 :]
+        self._prefix_hasher.truncate(length)
 
-    def prefix_hash(self, length: int) -> int:
-        """``extend_prefix_hash(0, first length tokens)``; each token is hashed once."""
-        hashes = self._hashes
-        if len(hashes) <= length:
-            hashes += running_hashes(hashes[-1], self.token_ids[len(hashes) - 1 : length])
-        return hashes[length]
+    def prefix_hash(self, length: int) -> PrefixHash:
+        """Prefix hash of the first ``length`` tokens; each token is hashed once."""
+        return self._prefix_hasher.at(self.token_ids, length)
 
 
 class PlainSequences:
     """All texts of a service."""
 
-    def open(self, max_length: int, cache_salt: str = "") -> PlainSequence:
+    def open(self, max_length: int, cache_salt: str = "", prefix_hash_key: bytes = b"") -> PlainSequence:
         """An empty text."""
-        return PlainSequence()
+        return PlainSequence(prefix_hash_key)
 
     def adopt_prefix(self, sequence: PlainSequence, token_ids: Sequence[int]) -> int:
         """Nothing: there is no KV to be shared."""
@@ -64,8 +61,8 @@ class PlainSequences:
         """Keep the first ``length`` tokens."""
         sequence.truncate(length)
 
-    def prefix_hash(self, sequence: PlainSequence, length: int) -> int:
-        """``extend_prefix_hash(0, first length tokens)``."""
+    def prefix_hash(self, sequence: PlainSequence, length: int) -> PrefixHash:
+        """Prefix hash of the first ``length`` tokens."""
         return sequence.prefix_hash(length)
 
     def release(self, sequence: PlainSequence) -> None:

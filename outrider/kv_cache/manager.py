@@ -16,7 +16,7 @@ from outrider.errors import IntegrityError, InvalidRequestError
 from outrider.kv_cache.page_pool import PagePool
 from outrider.kv_cache.prefix_cache import PrefixCache
 from outrider.kv_cache.sequence import KVSequence, PageTable
-from outrider.types import extend_prefix_hash
+from outrider.prefix_hash import PrefixHash
 
 PageCopy = tuple[int, int]
 """(source page, destination page)."""
@@ -36,12 +36,12 @@ class KVCacheManager:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def open(self, max_length: int, cache_salt: str = "") -> KVSequence:
+    def open(self, max_length: int, cache_salt: str = "", prefix_hash_key: bytes = b"") -> KVSequence:
         """An empty sequence that may grow to ``max_length`` tokens. It takes no pages yet."""
         if max_length < 1:
             raise InvalidRequestError("max_length", f"must be at least 1, not {max_length}")
         root_key = self.prefix_cache.root_key(cache_salt) if self.prefix_cache is not None else b""
-        sequence = KVSequence(max_length, root_key)
+        sequence = KVSequence(max_length, root_key, prefix_hash_key)
         self._sequences.add(sequence)
         return sequence
 
@@ -158,8 +158,8 @@ class KVCacheManager:
         self._sequences.remove(sequence)
         self._drop_pages(sequence, 0)
 
-    def prefix_hash(self, sequence: KVSequence, length: int) -> int:
-        """``outrider.types.extend_prefix_hash(0, first length tokens)``."""
+    def prefix_hash(self, sequence: KVSequence, length: int) -> PrefixHash:
+        """Prefix hash of the first ``length`` tokens, by the key that the sequence was opened with."""
         self._require_open(sequence)
         return sequence.prefix_hash(length)
 
@@ -245,8 +245,7 @@ class KVCacheManager:
             raise IntegrityError(f"{len(sequence.page_table)} pages are held for {sequence.length} tokens")
         if sequence.length > sequence.max_length:
             raise IntegrityError(f"a sequence of {sequence.length} tokens has a max_length of {sequence.max_length}")
-        if sequence.prefix_hash(sequence.length) != extend_prefix_hash(0, sequence.token_ids):
-            raise IntegrityError("a sequence's running hash is not its text's")
+        sequence.check_prefix_hash()
         if sequence.num_registered_pages > sequence.length // self.pool.page_size:
             raise IntegrityError(f"{sequence.num_registered_pages} pages of {sequence.length} tokens are registered")
         if self.prefix_cache is not None:

@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from outrider.types import running_hashes
+from outrider.errors import IntegrityError
+from outrider.prefix_hash import PrefixHash, PrefixHasher
 
 PageTable: TypeAlias = "array[int]"
 """Page numbers of 32 bits each, as a device reads them: position p lies in page ``table[p // page_size]``."""
@@ -21,7 +22,7 @@ class KVSequence:
     """One KV sequence. Only its ``KVCacheManager`` changes it."""
 
     __slots__ = (
-        "_prefix_hashes",
+        "_prefix_hasher",
         "is_open",
         "max_length",
         "num_cached_tokens",
@@ -32,7 +33,7 @@ class KVSequence:
         "token_ids",
     )
 
-    def __init__(self, max_length: int, root_key: bytes = b"") -> None:
+    def __init__(self, max_length: int, root_key: bytes = b"", prefix_hash_key: bytes = b"") -> None:
         self.max_length = max_length
         """Tokens that it can grow to."""
         self.page_table = page_table_of(())
@@ -47,7 +48,7 @@ class KVSequence:
         self.root_key = root_key
         self.page_keys: list[bytes] = []
         """Keys of leading full pages, as far as they are known."""
-        self._prefix_hashes = [0]  # of the lengths 0, 1, ... as far as they were asked for
+        self._prefix_hasher = PrefixHasher(prefix_hash_key)
 
     @property
     def length(self) -> int:
@@ -59,16 +60,18 @@ class KVSequence:
         """Tokens whose KV is held, or is computed by a forward that has been started."""
         return len(self.token_ids)
 
-    def prefix_hash(self, length: int) -> int:
-        """The running hash of the first ``length`` tokens. Each token is hashed once in its life."""
+    def prefix_hash(self, length: int) -> PrefixHash:
+        """Prefix hash of the first ``length`` tokens. Each token is hashed once in its life."""
         if not 0 <= length <= self.length:
             raise ValueError(f"a prefix of {length} tokens of a sequence of {self.length}")
-        hashes = self._prefix_hashes
-        if len(hashes) <= length:
-            hashes += running_hashes(hashes[-1], self.token_ids[len(hashes) - 1 : length])
-        return hashes[length]
+        return self._prefix_hasher.at(self.token_ids, length)
+
+    def check_prefix_hash(self) -> None:
+        """Raise ``IntegrityError`` unless what was hashed bit by bit is what hashing anew gives."""
+        if self.prefix_hash(self.length) != self._prefix_hasher.anew(self.token_ids):
+            raise IntegrityError("a sequence's prefix hash is not its text's")
 
     def forget_tokens(self, length: int) -> None:
         """Drop the token ids from ``length`` on. For the manager."""
         del self.token_ids[length:]
-        del self._prefix_hashes[length + 1 :]
+        self._prefix_hasher.truncate(length)

@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.errors import OutriderError
 from outrider.ports import Opened, Preempted, Refused, SessionFailed, SessionLost
+from outrider.prefix_hash import PrefixHash
 from outrider.serving.session_table import Session, TokenSequence
 from outrider.serving.token_budget import Job
 
@@ -42,7 +43,7 @@ class Item(Protocol):
         ...
 
     @property
-    def prefix_hash(self) -> int:
+    def prefix_hash(self) -> PrefixHash:
         """Of those."""
         ...
 

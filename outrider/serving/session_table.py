@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.ports import Open, Opened, Preempted, Refused, Release, SessionFailed, SessionLost
+from outrider.prefix_hash import MAX_KEY_BYTES, PrefixHash
 from outrider.types import JudgingRule
 
 MAX_TOMBSTONES = 65_536
@@ -44,7 +45,7 @@ SequenceT_inv = TypeVar("SequenceT_inv", bound=TokenSequence)
 class SequenceStore(Protocol[SequenceT_inv]):
     """Keeps texts; ``outrider.kv_cache.KVCacheManager`` is one."""
 
-    def open(self, max_length: int, cache_salt: str = "") -> SequenceT_inv:
+    def open(self, max_length: int, cache_salt: str = "", prefix_hash_key: bytes = b"") -> SequenceT_inv:
         """An empty text that can grow to ``max_length``."""
         ...
 
@@ -64,8 +65,8 @@ class SequenceStore(Protocol[SequenceT_inv]):
         """Keep the first ``length`` tokens."""
         ...
 
-    def prefix_hash(self, sequence: SequenceT_inv, length: int) -> int:
-        """``extend_prefix_hash(0, first length tokens)``."""
+    def prefix_hash(self, sequence: SequenceT_inv, length: int) -> PrefixHash:
+        """Prefix hash of the first ``length`` tokens."""
         ...
 
     def release(self, sequence: SequenceT_inv) -> None:
@@ -203,7 +204,7 @@ class SessionTable(Generic[SequenceT]):
         reserved = min(command.max_length, self._limits.max_length)
         try:
             check_open(command, self._limits)
-            sequence = self._store.open(reserved, command.cache_salt)
+            sequence = self._store.open(reserved, command.cache_salt, command.prefix_hash_key)
         except InvalidRequestError as error:
             return self.fail(link_id, command.session, command.generation, error)
         books.tombstones.pop(command.session, None)
@@ -222,7 +223,7 @@ class SessionTable(Generic[SequenceT]):
         found.generation = generation
         return found
 
-    def rewind(self, session: Session[SequenceT], num_kept_tokens: int, prefix_hash: int) -> SessionLost | None:
+    def rewind(self, session: Session[SequenceT], num_kept_tokens: int, prefix_hash: PrefixHash) -> SessionLost | None:
         """Keep the first ``num_kept_tokens`` tokens, if they are there and are the text that the hash is of."""
         reason = ""
         if num_kept_tokens > session.sequence.length:
@@ -342,6 +343,7 @@ def check_open(command: Open, limits: Limits) -> None:
     highest = limits.vocab_size or math.inf
     _require(1 <= command.num_token_ids <= highest, "num_token_ids", f"must be from 1 to {highest}")
     _require(0 <= command.seed < 2**64, "seed", "must be from 0 to 2**64 - 1")
+    _require(len(command.prefix_hash_key) <= MAX_KEY_BYTES, "prefix_hash_key", f"has at most {MAX_KEY_BYTES} bytes")
     is_greedy = command.judging_rule is JudgingRule.GREEDY
     _require(is_greedy == (command.sampling.temperature == 0), "judging_rule", "greedy goes with temperature 0 alone")
     _require((command.num_logprobs or 0) >= 0, "num_logprobs", "must not be negative")

@@ -91,7 +91,7 @@ class Heartbeat(_message.Message):
     def __init__(self, num_received_messages: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session", "generation", "sampling", "seed", "judging_rule", "prompt_length", "max_length", "eos_token_ids", "num_token_ids", "num_logprobs", "num_prompt_logprobs", "logprobs_mode", "banned_token_ids", "request_id", "trace_id", "cache_salt", "arrival_ns")
+    __slots__ = ("session", "generation", "sampling", "seed", "judging_rule", "prompt_length", "max_length", "eos_token_ids", "num_token_ids", "num_logprobs", "num_prompt_logprobs", "logprobs_mode", "banned_token_ids", "request_id", "trace_id", "cache_salt", "prefix_hash_key", "arrival_ns")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class Open(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASH_KEY_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_NS_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
@@ -125,8 +126,9 @@ class Open(_message.Message):
     request_id: str
     trace_id: str
     cache_salt: str
+    prefix_hash_key: bytes
     arrival_ns: int
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., judging_rule: _Optional[_Union[JudgingRule, str]] = ..., prompt_length: _Optional[int] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_token_ids: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[_sampling_pb2.LogprobsMode, str]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., arrival_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., judging_rule: _Optional[_Union[JudgingRule, str]] = ..., prompt_length: _Optional[int] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_token_ids: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[_sampling_pb2.LogprobsMode, str]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prefix_hash_key: _Optional[bytes] = ..., arrival_ns: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("session", "generation")
@@ -137,22 +139,24 @@ class Release(_message.Message):
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Extend(_message.Message):
-    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_hash", "token_ids", "draft_length", "trace_parent")
+    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_chain", "prefix_rest", "token_ids", "draft_length", "trace_parent")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CHAIN_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_REST_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
     num_kept_tokens: int
-    prefix_hash: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    prefix_chain: bytes
+    prefix_rest: int
+    token_ids: bytes
     draft_length: int
     trace_parent: str
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_length: _Optional[int] = ..., trace_parent: _Optional[str] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_chain: _Optional[bytes] = ..., prefix_rest: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., draft_length: _Optional[int] = ..., trace_parent: _Optional[str] = ...) -> None: ...
 
 class SparseEvidence(_message.Message):
     __slots__ = ("counts", "token_ids", "probs")
@@ -187,11 +191,12 @@ class Proposal(_message.Message):
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
 
 class Score(_message.Message):
-    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_hash", "token_ids", "draft_token_ids", "support_counts", "support_token_ids", "trace_parent")
+    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_chain", "prefix_rest", "token_ids", "draft_token_ids", "support_counts", "support_token_ids", "trace_parent")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CHAIN_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_REST_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -200,13 +205,14 @@ class Score(_message.Message):
     session: int
     generation: int
     num_kept_tokens: int
-    prefix_hash: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    prefix_chain: bytes
+    prefix_rest: int
+    token_ids: bytes
     draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
     support_counts: bytes
     support_token_ids: bytes
     trace_parent: str
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., trace_parent: _Optional[str] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_chain: _Optional[bytes] = ..., prefix_rest: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., trace_parent: _Optional[str] = ...) -> None: ...
 
 class TokenScores(_message.Message):
     __slots__ = ("token_ids",)

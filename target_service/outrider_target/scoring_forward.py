@@ -18,6 +18,7 @@ from outrider.model_executor.device_wait import Mark
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Score, Scores
+from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.sampling.logprobs import prompt_logprobs
 from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.sampler import Scoring, begin_scoring
@@ -119,7 +120,7 @@ def _is_plain(row: _Rows) -> bool:
 def _next_job(job: ScoreJob) -> ScoreJob:
     """One token after this; which, is not known yet."""
     unknown = (0,)
-    score = Score(job.score.session, job.score.generation, job.base, 0, unknown)
+    score = Score(job.score.session, job.score.generation, job.base, EMPTY_PREFIX, unknown)
     return ScoreJob(job.sampling, score, job.sequence, unknown, job.base + 1)
 
 

@@ -16,6 +16,7 @@ from outrider.model_executor.loader.weights import Progress
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Open, Score, TargetCommand, TargetEvent
 from outrider.ports import Scores as ScoresEvent
+from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.sampling.sampler import warm_up_scoring
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.local_port import LocalPort
@@ -128,5 +129,5 @@ def _rehearsal(description: ModelDescription) -> list[TargetCommand]:
         num_token_ids=description.num_token_ids,
     )
     greedy = replace(sampled, session=1, judging_rule=JudgingRule.GREEDY, sampling=SamplingParams(temperature=0.0))
-    scores = [Score(session, 1, 0, 0, (0,)) for session in (0, 1)]
+    scores = [Score(session, 1, 0, EMPTY_PREFIX, (0,)) for session in (0, 1)]
     return [sampled, greedy, *scores]

@@ -18,11 +18,11 @@ from outrider.ports import (
     SessionFailed,
     SessionLost,
 )
+from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
 from outrider.types import (
     AcceptanceMethod,
     FinishReason,
     SamplingParams,
-    extend_prefix_hash,
 )
 from outrider_coordinator.session.actions import Fail, Finish
 from outrider_coordinator.session.loop import SessionLoop
@@ -85,7 +85,12 @@ def test_prefill_goes_to_both_sides_at_once() -> None:
     opened, extend = bench.to_draft
     assert isinstance(opened, Open)
     assert isinstance(extend, Extend)
-    assert (extend.token_ids, extend.draft_length, extend.num_kept_tokens, extend.prefix_hash) == ((1, 2, 3), 0, 0, 0)
+    assert (extend.token_ids, extend.draft_length, extend.num_kept_tokens, extend.prefix_hash) == (
+        (1, 2, 3),
+        0,
+        0,
+        EMPTY_PREFIX,
+    )
     opened, score = bench.to_target
     assert isinstance(opened, Open)
     assert (opened.seed, opened.prompt_length, opened.max_length) == (9, 3, 27)
@@ -114,7 +119,7 @@ def test_every_command_brings_the_text_it_says() -> None:
     text = [1, 2, 3, *driven.token_ids]
     commands: list[Extend | Score] = [*setting.extends, *setting.scores]
     for command in commands:
-        assert command.prefix_hash == extend_prefix_hash(0, text[: command.num_kept_tokens])
+        assert command.prefix_hash == prefix_hash(text[: command.num_kept_tokens])
         assert (
             list(command.token_ids) == text[command.num_kept_tokens : command.num_kept_tokens + len(command.token_ids)]
         )

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from outrider.ports import Extend, Proposal, Release, Score
+from outrider.prefix_hash import EMPTY_PREFIX
 from outrider_coordinator.routing import dispatch as turns_module
 from outrider_coordinator.routing.dispatch import DispatchScheduler, LinkQueue, OfSession
 
@@ -14,11 +15,11 @@ LONG = 30.0
 
 
 def extend(session: int, draft_length: int = 4) -> Extend:
-    return Extend(session, 1, 7, 0, (5,), draft_length)
+    return Extend(session, 1, 7, EMPTY_PREFIX, (5,), draft_length)
 
 
 def score(session: int, *draft_token_ids: int, num_kept_tokens: int = 7) -> Score:
-    return Score(session, 1, num_kept_tokens, 0, (5,), draft_token_ids)
+    return Score(session, 1, num_kept_tokens, EMPTY_PREFIX, (5,), draft_token_ids)
 
 
 def answer(session: int) -> Proposal:

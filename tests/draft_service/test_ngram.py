@@ -10,7 +10,8 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.ports import DraftEvent, Extend, Open, Opened, Proposal, SessionFailed, SessionLost
-from outrider.types import DenseEvidence, JudgingRule, SamplingParams, SparseEvidence, extend_prefix_hash
+from outrider.prefix_hash import EMPTY_PREFIX, PrefixHash, prefix_hash
+from outrider.types import DenseEvidence, JudgingRule, SamplingParams, SparseEvidence
 from outrider_draft.proposers.ngram import NgramProposer, look_up
 from outrider_draft.service import build_ngram_core
 
@@ -39,7 +40,9 @@ def ask(*commands: Open | Extend, min_n: int = 1, max_n: int = 3, max_model_len:
     return events
 
 
-def extend(token_ids: list[int], draft_length: int = 4, *, generation: int = 2, base: int = 0, kept: int = 0) -> Extend:
+def extend(
+    token_ids: list[int], draft_length: int = 4, *, generation: int = 2, base: int = 0, kept: PrefixHash = EMPTY_PREFIX
+) -> Extend:
     return Extend(1, generation, base, kept, tuple(token_ids), draft_length)
 
 
@@ -138,7 +141,7 @@ def test_text_is_kept_by_length() -> None:
     prompt = [1, 2, 7, 8, 1, 2]
     core = build_ngram_core(min_n=1, max_n=3)
     core.handle(0, [OPEN])
-    kept = extend_prefix_hash(0, prompt)
+    kept = prefix_hash(prompt)
     for item, expected in [
         (extend(prompt, 1), Proposal(1, 2, 6, (7,))),
         (extend([7, 8], 2, generation=3, base=6, kept=kept), Proposal(1, 3, 8, (1, 2))),
@@ -155,7 +158,7 @@ def test_another_text_is_lost() -> None:
     core = build_ngram_core(min_n=1, max_n=3)
     core.handle(0, [OPEN, extend([1, 2, 3])])
     core.step()
-    core.handle(0, [extend([4], generation=3, base=3, kept=17)])
+    core.handle(0, [extend([4], generation=3, base=3, kept=(b"", 17))])
     ((_, batch),) = core.step()
     (event,) = batch.events
     assert isinstance(event, SessionLost)

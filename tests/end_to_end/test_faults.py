@@ -13,6 +13,7 @@ import torch
 from outrider.errors import CapacityError, InvalidRequestError, NonFiniteLogitsError, UnavailableError
 from outrider.generation import GenerationResult
 from outrider.ports import Extend, Open, Proposal, Score, Scores
+from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.types import JudgingRule, SamplingParams
 from tests.end_to_end.faults import break_links, gate_of, lose_sessions, outage, poisoned
 from tests.end_to_end.waiting import DEADLINE_S, Reader, all_free, eventually
@@ -298,7 +299,12 @@ async def occupied(service: Any, *, num_tokens: int) -> AsyncIterator[None]:
     )
     text = (1,) * num_tokens
     link.send(
-        [opening, Extend(1, 2, 0, 0, text, 0) if service.description.role == "draft" else Score(1, 2, 0, 0, text)]
+        [
+            opening,
+            Extend(1, 2, 0, EMPTY_PREFIX, text, 0)
+            if service.description.role == "draft"
+            else Score(1, 2, 0, EMPTY_PREFIX, text),
+        ]
     )
     async for batch in link.events():
         if any(isinstance(event, Proposal | Scores) for event in batch.events):

@@ -6,7 +6,7 @@ import pytest
 
 from outrider.errors import IntegrityError, InvalidRequestError, OutOfPagesError
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
-from outrider.types import extend_prefix_hash
+from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
 
 TEXT = list(range(100, 116))
 
@@ -214,15 +214,15 @@ def test_a_fork_of_a_fork_copies_from_where_the_content_will_come() -> None:
     assert set(manager.pending_copies()) == {(source, second.page_table[0]), (source, third.page_table[0])}
 
 
-def test_prefix_hash_is_the_running_hash_of_the_kept_tokens() -> None:
+def test_prefix_hash_is_that_of_the_kept_tokens() -> None:
     manager = make_manager()
     sequence = manager.open(20)
     manager.extend(sequence, [5, 6, 7, 8])
-    assert manager.prefix_hash(sequence, 0) == 0
-    assert manager.prefix_hash(sequence, 4) == extend_prefix_hash(0, [5, 6, 7, 8])
+    assert manager.prefix_hash(sequence, 0) == EMPTY_PREFIX
+    assert manager.prefix_hash(sequence, 4) == prefix_hash([5, 6, 7, 8])
     manager.truncate(sequence, 2)
     manager.extend(sequence, [1, 1, 1])
-    assert manager.prefix_hash(sequence, 5) == extend_prefix_hash(0, [5, 6, 1, 1, 1])
+    assert manager.prefix_hash(sequence, 5) == prefix_hash([5, 6, 1, 1, 1])
     with pytest.raises(ValueError, match="prefix of 6 tokens of a sequence of 5"):
         manager.prefix_hash(sequence, 6)
 
@@ -231,12 +231,12 @@ def test_tokens_that_were_not_known_are_named_afterwards_and_stay_in_place() -> 
     manager = make_manager()
     sequence = manager.open(12)
     slots = manager.extend(sequence, [5, 6, 0, 0, 0])
-    assert manager.prefix_hash(sequence, 5) == extend_prefix_hash(0, [5, 6, 0, 0, 0])
+    assert manager.prefix_hash(sequence, 5) == prefix_hash([5, 6, 0, 0, 0])
     manager.amend(sequence, 2, [7, 8, 9])
     assert sequence.page_table[1] == slots[4] // 4
     manager.amend(sequence, 2, [7, 8])
     assert (sequence.token_ids, len(sequence.page_table)) == ([5, 6, 7, 8], 1)
-    assert manager.prefix_hash(sequence, 4) == extend_prefix_hash(0, [5, 6, 7, 8])
+    assert manager.prefix_hash(sequence, 4) == prefix_hash([5, 6, 7, 8])
     for length, token_ids in ((3, [1, 2]), (5, []), (-1, [1])):
         with pytest.raises(InvalidRequestError):
             manager.amend(sequence, length, token_ids)

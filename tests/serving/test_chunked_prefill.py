@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from outrider.ports import Extend, Open, Proposal, Release
+from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session_table import Limits, Session, SessionTable
@@ -65,7 +66,7 @@ class _Rig:
         self.ask(session, 2, length)
 
     def ask(self, session: int, generation: int, length: int = 1) -> None:
-        self.core.handle(1, [Extend(session, generation, 0, 0, (3,) * length, 1)])
+        self.core.handle(1, [Extend(session, generation, 0, EMPTY_PREFIX, (3,) * length, 1)])
 
     def step(self) -> list[int]:
         """How many tokens each had of the forward, fewest first."""
@@ -126,6 +127,6 @@ def test_chunks_get_smaller_where_running_sessions_would_wait_too_long_and_large
     rig.ask(RUNS, 6)
     assert rig.step() == [1]
     rig.core.handle(1, [Open(3, 1, SamplingParams(), 0, JudgingRule.REJECTION, LENGTH, LENGTH + 1, 10)])
-    rig.core.handle(1, [Extend(3, 2, 0, 0, (3,) * LENGTH, 1)])
+    rig.core.handle(1, [Extend(3, 2, 0, EMPTY_PREFIX, (3,) * LENGTH, 1)])
     rig.ask(RUNS, 7)
     assert rig.step() == [1, BESIDE]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.ports import Extend, ItemTiming, Open, Proposal
+from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.recording import ItemRecord
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput
@@ -78,7 +79,7 @@ def test_each_stage_lies_between_two_readings_of_the_clock() -> None:
     core = EngineCore(session_table, _Executor(clock), clock=clock)
     recorder = core.recorder = _Recorder()
     opening = Open(1, 1, SamplingParams(), 0, JudgingRule.REJECTION, 1, 5, 10)
-    core.handle(1, [opening, Extend(1, 2, 0, 0, (3,), 1, trace_parent=PARENT)])
+    core.handle(1, [opening, Extend(1, 2, 0, EMPTY_PREFIX, (3,), 1, trace_parent=PARENT)])
     clock.now += QUEUED
     for _ in range(NUM_FORWARDS - 1):
         assert core.step() == []

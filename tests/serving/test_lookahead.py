@@ -9,11 +9,12 @@ import pytest
 
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError, OutriderError
 from outrider.ports import EventBatch, Open, Opened, Release, Score, Scores, SessionFailed, SessionLost
+from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session_table import Limits, Session, SessionTable
 from outrider.serving.token_budget import TokenBudget
-from outrider.types import JudgingRule, SamplingParams, TokenScores, extend_prefix_hash
+from outrider.types import JudgingRule, SamplingParams, TokenScores
 from outrider_draft.texts import PlainSequence, PlainSequences
 
 ONE, OTHER = 1, 2
@@ -91,7 +92,7 @@ class _Executor(Executor[PlainSequence, Score, _Job, Scores]):
         base, form = answer.base_length, answer.form
         if not isinstance(form, TokenScores) or len(form.token_ids) > 1:
             return None
-        kept = extend_prefix_hash(0, session.sequence.token_ids)
+        kept = prefix_hash(session.sequence.token_ids)
         self.num_prepared += 1
         return Score(answer.session, answer.generation, base, kept, form.token_ids)
 
@@ -102,7 +103,7 @@ class _Executor(Executor[PlainSequence, Score, _Job, Scores]):
         jobs = []
         for job in forward.jobs:
             base, token_id = len(job.text.token_ids), job.item.token_ids[-1] + 1 + self.is_wrong
-            item = Score(job.item.session, 0, base, extend_prefix_hash(0, job.text.token_ids), (token_id,))
+            item = Score(job.item.session, 0, base, prefix_hash(job.text.token_ids), (token_id,))
             jobs.append(_Job(job.text, item))
         self.num_prepared += len(jobs)
         return QueuedForward(self.start([(job, 1) for job in jobs]), jobs, range(len(jobs)))
@@ -158,7 +159,7 @@ class _Rig:
         tokens = self.told[session]
         if other_token is not None:
             tokens[-1] = other_token
-        kept = extend_prefix_hash(0, tokens[:-1])
+        kept = prefix_hash(tokens[:-1])
         item = Score(session, self._generation, len(tokens) - 1, kept, (tokens[-1],), tuple(drafts))
         self.core.handle(1, [item])
         return self._generation
@@ -280,7 +281,7 @@ def test_questions_that_need_no_forward_keep_nobody_from_theirs(is_under_way: bo
     answered: set[int] = set()
     steps = 0
     while ONE not in answered:
-        rig.core.handle(1, [Score(OTHER, 1, 0, 0, (1,))])
+        rig.core.handle(1, [Score(OTHER, 1, 0, EMPTY_PREFIX, (1,))])
         answered |= {event.session for _, batch in rig.core.step() for event in batch.events}
         steps += 1
         assert steps < 200

@@ -10,9 +10,10 @@ import pytest
 from outrider.errors import NonFiniteLogitsError
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 from outrider.ports import Open, Release, SessionFailed, SessionLost
+from outrider.prefix_hash import prefix_hash
 from outrider.serving import session_table as ledger_module
 from outrider.serving.session_table import Limits, Session, SessionTable
-from outrider.types import JudgingRule, SamplingParams, extend_prefix_hash
+from outrider.types import JudgingRule, SamplingParams
 
 OPEN = Open(
     session=7,
@@ -123,13 +124,13 @@ def test_rewind_keeps_what_is_there_and_the_same_text(
     session_table.open(0, OPEN)
     session = found(session_table)
     table.extend(session.sequence, [1, 2, 3])
-    too_long = session_table.rewind(session, 4, extend_prefix_hash(0, [1, 2, 3, 4]))
+    too_long = session_table.rewind(session, 4, prefix_hash([1, 2, 3, 4]))
     assert isinstance(too_long, SessionLost)
     assert "4" in too_long.reason
-    other = session_table.rewind(session, 2, extend_prefix_hash(0, [2, 1]))
+    other = session_table.rewind(session, 2, prefix_hash([2, 1]))
     assert isinstance(other, SessionLost)
     assert session.sequence.token_ids == [1, 2, 3]
-    assert session_table.rewind(session, 2, extend_prefix_hash(0, [1, 2])) is None
+    assert session_table.rewind(session, 2, prefix_hash([1, 2])) is None
     assert session.sequence.token_ids == [1, 2]
 
 
@@ -200,3 +201,14 @@ def test_a_draft_takes_a_longer_session_as_far_as_it_fits(table: KVCacheManager)
     session_table = SessionTable(table, Limits(vocab_size=0, max_model_len=16, trims=True))
     assert session_table.open(0, replace(OPEN, max_length=1000)) is None
     assert found(session_table).reserved_length == 16
+
+
+def test_a_prefix_is_known_by_the_sessions_key(session_table: SessionTable[KVSequence], table: KVCacheManager) -> None:
+    session_table.open(0, replace(OPEN, prefix_hash_key=b"k" * 16))
+    session = found(session_table)
+    table.extend(session.sequence, [1, 2, 3])
+    assert session_table.rewind(session, 3, prefix_hash([1, 2, 3], b"k" * 16)) is None
+    assert session.sequence.length == 3
+    too_long = session_table.open(0, replace(OPEN, session=8, prefix_hash_key=b"k" * 65))
+    assert isinstance(too_long, SessionFailed)
+    assert too_long.field == "prefix_hash_key"

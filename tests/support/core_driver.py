@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.ports import EventBatch, Extend, ForwardReport, Open, Opened, Release, Score
+from outrider.prefix_hash import prefix_hash
 from outrider.serving.engine_core import EngineCore
-from outrider.types import AcceptanceMethod, SamplingParams, Support, extend_prefix_hash
+from outrider.types import AcceptanceMethod, SamplingParams, Support
 from outrider_coordinator.acceptance import judging_rule
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -50,7 +51,7 @@ def score_item(
     support: Support | None = None,
 ) -> Score:
     """``tokens`` are all committed ones; those from ``num_kept_tokens`` on are sent."""
-    kept = extend_prefix_hash(0, tokens[:num_kept_tokens])
+    kept = prefix_hash(tokens[:num_kept_tokens])
     return Score(session, generation, num_kept_tokens, kept, tuple(tokens[num_kept_tokens:]), tuple(drafts), support)
 
 
@@ -58,7 +59,7 @@ def extend_item(
     session: int, generation: int, tokens: Sequence[int], draft_length: int, *, num_kept_tokens: int = 0
 ) -> Extend:
     """``tokens`` are all committed ones; those from ``num_kept_tokens`` on are sent."""
-    kept = extend_prefix_hash(0, tokens[:num_kept_tokens])
+    kept = prefix_hash(tokens[:num_kept_tokens])
     return Extend(session, generation, num_kept_tokens, kept, tuple(tokens[num_kept_tokens:]), draft_length)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from outrider.errors import UnavailableError
 from outrider.ports import Extend, Open, Proposal, Refused, Release, Score, Scores, SessionLost
+from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
 from outrider.types import (
     JudgingRule,
     SamplingParams,
@@ -17,7 +18,6 @@ from outrider.types import (
     SparseScores,
     Support,
     TokenScores,
-    extend_prefix_hash,
 )
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows, reversed_rows
 from tests.support.toy_language import noise
@@ -44,15 +44,15 @@ def opening(generation: int = 1, **more: Any) -> Open:
 def test_greedy_scores_are_the_argmaxes_and_state_goes_by_length() -> None:
     core = ToyTarget(ROWS, V).core()
     core.handle([opening(judging_rule=JudgingRule.GREEDY, sampling=SamplingParams(temperature=0))])
-    (scores,) = core.handle([Score(5, 2, 0, 0, PROMPT, (4, 0))]).events
+    (scores,) = core.handle([Score(5, 2, 0, EMPTY_PREFIX, PROMPT, (4, 0))]).events
     assert isinstance(scores, Scores) and isinstance(scores.form, TokenScores)
     assert scores.base_length == 3
     expected = tuple(int(ROWS(text).argmax()) for text in ((1, 2, 3), (1, 2, 3, 4), (1, 2, 3, 4, 0)))
     assert scores.form.token_ids == expected
-    (again,) = core.handle([Score(5, 3, 3, extend_prefix_hash(0, PROMPT), (4,), (0,))]).events
+    (again,) = core.handle([Score(5, 3, 3, prefix_hash(PROMPT), (4,), (0,))]).events
     assert isinstance(again, Scores) and isinstance(again.form, TokenScores)
     assert again.form.token_ids == expected[1:]
-    (lost,) = core.handle([Score(5, 4, 3, 99, (4,))]).events
+    (lost,) = core.handle([Score(5, 4, 3, (b"", 99), (4,))]).events
     assert isinstance(lost, SessionLost)
 
 
@@ -60,7 +60,7 @@ def test_sparse_scores_and_evidence_describe_the_rows() -> None:
     draft, target = ToyDraft(reversed_rows(ROWS), V, support_mass=0.8).core(), ToyTarget(ROWS, V).core()
     draft.handle([opening()])
     target.handle([opening()])
-    (proposal,) = draft.handle([Extend(5, 2, 0, 0, PROMPT, 2)]).events
+    (proposal,) = draft.handle([Extend(5, 2, 0, EMPTY_PREFIX, PROMPT, 2)]).events
     assert isinstance(proposal, Proposal) and isinstance(proposal.evidence, SparseEvidence)
     assert len(proposal.token_ids) == 2 and proposal.base_length == 3
     evidence = proposal.evidence
@@ -69,7 +69,7 @@ def test_sparse_scores_and_evidence_describe_the_rows() -> None:
     assert row[ids].sum() >= 0.8 > row[ids[:-1]].sum()
     np.testing.assert_allclose(evidence.probs[: evidence.counts[0]], row[ids] / row[ids].sum(), rtol=1e-6)
     support = Support(evidence.counts, evidence.token_ids)
-    (scores,) = target.handle([Score(5, 2, 0, 0, PROMPT, proposal.token_ids, support)]).events
+    (scores,) = target.handle([Score(5, 2, 0, EMPTY_PREFIX, PROMPT, proposal.token_ids, support)]).events
     assert isinstance(scores, Scores) and isinstance(scores.form, SparseScores)
     law = ROWS(PROMPT)
     np.testing.assert_allclose(scores.form.support_probs[: len(ids)], law[ids], rtol=1e-6)
@@ -83,7 +83,7 @@ def test_draws_follow_the_row() -> None:
     counts = np.zeros(V)
     for seed in range(4000):
         draft.handle([opening(generation=2 * seed + 1, seed=seed)])
-        (proposal,) = draft.handle([Extend(5, 2 * seed + 2, 0, 0, PROMPT, 1)]).events
+        (proposal,) = draft.handle([Extend(5, 2 * seed + 2, 0, EMPTY_PREFIX, PROMPT, 1)]).events
         assert isinstance(proposal, Proposal)
         counts[proposal.token_ids[0]] += 1
     expected = ROWS(PROMPT) * 4000
@@ -107,7 +107,7 @@ def test_pages_are_reserved_refused_and_given_back() -> None:
     assert isinstance(refused, Refused)
     core.handle([Release(5, 9)])
     assert target.num_pages_free == 4
-    assert core.handle([Score(5, 10, 0, 0, PROMPT)]).events == ()
+    assert core.handle([Score(5, 10, 0, EMPTY_PREFIX, PROMPT)]).events == ()
 
 
 async def test_faults_over_a_link() -> None:
@@ -115,7 +115,7 @@ async def test_faults_over_a_link() -> None:
     link = await draft.attach()
     draft.faults.hold = True
     link.send([opening()])
-    link.send([Extend(5, 2, 0, 0, PROMPT, 1)])
+    link.send([Extend(5, 2, 0, EMPTY_PREFIX, PROMPT, 1)])
     events = link.events()
     waiting = asyncio.ensure_future(anext(events))
     await asyncio.sleep(0)

@@ -23,7 +23,7 @@ from outrider.ports import (
     SessionFailed,
     SessionLost,
 )
-from outrider.types import extend_prefix_hash
+from outrider.prefix_hash import prefix_hash
 
 EventT = TypeVar("EventT")
 
@@ -167,7 +167,7 @@ class ToyCore(Generic[EventT]):
             return self._fail(item, "NonFiniteLogitsError", "logits are not finite, as told", "")
         if item.num_kept_tokens > len(session.tokens):
             return SessionLost(item.session, item.generation, f"only {len(session.tokens)} tokens are held")
-        if extend_prefix_hash(0, session.tokens[: item.num_kept_tokens]) != item.prefix_hash:
+        if prefix_hash(session.tokens[: item.num_kept_tokens], session.open.prefix_hash_key) != item.prefix_hash:
             return SessionLost(item.session, item.generation, "another text")
         return self._bad_item(session, item)
 

@@ -13,6 +13,7 @@ import torch
 
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Refused, Release, Score, Scores, SessionFailed, SessionLost
+from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.sampling.session import SessionSampling
 from outrider.types import SamplingParams, Support
 from outrider_target.service import build_core
@@ -151,14 +152,14 @@ def test_full_is_refused_and_what_crossed_it_is_ignored(runner: ModelRunner) -> 
 
 
 BAD_ITEMS: list[tuple[str, Score]] = [
-    ("token_ids", Score(0, 2, 0, 0, ())),
+    ("token_ids", Score(0, 2, 0, EMPTY_PREFIX, ())),
     ("token_ids", score_item(0, 2, [272])),
     ("token_ids", score_item(0, 2, [-1])),
     ("token_ids", score_item(0, 2, [1] * 41)),
     ("draft_token_ids", score_item(0, 2, [1] * 39, [1, 2])),
     ("draft_token_ids", score_item(0, 2, PROMPT, [257])),
     ("draft_token_ids", score_item(0, 2, PROMPT, [-3])),
-    ("num_kept_tokens", Score(0, 2, -1, 0, (1,))),
+    ("num_kept_tokens", Score(0, 2, -1, EMPTY_PREFIX, (1,))),
     ("support", score_item(0, 2, PROMPT, [1])),
     ("support", score_item(0, 2, PROMPT, [1], support=Support(np.array([1, 1], np.int32), np.array([1, 2], np.int32)))),
     ("support", score_item(0, 2, PROMPT, [1], support=Support(np.array([2], np.int32), np.array([1], np.int32)))),

@@ -13,6 +13,7 @@ import pytest
 
 from outrider.errors import UnavailableError
 from outrider.ports import Extend, Score
+from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.transport import heartbeats, pumping, remote, servicers
 from outrider.transport.convert.commands import target_commands_to_proto
 from outrider.transport.heartbeats import LOOKS, SilenceDetector, SilenceWatch
@@ -112,7 +113,7 @@ async def attached(remote_target: RemoteTarget) -> Talk:
     """A link with one session, described first as a coordinator does."""
     await remote_target.describe()
     talk = Talk(await remote_target.attach())
-    await talk.say(opening(1), Score(1, 2, 0, 0, PROMPT))
+    await talk.say(opening(1), Score(1, 2, 0, EMPTY_PREFIX, PROMPT))
     return talk
 
 
@@ -131,7 +132,7 @@ async def test_a_link_over_which_nothing_comes_breaks_and_closes_at_once(
             async with asyncio.timeout(DEADLINE_S):
                 await talk.hear()
         with pytest.raises(UnavailableError):
-            talk.link.send([Score(1, 3, 0, 0, PROMPT)])
+            talk.link.send([Score(1, 3, 0, EMPTY_PREFIX, PROMPT)])
         await eventually(lambda: target.num_pages_free == 8)
         async with asyncio.timeout(DEADLINE_S):
             await talk.link.close()
@@ -167,13 +168,13 @@ async def test_a_late_answer_of_a_dead_link_is_dropped(serve: Serve) -> None:
         port = RemoteTarget(proxy.address, link_timeout_s=TIMEOUT_S)
         talk = await attached(port)
         await proxy.stall("down")
-        talk.link.send([Score(1, 3, 0, 0, PROMPT)])
+        talk.link.send([Score(1, 3, 0, EMPTY_PREFIX, PROMPT)])
         with pytest.raises(UnavailableError, match="nothing was heard"):
             await talk.hear()
         await talk.link.close()
         await proxy.heal()
         again = await attached(port)
-        batch = await again.say(Score(1, 4, 0, 0, PROMPT))
+        batch = await again.say(Score(1, 4, 0, EMPTY_PREFIX, PROMPT))
         assert [event.generation for event in batch.events] == [4]
         assert [batch async for batch in talk.link.events()] == []
         await again.link.close()
@@ -187,7 +188,7 @@ async def test_a_service_that_only_sends_heartbeats_stays_attached(serve: Serve)
     await port.describe()
     talk = Talk(await port.attach())
     draft.faults.hold = True
-    talk.link.send([opening(1), Extend(1, 2, 0, 0, PROMPT, 1)])
+    talk.link.send([opening(1), Extend(1, 2, 0, EMPTY_PREFIX, PROMPT, 1)])
     hearing = asyncio.create_task(talk.hear())
     looks: list[bool] = []
     detector, look = talk.link._watch._detector, talk.link._watch._detector.look
@@ -218,7 +219,7 @@ async def test_a_service_that_announces_no_heartbeats_may_be_silent(
     with pytest.raises(UnavailableError, match="nothing was heard"):
         await control.hear()
     assert not hearing.done()
-    talk.link.send([Score(1, 3, 0, 0, PROMPT)])
+    talk.link.send([Score(1, 3, 0, EMPTY_PREFIX, PROMPT)])
     assert (await hearing).events[0].generation == 3
     for each in (talk, control):
         await each.link.close()
@@ -238,13 +239,13 @@ async def test_a_coordinator_that_announces_no_heartbeats_may_be_silent(
     server = await serve("target", ToyTarget(ROWS, V))
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = TargetServiceStub(channel).Attach()
-        await call.write(target_commands_to_proto([opening(1), Score(1, 2, 0, 0, PROMPT)]))
+        await call.write(target_commands_to_proto([opening(1), Score(1, 2, 0, EMPTY_PREFIX, PROMPT)]))
         async with asyncio.timeout(DEADLINE_S):
             kinds = [(await call.read()).HasField("heartbeat") for _ in range(5)]
         assert kinds == [False, True, True, True, True]
         call.cancel()
     talk = Talk(await RemoteTarget(server.address).attach())
-    await talk.say(opening(1), Score(1, 2, 0, 0, PROMPT))
+    await talk.say(opening(1), Score(1, 2, 0, EMPTY_PREFIX, PROMPT))
     await talk.link.close()
     assert timeouts == [None, heartbeats.DEFAULT_COORDINATOR_TIMEOUT_S]
 
@@ -260,7 +261,7 @@ async def test_links_that_end_while_a_heartbeat_is_on_its_way(
     for turn in range(30):
         talk = await attached(RemoteTarget(server.address, link_timeout_s=DEADLINE_S))
         for generation in range(3, 3 + turn):
-            await talk.say(Score(1, generation, 0, 0, PROMPT))
+            await talk.say(Score(1, generation, 0, EMPTY_PREFIX, PROMPT))
         if turn % 3 == 0:
             target.break_links()
             with pytest.raises(UnavailableError, match="broken as told"):
@@ -297,7 +298,7 @@ async def test_a_coordinator_whose_own_loop_was_blocked_finds_nobody_dead() -> N
             hearing = asyncio.create_task(talk.hear())
             await asyncio.sleep(0)
             time.sleep(2 * timeout_s)
-            talk.link.send([Score(1, generation, 0, 0, PROMPT)])
+            talk.link.send([Score(1, generation, 0, EMPTY_PREFIX, PROMPT)])
             assert (await hearing).events[0].generation == generation
         await talk.link.close()
 

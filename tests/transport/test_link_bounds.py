@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from outrider import limits, ports
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, message_limits
+from outrider.transport.convert.arrays import token_ids_to_bytes
 from outrider.transport.convert.commands import draft_commands_from_proto, target_commands_from_proto
 from outrider.transport.convert.describing import description_from_proto
 from outrider.transport.convert.events import draft_events_from_proto, target_events_from_proto
@@ -48,15 +49,21 @@ OPEN: dict[str, Fill] = {
     "request_id": text("request_id", 257),
     "trace_id": text("trace_id", 257),
     "cache_salt": text("cache_salt", 257),
+    "prefix_hash_key": lambda message: setattr(message, "prefix_hash_key", bytes(65)),
 }
 SAMPLING: dict[str, Fill] = {
     "logit_bias": lambda message: message.logit_bias.extend([sampling_pb2.LogitBias()] * 1025),
     "bad_words": lambda message: message.bad_words.extend([sampling_pb2.TokenSequence()] * 2049),
     "allowed_token_ids": ids("allowed_token_ids", (1 << 20) + 1),
 }
-EXTEND: dict[str, Fill] = {"token_ids": ids("token_ids", 4_000_001), "trace_parent": text("trace_parent", 257)}
+EXTEND: dict[str, Fill] = {
+    "token_ids": array("token_ids", 4_000_001),
+    "prefix_chain": lambda message: setattr(message, "prefix_chain", bytes(65)),
+    "trace_parent": text("trace_parent", 257),
+}
 SCORE: dict[str, Fill] = {
-    "token_ids": ids("token_ids", 4_000_001),
+    "token_ids": array("token_ids", 4_000_001),
+    "prefix_chain": lambda message: setattr(message, "prefix_chain", bytes(65)),
     "draft_token_ids": ids("draft_token_ids", MANY_DRAFTS),
     "support_counts": array("support_counts", MANY_DRAFTS),
     "support_token_ids": array("support_token_ids", (1 << 22) + 1),
@@ -226,7 +233,7 @@ async def test_a_command_past_a_bound_fails_its_session_and_the_link_goes_on(ser
     server = await serve("draft", draft)
     bad = opened(1)
     SAMPLING["logit_bias"](bad.sampling)
-    tokens = [1, 2, 1, 2, 1]
+    tokens = token_ids_to_bytes([1, 2, 1, 2, 1])
     commands = [
         pb.DraftCommand(open=bad),
         pb.DraftCommand(open=opened(2)),

@@ -22,6 +22,7 @@ from outrider.ports import (
     SessionFailed,
     SessionLost,
 )
+from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
 from outrider.transport.heartbeats import with_heartbeats
 from outrider.transport.pumping import with_planes
 from outrider.transport.remote import RemoteDraft, RemoteTarget
@@ -31,7 +32,6 @@ from outrider.types import (
     SamplingParams,
     SparseEvidence,
     Support,
-    extend_prefix_hash,
 )
 from tests.support.equality import same
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows, reversed_rows
@@ -93,9 +93,9 @@ async def draft_scenario(draft: Any) -> list[EventBatch[Any]]:
     heard = []
     for session, more in enumerate(OPENINGS.values()):
         talk.link.send([opening(session, **more)])
-        heard.append(await talk.say(Extend(session, 2, 0, 0, PROMPT, 3)))
-        heard.append(await talk.say(Extend(session, 3, 3, extend_prefix_hash(0, PROMPT), (4, 5), 2)))
-    heard.append(await talk.say(Extend(0, 4, 3, 12345, (4,), 2), Extend(99, 1, 0, 0, PROMPT, 1)))
+        heard.append(await talk.say(Extend(session, 2, 0, EMPTY_PREFIX, PROMPT, 3)))
+        heard.append(await talk.say(Extend(session, 3, 3, prefix_hash(PROMPT), (4, 5), 2)))
+    heard.append(await talk.say(Extend(0, 4, 3, (b"", 12345), (4,), 2), Extend(99, 1, 0, EMPTY_PREFIX, PROMPT, 1)))
     heard.append(await talk.say(Release(1, 9), opening(50, max_length=1 << 30)))
     await talk.link.close()
     assert await talk.ended()
@@ -109,8 +109,8 @@ async def target_scenario(target: Any, proposals: Sequence[Proposal]) -> list[Ev
         talk.link.send([opening(session, **more)])
         evidence = proposal.evidence
         support = Support(evidence.counts, evidence.token_ids) if isinstance(evidence, SparseEvidence) else None
-        heard.append(await talk.say(Score(session, 2, 0, 0, PROMPT, proposal.token_ids, support)))
-    heard.append(await talk.say(Score(0, 3, 0, 0, (V,)), Score(1, 3, 0, 0, ())))
+        heard.append(await talk.say(Score(session, 2, 0, EMPTY_PREFIX, PROMPT, proposal.token_ids, support)))
+    heard.append(await talk.say(Score(0, 3, 0, EMPTY_PREFIX, (V,)), Score(1, 3, 0, EMPTY_PREFIX, ())))
     await talk.link.close()
     assert await talk.ended()
     return heard
@@ -148,7 +148,7 @@ async def test_one_scenario_in_process_and_over_grpc_gives_equal_events(serve: S
 async def test_events_are_pushed_unasked(serve: Serve) -> None:
     draft = ToyDraft(DRAFT_ROWS, V)
     talk = Talk(await RemoteDraft((await serve("draft", draft)).address).attach())
-    await talk.say(opening(1), Extend(1, 2, 0, 0, PROMPT, 1))
+    await talk.say(opening(1), Extend(1, 2, 0, EMPTY_PREFIX, PROMPT, 1))
     evidence = SparseEvidence(np.array([1], np.int32), np.array([4], np.int32), np.array([1.0], np.float32))
     pushed = Proposal(1, 2, 3, (4,), evidence)
     draft.link.push(pushed)
@@ -162,7 +162,7 @@ async def test_reading_goes_on_while_nothing_is_read_from_us(serve: Serve) -> No
     link = await RemoteTarget((await serve("target", target)).address).attach()
     link.send([opening(1)])
     for generation in range(2, 1002):
-        link.send([Score(1, generation, 0, 0, PROMPT)])
+        link.send([Score(1, generation, 0, EMPTY_PREFIX, PROMPT)])
     async with asyncio.timeout(20):
         while not target.links or len(target.link.sent) < 1001:
             await asyncio.sleep(0.001)
@@ -179,7 +179,7 @@ async def test_however_a_link_ends_its_sessions_are_released(serve: Serve, way: 
     draft = ToyDraft(DRAFT_ROWS, V, num_pages=8)
     remote = RemoteDraft((await serve("draft", draft)).address)
     talk = Talk(await remote.attach())
-    await talk.say(opening(1), Extend(1, 2, 0, 0, PROMPT, 1))
+    await talk.say(opening(1), Extend(1, 2, 0, EMPTY_PREFIX, PROMPT, 1))
     assert draft.num_pages_free == 0
     if way == "close":
         await talk.link.close()
@@ -204,7 +204,7 @@ async def test_a_link_that_breaks_says_so_to_reader_and_sender(serve: Serve) -> 
     target = ToyTarget(TARGET_ROWS, V)
     server = await serve("target", target)
     talk = Talk(await RemoteTarget(server.address).attach())
-    await talk.say(opening(1), Score(1, 2, 0, 0, PROMPT))
+    await talk.say(opening(1), Score(1, 2, 0, EMPTY_PREFIX, PROMPT))
     target.break_links("the engine failed")
     with pytest.raises(UnavailableError, match="the engine failed"):
         await talk.hear()
@@ -217,7 +217,7 @@ async def test_a_server_that_stops_breaks_its_links(serve: Serve) -> None:
     target = ToyTarget(TARGET_ROWS, V)
     server = await serve("target", target)
     talk = Talk(await RemoteTarget(server.address).attach())
-    await talk.say(opening(1), Score(1, 2, 0, 0, PROMPT))
+    await talk.say(opening(1), Score(1, 2, 0, EMPTY_PREFIX, PROMPT))
     waiting = asyncio.create_task(talk.hear())
     await server.stop()
     with pytest.raises(UnavailableError, match=server.address):
@@ -306,7 +306,7 @@ async def test_dense_rows_of_many_megabytes_cross(serve: Serve) -> None:
     talk.link.send(
         [opening(1, judging_rule=JudgingRule.DENSE_REJECTION, num_token_ids=vocab_size, sampling=SamplingParams())]
     )
-    batch = await talk.say(Score(1, 2, 0, 0, PROMPT, (5, 6, 7)))
+    batch = await talk.say(Score(1, 2, 0, EMPTY_PREFIX, PROMPT, (5, 6, 7)))
     assert batch.events[0].form.target_probs.nbytes == 4 * 4 * vocab_size > 8_000_000
     await talk.link.close()
 
@@ -316,6 +316,6 @@ async def test_over_a_unix_socket(serve: Serve, tmp_path: Any) -> None:
     server = await serve("draft", draft, host=f"unix:{tmp_path / 'draft.sock'}")
     assert server.address == f"unix:{tmp_path / 'draft.sock'}"
     talk = Talk(await RemoteDraft(server.address).attach())
-    batch = await talk.say(opening(1), Extend(1, 2, 0, 0, PROMPT, 1))
+    batch = await talk.say(opening(1), Extend(1, 2, 0, EMPTY_PREFIX, PROMPT, 1))
     assert isinstance(batch.events[0], Proposal)
     await talk.link.close()

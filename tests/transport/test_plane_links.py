@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from outrider.ports import EventBatch, Score, Scores, SessionFailed
+from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.transport import pumping
 from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.transport.convert.events import target_events_from_proto, target_events_to_proto
@@ -51,7 +52,7 @@ async def dense_scores(target: Any, *, rounds: int = 6) -> list[EventBatch[Any]]
     """One after the other, each held until the end."""
     talk = Talk(await target.attach())
     talk.link.send([opening(0, judging_rule=JudgingRule.DENSE_REJECTION, num_token_ids=V)])
-    heard = [await talk.say(Score(0, 2 + index, 0, 0, PROMPT, (4, 5, index))) for index in range(rounds)]
+    heard = [await talk.say(Score(0, 2 + index, 0, EMPTY_PREFIX, PROMPT, (4, 5, index))) for index in range(rounds)]
     await talk.link.close()
     return heard
 
@@ -81,7 +82,7 @@ async def test_the_link_says_which_plane_it_has(serve: Serve, writers: list[Shar
     for shares_memory, plane in ((True, "shared_memory"), (False, "inline")):
         link: Any = await RemoteTarget(server.address, shares_memory=shares_memory).attach()
         talk = Talk(link)
-        await talk.say(opening(0), Score(0, 2, 0, 0, PROMPT))
+        await talk.say(opening(0), Score(0, 2, 0, EMPTY_PREFIX, PROMPT))
         assert link.tensor_plane == plane
         await link.close()
 
@@ -106,10 +107,12 @@ async def test_a_reader_that_keeps_everything_is_not_written_over(
     server = await serve("target", ToyTarget(ROWS, V))
     remote = RemoteTarget(server.address)
     talk = Talk(await remote.attach())
-    await talk.say(opening(0, judging_rule=JudgingRule.DENSE_REJECTION, num_token_ids=V), Score(0, 2, 0, 0, PROMPT))
+    await talk.say(
+        opening(0, judging_rule=JudgingRule.DENSE_REJECTION, num_token_ids=V), Score(0, 2, 0, EMPTY_PREFIX, PROMPT)
+    )
     [end] = writers
     end._max_bytes = shared_file.HEADER_BYTES + 4 * 4096
-    held = [await talk.say(Score(0, 3 + index, 0, 0, PROMPT, (index,))) for index in range(9)]
+    held = [await talk.say(Score(0, 3 + index, 0, EMPTY_PREFIX, PROMPT, (index,))) for index in range(9)]
     assert end.num_in_use <= 5 < len(held)
     expected = await dense_scores_of_one(ToyTarget(ROWS, V), 9)
     assert same(tuple(batch.events for batch in held), tuple(batch.events for batch in expected))
@@ -120,8 +123,10 @@ async def test_a_reader_that_keeps_everything_is_not_written_over(
 
 async def dense_scores_of_one(target: Any, rounds: int) -> list[EventBatch[Any]]:
     talk = Talk(await target.attach())
-    await talk.say(opening(0, judging_rule=JudgingRule.DENSE_REJECTION, num_token_ids=V), Score(0, 2, 0, 0, PROMPT))
-    return [await talk.say(Score(0, 3 + index, 0, 0, PROMPT, (index,))) for index in range(rounds)]
+    await talk.say(
+        opening(0, judging_rule=JudgingRule.DENSE_REJECTION, num_token_ids=V), Score(0, 2, 0, EMPTY_PREFIX, PROMPT)
+    )
+    return [await talk.say(Score(0, 3 + index, 0, EMPTY_PREFIX, PROMPT, (index,))) for index in range(rounds)]
 
 
 async def test_an_answer_longer_than_a_message_ends_its_session_on_both_ends_and_no_other() -> None:
@@ -142,7 +147,7 @@ async def test_an_answer_longer_than_a_message_ends_its_session_on_both_ends_and
     )
     rules = (JudgingRule.REJECTION, JudgingRule.DENSE_REJECTION, JudgingRule.REJECTION)
     openings = [opening(session, judging_rule=rule, num_token_ids=V) for session, rule in enumerate(rules)]
-    scores = [Score(session, 2, 0, 0, PROMPT, (4, 5) * 4) for session in range(3)]
+    scores = [Score(session, 2, 0, EMPTY_PREFIX, PROMPT, (4, 5) * 4) for session in range(3)]
     requests.put_nowait(target_commands_to_proto([*openings, *scores]))
     events: list[Any] = []
     messages = pump.run(incoming())

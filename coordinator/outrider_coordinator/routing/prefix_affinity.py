@@ -7,8 +7,9 @@ served a text does not say that its prefix cache still holds it: a wrong guess c
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
+
+from outrider.prefix_hash import PrefixHash
 
 MAX_ENTRIES = 65_536
 """Beginnings remembered on one side."""
@@ -16,7 +17,7 @@ _SHORT, _LONG = 16, 256
 """Beginnings are told apart in steps of so many tokens: of the first up to ``_LONG`` tokens, and after them."""
 
 ReplicaT = TypeVar("ReplicaT")
-_Key = tuple[str, int, int]
+_Key = tuple[str, int, PrefixHash]
 """Salt, length and hash of a beginning."""
 
 
@@ -27,7 +28,7 @@ class Text(Protocol):
         """How many."""
         ...
 
-    def prefix_hash(self, length: int) -> int:
+    def prefix_hash(self, length: int) -> PrefixHash:
         """The hash of the first ``length``."""
         ...
 
@@ -63,9 +64,9 @@ class PrefixAffinity(Generic[ReplicaT]):
             del self._served[key]
 
 
-def _keys(text: Text, cache_salt: str) -> Iterator[_Key]:
+def _keys(text: Text, cache_salt: str) -> list[_Key]:
     """Of all beginnings that are told apart, the longest first: forgotten last are the shortest."""
     length = len(text)
     lengths = (*range(_SHORT, min(length, _LONG), _SHORT), *range(_LONG, length, _LONG))
-    for known in reversed(lengths):
-        yield cache_salt, known, text.prefix_hash(known)
+    keys = [(cache_salt, known, text.prefix_hash(known)) for known in lengths]  # growing, as they are hashed fastest
+    return keys[::-1]

@@ -86,6 +86,7 @@ class CommandBuilder:
             logprobs_mode=plan.logprobs_mode,
             request_id=plan.request_id,
             trace_id=self.trace_id,
+            prefix_hash_key=plan.prefix_hash_key,
             cache_salt=plan.cache_salt,
             arrival_ns=plan.arrival_ns,
         )

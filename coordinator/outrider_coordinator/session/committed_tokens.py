@@ -1,20 +1,19 @@
-"""The text of a session: prompt and output ids, and the running hash of every prefix."""
+"""Committed tokens of a session: prompt and output ids, and the hash of every prefix."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from outrider.types import running_hashes
+from outrider.prefix_hash import PrefixHash, PrefixHasher
 
 
 class CommittedTokens:
     """Tokens that are final. They are only ever added to."""
 
-    def __init__(self, prompt_token_ids: Sequence[int]) -> None:
-        self._token_ids: list[int] = []
-        self._hashes = [0]  # entry n is of the first n tokens
+    def __init__(self, prompt_token_ids: Sequence[int], prefix_hash_key: bytes = b"") -> None:
+        self._token_ids = list(prompt_token_ids)
+        self._prefix_hasher = PrefixHasher(prefix_hash_key)
         self.prompt_length = len(prompt_token_ids)
-        self.extend(prompt_token_ids)
 
     def __len__(self) -> int:
         return len(self._token_ids)
@@ -32,12 +31,15 @@ class CommittedTokens:
     def extend(self, token_ids: Sequence[int]) -> None:
         """Add tokens at the end."""
         self._token_ids += token_ids
-        self._hashes += running_hashes(self._hashes[-1], token_ids)
 
     def after(self, length: int) -> tuple[int, ...]:
         """The tokens after the first ``length``."""
         return tuple(self._token_ids[length:])
 
-    def prefix_hash(self, length: int) -> int:
-        """The hash of the first ``length`` tokens."""
-        return self._hashes[length]
+    def prefix_hash(self, length: int) -> PrefixHash:
+        """Prefix hash of the first ``length`` tokens; each token is hashed once."""
+        return self._prefix_hasher.at(self._token_ids, length)
+
+    def hash_blocks(self) -> Iterator[None]:
+        """Hash all full blocks, one each time that the iterator is asked, so that ``prefix_hash`` finds them."""
+        return self._prefix_hasher.hash_blocks(self._token_ids, len(self._token_ids))

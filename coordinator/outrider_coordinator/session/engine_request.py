@@ -35,6 +35,8 @@ class EngineRequest:
     skip_special_tokens: bool = True
     """Whether the text is without special tokens."""
     cache_salt: str = ""
+    prefix_hash_key: bytes = b""
+    """Keys the session's prefix hashes, here and in the services; of one coordinator."""
     arrival_ns: int = 0
     """When the request arrived, in nanoseconds since 1970: no two requests of a coordinator have the same."""
     model_name: str = ""

@@ -59,7 +59,7 @@ class SessionState:
         self.status = SessionStatus.WAITING
         self.step = 0
         """The number of the step under way."""
-        self.tokens = CommittedTokens(plan.prompt_token_ids)
+        self.tokens = CommittedTokens(plan.prompt_token_ids, plan.prefix_hash_key)
         self.output = Output(plan, tokenizer)
         self.spec_stats = SpecDecodeStats()
         """Counters of what went wrong; steps are counted by whoever takes ``StepEnded``."""

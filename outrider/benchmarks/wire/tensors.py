@@ -19,6 +19,7 @@ from outrider import __version__
 from outrider.benchmarks.schema import Label, Series
 from outrider.errors import ProtocolError
 from outrider.ports import EventBatch, Score, Scores
+from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.process.hosting import run
 from outrider.transport.remote import RemoteTarget
 from outrider.transport.server import serve_target
@@ -105,7 +106,7 @@ async def _measure(address: str, num_bytes: int, plane: str, *, num_samples: int
     samples: list[float] = []
     for generation in range(1, num_warmups + num_samples + 1):
         began = time.perf_counter()
-        link.send([Score(0, generation, num_bytes // 4, 0, (0,))])
+        link.send([Score(0, generation, num_bytes // 4, EMPTY_PREFIX, (0,))])
         batch = await anext(events)
         rows = batch.events[0].form.target_probs
         if not (rows[0, ::_PAGE_VALUES] == generation % 1000).all():

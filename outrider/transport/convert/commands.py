@@ -11,8 +11,13 @@ from functools import partial
 
 from outrider import ports
 from outrider.errors import ProtocolError
-from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_SUPPORT_IDS
-from outrider.transport.convert.arrays import ints_from_bytes, ints_to_bytes
+from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS
+from outrider.transport.convert.arrays import (
+    ints_from_bytes,
+    ints_to_bytes,
+    token_ids_from_bytes,
+    token_ids_to_bytes,
+)
 from outrider.transport.convert.link_bounds import (
     check_extend,
     check_open,
@@ -59,6 +64,7 @@ def open_to_proto(command: ports.Open) -> pb.Open:
         banned_token_ids=command.banned_token_ids,
         request_id=command.request_id,
         trace_id=command.trace_id,
+        prefix_hash_key=command.prefix_hash_key,
         cache_salt=command.cache_salt,
         arrival_ns=command.arrival_ns,
     )
@@ -86,6 +92,7 @@ def open_from_proto(message: pb.Open) -> ports.Open:
         logprobs_mode=mode_from_proto(message.logprobs_mode),
         request_id=message.request_id,
         trace_id=message.trace_id,
+        prefix_hash_key=message.prefix_hash_key,
         cache_salt=message.cache_salt,
         arrival_ns=message.arrival_ns,
     )
@@ -104,8 +111,9 @@ def release_from_proto(message: pb.Release) -> ports.Release:
 def write_extend(message: pb.Extend, command: ports.Extend) -> None:
     """An extension, into an empty message."""
     message.session, message.generation = command.session, command.generation
-    message.num_kept_tokens, message.prefix_hash = command.num_kept_tokens, command.prefix_hash
-    message.token_ids.extend(command.token_ids)
+    message.num_kept_tokens = command.num_kept_tokens
+    message.prefix_chain, message.prefix_rest = command.prefix_hash
+    message.token_ids = token_ids_to_bytes(command.token_ids)
     message.draft_length = command.draft_length
     if command.trace_parent:
         message.trace_parent = command.trace_parent
@@ -118,8 +126,8 @@ def extend_from_proto(message: pb.Extend) -> ports.Extend:
         message.session,
         message.generation,
         message.num_kept_tokens,
-        message.prefix_hash,
-        tuple(message.token_ids),
+        (message.prefix_chain, message.prefix_rest),
+        token_ids_from_bytes("token_ids", message.token_ids, LINK_TOKEN_IDS),
         message.draft_length,
         message.trace_parent,
     )
@@ -128,8 +136,9 @@ def extend_from_proto(message: pb.Extend) -> ports.Extend:
 def write_score(message: pb.Score, command: ports.Score) -> None:
     """A score, into an empty message. A support that is there, but empty, travels as none: it says nothing."""
     message.session, message.generation = command.session, command.generation
-    message.num_kept_tokens, message.prefix_hash = command.num_kept_tokens, command.prefix_hash
-    message.token_ids.extend(command.token_ids)
+    message.num_kept_tokens = command.num_kept_tokens
+    message.prefix_chain, message.prefix_rest = command.prefix_hash
+    message.token_ids = token_ids_to_bytes(command.token_ids)
     if command.draft_token_ids:
         message.draft_token_ids.extend(command.draft_token_ids)
     if command.support is not None:
@@ -146,8 +155,8 @@ def score_from_proto(message: pb.Score) -> ports.Score:
         message.session,
         message.generation,
         message.num_kept_tokens,
-        message.prefix_hash,
-        tuple(message.token_ids),
+        (message.prefix_chain, message.prefix_rest),
+        token_ids_from_bytes("token_ids", message.token_ids, LINK_TOKEN_IDS),
         tuple(message.draft_token_ids),
         _support_from_proto(message.support_counts, message.support_token_ids),
         message.trace_parent,

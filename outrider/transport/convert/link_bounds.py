@@ -49,17 +49,18 @@ def check_open(message: pb.Open) -> None:
     limits.REQUEST_ID.check("request_id", len(message.request_id))
     limits.REQUEST_ID.check("trace_id", len(message.trace_id))
     limits.CACHE_SALT.check("cache_salt", len(message.cache_salt))
+    limits.LINK_HASH.check("prefix_hash_key", len(message.prefix_hash_key))
 
 
 def check_extend(message: pb.Extend) -> None:
-    """Raise ``InvalidRequestError`` for the first field that is longer than it may be."""
-    limits.LINK_TOKEN_IDS.check("token_ids", len(message.token_ids))
+    """Raise ``InvalidRequestError`` for the first field that is longer than it may be, but for the tokens."""
+    limits.LINK_HASH.check("prefix_chain", len(message.prefix_chain))
     limits.REQUEST_ID.check("trace_parent", len(message.trace_parent))
 
 
 def check_score(message: pb.Score) -> None:
     """Raise ``InvalidRequestError`` for the first field that is longer than it may be, but for the arrays."""
-    limits.LINK_TOKEN_IDS.check("token_ids", len(message.token_ids))
+    limits.LINK_HASH.check("prefix_chain", len(message.prefix_chain))
     limits.LINK_DRAFT_TOKEN_IDS.check("draft_token_ids", len(message.draft_token_ids))
     limits.REQUEST_ID.check("trace_parent", len(message.trace_parent))
 

@@ -13,5 +13,5 @@ def out_of_range_breaks_the_contract() -> Iterator[None]:
     """Turns protobuf's complaint into ``ProtocolError``: on a link there is nobody else to tell."""
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"a value does not fit its field: {error}") from error

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from outrider.transport.convert.arrays import token_ids_to_bytes
 from outrider.v1 import generation_pb2, link_pb2, sampling_pb2
 
 CommandT = TypeVar("CommandT", bound=Message)
@@ -77,7 +78,7 @@ def target_script(rng: random.Random) -> list[Message]:
         score = link_pb2.Score(
             session=session,
             generation=generation,
-            token_ids=_token_ids(rng, rng.choice((1, 5, 40))),
+            token_ids=token_ids_to_bytes(_token_ids(rng, rng.choice((1, 5, 40)))),
             draft_token_ids=drafts,
         )
         if drafts and rng.random() < 0.5:
@@ -95,7 +96,7 @@ def draft_script(rng: random.Random) -> list[Message]:
         extend = link_pb2.Extend(
             session=session,
             generation=generation,
-            token_ids=_token_ids(rng, rng.choice((1, 5, 40))),
+            token_ids=token_ids_to_bytes(_token_ids(rng, rng.choice((1, 5, 40)))),
             draft_length=rng.choice((0, 1, 4)),
         )
         return link_pb2.DraftCommand(extend=extend)

@@ -16,12 +16,12 @@ import torch
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_forward
 from outrider.ports import Score, Scores
+from outrider.prefix_hash import prefix_hash
 from outrider.sampling.process import needs_adjusting
 from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.sampler import Scoring
 from outrider.sampling.scoring import score
 from outrider.serving.executor import QueuedForward
-from outrider.types import extend_prefix_hash
 from outrider_target.executor import TargetSession, next_token
 from outrider_target.jobs import ScoreJob
 from tests.support.async_target import AsyncTargetExecutor
@@ -66,7 +66,7 @@ class Runner:
 
 
 def _logits(text: Sequence[int]) -> torch.Tensor:  # [1, V]
-    known = extend_prefix_hash(0, [1 + token_id for token_id in text])
+    _, known = prefix_hash([1 + token_id for token_id in text])
     choose = random.Random(known)
     logits = torch.tensor([[choose.gauss(0, 2) for _ in range(VOCAB_SIZE)]])
     return logits * torch.nan if known % _ONE_FAILS_IN == 0 else logits
