@@ -56,6 +56,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever was asked for
     if name in ("AsyncClient", "Client"):
         from outrider import client

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.options import (
-    DEFAULT_ADDRESS,
     Address,
     AllowPlaintextToken,
     TlsCaFile,
@@ -23,6 +22,7 @@ from outrider.cli.options import (
 )
 from outrider.cli.statistics import print_statistics
 from outrider.client.requests import DEFAULT_RESUME_TIMEOUT_S
+from outrider.config.client import DEFAULT_ADDRESS
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULT_MAX_TOKENS
 

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from outrider.cli.facts import draft_length_text, placement_text
 from outrider.cli.options import (
-    DEFAULT_ADDRESS,
     Address,
     AllowPlaintextToken,
     TlsCaFile,
@@ -24,6 +23,7 @@ from outrider.cli.options import (
     errors_as_lines,
     output,
 )
+from outrider.config.client import DEFAULT_ADDRESS
 from outrider.generation import ModelInfo, ModelPlacement
 
 

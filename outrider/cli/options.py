@@ -13,13 +13,19 @@ from outrider.client import Client, Tls
 from outrider.errors import OutriderError
 from outrider.transport.security import TokenFile
 
-DEFAULT_ADDRESS = "127.0.0.1:50050"
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 """For a command's ``context_settings``."""
 
 Address = Annotated[
     str,
-    typer.Option("--address", "-a", help="Where the coordinator is: host:port or unix:/path; several by commas."),
+    typer.Option(
+        "--address",
+        "-a",
+        envvar="OUTRIDER_ADDRESS",
+        show_envvar=True,
+        help="Where the coordinator is: host:port or unix:/path; several by commas.",
+        rich_help_panel="Server",
+    ),
 ]
 UseTls = Annotated[bool, typer.Option("--tls", help="Speak TLS, trusting public authorities.")]
 TlsCaFile = Annotated[

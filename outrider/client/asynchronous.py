@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, cast, overload
 
 from outrider.client.access import client_security
 from outrider.client.addresses import Addresses, parse_addresses
 from outrider.client.attempts import Attempts
-from outrider.client.requests import GenerateOptions, build_request, resume_timeout
+from outrider.client.batches import MAX_CONCURRENCY, ManyPrompts, OnePrompt, each_request, with_prompt
+from outrider.client.documented import with_options_of
+from outrider.client.requests import GenerateOptions, build_request, max_retries, resume_timeout
 from outrider.client.resuming import Generation, ResumableGeneration, SingleGeneration
+from outrider.config.client import client_environment
 from outrider.errors import OutriderError, ProtocolError
 from outrider.generation import Delta, GenerationResult, ModelInfo, TokenizerFiles
 from outrider.tls import Tls
@@ -30,18 +33,21 @@ class AsyncClient:
 
     def __init__(
         self,
-        address: str | Iterable[str],
+        address: str | Iterable[str] | None = None,
         *more: str,
         tls: Tls | bool | None = None,
         token: str | None = None,
         allow_plaintext_token: bool = False,
     ) -> None:
-        """Without ``tls`` and ``token`` the variables ``OUTRIDER_TLS_*`` and ``OUTRIDER_API_TOKEN`` decide.
+        """Without ``address`` the variable ``OUTRIDER_ADDRESS`` decides, else it is 127.0.0.1:50050. Without ``tls``
+        and ``token`` the variables ``OUTRIDER_TLS_*`` and ``OUTRIDER_API_TOKEN`` decide.
 
         ``ConfigError`` for files of no use, or a token that would leave this machine without TLS.
         """
         security = client_security(tls, token, allow_plaintext_token=allow_plaintext_token)
-        self._addresses = Addresses(parse_addresses(address, *more))
+        self._addresses = Addresses(
+            parse_addresses(client_environment().address if address is None else address, *more)
+        )
         attempt_ms = self._addresses.connect_attempt_ms
         self._remotes = {
             name: RemoteGeneration(name, security, connect_attempt_ms=attempt_ms) for name in self._addresses.names
@@ -56,10 +62,55 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def generate(self, **options: Unpack[GenerateOptions]) -> GenerationResult:
-        """Generate and return once. Options: ``GenerateOptions``. Raises ``OutriderError`` and nothing else."""
+    @overload
+    async def generate(
+        self, prompt: OnePrompt = None, /, *, n: None = None, **options: Unpack[GenerateOptions]
+    ) -> GenerationResult: ...
+
+    @overload
+    async def generate(
+        self, prompt: OnePrompt = None, /, *, n: int, **options: Unpack[GenerateOptions]
+    ) -> list[GenerationResult]: ...
+
+    @overload
+    async def generate(
+        self, prompt: ManyPrompts, /, *, n: int | None = None, **options: Unpack[GenerateOptions]
+    ) -> list[GenerationResult]: ...
+
+    @with_options_of(GenerateOptions)
+    async def generate(
+        self,
+        prompt: OnePrompt | ManyPrompts = None,
+        /,
+        *,
+        n: int | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> GenerationResult | list[GenerationResult]:
+        """Generate and return once. Raises ``OutriderError`` and nothing else.
+
+        ``prompt`` is a text or token ids. With a list of prompts, or with ``n`` generations of each, the results are a
+        list, prompt by prompt: some requests run at the same time, and the first error ends the call. Of a prompt's
+        ``n`` the seeds count up from ``seed``.
+        """
+        singles = each_request(prompt, n, options)
+        if singles is None:
+            return await self._generate(with_prompt(cast(OnePrompt, prompt), options))
+        room = asyncio.Semaphore(MAX_CONCURRENCY)
+
+        async def generate_one(single: GenerateOptions) -> GenerationResult:
+            async with room:
+                return await self._generate(single)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(generate_one(single)) for single in singles]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _generate(self, options: GenerateOptions) -> GenerationResult:
         request, timeout = build_request(options)
-        attempts = self._attempts(timeout, limit := resume_timeout(options))
+        attempts = self._attempts(timeout, limit := resume_timeout(options), retries=max_retries(options))
         if limit is None:
             return await self._call(attempts, lambda remote, left: remote.generate(request, timeout_s=left))
         async with contextlib.aclosing(self._deltas(ResumableGeneration(request), attempts)) as deltas:
@@ -68,17 +119,20 @@ class AsyncClient:
                     return delta.result
         raise ProtocolError("the stream ended without a result")
 
-    def stream(self, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Delta, None]:
+    @with_options_of(GenerateOptions)
+    def stream(self, prompt: OnePrompt = None, /, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Delta, None]:
         """Generate and yield deltas, the last with the result; leaving the loop early cancels the request.
 
         Bad options are refused at once, not when the first delta is asked for. ``contextlib.aclosing`` cancels at a
         place of your choice. With ``resume=True`` an interruption is a pause: no output is repeated or lost, and the
         result is of the whole.
         """
+        options = with_prompt(prompt, options)
         request, timeout = build_request(options)
-        attempts = self._attempts(timeout, limit := resume_timeout(options))
+        attempts = self._attempts(timeout, limit := resume_timeout(options), retries=max_retries(options))
         return self._deltas(SingleGeneration(request) if limit is None else ResumableGeneration(request), attempts)
 
+    @with_options_of(GenerateOptions)
     async def chat(
         self, messages: Sequence[Mapping[str, Any]] | None = None, /, **options: Unpack[GenerateOptions]
     ) -> GenerationResult:
@@ -89,15 +143,15 @@ class AsyncClient:
         """
         if messages is not None:
             options["messages"] = messages
-        return await self.generate(**options)
+        return await self._generate(options)
 
     async def model_info(self) -> ModelInfo:
         """Facts of what is served."""
-        return await self._call(self._attempts(None, None), lambda remote, _: remote.model_info())
+        return await self._call(self._attempts(), lambda remote, _: remote.model_info())
 
     async def tokenizer_files(self, *, known_sha256: str = "") -> TokenizerFiles:
         """What makes the model's tokenizer and chat templates; no files when their hash is ``known_sha256``."""
-        return await self._call(self._attempts(None, None), lambda remote, _: remote.tokenizer_files(known_sha256))
+        return await self._call(self._attempts(), lambda remote, _: remote.tokenizer_files(known_sha256))
 
     async def close(self) -> None:
         """End running calls and let go of the connections."""
@@ -105,13 +159,19 @@ class AsyncClient:
         for remote in self._remotes.values():
             await remote.close()
 
-    def _attempts(self, timeout: float | None, resume_timeout_s: float | None) -> Attempts:
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self._addresses.names))})"
+
+    def _attempts(
+        self, timeout: float | None = None, resume_timeout_s: float | None = None, *, retries: int = 0
+    ) -> Attempts:
         num_closed = self._num_closed
         return Attempts(
             self._addresses,
             timeout_s=timeout,
             resume_timeout_s=resume_timeout_s,
             is_closed=lambda: self._num_closed != num_closed,
+            max_retries=retries,
         )
 
     async def _call(

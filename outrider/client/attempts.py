@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from typing import TypeGuard
 
 from outrider.client.addresses import Addresses
 from outrider.errors import (
@@ -40,10 +41,14 @@ class Attempts:
         timeout_s: float | None,
         resume_timeout_s: float | None,
         is_closed: Callable[[], bool],
+        max_retries: int = 0,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """``timeout_s`` is the caller's, over all attempts. ``jitter`` gives numbers from 0 to 1."""
+        """``timeout_s`` is the caller's, over all attempts. ``max_retries``: how often a server without room is asked
+        again. ``jitter`` gives numbers from 0 to 1.
+        """
+        self._num_retries_left = max_retries
         self._addresses = addresses
         self._timeout_s, self._resume_timeout_s = timeout_s, resume_timeout_s
         self._is_closed, self._clock, self._jitter = is_closed, clock, jitter
@@ -82,6 +87,9 @@ class Attempts:
 
     def failed(self, error: OutriderError) -> float:
         """The seconds to wait before the next attempt; raises the error when there is none."""
+        if self._may_retry(error):
+            self._num_retries_left -= 1
+            return self._pause_for_room(error)
         if self._is_closed() or not self._may_pass(error):
             raise error
         if not isinstance(error, CapacityError):
@@ -91,6 +99,23 @@ class Attempts:
                 raise error
             return 0.0
         return self._pause_or_raise(error, self._resume_timeout_s)
+
+    def _may_retry(self, error: OutriderError) -> TypeGuard[CapacityError]:
+        """Whether a server that had no room for a new request is to be asked again."""
+        is_new = isinstance(error, CapacityError) and not self._has_heard
+        return is_new and self._num_retries_left > 0 and not self._is_closed()
+
+    def _pause_for_room(self, error: CapacityError) -> float:
+        """The server's hint, and up to as much again: those who were refused together do not come back together.
+
+        Raises the error when the caller's time would be over before.
+        """
+        pause = error.retry_after_ms / 1000 * (1 + self._jitter())
+        left = self._seconds_left()
+        if left is not None and left <= pause:
+            raise error
+        self._untried = []
+        return pause
 
     def _may_pass(self, error: OutriderError) -> bool:
         """Whether an error is about availability: another address, or the same one later, may do better."""

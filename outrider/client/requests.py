@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
+
+from annotated_doc import Doc
 
 from outrider.client.chats import build_chat
 from outrider.errors import InvalidRequestError
@@ -25,91 +27,110 @@ _MAX_TIMEOUT_S = 365 * 24 * 3600
 class GenerateOptions(TypedDict, total=False):
     """What ``generate`` and ``stream`` take; what is left out has vLLM's default, or the server's."""
 
-    prompt: str | None
-    """Text to go on from; this or ``prompt_token_ids``."""
-    prompt_token_ids: Sequence[int] | None
-    """Token ids to go on from, taken as they are."""
-    messages: Sequence[Mapping[str, Any]] | None
-    """A conversation for the model's chat template: ``{"role": "user", "content": "..."}``, oldest first."""
-    tools: Sequence[Mapping[str, Any]] | None
-    """JSON schemas of functions that the chat template may tell the model of."""
-    documents: Sequence[Mapping[str, Any]] | None
-    """Documents for chat templates that know retrieval."""
-    chat_template: str | None
-    """Name of one of the model's templates; None is the one for chats."""
-    chat_template_kwargs: Mapping[str, Any] | None
-    """Further variables of the chat template."""
-    add_generation_prompt: bool
-    """End the prompt with the header of the assistant's message, True unless the last message is continued."""
-    continue_final_message: bool
-    """Leave the last message open and continue it, False."""
-    add_special_tokens: bool
-    """Put special tokens such as the beginning of sequence around the prompt; True for a text, False for messages."""
-    skip_special_tokens: bool
-    """Leave special tokens out of the text, True."""
-    max_tokens: int
-    """Most tokens to generate, 16."""
-    min_tokens: int
-    """End and stop tokens are banned until so many tokens are out, 0."""
-    temperature: float | None
-    """0 is greedy; None is the model's own default, else 1. The model's defaults are in its generation_config.json."""
-    top_p: float | None
-    """Nucleus mass in (0, 1]; 1 is off. None is the model's own default, else 1."""
-    top_k: int | None
-    """How many of the likeliest tokens are kept; 0 and -1 keep all. None is the model's own default, else 0."""
-    min_p: float | None
-    """Tokens below this share of the largest probability are dropped. None is the model's own default, else 0."""
-    repetition_penalty: float | None
-    """Above 1 discourages tokens already seen. None is the model's own default, else 1."""
-    frequency_penalty: float
-    """Per occurrence in the output, from -2 to 2; 0 is off."""
-    presence_penalty: float
-    """Once for a token in the output, from -2 to 2; 0 is off."""
-    logit_bias: Mapping[int, float] | None
-    """Added to single logits, from -100 to 100."""
-    bad_words: Sequence[str] | None
-    """Words that may not be completed."""
-    allowed_token_ids: Sequence[int] | None
-    """The only tokens that may be drawn; at least one."""
-    seed: int | None
-    """Keys every random stream; random when None, and returned in the result."""
-    stop: str | Sequence[str] | None
-    """Texts that end the generation."""
-    stop_token_ids: Sequence[int] | None
-    """Tokens that end the generation."""
-    ignore_eos: bool
-    """Go on past ends of sequence, False."""
-    include_stop_str_in_output: bool
-    """Keep the text that stopped the generation, False."""
-    logprobs: int | None
-    """Logprobs of output, and so many of the likeliest; None computes nothing."""
-    prompt_logprobs: int | None
-    """The same for the prompt."""
-    num_speculative_tokens: int | None
-    """Draft length of this request; 0 turns speculation off, None is the server's."""
-    acceptance_method: AcceptanceMethod | str | None
-    """"rejection", "coupled" or "typical"; None is the server's."""
-    timeout: float | None
-    """Seconds until ``DeadlineError``, over all attempts; None waits for ever."""
-    resume: bool
-    """After an interruption (a server that restarts, a connection that breaks) go on where it was, there or at the next
-    address, False. A server that is not there yet is waited for too."""
-    resume_timeout: float
-    """Seconds that may pass until a server takes the generation up again, 60; then the interruption is an error."""
-    trace_parent: str | None
-    """The caller's span as W3C's ``traceparent``; None is OpenTelemetry's active span, where there is one."""
-    trace_state: str | None
-    """W3C's ``tracestate`` of that span, handed on as it is."""
-    cache_salt: str | None
-    """Names who may share cached work on prompts: requests of different salts share nothing; at most 256 characters."""
-    request_id: str | None
-    """Names the request in logs, traces and the result; made up when None."""
-    n: int
-    """Only 1: send more requests instead."""
-    best_of: int | None
-    """Not offered."""
-    use_beam_search: bool
-    """Not offered."""
+    prompt: Annotated[str | None, Doc("Text to go on from; this or `prompt_token_ids`.")]
+    prompt_token_ids: Annotated[Sequence[int] | None, Doc("Token ids to go on from, taken as they are.")]
+    messages: Annotated[
+        Sequence[Mapping[str, Any]] | None,
+        Doc('A conversation for the model\'s chat template: `{"role": "user", "content": "..."}`, oldest first.'),
+    ]
+    tools: Annotated[
+        Sequence[Mapping[str, Any]] | None,
+        Doc("JSON schemas of functions that the chat template may tell the model of."),
+    ]
+    documents: Annotated[Sequence[Mapping[str, Any]] | None, Doc("Documents for chat templates that know retrieval.")]
+    chat_template: Annotated[str | None, Doc("Name of one of the model's templates; None is the one for chats.")]
+    chat_template_kwargs: Annotated[Mapping[str, Any] | None, Doc("Further variables of the chat template.")]
+    add_generation_prompt: Annotated[
+        bool,
+        Doc("End the prompt with the header of the assistant's message, True unless the last message is continued."),
+    ]
+    continue_final_message: Annotated[bool, Doc("Leave the last message open and continue it, False.")]
+    add_special_tokens: Annotated[
+        bool,
+        Doc(
+            "Put special tokens such as the beginning of sequence around the prompt; True for a text, False "
+            "for messages."
+        ),
+    ]
+    skip_special_tokens: Annotated[bool, Doc("Leave special tokens out of the text, True.")]
+    max_tokens: Annotated[int, Doc("Most tokens to generate, 16.")]
+    min_tokens: Annotated[int, Doc("End and stop tokens are banned until so many tokens are out, 0.")]
+    temperature: Annotated[
+        float | None,
+        Doc(
+            "0 is greedy; None is the model's own default, else 1. The model's defaults are in its "
+            "generation_config.json."
+        ),
+    ]
+    top_p: Annotated[float | None, Doc("Nucleus mass in (0, 1]; 1 is off. None is the model's own default, else 1.")]
+    top_k: Annotated[
+        int | None,
+        Doc("How many of the likeliest tokens are kept; 0 and -1 keep all. None is the model's own default, else 0."),
+    ]
+    min_p: Annotated[
+        float | None,
+        Doc("Tokens below this share of the largest probability are dropped. None is the model's own default, else 0."),
+    ]
+    repetition_penalty: Annotated[
+        float | None,
+        Doc("Above 1 discourages tokens already seen. None is the model's own default, else 1."),
+    ]
+    frequency_penalty: Annotated[float, Doc("Per occurrence in the output, from -2 to 2; 0 is off.")]
+    presence_penalty: Annotated[float, Doc("Once for a token in the output, from -2 to 2; 0 is off.")]
+    logit_bias: Annotated[Mapping[int, float] | None, Doc("Added to single logits, from -100 to 100.")]
+    bad_words: Annotated[Sequence[str] | None, Doc("Words that may not be completed.")]
+    allowed_token_ids: Annotated[Sequence[int] | None, Doc("The only tokens that may be drawn; at least one.")]
+    seed: Annotated[int | None, Doc("Keys every random stream; random when None, and returned in the result.")]
+    stop: Annotated[str | Sequence[str] | None, Doc("Texts that end the generation.")]
+    stop_token_ids: Annotated[Sequence[int] | None, Doc("Tokens that end the generation.")]
+    ignore_eos: Annotated[bool, Doc("Go on past ends of sequence, False.")]
+    include_stop_str_in_output: Annotated[bool, Doc("Keep the text that stopped the generation, False.")]
+    logprobs: Annotated[int | None, Doc("Logprobs of output, and so many of the likeliest; None computes nothing.")]
+    prompt_logprobs: Annotated[int | None, Doc("The same for the prompt.")]
+    num_speculative_tokens: Annotated[
+        int | None,
+        Doc("Draft length of this request; 0 turns speculation off, None is the server's."),
+    ]
+    acceptance_method: Annotated[
+        AcceptanceMethod | str | None,
+        Doc('"rejection", "coupled" or "typical"; None is the server\'s.'),
+    ]
+    timeout: Annotated[float | None, Doc("Seconds until `DeadlineError`, over all attempts; None waits for ever.")]
+    resume: Annotated[
+        bool,
+        Doc(
+            "After an interruption (a server that restarts, a connection that breaks) go on where it was, "
+            "there or at the next address, False. A server that is not there yet is waited for too."
+        ),
+    ]
+    resume_timeout: Annotated[
+        float,
+        Doc(
+            "Seconds that may pass until a server takes the generation up again, 60; then the interruption is an error."
+        ),
+    ]
+    trace_parent: Annotated[
+        str | None,
+        Doc("The caller's span as W3C's `traceparent`; None is OpenTelemetry's active span, where there is one."),
+    ]
+    trace_state: Annotated[str | None, Doc("W3C's `tracestate` of that span, handed on as it is.")]
+    cache_salt: Annotated[
+        str | None,
+        Doc(
+            "Names who may share cached work on prompts: requests of different salts share nothing; at most "
+            "256 characters."
+        ),
+    ]
+    request_id: Annotated[str | None, Doc("Names the request in logs, traces and the result; made up when None.")]
+    max_retries: Annotated[
+        int,
+        Doc(
+            "How often a server without room (`CapacityError`) is asked again, each time after the pause that it "
+            "hints at, 0."
+        ),
+    ]
+    best_of: Annotated[int | None, Doc("Not offered.")]
+    use_beam_search: Annotated[bool, Doc("Not offered.")]
 
 
 def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | None]:
@@ -119,6 +140,7 @@ def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | 
     _refuse_what_is_not_offered(given)
     timeout = _take_timeout(given)
     resume_timeout(options)
+    max_retries(options)
     trace = _trace(_text("trace_parent", given.get("trace_parent")), _text("trace_state", given.get("trace_state")))
     request = GenerationRequest(
         prompt=_text("prompt", given.get("prompt")),
@@ -155,9 +177,17 @@ def resume_timeout(options: GenerateOptions) -> float | None:
     return seconds if _flag("resume", given) else None
 
 
+def max_retries(options: GenerateOptions) -> int:
+    """How often a server without room is asked again."""
+    value = options.get("max_retries") or 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidRequestError("max_retries", f"must be a whole number, 0 or more, not {value!r}")
+    return value
+
+
 def _refuse_unknown(options: Mapping[str, object]) -> None:
     """A TypeError, as Python gives for any unknown keyword, with the nearest name."""
-    known = GenerateOptions.__annotations__
+    known = [*GenerateOptions.__annotations__, "n"]
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
@@ -268,7 +298,7 @@ def _seconds(name: str, value: Any) -> float:  # noqa: ANN401 - a user's value
 
 def _refuse_what_is_not_offered(given: dict[str, Any]) -> None:
     if given.pop("n", 1) != 1:
-        raise InvalidRequestError("n", "only 1 is offered; send several requests with seeds of their own")
+        raise InvalidRequestError("n", "only 1 can be streamed; generate() takes more")
     if given.pop("best_of", 1) != 1:
         raise InvalidRequestError("best_of", "is not offered; send several requests and choose")
     if given.pop("use_beam_search", False):

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, cast, overload
 
 from outrider.client.access import client_security
 from outrider.client.addresses import Addresses, parse_addresses
 from outrider.client.attempts import Attempts
-from outrider.client.requests import GenerateOptions, build_request, resume_timeout
+from outrider.client.batches import MAX_CONCURRENCY, ManyPrompts, OnePrompt, each_request, with_prompt
+from outrider.client.documented import with_options_of
+from outrider.client.requests import GenerateOptions, build_request, max_retries, resume_timeout
 from outrider.client.resuming import Generation, ResumableGeneration, SingleGeneration
+from outrider.config.client import client_environment
 from outrider.errors import OutriderError, ProtocolError
 from outrider.generation import Delta, GenerationResult, ModelInfo, TokenizerFiles
 from outrider.tls import Tls
@@ -30,18 +34,21 @@ class Client:
 
     def __init__(
         self,
-        address: str | Iterable[str],
+        address: str | Iterable[str] | None = None,
         *more: str,
         tls: Tls | bool | None = None,
         token: str | None = None,
         allow_plaintext_token: bool = False,
     ) -> None:
-        """Without ``tls`` and ``token`` the variables ``OUTRIDER_TLS_*`` and ``OUTRIDER_API_TOKEN`` decide.
+        """Without ``address`` the variable ``OUTRIDER_ADDRESS`` decides, else it is 127.0.0.1:50050. Without ``tls``
+        and ``token`` the variables ``OUTRIDER_TLS_*`` and ``OUTRIDER_API_TOKEN`` decide.
 
         ``ConfigError`` for files of no use, or a token that would leave this machine without TLS.
         """
         security = client_security(tls, token, allow_plaintext_token=allow_plaintext_token)
-        self._addresses = Addresses(parse_addresses(address, *more))
+        self._addresses = Addresses(
+            parse_addresses(client_environment().address if address is None else address, *more)
+        )
         attempt_ms = self._addresses.connect_attempt_ms
         self._remotes = {
             name: BlockingGeneration(name, security, connect_attempt_ms=attempt_ms) for name in self._addresses.names
@@ -56,10 +63,49 @@ class Client:
     ) -> None:
         self.close()
 
-    def generate(self, **options: Unpack[GenerateOptions]) -> GenerationResult:
-        """Generate and return once. Options: ``GenerateOptions``. Raises ``OutriderError`` and nothing else."""
+    @overload
+    def generate(
+        self, prompt: OnePrompt = None, /, *, n: None = None, **options: Unpack[GenerateOptions]
+    ) -> GenerationResult: ...
+
+    @overload
+    def generate(
+        self, prompt: OnePrompt = None, /, *, n: int, **options: Unpack[GenerateOptions]
+    ) -> list[GenerationResult]: ...
+
+    @overload
+    def generate(
+        self, prompt: ManyPrompts, /, *, n: int | None = None, **options: Unpack[GenerateOptions]
+    ) -> list[GenerationResult]: ...
+
+    @with_options_of(GenerateOptions)
+    def generate(
+        self,
+        prompt: OnePrompt | ManyPrompts = None,
+        /,
+        *,
+        n: int | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> GenerationResult | list[GenerationResult]:
+        """Generate and return once. Raises ``OutriderError`` and nothing else.
+
+        ``prompt`` is a text or token ids. With a list of prompts, or with ``n`` generations of each, the results are a
+        list, prompt by prompt: some requests run at the same time, and the first error ends the call. Of a prompt's
+        ``n`` the seeds count up from ``seed``.
+        """
+        singles = each_request(prompt, n, options)
+        if singles is None:
+            return self._generate(with_prompt(cast(OnePrompt, prompt), options))
+        with ThreadPoolExecutor(min(len(singles), MAX_CONCURRENCY), "outrider-generate") as pool:
+            try:
+                return list(pool.map(self._generate, singles))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _generate(self, options: GenerateOptions) -> GenerationResult:
         request, timeout = build_request(options)
-        attempts = self._attempts(timeout, limit := resume_timeout(options))
+        attempts = self._attempts(timeout, limit := resume_timeout(options), retries=max_retries(options))
         if limit is None:
             return self._call(attempts, lambda remote, left: remote.generate(request, timeout_s=left))
         for delta in self._deltas(ResumableGeneration(request), attempts):
@@ -67,16 +113,19 @@ class Client:
                 return delta.result
         raise ProtocolError("the stream ended without a result")
 
-    def stream(self, **options: Unpack[GenerateOptions]) -> Generator[Delta, None, None]:
+    @with_options_of(GenerateOptions)
+    def stream(self, prompt: OnePrompt = None, /, **options: Unpack[GenerateOptions]) -> Generator[Delta, None, None]:
         """Generate and yield deltas, the last with the result; leaving the loop early cancels the request.
 
         Bad options are refused at once, not when the first delta is asked for. With ``resume=True`` an interruption is
         a pause: no output is repeated or lost, and the result is of the whole.
         """
+        options = with_prompt(prompt, options)
         request, timeout = build_request(options)
-        attempts = self._attempts(timeout, limit := resume_timeout(options))
+        attempts = self._attempts(timeout, limit := resume_timeout(options), retries=max_retries(options))
         return self._deltas(SingleGeneration(request) if limit is None else ResumableGeneration(request), attempts)
 
+    @with_options_of(GenerateOptions)
     def chat(
         self, messages: Sequence[Mapping[str, Any]] | None = None, /, **options: Unpack[GenerateOptions]
     ) -> GenerationResult:
@@ -87,15 +136,15 @@ class Client:
         """
         if messages is not None:
             options["messages"] = messages
-        return self.generate(**options)
+        return self._generate(options)
 
     def model_info(self) -> ModelInfo:
         """Facts of what is served."""
-        return self._call(self._attempts(None, None), lambda remote, _: remote.model_info())
+        return self._call(self._attempts(), lambda remote, _: remote.model_info())
 
     def tokenizer_files(self, *, known_sha256: str = "") -> TokenizerFiles:
         """What makes the model's tokenizer and chat templates; no files when their hash is ``known_sha256``."""
-        return self._call(self._attempts(None, None), lambda remote, _: remote.tokenizer_files(known_sha256))
+        return self._call(self._attempts(), lambda remote, _: remote.tokenizer_files(known_sha256))
 
     def close(self) -> None:
         """End running calls and let go of the connections."""
@@ -103,13 +152,19 @@ class Client:
         for remote in self._remotes.values():
             remote.close()
 
-    def _attempts(self, timeout: float | None, resume_timeout_s: float | None) -> Attempts:
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self._addresses.names))})"
+
+    def _attempts(
+        self, timeout: float | None = None, resume_timeout_s: float | None = None, *, retries: int = 0
+    ) -> Attempts:
         num_closed = self._num_closed
         return Attempts(
             self._addresses,
             timeout_s=timeout,
             resume_timeout_s=resume_timeout_s,
             is_closed=lambda: self._num_closed != num_closed,
+            max_retries=retries,
         )
 
     def _call(self, attempts: Attempts, call: Callable[[BlockingGeneration, float | None], ResultT]) -> ResultT:

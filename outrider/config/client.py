@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from outrider.errors import ConfigError
 
+DEFAULT_ADDRESS = "127.0.0.1:50050"
+
 CLIENT_VARIABLES = {
+    "OUTRIDER_ADDRESS": "Where the coordinator is: host:port or unix:/path, several by commas; else 127.0.0.1:50050.",
     "OUTRIDER_API_TOKEN": "The bearer token to bring.",
     "OUTRIDER_ALLOW_PLAINTEXT_TOKEN": "1: send it to another host without TLS, where the network is trusted.",
     "OUTRIDER_TLS": "1: speak TLS, trusting public authorities where no ca file is named.",
@@ -26,6 +29,7 @@ _SWITCHES = {"1": True, "true": True, "yes": True, "0": False, "false": False, "
 class ClientEnvironment:
     """The variables that are set."""
 
+    address: str
     token: str | None
     allow_plaintext_token: bool
     tls: bool
@@ -42,6 +46,7 @@ def client_environment(environ: Mapping[str, str] | None = None) -> ClientEnviro
     names = ("CA_FILE", "CERT_FILE", "KEY_FILE", "SERVER_NAME")
     ca_file, cert_file, key_file, server_name = (environ.get(f"OUTRIDER_TLS_{name}") or None for name in names)
     return ClientEnvironment(
+        address=environ.get("OUTRIDER_ADDRESS") or DEFAULT_ADDRESS,
         token=environ.get("OUTRIDER_API_TOKEN") or None,
         allow_plaintext_token=_switch(environ, "OUTRIDER_ALLOW_PLAINTEXT_TOKEN"),
         tls=_switch(environ, "OUTRIDER_TLS") or any((ca_file, cert_file, key_file, server_name)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Unpack
+from typing import Any, Unpack
 
 from outrider.client import AsyncClient, GenerateOptions
 from outrider.errors import CapacityError
@@ -47,13 +47,13 @@ class ScriptedClient(AsyncClient):
     async def model_info(self) -> ModelInfo:
         return INFO
 
-    async def generate(self, **options: Unpack[GenerateOptions]) -> GenerationResult:
+    async def generate(self, *_: Any, **options: Any) -> Any:
         async for delta in self.stream(**options):
             if delta.result is not None:
                 return delta.result
         raise AssertionError("no result")
 
-    async def stream(self, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Delta, None]:
+    async def stream(self, *_: Any, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Delta, None]:
         self.requests.append(options)
         prompt = tuple(options.get("prompt_token_ids") or ())
         if prompt[0] in self.fail_prompts:

@@ -95,7 +95,8 @@ class Blocking:
 
     def generate(self, address: str, **options: Any) -> GenerationResult:
         with Client(address) as client:
-            return client.generate(**options)
+            made: GenerationResult = client.generate(**options)
+            return made
 
     def stream(self, address: str, **options: Any) -> list[Delta]:
         with Client(address) as client:
@@ -120,7 +121,8 @@ class Asyncio:
     def generate(self, address: str, **options: Any) -> GenerationResult:
         async def work() -> GenerationResult:
             async with AsyncClient(address) as client:
-                return await client.generate(**options)
+                made: GenerationResult = await client.generate(**options)
+                return made
 
         return asyncio.run(work())
 

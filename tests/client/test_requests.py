@@ -185,14 +185,17 @@ def test_the_options_are_the_documented_ones() -> None:
         "max_tokens min_tokens temperature top_p top_k min_p repetition_penalty frequency_penalty presence_penalty"
         " logit_bias bad_words allowed_token_ids seed stop stop_token_ids ignore_eos include_stop_str_in_output"
         " logprobs prompt_logprobs num_speculative_tokens acceptance_method timeout request_id prompt prompt_token_ids"
-        " n best_of use_beam_search trace_parent trace_state resume resume_timeout cache_salt messages tools documents"
+        " max_retries best_of use_beam_search trace_parent trace_state resume resume_timeout cache_salt messages tools"
+        " documents"
         " chat_template chat_template_kwargs add_generation_prompt continue_final_message add_special_tokens"
         " skip_special_tokens"
     )
     assert set(GenerateOptions.__annotations__) == set(documented.split())
     fields = {field.name for values in (GenerationRequest, SamplingParams) for field in dataclasses.fields(values)}
     # A tracestate has no meaning without the span it belongs to; what is resumed the SDK knows by itself.
-    assert fields - {"sampling", "trace_state", "resumable"} <= set(GenerateOptions.__annotations__)
+    assert fields - {"sampling", "defaulted", "chat", "trace_state", "resumable"} <= set(
+        GenerateOptions.__annotations__
+    )
 
 
 def on_the_wire(**fields: Any) -> GenerationRequest:

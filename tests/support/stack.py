@@ -36,7 +36,8 @@ class Stack:
     async def generate(self, **options: Any) -> GenerationResult:
         """One generation through the SDK, or straight at the coordinator when there is no wire."""
         if self.client is not None:
-            return await self.client.generate(**options)
+            made: GenerationResult = await self.client.generate(**options)
+            return made
         last = [delta async for delta in self.stream(**options)][-1]
         assert last.result is not None
         return last.result

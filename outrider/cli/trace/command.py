@@ -12,7 +12,6 @@ import typer
 from rich.table import Table
 
 from outrider.cli.options import (
-    DEFAULT_ADDRESS,
     Address,
     AllowPlaintextToken,
     TlsCaFile,
@@ -33,6 +32,7 @@ from outrider.cli.trace.reading import read_spans
 from outrider.cli.trace.stages import milliseconds
 from outrider.cli.trace.tree import build_tree, choose_trace, requests_of, what_is_missing
 from outrider.cli.trace.waterfall import show_waterfall
+from outrider.config.client import DEFAULT_ADDRESS
 from outrider.demo.prompts import PROMPTS
 from outrider.errors import ConfigError
 from outrider.telemetry.tracing import names

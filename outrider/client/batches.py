@@ -1,0 +1,78 @@
+"""Many generations from one call: lists of prompts, and ``n`` generations of each.
+
+Owns the way from one call's options to those of each request. Sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from outrider.client.requests import GenerateOptions, build_request
+from outrider.errors import InvalidRequestError
+
+Prompt = str | Sequence[int]
+"""A text, or token ids that are taken as they are."""
+OnePrompt = str | list[int] | tuple[int, ...] | None
+ManyPrompts = list[str] | tuple[str, ...] | list[list[int]] | list[tuple[int, ...]]
+
+MAX_CONCURRENCY = 64
+"""Requests of one call that run at the same time; the others follow as these end."""
+
+_MAX_N = 1024
+_NUM_SEEDS = 1 << 64
+
+
+def each_request(
+    prompt: OnePrompt | ManyPrompts, n: int | None, options: GenerateOptions
+) -> list[GenerateOptions] | None:
+    """The options of each request, prompt by prompt and ``n`` of each; None where the call is for one.
+
+    A seed counts up within a prompt's ``n``: its generations differ, and repeat. Bad options are refused before any
+    request is sent.
+    """
+    prompts, is_list = _prompts(prompt)
+    if n is None and not is_list:
+        return None
+    count = _check_n(1 if n is None else n)
+    made = [_one(one, options, index, f"{row}-{index}") for row, one in enumerate(prompts) for index in range(count)]
+    for single in made:
+        build_request(single)
+    return made
+
+
+def with_prompt(prompt: Prompt | None, options: GenerateOptions) -> GenerateOptions:
+    """The options with a prompt that was given by its place; ``TypeError`` when it was given by its name too."""
+    if prompt is None:
+        return options
+    name = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+    if options.get("prompt") is not None or options.get("prompt_token_ids") is not None:
+        raise TypeError("the prompt was given twice: by its place and by its name")
+    return cast(GenerateOptions, {**options, name: prompt})
+
+
+def _prompts(prompt: OnePrompt | ManyPrompts) -> tuple[list[Prompt | None], bool]:
+    """The prompts, and whether they came as a list. A list of whole numbers is one prompt of token ids."""
+    if prompt is None or isinstance(prompt, str) or not isinstance(prompt, Iterable):
+        return [prompt], False
+    entries: list[Any] = list(prompt)
+    if entries and not any(isinstance(entry, (str, Sequence)) for entry in entries):
+        return [entries], False
+    if not entries:
+        raise InvalidRequestError("prompt", "must hold at least one prompt")
+    return entries, True
+
+
+def _check_n(n: Any) -> int:  # noqa: ANN401 - a user's value
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MAX_N:
+        raise InvalidRequestError("n", f"must be a whole number from 1 to {_MAX_N}, not {n!r}")
+    return n
+
+
+def _one(prompt: Prompt | None, options: GenerateOptions, index: int, suffix: str) -> GenerateOptions:
+    single = dict(with_prompt(prompt, options))
+    if isinstance(seed := single.get("seed"), int) and not isinstance(seed, bool):
+        single["seed"] = (seed + index) % _NUM_SEEDS
+    if request_id := single.get("request_id"):
+        single["request_id"] = f"{request_id}-{suffix}"
+    return cast(GenerateOptions, single)
