@@ -1,6 +1,6 @@
-"""As much of a Kubernetes API server as Helm's engine asks for while it installs: discovery, and yes to every object.
+"""A stub of a Kubernetes API server: the discovery that Helm's engine needs to install, and yes to every object.
 
-Knows no chart: it lists the kinds that a chart of ours may render. Stores nothing.
+It knows the kinds that the chart may render, and stores nothing.
 """
 
 from __future__ import annotations
@@ -10,37 +10,45 @@ import json
 import threading
 from typing import Any
 
-VERSION = "v1.32.0"
+VERSION = "v1.34.0"
+"""The first with every kind that the chart renders."""
 KINDS = {
     "v1": ("ConfigMap", "PersistentVolumeClaim", "Pod", "Secret", "Service", "ServiceAccount"),
     "apps/v1": ("Deployment",),
     "autoscaling/v2": ("HorizontalPodAutoscaler",),
     "policy/v1": ("PodDisruptionBudget",),
     "networking.k8s.io/v1": ("Ingress", "NetworkPolicy"),
-    "gateway.networking.k8s.io/v1": ("GRPCRoute",),
+    "gateway.networking.k8s.io/v1": ("GRPCRoute", "HTTPRoute"),
     "leaderworkerset.x-k8s.io/v1": ("LeaderWorkerSet",),
+    "resource.k8s.io/v1": ("ResourceClaimTemplate",),
     "keda.sh/v1alpha1": ("ScaledObject",),
     "monitoring.coreos.com/v1": ("PodMonitor", "PrometheusRule", "ServiceMonitor"),
     "cert-manager.io/v1": ("Certificate", "Issuer"),
 }
 
 
-def start() -> str:
-    """Serve on a free port of the loopback until the process ends; the server's URL."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+def start(version: str = VERSION) -> str:
+    """URL of a server that calls itself this version of Kubernetes, on a free port until the process ends."""
+    server = _Server(("127.0.0.1", 0), _Handler)
+    server.version = version
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_address[1]}"
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    version = VERSION
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    server: _Server
     # Headers and body are two writes: the second would otherwise wait 40 ms for the first to be acknowledged.
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         """Discovery; no object exists yet."""
         path = self.path.partition("?")[0]
-        answer = _DISCOVERY.get(path)
+        answer = _version(self.server.version) if path == "/version" else _DISCOVERY.get(path)
         if answer is None:
             self._send(
                 404, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
@@ -76,8 +84,12 @@ def _resource(kind: str) -> dict[str, Any]:
     return {"name": plural, "singularName": "", "namespaced": True, "kind": kind, "verbs": ["create", "get", "patch"]}
 
 
+def _version(version: str) -> dict[str, Any]:
+    major, minor, _ = version.removeprefix("v").split(".")
+    return {"major": major, "minor": minor, "gitVersion": version}
+
+
 _ROOTS: dict[str, dict[str, Any]] = {
-    "/version": {"major": "1", "minor": VERSION.split(".")[1], "gitVersion": VERSION},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
     "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(key) for key in KINDS if "/" in key]},
 }

@@ -1,7 +1,8 @@
-"""Renders a chart with Helm's own engine, without a cluster: a line of JSON in, a line of JSON out.
+"""Renderer of a chart with Helm's own engine, without a cluster: a line of JSON in, a line of JSON out.
 
 Runs in the environment of ``scripts/chart/helm_environment.sh`` (Python 3.12, helm-sdkpy), not in the project's own.
-In: ``{"chart": path, "values": {...}, "release": name, "namespace": name}``, or ``{"lint": path}``.
+In: ``{"chart": path, "values": {...}, "release": name, "namespace": name, "kubernetes": version}``, the last as in
+"v1.30.0" and optional, or ``{"lint": path}``.
 Out: ``{"manifest": text, "notes": text}``, ``{"messages": [...]}`` or ``{"error": what Helm says}``.
 
 Helm's library has no ``template``: the chart is installed into an API server that says yes to everything
@@ -25,10 +26,14 @@ import helm_sdkpy  # type: ignore[import-not-found]
 def main() -> None:
     """Answer each line of standard input until it ends."""
     with tempfile.TemporaryDirectory() as folder:
-        kubeconfig = Path(folder) / "kubeconfig"
-        kubeconfig.write_text(json.dumps(_kubeconfig(api_stub.start())), encoding="utf-8")
+        clusters: dict[str, Path] = {}
         for line in sys.stdin:
-            print(json.dumps(answer(json.loads(line), str(kubeconfig))), flush=True)
+            request = json.loads(line)
+            version = request.get("kubernetes", api_stub.VERSION)
+            if version not in clusters:
+                clusters[version] = Path(folder) / version
+                clusters[version].write_text(json.dumps(_kubeconfig(api_stub.start(version))), encoding="utf-8")
+            print(json.dumps(answer(request, str(clusters[version]))), flush=True)
 
 
 def answer(request: dict[str, Any], kubeconfig: str) -> dict[str, Any]:

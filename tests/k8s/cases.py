@@ -40,6 +40,7 @@ def _block(first: str) -> str:
 
 
 _LABELS: Values = {"app.kubernetes.io/managed-by": "Helm"}
+_GATEWAY: Values = {"gateway": {"enabled": True}}
 _ALONE: dict[str, Values] = {
     "no-draft": {"draft": {"enabled": False}},
     "no-draft-in-one-pod": {"draft": {"enabled": False}, "placement": "samePod"},
@@ -56,6 +57,97 @@ _ALONE: dict[str, Values] = {
     "tokenizer": {"coordinator": {"model": {"from": "hostPath", "hostPath": "/models", "path": "tokenizer"}}},
     "download-into-the-pod": {
         "draft": {"model": {"from": "download", "path": "", "claim": "", "download": {"repository": "own/er"}}}
+    },
+    "buckets": {
+        "target": {
+            "model": {
+                "from": "download",
+                "path": "",
+                "claim": "",
+                "download": {
+                    "url": "s3://weights/llama/8b",
+                    "credentialsSecret": "s3",
+                    "resources": {"limits": {"memory": "2Gi"}},
+                },
+            },
+            "env": [{"name": "AWS_ENDPOINT_URL", "value": "http://minio.storage:9000"}],
+        },
+        "draft": {
+            "model": {"from": "download", "path": "", "claim": "", "download": {"url": "gs://weights/llama/8b"}},
+            "serviceAccount": {
+                "annotations": {"iam.gke.io/gcp-service-account": "models@project.iam.gserviceaccount.com"}
+            },
+        },
+        "coordinator": {
+            "model": {"from": "download", "download": {"url": "s3://weights/llama/8b/", "timeoutSeconds": 60}}
+        },
+    },
+    "model-images": {
+        "target": {
+            "model": {
+                "from": "oci",
+                "claim": "",
+                "path": "models",
+                "oci": {"reference": "registry.example.com/llama:8b"},
+            }
+        },
+        "draft": {
+            "model": {
+                "from": "oci",
+                "claim": "",
+                "path": "",
+                "oci": {"reference": f"registry.example.com/small@sha256:{'1' * 64}", "pullPolicy": "Always"},
+            }
+        },
+        "imagePullSecrets": ["registry", {"name": "models"}],
+    },
+    "shared-gpus": {
+        "placement": "samePod",
+        "sharedGpus": {"enabled": True, "selectors": ["device.attributes['gpu.nvidia.com'].productName == 'H200'"]},
+        "target": {"settings": {"gpu_memory_utilization": 0.7}},
+        "draft": {"settings": {"gpu_memory_utilization": 0.2}},
+    },
+    "common-labels": {
+        "commonLabels": {"team": "search", "cost-centre": "7"},
+        "common": {"podLabels": {"team": "chat"}},
+        "metrics": {"rules": {"enabled": True, "labels": {"team": "alerts"}}, "serviceMonitor": {"enabled": True}},
+    },
+    "strategy": {
+        "target": {"strategy": {"type": "Recreate"}},
+        "coordinator": {"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "50%"}}},
+    },
+    "host-network": {"target": {"hostNetwork": True}, "draft": {"hostNetwork": True}},
+    "host-network-of-coordinators": {"coordinator": {"hostNetwork": True}, "networkPolicy": {"enabled": False}},
+    "node-ports": _GATEWAY
+    | {
+        "service": {
+            "type": "NodePort",
+            "nodePort": 30051,
+            "externalTrafficPolicy": "Local",
+            "http": {"type": "NodePort", "nodePort": 30080},
+        },
+    },
+    "vllm-names": {"metrics": {"vllmNames": True}},
+    "gateway": {"gateway": {"enabled": True, "replicas": 2}},
+    "gateway-beside-one-pod": {"gateway": {"enabled": True}, "placement": "samePod"},
+    "gateway-beside-one-node": {"gateway": {"enabled": True}, "placement": "sameNode"},
+    "http-route": _GATEWAY
+    | {
+        "httpRoute": {
+            "enabled": True,
+            "hostnames": ["m.example.com"],
+            "parentRefs": [{"name": "public"}],
+            "path": "/llama",
+            "timeouts": {"request": "0s"},
+        },
+    },
+    "ingress-of-all-hosts": _GATEWAY
+    | {"ingress": {"enabled": True, "tls": [{"hosts": ["a.example.com"], "secretName": "a"}]}},
+    "scaled-gateway": {
+        "gateway": {"enabled": True, "autoscaling": {"enabled": True, "maxReplicas": 8, "cpuPercent": 50}}
+    },
+    "drafts-by-a-query": {
+        "draft": {"autoscaling": {"enabled": True, "query": 'sum(outrider_sessions_open{role="draft"})'}}
     },
     "settings": {
         "common": {"settings": {"log_level": "debug"}},
@@ -85,7 +177,11 @@ _ALONE: dict[str, Values] = {
     "monitors": {
         "metrics": {
             "serviceMonitor": {"enabled": True},
-            "rules": {"enabled": True, "labels": {"release": "prometheus"}},
+            "rules": {
+                "enabled": True,
+                "labels": {"release": "prometheus"},
+                "runbookUrl": "https://docs.example.com/operations",
+            },
             "dashboard": {"enabled": True},
         }
     },
@@ -109,7 +205,19 @@ _ALONE: dict[str, Values] = {
         "coordinator": {"model": {"claim": "models"}},
     },
     "route": {"route": {"enabled": True, "hostnames": ["m.example.com"], "parentRefs": [{"name": "public"}]}},
-    "load-balancer": {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
+    "load-balancer": _GATEWAY
+    | {
+        "service": {
+            "type": "LoadBalancer",
+            "annotations": {"a": "b"},
+            "loadBalancerSourceRanges": ["10.0.0.0/8"],
+            "http": {
+                "type": "LoadBalancer",
+                "loadBalancerSourceRanges": ["10.1.0.0/16"],
+                "loadBalancerClass": "example.com/lb",
+            },
+        }
+    },
     "own-security": {
         "common": {"podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None}},
         "target": {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}},
@@ -144,7 +252,7 @@ _ALONE: dict[str, Values] = {
         "image": {"pullSecrets": [{"name": "registry"}]},
     },
 }
-_ALONE["ingress"] = yaml.safe_load(_block("extraObjects:"))
+_ALONE["ingress-of-grpc"] = yaml.safe_load(_block("extraObjects:"))
 SWITCHES = {name: over(MODELS, values) for name, values in _ALONE.items()}
 
 _LOOKUP: Values = {"draft": {"model": {"from": "none"}, "settings": {"method": "ngram"}}}
@@ -190,7 +298,10 @@ TOGETHER: dict[str, Values] = {
     "all-spread": over(
         SWITCHES["pod-extras"], _CERT_MANAGER, _TOKENS, _WATCHED, _USERS,
         {
-            "common": {"replicas": 2, "autoscaling": {"enabled": True, "kind": "hpa"}},
+            "common": {"replicas": 2},
+            "target": {"autoscaling": {"enabled": True, "kind": "hpa"}},
+            "coordinator": {"autoscaling": {"enabled": True, "kind": "hpa"}},
+            "gateway": {"enabled": True, "autoscaling": {"enabled": True}},
             "tls": {"users": {"required": True, "caSecret": {"name": "users-ca", "key": "ca.crt"}}},
             "route": {"enabled": True, "parentRefs": [{"name": "public"}]},
         },

@@ -42,13 +42,17 @@ class Helm:
             env={**os.environ, "HELM_DRIVER": "memory"},
         )
 
-    def render(self, values: Mapping[str, Any]) -> Release:
-        """The chart with these values; ``RefusedError`` when Helm refuses them."""
-        return parse(*self.render_text(values))
+    def render(self, values: Mapping[str, Any], **cluster: str) -> Release:
+        """The chart with these values; ``RefusedError`` when Helm refuses them.
 
-    def render_text(self, values: Mapping[str, Any]) -> tuple[str, str]:
+        ``cluster`` may give other ``release`` and ``namespace`` names, and the version of ``kubernetes``.
+        """
+        return parse(*self.render_text(values, **cluster))
+
+    def render_text(self, values: Mapping[str, Any], **cluster: str) -> tuple[str, str]:
         """The manifest and the notes as text."""
-        answer = self._ask({"chart": str(CHART), "values": values, "release": RELEASE, "namespace": NAMESPACE})
+        request = {"chart": str(CHART), "values": values, "release": RELEASE, "namespace": NAMESPACE, **cluster}
+        answer = self._ask(request)
         if "error" in answer:
             raise RefusedError(answer["error"])
         return answer["manifest"], answer["notes"]

@@ -1,4 +1,4 @@
-"""The download of a model, run as the chart renders it, against a Hub of this machine."""
+"""Download of a model, run as the chart renders it, against a Hub and a bucket on this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -70,6 +71,47 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
+class Bucket(http.server.ThreadingHTTPServer):
+    """A bucket with the files of ``MODEL`` below llama/8b, in the form that S3 and Cloud Storage's XML API share."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _BucketHandler)
+        self.broken: set[str] = set()
+        self.fetched: list[str] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _BucketHandler(_Handler):
+    server: Bucket  # type: ignore[assignment]
+
+    def do_GET(self) -> None:
+        """The list of objects directly below a prefix, or an object."""
+        parts = urllib.parse.urlsplit(self.path)
+        assert parts.path.startswith("/weights")
+        if "list-type=2" in parts.query:
+            assert "prefix=llama%2F8b%2F&" in f"{parts.query}&"
+            assert "delimiter=%2F" in parts.query
+            self._send(200, self._listing().encode())
+            return
+        name = urllib.parse.unquote(parts.path).removeprefix("/weights/llama/8b/")
+        self.server.fetched.append(name)
+        broken = name in self.server.broken
+        self._send(403 if broken else 200, b"" if broken else MODEL[name], **_object_headers(name))
+
+    def _listing(self) -> str:
+        entries = "".join(
+            f"<Contents><Key>llama/8b/{name}</Key><Size>{len(MODEL[name])}</Size><ETag>{_digest(name)}</ETag>"
+            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+            for name in MODEL
+            if "/" not in name
+        )
+        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
+
+
+def _object_headers(name: str) -> dict[str, str]:
+    return {"ETag": f'"{_digest(name)}"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+
+
 def _digest(name: str) -> str:
     return hashlib.sha1(MODEL[name]).hexdigest()
 
@@ -82,18 +124,26 @@ def hub() -> Iterator[Hub]:
         server.shutdown()
 
 
-def init_container(release: Callable[[str], Release], service: str) -> Object:
-    spec = release("downloads-in-one-pod").workload_of(service).spec
+@pytest.fixture
+def bucket() -> Iterator[Bucket]:
+    with Bucket() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def init_container(release: Callable[[str], Release], service: str, case: str = "downloads-in-one-pod") -> Object:
+    spec = release(case).workload_of(service).spec
     found: Object = next(c for c in spec["initContainers"] if c["name"] == f"download-{service}")
     return found
 
 
-def fetched(container: Object, hub_url: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def fetched(container: Object, hub_url: str, folder: Path, **secret: str) -> subprocess.CompletedProcess[str]:
     def here(word: str) -> str:
         return word.replace("/opt/outrider/", f"{ROOT}/scripts/image/").replace("/models/", f"{folder}/models/")
 
     variables = {v["name"]: v["value"].replace("/var/cache/outrider", str(folder)) for v in container["env"]}
-    environment = {**os.environ, **variables, "HF_ENDPOINT": hub_url, "NO_PROXY": "127.0.0.1"}
+    environment = {**os.environ, **variables, "HF_ENDPOINT": hub_url, "NO_PROXY": "127.0.0.1", **secret}
     assert container["command"][0] == "python"
     words = [sys.executable, *map(here, container["command"][1:])]
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
@@ -131,3 +181,54 @@ def test_half_a_model_is_never_taken_for_one(release: Callable[[str], Release], 
     hub.broken = set()
     assert fetched(init_container(release, "draft"), hub.url, tmp_path).returncode == 0
     assert read(tmp_path / "models" / "draft") == READ
+
+
+def secret_of(source: str, url: str) -> dict[str, str]:
+    """What the Secret of an example holds, for a server of this machine."""
+    if source == "s3":
+        return {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key", "AWS_REGION": "r", "AWS_ENDPOINT_URL": url}
+    account = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+    return {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account)}
+
+
+@pytest.mark.parametrize("source", ["s3", "gs"])
+def test_a_bucket_gives_what_is_read_and_is_asked_only_for_what_is_missing(
+    release: Callable[[str], Release], bucket: Bucket, tmp_path: Path, source: str
+) -> None:
+    container = init_container(release, "target" if source == "s3" else "draft", "buckets")
+    assert container["command"][2] == f"{source}://weights/llama/8b"
+    secret = secret_of(source, bucket.url)
+    bucket.broken = {"model.safetensors"}
+    failed = fetched(container, "", tmp_path, **secret)
+    assert failed.returncode == 1
+    assert f"error: {source}://weights/llama/8b was not fetched into" in failed.stderr
+    bucket.broken = set()
+    bucket.fetched.clear()
+    done = fetched(container, "", tmp_path, **secret)
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "models" / "8b") == READ
+    assert (tmp_path / "models" / "8b" / "model.safetensors").read_bytes() == MODEL["model.safetensors"]
+    assert "model.safetensors" in bucket.fetched
+    bucket.fetched.clear()
+    assert fetched(container, "", tmp_path, **secret).returncode == 0
+    assert bucket.fetched == []
+
+
+def test_a_coordinator_fetches_no_weights_from_a_bucket(
+    release: Callable[[str], Release], bucket: Bucket, tmp_path: Path
+) -> None:
+    container = init_container(release, "coordinator", "buckets")
+    assert fetched(container, "", tmp_path, **secret_of("s3", bucket.url)).returncode == 0
+    assert read(tmp_path / "models" / "8b") == READ - {"model.safetensors"}
+
+
+def test_a_complete_folder_serves_while_its_bucket_is_away(
+    release: Callable[[str], Release], bucket: Bucket, tmp_path: Path
+) -> None:
+    container = init_container(release, "target", "buckets")
+    assert fetched(container, "", tmp_path, **secret_of("s3", bucket.url)).returncode == 0
+    bucket.shutdown()
+    bucket.server_close()
+    again = fetched(container, "", tmp_path, **secret_of("s3", bucket.url))
+    assert again.returncode == 0, again.stderr
+    assert "was not checked" in again.stderr

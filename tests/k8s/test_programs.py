@@ -210,7 +210,7 @@ def test_the_notes_say_what_is_left_open(release: Releases) -> None:
     def says(name: str, words: str) -> bool:
         return words in release(name).notes
 
-    assert says("keda", "autoscaling asks Prometheus for the labels")
+    assert says("keda", "autoscaling asks Prometheus for series with the labels")
     assert not says("four-plus-one", "autoscaling asks")
     assert not says("two-gpus", "autoscaling asks")
-    assert says("no-network-policy", "every pod of the cluster can speak to the models")
+    assert says("no-network-policy", "every pod of the cluster can call the models")

@@ -68,7 +68,7 @@ REFUSED: dict[str, tuple[Values, str]] = {
     ),
     "one port twice in a container": (
         {"coordinator": {"metricsPort": 50050}},
-        "coordinator: port 50050, metricsPort 50050 and healthPort 8080 are to be three",
+        "coordinator: port 50050, metricsPort 50050 and healthPort 8080 must be three different ports",
     ),
     "a pod's key of another block": (
         {"placement": "samePod", "coordinator": {"replicas": 2}},
@@ -125,7 +125,106 @@ REFUSED: dict[str, tuple[Values, str]] = {
     ),
     "scaling without metrics": (
         {"target": {"autoscaling": {"enabled": True}}, "metrics": {"enabled": False}},
-        "target.autoscaling.enabled: scaling is on requests that wait",
+        "target.autoscaling.enabled: scaling is on requests that run or wait",
+    ),
+    "drafts scaled on requests, which they do not change": (
+        {"draft": {"autoscaling": {"enabled": True}}},
+        "draft.autoscaling.enabled: more drafts do not change how many requests run or wait",
+    ),
+    "drafts scaled with all others": (
+        {"common": {"autoscaling": {"enabled": True, "kind": "hpa"}}},
+        "draft.autoscaling.enabled: more drafts do not change",
+    ),
+    "a query for the autoscaler of Kubernetes": (
+        {"target": {"autoscaling": {"enabled": True, "kind": "hpa", "query": "sum(x)"}}},
+        "target.autoscaling.query: is asked by KEDA; kind is hpa",
+    ),
+    "GPUs scaled on processor time": (
+        {"target": {"autoscaling": {"enabled": True, "kind": "cpu"}}},
+        "target.autoscaling.kind: is cpu with device=cuda",
+    ),
+    "processor time of nothing": (
+        {"coordinator": {"autoscaling": {"enabled": True, "kind": "cpu"}, "resources": {"requests": {"cpu": None}}}},
+        "coordinator.resources.requests.cpu: is needed with autoscaling.kind=cpu",
+    ),
+    "the trigger of before": (
+        {"target": {"autoscaling": {"waitingPerReplica": 4}}},
+        "at '/target/autoscaling': additional properties 'waitingPerReplica' not allowed",
+    ),
+    "a strategy for a group": (
+        {"target": {"tensorParallelSize": 2, "hosts": 2, "strategy": {"type": "Recreate"}}},
+        "target.strategy: is a Deployment's; with hosts=2 the target is a LeaderWorkerSet",
+    ),
+    "a strategy that is none": ({"target": {"strategy": {"type": "BlueGreen"}}}, "at '/target/strategy/type'"),
+    "a strategy of another block's pod": (
+        {"placement": "samePod", "draft": {"strategy": {"type": "Recreate"}}},
+        "draft.strategy: belongs to the pod",
+    ),
+    "the node's network behind a policy": (
+        {"coordinator": {"hostNetwork": True}},
+        "coordinator.hostNetwork: its pods call from the node's address",
+    ),
+    "a node port of a cluster's own address": (
+        {"service": {"nodePort": 30051}},
+        "service.nodePort: is 30051 with service.type=ClusterIP",
+    ),
+    "a node port of the gateway's": (
+        {"service": {"http": {"nodePort": 30080}}},
+        "service.http.nodePort: is 30080 with service.http.type=ClusterIP",
+    ),
+    "ranges without a balancer": (
+        {"service": {"type": "NodePort", "loadBalancerSourceRanges": ["10.0.0.0/8"]}},
+        "service.loadBalancerSourceRanges: is set with service.type=NodePort",
+    ),
+    "a range that is none": (
+        {"service": {"type": "LoadBalancer", "loadBalancerSourceRanges": ["10.0.0.0"]}},
+        "at '/service/loadBalancerSourceRanges/0'",
+    ),
+    "a label of the chart's own": (
+        {"commonLabels": {"app.kubernetes.io/name": "mine"}},
+        "commonLabels.app.kubernetes.io/name: is a label of the chart's own",
+    ),
+    "an Ingress to no gateway": (
+        {"gateway": {"enabled": False}, "ingress": {"enabled": True}},
+        "ingress.enabled: leads to the gateway's HTTP; gateway.enabled is false",
+    ),
+    "an HTTPRoute to no gateway": (
+        {"gateway": {"enabled": False}, "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}},
+        "httpRoute.enabled: leads to the gateway's HTTP; gateway.enabled is false",
+    ),
+    "an HTTPRoute from nowhere": (
+        {"gateway": {"enabled": True}, "httpRoute": {"enabled": True}},
+        "httpRoute.parentRefs: is needed with httpRoute.enabled",
+    ),
+    "a gateway with a model": ({"gateway": {"model": {"from": "pvc"}}}, "additional properties 'model' not allowed"),
+    "a bucket and a repository": (
+        {"target": {"model": {"from": "download", "download": {"url": "s3://a-bucket/x", "repository": "own/er"}}}},
+        "target.model.download.url: is s3://a-bucket/x, and download.repository is own/er; set one of them",
+    ),
+    "a bucket of another kind": (
+        {"target": {"model": {"from": "download", "download": {"url": "ftp://a/b"}}}},
+        "at '/target/model/download/url'",
+    ),
+    "an image that is not named": (
+        {"draft": {"model": {"from": "oci"}}},
+        "draft.model.oci.reference: is needed with model.from=oci",
+    ),
+    "GPUs shared over nodes": (
+        {"sharedGpus": {"enabled": True}},
+        "sharedGpus.enabled: the containers of one pod share GPUs; placement is spread",
+    ),
+    "more GPUs than are shared": (
+        {
+            "placement": "samePod",
+            "sharedGpus": {"enabled": True},
+            "target": {"tensorParallelSize": 2},
+            "draft": {"settings": {"num_pages": 100}},
+        },
+        "target.tensorParallelSize: is 2; sharedGpus.count is 1",
+    ),
+    "a GPU shared without saying how": (
+        {"placement": "samePod", "sharedGpus": {"enabled": True}, "target": {"settings": {"num_pages": 100}}},
+        "draft.settings.gpu_memory_utilization: is needed with sharedGpus",
     ),
     "TLS without certificates": ({"tls": {"enabled": True}}, "is needed with tls.enabled: a Secret with tls.crt"),
     "cert-manager without an issuer": (

@@ -14,11 +14,13 @@ import kubernetes_validate.utils
 import pytest
 
 from tests.k8s import update_golden
-from tests.k8s.cases import ALL, EXAMPLES, golden_file
-from tests.k8s.helm import CHART, Helm
+from tests.k8s.cases import ALL, EXAMPLES, MODELS, golden_file, over
+from tests.k8s.helm import CHART, Helm, RefusedError
 from tests.k8s.release import Object, Release
 
 OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version()
+SINCE = {"model-images": "1.31", "shared-gpus": "1.34", "one-gpu-dra": "1.34"}
+"""Cases that the chart refuses on older versions of Kubernetes."""
 CUSTOM: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text(encoding="utf-8"))
     for path in (Path(__file__).parent / "schemas").glob("*.json")
@@ -26,8 +28,8 @@ CUSTOM: dict[str, dict[str, Any]] = {
 """Kinds that are not Kubernetes' own: the fields that the chart uses, written down from the projects' CRDs."""
 
 
-_passed: set[str] = set()
-"""Many cases share most of their objects."""
+_passed: set[tuple[str, str]] = set()
+"""(object, oldest version): many cases share most of their objects."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,18 +40,18 @@ def schemas_are_read_once() -> Iterator[None]:
         yield
 
 
-def check(found: Object) -> None:
-    text = json.dumps(found, sort_keys=True)
-    if text not in _passed:
-        validate(found)
-        _passed.add(text)
+def check(found: Object, oldest: str = OLDEST) -> None:
+    key = json.dumps(found, sort_keys=True), oldest
+    if key not in _passed:
+        validate(found, oldest)
+        _passed.add(key)
 
 
-def validate(found: Object) -> None:
+def validate(found: Object, oldest: str) -> None:
     if found["kind"] in CUSTOM:
         jsonschema.Draft202012Validator(CUSTOM[found["kind"]]).validate(found)
         return
-    for version in (OLDEST, NEWEST):
+    for version in (oldest, NEWEST):
         kubernetes_validate.validate(dict(found), version, strict=True)
 
 
@@ -57,11 +59,12 @@ def validate(found: Object) -> None:
 def test_every_object_is_valid(release: Callable[[str], Release], name: str) -> None:
     rendered = release(name)
     assert rendered.of_kind("Service")
+    oldest = SINCE.get(name, OLDEST)
     for found in rendered.objects:
-        check(found)
+        check(found, oldest)
         assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
     for template in rendered.pod_templates():
-        check({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]})
+        check({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]}, oldest)
 
 
 def test_validation_can_fail(release: Callable[[str], Release]) -> None:
@@ -76,6 +79,36 @@ def test_names_are_unique(release: Callable[[str], Release], name: str) -> None:
     names = [(found["kind"], found["metadata"]["name"]) for found in release(name).objects]
     assert len(names) == len(set(names))
     assert all(len(found) <= 63 for _, found in names)
+
+
+@pytest.mark.parametrize("length", [40, 41, 53])
+def test_names_that_differ_at_the_end_stay_distinct_at_any_length(helm: Helm, length: int) -> None:
+    values = over(MODELS, {"gateway": {"enabled": True}})
+    seen: set[tuple[str, str]] = set()
+    for ending in ("a", "b"):
+        found = helm.render(values, release="r" * (length - 1) + ending).objects
+        names = {(each["kind"], each["metadata"]["name"]) for each in found}
+        assert all(len(name) <= 63 for _, name in names)
+        assert not names & seen
+        seen |= names
+
+
+def test_a_long_name_of_ones_own_keeps_its_beginning_and_is_the_same_every_time(helm: Helm) -> None:
+    given = over(MODELS, {"fullnameOverride": "the-" + "very-" * 9 + "long-one"})
+    (first, *_), (second, *_) = (helm.render(given).of_kind("Deployment") for _ in range(2))
+    assert first["metadata"]["name"] == second["metadata"]["name"]
+    assert first["metadata"]["name"].startswith("the-very-very-")
+
+
+@pytest.mark.parametrize("name", sorted(SINCE))
+def test_an_older_kubernetes_is_told_what_it_lacks(helm: Helm, name: str) -> None:
+    with pytest.raises(RefusedError, match=f"from {SINCE[name]} on, this is v1.30.0"):
+        helm.render(ALL[name], kubernetes="v1.30.0")
+
+
+def test_the_oldest_kubernetes_takes_the_rest(helm: Helm) -> None:
+    for name in set(EXAMPLES) - set(SINCE):
+        assert helm.render(EXAMPLES[name], kubernetes="v1.30.0").workloads()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from outrider.config import CoordinatorSettings, load
 from outrider.telemetry.metrics import catalogue
 from outrider.telemetry.tracing import pipeline
 from tests.k8s.cases import ALL
@@ -133,6 +137,8 @@ def test_the_grace_outlasts_the_drain(release: Releases, name: str) -> None:
 
 @EVERY_CASE
 def test_no_rollout_asks_for_a_gpu_more(release: Releases, name: str) -> None:
+    if name == "strategy":
+        pytest.skip("this case has strategies of its own")
     for workload, container in programs(release(name)):
         if any("/" in resource for resource in container["resources"].get("limits", {})):
             spec = workload.owner["spec"]
@@ -226,13 +232,13 @@ def test_coordinators_may_reach_what_they_are_told_to_call(release: Releases, na
         assert container_ports(workload)["grpc"] == int(port)
         policies = rendered.of_kind("NetworkPolicy")
         egress = [rule for p in policies if p["metadata"]["name"] == coordinator.name for rule in p["spec"]["egress"]]
-        to = [
-            peer["podSelector"]["matchLabels"]
-            for rule in egress
-            for peer in rule.get("to", [])
-            if {"port": int(port), "protocol": "TCP"} in rule["ports"]
-        ]
-        assert not policies or [workload] in [chosen(rendered, labels) for labels in to]
+        rules = [rule for rule in egress if {"port": int(port), "protocol": "TCP"} in rule["ports"]]
+        to = [peer["podSelector"]["matchLabels"] for rule in rules for peer in rule.get("to", [])]
+        if workload.spec.get("hostNetwork"):
+            # Its address is the node's, which no podSelector matches.
+            assert [rule for rule in rules if "to" not in rule]
+        else:
+            assert not policies or [workload] in [chosen(rendered, labels) for labels in to]
 
 
 @pytest.mark.parametrize(
@@ -399,33 +405,297 @@ def test_a_route_leads_to_the_coordinators_service(release: Releases) -> None:
 
 
 def test_the_ingress_of_the_docs_leads_there_too(release: Releases) -> None:
-    (ingress,) = release("ingress").of_kind("Ingress")
+    (ingress,) = release("ingress-of-grpc").of_kind("Ingress")
     (path,) = ingress["spec"]["rules"][0]["http"]["paths"]
     backend = path["backend"]["service"]
-    service = release("ingress").one("Service", backend["name"])
+    service = release("ingress-of-grpc").one("Service", backend["name"])
     assert backend["port"]["name"] in [port["name"] for port in service["spec"]["ports"]]
     assert backend["name"].endswith("-coordinator")
 
 
-@pytest.mark.parametrize("case", ["keda", "hpa"])
-def test_scaling_asks_for_a_metric_that_coordinators_have(release: Releases, case: str) -> None:
-    (gauge,) = [spec for spec in catalogue.CATALOGUE if spec.name == "outrider_num_requests_waiting"]
-    assert gauge.kind is catalogue.Kind.GAUGE
-    assert "coordinator" in gauge.roles
-    scalers = [*release(case).of_kind("ScaledObject"), *release(case).of_kind("HorizontalPodAutoscaler")]
-    asked = set(re.findall(r"outrider_\w+", json.dumps([found["spec"] for found in scalers])))
-    assert asked == {gauge.name}
+@pytest.mark.parametrize("case", ["http", "http-route", "ingress-of-all-hosts"])
+def test_http_leads_to_the_gateways_service(release: Releases, case: str) -> None:
+    rendered = release(case)
+    service = rendered.one("Service", "rider-outrider-gateway")
+    (port,) = [port for port in service["spec"]["ports"] if port["name"] == "http"]
+    for ingress in rendered.of_kind("Ingress"):
+        (rule,) = ingress["spec"]["rules"]
+        (path,) = rule["http"]["paths"]
+        assert path["backend"]["service"] == {"name": "rider-outrider-gateway", "port": {"name": "http"}}
+        assert (rule.get("host") is None) == (case == "ingress-of-all-hosts")
+    for route in rendered.of_kind("HTTPRoute"):
+        (rule,) = route["spec"]["rules"]
+        assert rule["backendRefs"] == [{"name": "rider-outrider-gateway", "port": port["port"]}]
+        assert rule["timeouts"] == {"request": "0s"}
+    assert len([*rendered.of_kind("Ingress"), *rendered.of_kind("HTTPRoute")]) == 1
 
 
-def test_the_dashboard_and_the_rules_arrive_as_their_files_are(release: Releases) -> None:
-    rendered = release("monitors")
-    (rules,) = rendered.of_kind("PrometheusRule")
-    assert rules["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text(encoding="utf-8"))
-    assert rules["metadata"]["labels"]["release"] == "prometheus"
-    (dashboard,) = rendered.of_kind("ConfigMap")
+@pytest.mark.parametrize("case", ["gateway", "gateway-beside-one-pod", "gateway-beside-one-node", "all-spread"])
+def test_the_gateway_has_pods_of_its_own_and_calls_the_coordinators_service(release: Releases, case: str) -> None:
+    rendered = release(case)
+    workload = rendered.workload_of("gateway")
+    assert [container["name"] for container in workload.spec["containers"] if container["name"] in SERVICES] == []
+    (flag,) = [flag for flag in rendered.flags("gateway") if flag.startswith("--coordinator=")]
+    host, _, port = flag.removeprefix("--coordinator=").partition(":")
+    service = rendered.one("Service", host)
+    assert int(port) in [found["port"] for found in service["spec"]["ports"]]
+    assert host == "rider-outrider-coordinator"
+    assert "affinity" not in workload.spec
+    (policy,) = [p for p in rendered.of_kind("NetworkPolicy") if p["metadata"]["name"] == workload.name]
+    callers = [rule for rule in policy["spec"]["egress"] if {"port": int(port), "protocol": "TCP"} in rule["ports"]]
+    (peer,) = callers[0]["to"]
+    (called,) = chosen(rendered, peer["podSelector"]["matchLabels"])
+    assert called is not workload
+    assert called.container("coordinator")
+
+
+@pytest.mark.parametrize("name", ["gateway", "gateway-beside-one-pod", "all-spread"])
+def test_who_may_call_coordinators_includes_the_gateway(release: Releases, name: str) -> None:
+    rendered = release(name)
+    coordinator = rendered.workload_of("coordinator")
+    service = rendered.one("Service", "rider-outrider-coordinator")
+    (port,) = [port["port"] for port in service["spec"]["ports"] if port["name"] == "grpc"]
+    users = admitted(rendered, coordinator)[port]
+    labels = rendered.workload_of("gateway").labels
+    assert users is None or any(
+        (peer.get("podSelector") or {"matchLabels": {"": ""}})["matchLabels"].items() <= labels.items()
+        for peer in users
+    )
+
+
+@EVERY_CASE
+def test_a_coordinator_has_as_long_as_the_models_it_waits_for(release: Releases, name: str) -> None:
+    rendered = release(name)
+    deadlines = {
+        workload.component: workload.owner["spec"]["progressDeadlineSeconds"]
+        for workload in rendered.workloads()
+        if workload.owner["kind"] == "Deployment"
+    }
+    for workload, container in programs(rendered):
+        probe = container.get("startupProbe")
+        if probe is None:
+            continue
+        starting = probe["periodSeconds"] * probe["failureThreshold"]
+        waiting = deadlines.get("coordinator", deadlines.get("all", 0))
+        assert waiting >= starting + 600, "its deadline follows the slowest model"
+        assert deadlines.get(workload.component, waiting) >= starting + 600
+    seconds = deadlines.get("coordinator", deadlines.get("all"))
+    assert f"--timeout={seconds}s" in rendered.notes
+
+
+def test_a_download_counts_into_the_deadline(release: Releases) -> None:
+    def deadline(case: str, component: str) -> int:
+        (found,) = [w for w in release(case).workloads() if w.component == component]
+        return int(found.owner["spec"]["progressDeadlineSeconds"])
+
+    assert deadline("two-gpus", "coordinator") == deadline("two-gpus", "target") == 1800 + 600
+    assert deadline("four-plus-one", "target") == 1800 + 3600 + 600
+    assert deadline("four-plus-one", "coordinator") == deadline("four-plus-one", "target")
+    # Init containers of one pod run one after the other.
+    assert deadline("downloads-in-one-pod", "all") == 1800 + 3 * 3600 + 600
+    assert deadline("multi-host", "coordinator") == 3600 + 600
+    assert deadline("cpu-demo", "coordinator") == 300 + 600
+
+
+def test_targets_are_scaled_on_requests_that_run_or_wait(release: Releases) -> None:
+    (scaler,) = release("keda").of_kind("ScaledObject")
+    (trigger,) = scaler["spec"]["triggers"]
+    own = '{namespace="serving", service="rider-outrider-coordinator"}'
+    metrics = [f"outrider_num_requests_{state}" for state in ("running", "waiting")]
+    assert trigger["metadata"]["query"] == " + ".join(f"sum({metric}{own})" for metric in metrics)
+    for metric in metrics:
+        assert catalogue.find(metric).kind is catalogue.Kind.GAUGE
+        assert "coordinator" in catalogue.find(metric).roles
+    assert release("keda").one("Service", "rider-outrider-coordinator")
+    # Below it a coordinator has no more to run on each target; the queue would have to fill first.
+    assert int(trigger["metadata"]["threshold"]) < load(CoordinatorSettings, [], environ={}).max_running_requests
+    (by_query,) = release("drafts-by-a-query").of_kind("ScaledObject")
+    assert by_query["spec"]["triggers"][0]["metadata"]["query"] == 'sum(outrider_sessions_open{role="draft"})'
+
+
+def test_prometheus_adapter_serves_the_number_that_the_hpa_asks_for(release: Releases) -> None:
+    (scaler,) = release("hpa").of_kind("HorizontalPodAutoscaler")
+    (metric,) = scaler["spec"]["metrics"]
+    page = (CHART.parents[1] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    (rule,) = yaml.safe_load(
+        next(part for part in page.split("```yaml\n") if part.startswith("rules:")).split("```")[0]
+    )["rules"]
+    assert rule["name"]["as"] == metric["object"]["metric"]["name"]
+    names = set(re.findall(r"outrider_num_requests_\w+", rule["seriesQuery"] + rule["metricsQuery"]))
+    assert names <= {spec.name for spec in catalogue.CATALOGUE}
+    assert "<<.Series>>" in rule["metricsQuery"]
+    assert "outrider_num_requests_waiting{<<.LabelMatchers>>}" in rule["metricsQuery"]
+    assert rule["seriesQuery"].startswith("outrider_num_requests_running{")
+
+
+def test_the_gateway_is_scaled_on_processor_time(release: Releases) -> None:
+    (scaler,) = release("scaled-gateway").of_kind("HorizontalPodAutoscaler")
+    (metric,) = scaler["spec"]["metrics"]
+    assert metric["resource"] == {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 50}}
+    container = release("scaled-gateway").workload_of("gateway").container("gateway")
+    assert container["resources"]["requests"]["cpu"]
+
+
+def test_the_dashboard_arrives_as_its_file_is(release: Releases) -> None:
+    (dashboard,) = release("monitors").of_kind("ConfigMap")
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
     text = (CHART / "files" / "dashboard.json").read_text(encoding="utf-8")
     assert json.loads(dashboard["data"]["outrider.json"]) == json.loads(text)
+
+
+def test_rules_match_this_release_alone(release: Releases) -> None:
+    (rules,) = release("monitors").of_kind("PrometheusRule")
+    assert rules["metadata"]["labels"]["release"] == "prometheus"
+    (group,) = rules["spec"]["groups"]
+    (file,) = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text(encoding="utf-8"))["groups"]
+    assert [rule["alert"] for rule in group["rules"]] == [rule["alert"] for rule in file["rules"]]
+    services = {found["metadata"]["name"] for found in release("monitors").of_kind("Service")}
+    for rendered, written in zip(group["rules"], file["rules"], strict=True):
+        used = re.findall(r"\b((?:outrider|process)_[a-z0-9_]+)", written["expr"])
+        matchers = re.findall(
+            r'\b(?:outrider|process)_[a-z0-9_]+\{namespace="serving",service=~"([^"]+)"', rendered["expr"]
+        )
+        assert len(matchers) == len(used) > 0
+        assert all(set(matcher.split("|")) == services for matcher in matchers)
+        without = re.sub(r'\{namespace="serving",service=~"[^"]+"\}', "", rendered["expr"])
+        assert re.sub(r'namespace="serving",service=~"[^"]+",', "", without) == written["expr"]
+        address = "https://docs.example.com/operations"
+        assert rendered["annotations"]["runbook_url"].startswith(f"{address}#")
+        assert {**rendered["annotations"], "runbook_url": ""} == {**written["annotations"], "runbook_url": ""}
+
+
+def test_an_alert_fires_when_no_coordinator_is_there(release: Releases) -> None:
+    (rules,) = release("monitors").of_kind("PrometheusRule")
+    (absent,) = [rule for rule in rules["spec"]["groups"][0]["rules"] if rule["expr"].startswith("absent(")]
+    assert absent["labels"]["severity"] == "critical"
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not on the PATH: PromQL's syntax is unchecked"
+)
+def test_promtool_accepts_the_rules_of_a_release(release: Releases, tmp_path: Path) -> None:
+    (rules,) = release("monitors").of_kind("PrometheusRule")
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules["spec"]))
+    outcome = subprocess.run(
+        ["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+def test_common_labels_are_on_every_object_and_pod_and_select_nothing(release: Releases) -> None:
+    rendered = release("common-labels")
+    for found in rendered.objects:
+        labels = found["metadata"]["labels"]
+        assert labels["cost-centre"] == "7"
+        assert labels["team"] == ("alerts" if found["kind"] == "PrometheusRule" else "search")
+        assert "cost-centre" not in json.dumps(found["spec"].get("selector", {}) if "spec" in found else {})
+    for workload in rendered.workloads():
+        assert workload.labels["cost-centre"] == "7"
+        assert workload.labels["team"] == ("search" if workload.component == "test" else "chat")
+
+
+def test_a_strategy_of_ones_own_is_taken(release: Releases) -> None:
+    rendered = release("strategy")
+    assert rendered.workload_of("target").owner["spec"]["strategy"] == {"type": "Recreate"}
+    assert rendered.workload_of("coordinator").owner["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == "50%"
+    assert rendered.workload_of("draft").owner["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0
+
+
+def test_pods_on_the_nodes_network_find_names_of_the_cluster(release: Releases) -> None:
+    for workload, _ in programs(release("host-network")):
+        on_node = workload.component in ("target", "draft")
+        assert workload.spec.get("hostNetwork", False) is on_node
+        assert workload.spec.get("dnsPolicy") == ("ClusterFirstWithHostNet" if on_node else None)
+    assert "NetworkPolicies do not apply" in release("host-network").notes
+
+
+def test_ports_and_ranges_of_the_services_that_users_call(release: Releases) -> None:
+    grpc, http = (release("node-ports").one("Service", f"rider-outrider-{name}") for name in ("coordinator", "gateway"))
+    assert [port.get("nodePort") for port in grpc["spec"]["ports"] if port["name"] == "grpc"] == [30051]
+    assert [port.get("nodePort") for port in http["spec"]["ports"] if port["name"] == "http"] == [30080]
+    assert grpc["spec"]["externalTrafficPolicy"] == "Local"
+    grpc, http = (
+        release("load-balancer").one("Service", f"rider-outrider-{name}") for name in ("coordinator", "gateway")
+    )
+    assert grpc["spec"]["loadBalancerSourceRanges"] == ["10.0.0.0/8"]
+    assert http["spec"]["loadBalancerSourceRanges"] == ["10.1.0.0/16"]
+    assert http["spec"]["loadBalancerClass"] == "example.com/lb"
+
+
+def test_images_are_pulled_with_the_secrets_given(release: Releases) -> None:
+    wanted = [{"name": "registry"}, {"name": "models"}]
+    assert [template["spec"]["imagePullSecrets"] for template in release("model-images").pod_templates()] == [
+        wanted
+    ] * 4
+    assert release("pod-extras").workload_of("target").spec["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_a_model_in_an_image_is_mounted_from_it(release: Releases) -> None:
+    def image(service: str) -> Object:
+        volumes = release("model-images").workload_of(service).spec["volumes"]
+        (found,) = [volume["image"] for volume in volumes if "image" in volume]
+        return dict(found)
+
+    assert image("target") == {"reference": "registry.example.com/llama:8b", "pullPolicy": "IfNotPresent"}
+    assert image("draft")["pullPolicy"] == "Always"
+    assert "--model=/models/models" in release("model-images").flags("target")
+    assert "--model=/models" in release("model-images").flags("draft")
+
+
+def test_a_bucket_is_fetched_with_its_keys_and_within_its_means(release: Releases) -> None:
+    spec = release("buckets").workload_of("target").spec
+    (download,) = spec["initContainers"]
+    assert download["envFrom"] == [{"secretRef": {"name": "s3"}}]
+    assert download["resources"] == {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+    assert {"name": "AWS_ENDPOINT_URL", "value": "http://minio.storage:9000"} in download["env"]
+    assert not any(word.startswith("--revision") for word in download["command"])
+    # The keys are the download's; the program that serves users does not have them.
+    assert "envFrom" not in release("buckets").workload_of("target").container("target")
+    policies = {
+        p["metadata"]["labels"]["app.kubernetes.io/component"]: p for p in release("buckets").of_kind("NetworkPolicy")
+    }
+    for component, asks in (("target", True), ("draft", True)):
+        egress = policies[component]["spec"]["egress"]
+        metadata = [rule for rule in egress if rule.get("to") == [{"ipBlock": {"cidr": "169.254.0.0/16"}}]]
+        assert bool(metadata) is asks
+    hub = next(
+        p for p in release("download-into-the-pod").of_kind("NetworkPolicy") if p["metadata"]["name"].endswith("draft")
+    )
+    assert "169.254" not in json.dumps(hub)
+
+
+@pytest.mark.parametrize("case", ["one-gpu-dra", "shared-gpus"])
+def test_target_and_draft_share_the_gpu_of_one_claim(release: Releases, case: str) -> None:
+    (template,) = release(case).of_kind("ResourceClaimTemplate")
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"]["count"] == 1
+    workload = release(case).workload_of("target")
+    (claim,) = workload.spec["resourceClaims"]
+    assert claim["resourceClaimTemplateName"] == template["metadata"]["name"]
+    for service in ("target", "draft"):
+        resources = workload.container(service)["resources"]
+        assert resources["claims"] == [{"name": claim["name"]}]
+        assert "nvidia.com/gpu" not in json.dumps(resources)
+    assert "claims" not in workload.container("coordinator")["resources"]
+
+
+def test_one_gpu_is_shared_by_time_slices_of_it(release: Releases) -> None:
+    workload = release("one-gpu").workload_of("target")
+    shares = 0.0
+    for service in ("target", "draft"):
+        container = workload.container(service)
+        assert container["resources"]["limits"]["nvidia.com/gpu.shared"] == 1
+        (share,) = [f.partition("=")[2] for f in container["args"] if f.startswith("--gpu-memory-utilization=")]
+        shares += float(share)
+    assert shares < 1
+
+
+def test_vllms_names_are_asked_for_where_there_are_any(release: Releases) -> None:
+    flags = {service: release("vllm-names").flags(service) for service in SERVICES}
+    assert {service: "--vllm-metric-names" in given for service, given in flags.items()} == {
+        "target": True, "coordinator": True, "draft": False
+    }  # fmt: skip
+    assert "--vllm-metric-names" not in release("two-gpus").flags("coordinator")
 
 
 def test_every_service_is_scraped(release: Releases) -> None:

@@ -1,4 +1,4 @@
-{{/* One service's container: dict "root" "name" "block" "serves" (false: a follower of a group, which nobody calls). */}}
+{{/* One service's container: dict "root" "name" "block" "serves" (false: a follower of a group, which takes no calls). */}}
 {{- define "outrider.container" -}}
 - name: {{ .name }}
   image: {{ include "outrider.image" . | quote }}
@@ -23,7 +23,7 @@
       sleep:
         seconds: {{ .block.drain.preStopSeconds }}
   resources:
-    {{- include "outrider.resources" .block | trim | nindent 4 }}
+    {{- include "outrider.resources" . | trim | nindent 4 }}
   securityContext:
     {{- toYaml .block.securityContext | nindent 4 }}
   # A program that cannot go on says why in one line.
@@ -35,7 +35,7 @@
 {{- define "outrider.ports" -}}
 {{- $ports := list }}
 {{- if not (include "outrider.onSocket" .) }}
-{{- $ports = append $ports (dict "name" "grpc" "containerPort" .block.port) }}
+{{- $ports = append $ports (dict "name" (ternary "http" "grpc" (eq .name "gateway")) "containerPort" .block.port) }}
 {{- end }}
 {{- if .root.Values.metrics.enabled }}
 {{- $ports = append $ports (dict "name" (include "outrider.portName" (merge (dict "port" "metrics") .)) "containerPort" .block.metricsPort) }}
@@ -93,11 +93,13 @@
 {{- end }}
 {{- end }}
 
-{{/* CPU and memory as given, and the GPUs of one pod. */}}
+{{/* CPU and memory as given, and the GPUs of one pod, or the claim of those that it shares: dict "root" "block". */}}
 {{- define "outrider.resources" -}}
-{{- $resources := deepCopy .resources }}
-{{- if eq .device "cuda" }}
-{{- $gpus := dict .gpuResource (div (int .tensorParallelSize) (int .hosts)) }}
+{{- $resources := deepCopy .block.resources }}
+{{- if and (eq .block.device "cuda") .root.Values.sharedGpus.enabled }}
+{{- $_ := set $resources "claims" (list (dict "name" "gpus")) }}
+{{- else if eq .block.device "cuda" }}
+{{- $gpus := dict .block.gpuResource (div (int .block.tensorParallelSize) (int .block.hosts)) }}
 {{- $resources = mergeOverwrite $resources (dict "requests" $gpus "limits" $gpus) }}
 {{- end }}
 {{- toYaml $resources }}
@@ -112,7 +114,7 @@
   subPath: tmp
 - name: shm
   mountPath: /dev/shm
-{{- if eq .root.Values.placement "samePod" }}
+{{- if eq (include "outrider.componentOf" .) "all" }}
 - name: sockets
   mountPath: /run/outrider
 {{- end }}
@@ -127,7 +129,10 @@
 {{- end }}
 {{- end }}
 
-{{/* Fetches a model from the Hub: dict "root" "name" "block". What is there already is only checked, if the Hub can be reached. */}}
+{{/*
+The init container that fetches a model from the Hub, S3 or Cloud Storage: dict "root" "name" "block". A model that is
+there already is checked against its source, where the source can be reached.
+*/}}
 {{- define "outrider.download" -}}
 {{- $download := .block.model.download }}
 - name: download-{{ .name }}
@@ -136,9 +141,11 @@
   command:
     - python
     - /opt/outrider/download_model.py
-    - {{ $download.repository | quote }}
+    - {{ $download.url | default $download.repository | quote }}
     - {{ include "outrider.modelPath" .block.model }}
+    {{- if not $download.url }}
     - --revision={{ $download.revision }}
+    {{- end }}
     {{- if eq .name "coordinator" }}
     - --no-weights
     {{- end }}
@@ -147,7 +154,7 @@
       value: /var/cache/outrider
     - name: HF_HOME
       value: /var/cache/outrider/huggingface
-    # A second copy of what is fetched, as large as the cache's whole volume.
+    # Off: the cache of chunks would be a second copy of the model.
     - name: HF_XET_CHUNK_CACHE_SIZE_BYTES
       value: "0"
     {{- if $download.tokenSecret.name }}
@@ -159,14 +166,17 @@
     {{- with .block.env }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-  {{- with .block.envFrom }}
+  {{- $variables := .block.envFrom }}
+  {{- if $download.credentialsSecret }}
+  {{- $variables = append $variables (dict "secretRef" (dict "name" $download.credentialsSecret)) }}
+  {{- end }}
+  {{- with $variables }}
   envFrom:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   terminationMessagePolicy: FallbackToLogsOnError
   resources:
-    requests: {cpu: "1", memory: 1Gi}
-    limits: {memory: 4Gi}
+    {{- toYaml $download.resources | nindent 4 }}
   securityContext:
     {{- toYaml .block.securityContext | nindent 4 }}
   volumeMounts:

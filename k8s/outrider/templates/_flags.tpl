@@ -5,7 +5,7 @@ outrider_{{ . }}
 
 {{/* Whether a service listens on a socket file of the pod: dict "root" "name". Empty is no. */}}
 {{- define "outrider.onSocket" -}}
-{{- if and (eq .root.Values.placement "samePod") (ne .name "coordinator") }}yes{{ end }}
+{{- if and (eq .root.Values.placement "samePod") (has .name (list "target" "draft")) }}yes{{ end }}
 {{- end }}
 
 {{/* What a service listens on: dict "root" "name" "block". */}}
@@ -25,11 +25,28 @@ unix:/run/outrider/{{ .name }}.sock
 
 {{/* The folder of a block's model inside the container. */}}
 {{- define "outrider.modelPath" -}}
-{{- if eq .from "image" }}{{ .path }}{{ else }}{{ printf "/models/%s" (.path | default (ternary (base .download.repository) "" (eq .from "download"))) | trimSuffix "/" }}{{ end }}
+{{- $source := ternary (.download.url | default .download.repository | trimSuffix "/") "" (eq .from "download") }}
+{{- if eq .from "image" }}{{ .path }}{{ else }}{{ printf "/models/%s" (.path | default (ternary "" (base $source) (empty $source))) | trimSuffix "/" }}{{ end }}
 {{- end }}
 
 {{/* The flags of a service, a YAML list: dict "root" "name" "block". */}}
 {{- define "outrider.flags" -}}
+{{- if eq .name "gateway" }}
+{{- include "outrider.gatewayFlags" . }}
+{{- else }}
+{{- include "outrider.serviceFlags" . }}
+{{- end }}
+{{- end }}
+
+{{/* The flags of the gateway, a YAML list: dict "root" "block". */}}
+{{- define "outrider.gatewayFlags" -}}
+- --coordinator={{ include "outrider.address" (dict "root" .root "name" "coordinator") }}
+- --http-host={{ .block.bindAddress }}
+- --http-port={{ .block.port }}
+{{- end }}
+
+{{/* The flags of a gRPC service, a YAML list: dict "root" "name" "block". */}}
+{{- define "outrider.serviceFlags" -}}
 - --host={{ include "outrider.host" . }}
 {{- if not (include "outrider.onSocket" .) }}
 - --port={{ .block.port }}
@@ -53,6 +70,9 @@ unix:/run/outrider/{{ .name }}.sock
 {{- if include "outrider.onSocket" . }}
 - --metrics-host={{ .block.bindAddress }}
 {{- end }}
+{{- end }}
+{{- if and .root.Values.metrics.enabled .root.Values.metrics.vllmNames (has .name (list "coordinator" "target")) (not (hasKey .block.settings "vllm_metric_names")) }}
+- --vllm-metric-names
 {{- end }}
 {{- if include "outrider.asksHttp" . }}
 - --health-port={{ .block.healthPort }}
@@ -88,6 +108,9 @@ unix:/run/outrider/{{ .name }}.sock
 - --nproc-per-node={{ div (int .block.tensorParallelSize) (int .block.hosts) }}
 - -m
 - {{ include "outrider.module" .name }}
+{{- else if eq .name "gateway" -}}
+- outrider
+- gateway
 {{- else -}}
 - python
 - -m

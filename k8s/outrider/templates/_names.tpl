@@ -1,53 +1,75 @@
 {{- define "outrider.name" -}}
-{{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" }}
+{{- include "outrider.shortened" (.Values.nameOverride | default .Chart.Name) }}
 {{- end }}
 
 {{- define "outrider.fullname" -}}
 {{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- include "outrider.shortened" .Values.fullnameOverride }}
 {{- else if contains (include "outrider.name" .) .Release.Name }}
-{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- include "outrider.shortened" .Release.Name }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name (include "outrider.name" .) | trunc 40 | trimSuffix "-" }}
+{{- include "outrider.shortened" (printf "%s-%s" .Release.Name (include "outrider.name" .)) }}
 {{- end }}
 {{- end }}
 
-{{/* The services of this release, in the order in which they are of use: a JSON list in {"names": ...}. */}}
+{{/* A name of at most 40 characters. A longer one keeps its beginning and ends with a hash of the whole, so that names
+that differ only at the end stay distinct. */}}
+{{- define "outrider.shortened" -}}
+{{- if gt (len .) 40 -}}
+{{ . | trunc 31 | trimSuffix "-" }}-{{ . | sha256sum | trunc 8 }}
+{{- else -}}
+{{ . | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{/* The services of this release, those that the others call first: a JSON list in {"names": ...}. */}}
 {{- define "outrider.services" -}}
-{{- $names := list "target" "coordinator" }}
+{{- $names := list "target" }}
 {{- if .Values.draft.enabled }}
-{{- $names = list "target" "draft" "coordinator" }}
+{{- $names = append $names "draft" }}
+{{- end }}
+{{- $names = append $names "coordinator" }}
+{{- if .Values.gateway.enabled }}
+{{- $names = append $names "gateway" }}
 {{- end }}
 {{- dict "names" $names | toJson }}
 {{- end }}
 
-{{/* Which pods there are: component -> the services in it, as JSON. */}}
+{{/* The pods of this release: component -> the services in it, as JSON. The gateway always has pods of its own. */}}
 {{- define "outrider.pods" -}}
-{{- $names := (include "outrider.services" . | fromJson).names }}
 {{- $pods := dict }}
-{{- if eq .Values.placement "samePod" }}
-{{- $_ := set $pods "all" $names }}
+{{- $together := list }}
+{{- range (include "outrider.services" . | fromJson).names }}
+{{- if and (eq $.Values.placement "samePod") (ne . "gateway") }}
+{{- $together = append $together . }}
 {{- else }}
-{{- range $names }}
 {{- $_ := set $pods . (list .) }}
 {{- end }}
+{{- end }}
+{{- with $together }}
+{{- $_ := set $pods "all" . }}
 {{- end }}
 {{- $pods | toJson }}
 {{- end }}
 
 {{/* The component whose pods run a service: dict "root" "name". */}}
 {{- define "outrider.componentOf" -}}
-{{- if eq .root.Values.placement "samePod" }}all{{ else }}{{ .name }}{{ end }}
+{{- if and (eq .root.Values.placement "samePod") (ne .name "gateway") }}all{{ else }}{{ .name }}{{ end }}
 {{- end }}
 
-{{/* The service whose block speaks for a component's pods: dict "component". */}}
+{{/* The service whose block describes a component's pods: dict "component". */}}
 {{- define "outrider.leadOf" -}}
 {{- if eq .component "all" }}target{{ else }}{{ .component }}{{ end }}
 {{- end }}
 
-{{/* One service's block laid over common, as JSON: dict "root" "name". */}}
+{{/* One service's block laid over common, as JSON: dict "root" "name". The gateway has no model, whatever common says. */}}
 {{- define "outrider.block" -}}
-{{- mergeOverwrite (deepCopy .root.Values.common) (deepCopy (index .root.Values .name)) | toJson }}
+{{- $block := mergeOverwrite (deepCopy .root.Values.common) (deepCopy (index .root.Values .name)) }}
+{{- if eq .name "gateway" }}
+{{- $_ := set $block "model" (dict "from" "none" "createClaim" (dict "enabled" false)) }}
+{{- $block = mergeOverwrite $block (dict "device" "none" "tensorParallelSize" 1 "hosts" 1) }}
+{{- end }}
+{{- $block | toJson }}
 {{- end }}
 
 {{/* The name of a component's objects: dict "root" "component". */}}
@@ -56,28 +78,40 @@
 {{- end }}
 
 {{/*
-The name of what makes a component's pods: dict "root" "component" "block". A LeaderWorkerSet's controller makes a
-headless Service of the set's name, in which pods of a group find each other before they are ready, and leaves one that
-is there as it is: the set must not be called as the Service that users of its leaders ask for.
+The name of the Deployment or LeaderWorkerSet of a component: dict "root" "component" "block". The controller of
+LeaderWorkerSets makes a headless Service of the set's name, through which pods of a group find each other before they
+are ready, and does not change a Service that exists. The set's name therefore differs from that of the chart's Service.
 */}}
 {{- define "outrider.workloadName" -}}
 {{- if gt (int .block.hosts) 1 }}{{ include "outrider.fullname" .root }}-group{{ else }}{{ include "outrider.objectName" . }}{{ end }}
 {{- end }}
 
-{{/* Labels that choose a component's pods: dict "root" "component". */}}
+{{/* Labels that select a component's pods: dict "root" "component". */}}
 {{- define "outrider.selector" -}}
 app.kubernetes.io/name: {{ include "outrider.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
-{{/* All labels of an object: dict "root" "component". */}}
+{{/* All labels of an object: dict "root" "component", optionally "more": labels of this object alone. */}}
 {{- define "outrider.labels" -}}
-{{ include "outrider.selector" . }}
-app.kubernetes.io/part-of: outrider
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- $labels := include "outrider.selector" . | fromYaml }}
+{{- $_ := set $labels "app.kubernetes.io/part-of" "outrider" }}
+{{- $_ := set $labels "app.kubernetes.io/version" .root.Chart.AppVersion }}
+{{- $_ := set $labels "app.kubernetes.io/managed-by" .root.Release.Service }}
+{{- $_ := set $labels "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") }}
+{{- toYaml (merge $labels (.more | default dict) .root.Values.commonLabels) }}
+{{- end }}
+
+{{/* Names of Secrets for pulling images, a YAML list of {name: ...}; empty without any. */}}
+{{- define "outrider.pullSecrets" -}}
+{{- $secrets := list }}
+{{- range concat .Values.imagePullSecrets .Values.image.pullSecrets }}
+{{- $secrets = append $secrets (ternary (dict "name" .) . (kindIs "string" .)) }}
+{{- end }}
+{{- with uniq $secrets }}
+{{- toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* The image of a block: dict "root" "block". */}}

@@ -14,10 +14,7 @@ group). Called once for each of the three services; once for all of them when th
 metadata:
   # No versions among these: a newer chart alone does not make pods load their models again.
   labels:
-    {{- include "outrider.selector" . | nindent 4 }}
-    {{- with $lead.podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- toYaml (merge (include "outrider.selector" . | fromYaml) $lead.podLabels .root.Values.commonLabels) | nindent 4 }}
   {{- with $lead.podAnnotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
@@ -25,12 +22,17 @@ metadata:
 spec:
   serviceAccountName: {{ include "outrider.serviceAccountName" (dict "root" .root "component" .component "block" $lead) }}
   automountServiceAccountToken: false
-  # A Service called outrider-... would otherwise make variables that look like settings.
+  # Without this, a Service called outrider-... sets variables that look like settings.
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ include "outrider.graceSeconds" $blocks }}
-  {{- with .root.Values.image.pullSecrets }}
+  {{- with include "outrider.pullSecrets" .root }}
   imagePullSecrets:
-    {{- toYaml . | nindent 4 }}
+    {{- . | nindent 4 }}
+  {{- end }}
+  {{- if $lead.hostNetwork }}
+  hostNetwork: true
+  # Names of the cluster, on the node's network.
+  dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
   securityContext:
     {{- toYaml $lead.podSecurityContext | nindent 4 }}
@@ -51,11 +53,11 @@ spec:
   tolerations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with (include "outrider.affinity" (dict "root" .root "block" $lead) | fromJson) }}
+  {{- with (include "outrider.affinity" (dict "root" .root "component" .component "block" $lead) | fromJson) }}
   affinity:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- if and $lead.topologySpread.enabled (ne .root.Values.placement "sameNode") (eq (int $lead.hosts) 1) }}
+  {{- if and $lead.topologySpread.enabled (or (eq .component "gateway") (ne .root.Values.placement "sameNode")) (eq (int $lead.hosts) 1) }}
   topologySpreadConstraints:
     - maxSkew: 1
       topologyKey: {{ $lead.topologySpread.topologyKey }}
@@ -77,7 +79,12 @@ spec:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   volumes:
-    {{- include "outrider.volumes" (dict "root" .root "names" .names "blocks" $blocks) | trim | nindent 4 }}
+    {{- include "outrider.volumes" (dict "root" .root "component" .component "names" .names "blocks" $blocks) | trim | nindent 4 }}
+  {{- if and .root.Values.sharedGpus.enabled (eq .component "all") }}
+  resourceClaims:
+    - name: gpus
+      resourceClaimTemplateName: {{ include "outrider.fullname" .root }}-gpus
+  {{- end }}
 {{- end }}
 
 {{/* What runs before a pod's programs, a YAML list: dict "root" "names" "blocks". */}}
@@ -90,18 +97,18 @@ spec:
 {{- end }}
 {{- $extra = concat $extra $block.extraInitContainers }}
 {{- end }}
-{{- /* What common says is said by each block of a pod. */}}
+{{- /* Each block of a pod repeats what common says. */}}
 {{- with uniq $extra }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
 
-{{/* From SIGTERM to the end, as one program counts it: the drain, and up to ten seconds for a collector that hangs. */}}
+{{/* Seconds from SIGTERM to the end of one program: its drain, and up to ten seconds for a trace collector that hangs. */}}
 {{- define "outrider.drainSeconds" -}}
 {{- ceil (addf .drain.delaySeconds .drain.graceSeconds 15) }}
 {{- end }}
 
-{{/* The pod's grace: the longest of its programs', the wait before SIGTERM included: name -> block. */}}
+{{/* The pod's grace period: the longest of its programs', with the wait before SIGTERM: name -> block. */}}
 {{- define "outrider.graceSeconds" -}}
 {{- $longest := 0 }}
 {{- range . }}
@@ -111,14 +118,14 @@ spec:
 {{- end }}
 
 {{/*
-The block's own affinity: dict "root" "block". As JSON. On one node, all pods follow those that ask for GPUs, so that a
-coordinator that is placed first does not draw the others to a node without any; a pod that is made anew would rather
-be where the rest of the release still is.
+The block's own affinity: dict "root" "component" "block". As JSON. With placement=sameNode, all pods but the gateway's
+must run where the pods with GPUs run, so that a coordinator that is placed first does not draw the others to a node
+without GPUs. A pod that is made anew prefers the node of the rest of the release.
 */}}
 {{- define "outrider.affinity" -}}
 {{- $affinity := deepCopy .block.affinity }}
-{{- if eq .root.Values.placement "sameNode" }}
-{{- $all := (include "outrider.services" .root | fromJson).names }}
+{{- if and (eq .root.Values.placement "sameNode") (ne .component "gateway") }}
+{{- $all := without (include "outrider.services" .root | fromJson).names "gateway" }}
 {{- $pods := get $affinity "podAffinity" | default dict }}
 {{- $required := get $pods "requiredDuringSchedulingIgnoredDuringExecution" | default list }}
 {{- $preferred := get $pods "preferredDuringSchedulingIgnoredDuringExecution" | default list }}
@@ -131,7 +138,7 @@ be where the rest of the release still is.
 {{- $affinity | toJson }}
 {{- end }}
 
-{{/* Services that ask for GPUs, or all where none does: a JSON list in {"names": ...}. */}}
+{{/* Services that ask for GPUs, or all but the gateway where none does: a JSON list in {"names": ...}. */}}
 {{- define "outrider.withGpus" -}}
 {{- $root := . }}
 {{- $names := list }}
@@ -140,7 +147,7 @@ be where the rest of the release still is.
 {{- $names = append $names . }}
 {{- end }}
 {{- end }}
-{{- dict "names" ($names | default (include "outrider.services" . | fromJson).names) | toJson }}
+{{- dict "names" ($names | default (without (include "outrider.services" . | fromJson).names "gateway")) | toJson }}
 {{- end }}
 
 {{/* The node that has pods of these components, as an affinity term in JSON: dict "root" "components". */}}
@@ -150,7 +157,7 @@ be where the rest of the release still is.
 {{- dict "labelSelector" (dict "matchLabels" $own "matchExpressions" $among) "topologyKey" "kubernetes.io/hostname" | toJson }}
 {{- end }}
 
-{{/* Volumes of a pod: dict "root" "names" "blocks". */}}
+{{/* Volumes of a pod: dict "root" "component" "names" "blocks". */}}
 {{- define "outrider.volumes" -}}
 {{- $root := .root }}
 {{- $shm := (index .blocks (first .names)).shmSize }}
@@ -174,7 +181,7 @@ be where the rest of the release still is.
   emptyDir:
     medium: Memory
     sizeLimit: {{ $shm }}
-{{- if eq .root.Values.placement "samePod" }}
+{{- if eq .component "all" }}
 - name: sockets
   emptyDir:
     medium: Memory
@@ -187,6 +194,10 @@ be where the rest of the release still is.
 hostPath:
   path: {{ .hostPath }}
   type: Directory
+{{- else if eq .from "oci" -}}
+image:
+  reference: {{ .oci.reference | quote }}
+  pullPolicy: {{ .oci.pullPolicy }}
 {{- else if .claim -}}
 persistentVolumeClaim:
   claimName: {{ .claim }}
@@ -194,4 +205,37 @@ persistentVolumeClaim:
 emptyDir:
   sizeLimit: {{ .download.size }}
 {{- end }}
+{{- end }}
+
+{{/* Seconds that the programs of a pod may take to start, downloads of models included: name -> block. */}}
+{{- define "outrider.startSeconds" -}}
+{{- $downloads := 0 }}
+{{- $longest := 0 }}
+{{- range . }}
+{{- $longest = max $longest (int .startupSeconds) }}
+{{- if eq .model.from "download" }}
+{{- $downloads = add $downloads (int .model.download.timeoutSeconds) }}
+{{- end }}
+{{- end }}
+{{- add $longest $downloads }}
+{{- end }}
+
+{{/*
+The progress deadline of a Deployment: dict "root" "component" "names". Ten minutes for a node and its images, and what
+its programs may take to start. A coordinator is ready when a target is, and a gateway when a coordinator is: they
+are given what the slowest pods of the release are.
+*/}}
+{{- define "outrider.deadlineSeconds" -}}
+{{- $root := .root }}
+{{- $longest := 0 }}
+{{- range $component, $names := include "outrider.pods" .root | fromJson }}
+{{- if or (eq $component $.component) (has $.component (list "coordinator" "gateway")) }}
+{{- $blocks := dict }}
+{{- range $names }}
+{{- $_ := set $blocks . (include "outrider.block" (dict "root" $root "name" .) | fromJson) }}
+{{- end }}
+{{- $longest = max $longest (int (include "outrider.startSeconds" $blocks)) }}
+{{- end }}
+{{- end }}
+{{- add $longest 600 }}
 {{- end }}
