@@ -46,7 +46,7 @@ ready() { # LOG WHAT
 	done
 }
 ready serve.log "is ready at"
-"$python" -P -m coordinator --port $((port + 3)) --target-address "$target" --draft-address "$draft" \
+"$python" -P -m outrider_coordinator --port $((port + 3)) --target-address "$target" --draft-address "$draft" \
 	--link-token-file "$token" --draft-length fixed --num-speculative-tokens "$fixed" >fixed.log 2>&1 &
 processes+=($!)
 ready fixed.log "the draft.* is attached"

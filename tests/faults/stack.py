@@ -36,7 +36,7 @@ class Layout:
     target: Mapping[str, object] = field(default_factory=dict)
     draft: Mapping[str, object] = field(default_factory=dict)
     coordinator: Mapping[str, object] = field(default_factory=dict)
-    coordinator_module: str = "coordinator"
+    coordinator_module: str = "outrider_coordinator"
 
 
 class Stack:
@@ -138,7 +138,7 @@ async def run_stack(layout: Layout, folder: Path | None = None) -> AsyncIterator
 
 def _model(role: str, number: int, settings: Mapping[str, object], folder: Path) -> ServiceProcess:
     flags = {"model": PAIR / role, "num_pages": NUM_PAGES, "num_threads": 1, "log_interval_s": 0, **settings}
-    return ServiceProcess(f"{role}-{number}", f"{role}_service", flags, folder=folder)
+    return ServiceProcess(f"{role}-{number}", f"outrider_{role}", flags, folder=folder)
 
 
 def _coordinator(number: int, layout: Layout, addresses: Mapping[str, str], folder: Path) -> ServiceProcess:
