@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from outrider.chat import ChatPrompt
 from outrider.types import AcceptanceMethod, FinishReason, ModelDescription, SamplingParams, TokenLogprob
+from outrider.values import step_value
 
 DEFAULT_MAX_TOKENS = 16
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -150,7 +151,7 @@ class GenerationResult:
     """The trace it is part of, in hex; empty when it is part of none."""
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class Progress:
     """How far one call of a resumable stream is."""
 
@@ -158,7 +159,7 @@ class Progress:
     timing: Timing
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class Delta:
     """New output. The last one of a stream carries the result."""
 

@@ -30,6 +30,7 @@ from outrider.types import (
     ScoreForm,
     Support,
 )
+from outrider.values import step_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Rejected:
     error: InvalidRequestError
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class Extend:
     """Brings a draft session up to date and asks for a proposal of up to ``draft_length`` tokens, possibly 0."""
 
@@ -96,7 +97,7 @@ class Extend:
     trace_parent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class Score:
     """Brings a target session up to date and asks what it says of K+1 positions."""
 
@@ -112,7 +113,7 @@ class Score:
     trace_parent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class Proposal:
     """The answer to ``Extend``: K draft tokens, possibly fewer than asked for, possibly none."""
 
@@ -124,7 +125,7 @@ class Proposal:
     evidence: Evidence = None
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class Scores:
     """The answer to ``Score``."""
 
@@ -188,7 +189,7 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class ForwardReport:
     """What the forward behind a batch of events cost, by the service's own clock."""
 
@@ -201,7 +202,7 @@ class ForwardReport:
     num_pages_free: int
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class ItemTiming:
     """Where one item's time went, by the service's own clock.
 
@@ -227,7 +228,7 @@ CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class EventBatch(Generic[EventT_co]):
     """Events in order, and what they cost (None when no forward was needed)."""
 

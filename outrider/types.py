@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.values import step_value
+
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
 
@@ -99,7 +101,7 @@ class SamplingParams:
     """When not empty, the only tokens that may be drawn."""
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class TokenLogprob:
     """The logprob of one token at one position."""
 
@@ -111,7 +113,7 @@ class TokenLogprob:
     """(token id, logprob) of the likeliest, best first, as many as were asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class CandidateLogprobs:
     """What a target says of one position, before it is known which token is emitted there.
 
@@ -125,7 +127,7 @@ class CandidateLogprobs:
     top_logprobs: FloatArray  # [N]
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class SparseEvidence:
     """The distributions draft tokens were drawn from, row after row."""
 
@@ -145,7 +147,7 @@ Evidence = SparseEvidence | DenseEvidence | None
 """What is needed to judge a proposal; None where the rule needs nothing (greedy, coupled, typical)."""
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class Support:
     """The ids, position by position, of which a target is asked the probabilities."""
 
@@ -153,14 +155,14 @@ class Support:
     token_ids: IntArray  # [sum(counts)]
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class TokenScores:
     """Greedy and coupled: the target's own token at each position."""
 
     token_ids: tuple[int, ...]  # [K+1]
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class SparseScores:
     """Rejection: the target on the support, the mass outside it, and a token already drawn outside it."""
 
@@ -169,7 +171,7 @@ class SparseScores:
     outside_token_ids: IntArray  # [K+1] -1 when nothing is outside; the last is the bonus
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class TypicalScores:
     """Typical acceptance."""
 

@@ -6,17 +6,17 @@ Many sparse proposals are taken together as arrays (``vectorized``), everything 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from outrider.errors import OutriderError
 from outrider.types import Evidence, JudgingRule, ScoreForm, SparseEvidence, SparseScores
+from outrider.values import step_value
 from outrider_coordinator.acceptance.evidence import EvidenceError, check_proposal
 from outrider_coordinator.acceptance.rules import JudgeRules, judge_one
 from outrider_coordinator.acceptance.vectorized import ProposalCase, ScoredCase, are_sound, judge_together
 from outrider_coordinator.acceptance.verdict import Verdict
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class ProposedDraft:
     """A proposal that has come, to be checked."""
 
@@ -27,7 +27,7 @@ class ProposedDraft:
     """Tokens that were asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class ScoredDraft:
     """A proposal that was checked, possibly an empty one, and its scores, to be judged."""
 

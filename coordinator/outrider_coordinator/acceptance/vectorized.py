@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from outrider.randomness.philox_numpy import uniform
 from outrider.randomness.streams import Stream
 from outrider.types import FloatArray, IntArray, SparseEvidence, SparseScores
+from outrider.values import step_value
 from outrider_coordinator.acceptance.evidence import ROW_SUM_TOLERANCE, TARGET_SUM_TOLERANCE
 from outrider_coordinator.acceptance.verdict import NextToken, Verdict
 
@@ -26,7 +27,7 @@ FEWEST = 8
 """With fewer sessions than this it is hardly faster, or slower."""
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class ProposalCase:
     """A proposal that has come."""
 
@@ -36,7 +37,7 @@ class ProposalCase:
     num_token_ids: int
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class ScoredCase:
     """A proposal that ``check_proposal`` let through, and its scores."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from outrider.values import step_value
 
 BoolArray = NDArray[np.bool_]
 
@@ -20,7 +21,7 @@ class NextToken(enum.Enum):
     """Drawn after all K were kept, K = 0 included."""
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class Verdict:
     """How many draft tokens are kept, and the token after them."""
 

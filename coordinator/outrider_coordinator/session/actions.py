@@ -7,25 +7,26 @@ from dataclasses import dataclass
 from outrider.errors import OutriderError
 from outrider.ports import DraftCommand, ItemTiming, TargetCommand
 from outrider.types import FinishReason, TokenLogprob
+from outrider.values import step_value
 from outrider_coordinator.acceptance import Verdict
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class ToDraft:
     """Send a command on the draft's link."""
 
     command: DraftCommand
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class ToTarget:
     """Send a command on the target's link."""
 
     command: TargetCommand
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class StepEnded:
     """A judged step: all that output, statistics, traces and the request log need of it.
 
@@ -54,14 +55,14 @@ class StepEnded:
         return self.verdict.num_accepted
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class DraftWaitBegan:
     """The step waits for a proposal: call ``draft_timed_out(step)`` when the draft's time is up."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class DraftWaitEnded:
     """The step waits for a proposal no more, whether one came or not: the timer is not needed any more."""
 

@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from outrider.types import Evidence
+from outrider.values import step_value
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 MAX_LOSSES_IN_A_ROW = 5
@@ -41,7 +42,7 @@ class DraftFacts:
     """Ids it may propose are below this; 0: any."""
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class Asked:
     """An ``Extend`` that has not been answered."""
 
@@ -51,7 +52,7 @@ class Asked:
     draft_length: int
 
 
-@dataclass(frozen=True, slots=True)
+@step_value(frozen=True, slots=True)
 class Drafted:
     """A proposal being judged."""
 
