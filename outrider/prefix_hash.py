@@ -8,8 +8,10 @@ few tokens BLAKE2b costs twice as much, for a block a tenth.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
+
+from outrider.cooperative import Work, run
 
 BLOCK_TOKENS = 256
 CHAIN_BYTES = 16
@@ -46,16 +48,15 @@ class PrefixHasher:
         place, rest = length - self._start, self._rest
         if place >= len(rest):
             if place >= BLOCK_TOKENS:
-                for _ in self.hash_blocks(token_ids, length):
-                    pass
+                run(self.hash_blocks(token_ids, length))
                 return self.at(token_ids, length)
             _extend(rest, token_ids[self._start + len(rest) - 1 : length])
         if place > 0:
             return self._chain, rest[place]
         return self._behind(token_ids, length)
 
-    def hash_blocks(self, token_ids: Sequence[int], length: int) -> Iterator[None]:
-        """Hash the full blocks of the first ``length`` tokens, one each time that the iterator is asked."""
+    def hash_blocks(self, token_ids: Sequence[int], length: int) -> Work[None]:
+        """Hash the full blocks of the first ``length`` tokens, with a pause after each."""
         while (end := BLOCK_TOKENS * len(self._blocks)) <= length:
             block = _BLOCK.pack(*token_ids[end - BLOCK_TOKENS : end])
             chain = blake2b(self._blocks[-1] + block, digest_size=CHAIN_BYTES, key=self._key)

@@ -7,10 +7,11 @@ coordinator's. Each raises ``InvalidRequestError`` naming the field and saying w
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from outrider import limits
 from outrider.chat import check_chat
+from outrider.cooperative import Work, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationRequest, Resumption
 from outrider.limits import MAX_DRAFT_LENGTH, MAX_LOGPROBS, MAX_SEED, MAX_TOKENS, ModelLimits
@@ -19,10 +20,15 @@ from outrider.types import SamplingParams
 
 def check_request(request: GenerationRequest) -> None:
     """Raise ``InvalidRequestError`` for the first field that no model could accept; lengths come before values."""
+    run(checks_of_request(request))
+
+
+def checks_of_request(request: GenerationRequest) -> Work[None]:
+    """``check_request`` with pauses in long lists."""
     check_lengths(request)
-    _check_prompt(request)
+    yield from _check_prompt(request)
     _check_integer("max_tokens", request.max_tokens, 1, MAX_TOKENS)
-    _check_sampling(request.sampling)
+    yield from _check_sampling(request.sampling)
     if request.sampling.min_tokens > request.max_tokens:
         raise InvalidRequestError("min_tokens", f"must be at most max_tokens {request.max_tokens}")
     _check_optional("seed", request.seed, 0, MAX_SEED)
@@ -32,11 +38,11 @@ def check_request(request: GenerationRequest) -> None:
     _check_texts("stop", request.stop, longest=limits.STOP_TEXT)
     _check_texts("bad_words", request.bad_words, longest=limits.BAD_WORD)
     limits.BAD_WORDS_CHARACTERS.check("bad_words", sum(map(len, request.bad_words)))
-    _check_ids("stop_token_ids", request.stop_token_ids)
+    yield from _check_ids("stop_token_ids", request.stop_token_ids)
     _check_encodable("request_id", request.request_id)
     _check_encodable("cache_salt", request.cache_salt)
     if request.resume is not None:
-        _check_resumption(request, request.resume)
+        yield from _check_resumption(request, request.resume)
 
 
 def check_lengths(request: GenerationRequest) -> None:
@@ -64,20 +70,27 @@ def check_against_model(
 
     ``num_token_ids``: ids are below it. ``max_model_len``: the longest prompt and output together.
     """
+    run(checks_against_model(request, prompt_token_ids, num_token_ids=num_token_ids, max_model_len=max_model_len))
+
+
+def checks_against_model(
+    request: GenerationRequest, prompt_token_ids: tuple[int, ...], *, num_token_ids: int, max_model_len: int
+) -> Work[None]:
+    """``check_against_model`` with pauses in long lists."""
     model, sampling = ModelLimits(num_token_ids, max_model_len), request.sampling
     if not prompt_token_ids:
         raise InvalidRequestError(_prompt_field(request), "must give at least one token")
     model.check_prompt(_prompt_field(request), len(prompt_token_ids))
     model.check_allowed(len(sampling.allowed_token_ids))
-    _check_below(_prompt_field(request), prompt_token_ids, num_token_ids)
+    yield from _check_below(_prompt_field(request), prompt_token_ids, num_token_ids)
     if request.resume is not None:
         emitted = request.resume.emitted_token_ids
         model.check_emitted(len(prompt_token_ids), len(emitted))
-        _check_below(limits.EMITTED, emitted, num_token_ids)
-    _check_below("stop_token_ids", request.stop_token_ids, num_token_ids)
-    _check_below("logit_bias", [token_id for token_id, _ in sampling.logit_bias], num_token_ids)
-    _check_below("allowed_token_ids", sampling.allowed_token_ids, num_token_ids)
-    _check_below("bad_words", [token_id for word in sampling.bad_words for token_id in word], num_token_ids)
+        yield from _check_below(limits.EMITTED, emitted, num_token_ids)
+    yield from _check_below("stop_token_ids", request.stop_token_ids, num_token_ids)
+    yield from _check_below("logit_bias", [token_id for token_id, _ in sampling.logit_bias], num_token_ids)
+    yield from _check_below("allowed_token_ids", sampling.allowed_token_ids, num_token_ids)
+    yield from _check_below("bad_words", [token_id for word in sampling.bad_words for token_id in word], num_token_ids)
 
 
 def _prompt_field(request: GenerationRequest) -> str:
@@ -86,7 +99,7 @@ def _prompt_field(request: GenerationRequest) -> str:
     return "prompt" if request.prompt is not None else "prompt_token_ids"
 
 
-def _check_prompt(request: GenerationRequest) -> None:
+def _check_prompt(request: GenerationRequest) -> Work[None]:
     if [request.prompt, request.prompt_token_ids, request.chat].count(None) != 2:
         raise InvalidRequestError("prompt", "exactly one of prompt, prompt_token_ids and messages must be given")
     if request.chat is not None:
@@ -98,20 +111,20 @@ def _check_prompt(request: GenerationRequest) -> None:
     elif not request.prompt_token_ids:
         raise InvalidRequestError("prompt_token_ids", "must not be empty")
     else:
-        _check_ids("prompt_token_ids", request.prompt_token_ids)
+        yield from _check_ids("prompt_token_ids", request.prompt_token_ids)
 
 
-def _check_resumption(request: GenerationRequest, resume: Resumption) -> None:
+def _check_resumption(request: GenerationRequest, resume: Resumption) -> Work[None]:
     num_emitted = len(resume.emitted_token_ids)
     if num_emitted > request.max_tokens:
         raise InvalidRequestError(limits.EMITTED, f"has {num_emitted} ids; at most max_tokens {request.max_tokens}")
-    _check_ids(limits.EMITTED, resume.emitted_token_ids)
+    yield from _check_ids(limits.EMITTED, resume.emitted_token_ids)
     _check_encodable("resume.model", resume.model)
     if num_emitted and request.seed is None:
         raise InvalidRequestError("seed", "must be the one that the interrupted generation had, to go on with it")
 
 
-def _check_sampling(sampling: SamplingParams) -> None:
+def _check_sampling(sampling: SamplingParams) -> Work[None]:
     _check_number("temperature", sampling.temperature, at_least=0.0)
     _check_number("top_p", sampling.top_p, above=0.0, at_most=1.0)
     _check_integer("top_k", sampling.top_k, -1, MAX_TOKENS)
@@ -120,10 +133,10 @@ def _check_sampling(sampling: SamplingParams) -> None:
     _check_number("frequency_penalty", sampling.frequency_penalty, at_least=-2.0, at_most=2.0)
     _check_number("presence_penalty", sampling.presence_penalty, at_least=-2.0, at_most=2.0)
     _check_integer("min_tokens", sampling.min_tokens, 0, MAX_TOKENS)
-    _check_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias])
+    yield from _check_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias])
     for _, bias in sampling.logit_bias:
         _check_number("logit_bias", bias, at_least=-100.0, at_most=100.0)
-    _check_ids("allowed_token_ids", sampling.allowed_token_ids)
+    yield from _check_ids("allowed_token_ids", sampling.allowed_token_ids)
 
 
 def _check_number(
@@ -158,18 +171,20 @@ def _check_optional(name: str, value: int | None, least: int, most: int) -> None
         _check_integer(name, value, least, most)
 
 
-def _check_ids(name: str, token_ids: Collection[int]) -> None:
-    if _are_integers(token_ids) and _are_within(token_ids, 0, MAX_TOKENS):
-        return
-    for token_id in token_ids:
-        _check_integer(name, token_id, 0, MAX_TOKENS)
+def _check_ids(name: str, token_ids: Sequence[int]) -> Work[None]:
+    for part in slices_of(token_ids):
+        if not (_are_integers(part) and _are_within(part, 0, MAX_TOKENS)):
+            for token_id in part:
+                _check_integer(name, token_id, 0, MAX_TOKENS)
+        yield
 
 
-def _check_below(name: str, token_ids: Collection[int], num_token_ids: int) -> None:
-    if _are_within(token_ids, 0, num_token_ids - 1):
-        return
-    wrong = next(token_id for token_id in token_ids if not 0 <= token_id < num_token_ids)
-    raise InvalidRequestError(name, f"token id {wrong} is not from 0 to {num_token_ids - 1}")
+def _check_below(name: str, token_ids: Sequence[int], num_token_ids: int) -> Work[None]:
+    for part in slices_of(token_ids):
+        if not _are_within(part, 0, num_token_ids - 1):
+            wrong = next(token_id for token_id in part if not 0 <= token_id < num_token_ids)
+            raise InvalidRequestError(name, f"token id {wrong} is not from 0 to {num_token_ids - 1}")
+        yield
 
 
 def _are_integers(values: Iterable[object]) -> bool:

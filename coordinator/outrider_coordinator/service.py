@@ -18,6 +18,7 @@ from typing import TypeVar
 from outrider import __version__
 from outrider.config import CoordinatorSettings
 from outrider.config.fields import DraftLengthMode
+from outrider.cooperative import run_in_slices
 from outrider.errors import CapacityError, InvalidRequestError, OutriderError, UnavailableError
 from outrider.generation import NOWHERE, Delta, GenerationRequest, ModelInfo, ModelPlacement, TokenizerFiles
 from outrider.limits import ANY_MODEL, ModelLimits
@@ -43,6 +44,7 @@ from outrider_coordinator.tracing import RequestTrace, RequestTraces
 
 CommandT = TypeVar("CommandT", bound=OfSession)
 EventT = TypeVar("EventT", bound=OfSession)
+ResultT = TypeVar("ResultT")
 
 TargetSource = Source[TargetCommand, TargetEvent]
 DraftSource = Source[DraftCommand, DraftEvent]
@@ -55,10 +57,9 @@ _REFUSALS: dict[type[OutriderError], str] = {
 """Why a request is not taken in."""
 
 LONG_TEXT_CHARACTERS = 20_000
-LONG_PROMPT_TOKENS = 100_000
-"""Requests with more are planned in a thread, so that the streams of others go on."""
+"""Texts with more are tokenized in a thread, so that the streams of others go on."""
 LONG_OUTPUT_TOKENS = 500
-"""A longer output from before is read in a thread too."""
+"""A longer output from before is made into text in a thread too."""
 
 
 class Coordinator:
@@ -217,22 +218,23 @@ class Coordinator:
     # Taking in.
 
     async def _take_in(self, request: GenerationRequest, trace: RequestTrace) -> RequestState:
-        planner = self._require_planner()
-        prepare = partial(self._prepare, planner, request, self._next_arrival_ns())
-        if _is_long(request):
-            loop = await asyncio.to_thread(prepare)
-            self._require_planner()  # time has passed
-        else:
-            loop = prepare()
+        planner, arrival_ns = self._require_planner(), self._next_arrival_ns()
+        await run_in_slices(planner.checking(request))
+        texts = await _do(partial(planner.tokenize, request), in_thread=_has_long_text(request))
+        plan = replace(
+            await run_in_slices(planner.planning(request, texts)),
+            arrival_ns=arrival_ns,
+            prefix_hash_key=self._prefix_hash_key,
+        )
+        make_loop = partial(SessionLoop, plan, self._policy, tokenizer=planner.tokenizer)
+        loop = await _do(make_loop, in_thread=len(plan.emitted_token_ids) > LONG_OUTPUT_TOKENS)
+        await run_in_slices(loop.tokens.hash_blocks())
+        self._require_planner()  # time may have passed
         if trace.notes is not None:
             trace.notes.taken_in(planner.model_name)
         request_state = RequestState(loop, self._latency_histograms, trace)
         self._driver.submit(request_state)
         return request_state
-
-    def _prepare(self, planner: InputProcessor, request: GenerationRequest, arrival_ns: int) -> SessionLoop:
-        plan = replace(planner.plan(request), arrival_ns=arrival_ns, prefix_hash_key=self._prefix_hash_key)
-        return SessionLoop(plan, self._policy, tokenizer=planner.tokenizer)
 
     def _next_arrival_ns(self) -> int:
         """When a request arrived, by the wall clock, so that coordinators agree on who is older."""
@@ -255,17 +257,16 @@ class Coordinator:
         self._planner = InputProcessor(self._settings, target, text)
 
 
-def _is_long(request: GenerationRequest) -> bool:
-    """Whether checking, tokenizing and detokenizing for a request takes tens of milliseconds."""
+def _has_long_text(request: GenerationRequest) -> bool:
+    """Whether tokenizing a request takes tens of milliseconds."""
     messages = request.chat.messages if request.chat else ()
     num_characters = len(request.prompt or "") + sum(map(len, request.bad_words))
     num_characters += sum(len(str(message.get("content", ""))) for message in messages)
-    num_emitted = len(request.resume.emitted_token_ids) if request.resume else 0
-    return (
-        num_characters > LONG_TEXT_CHARACTERS
-        or len(request.prompt_token_ids or ()) > LONG_PROMPT_TOKENS
-        or num_emitted > LONG_OUTPUT_TOKENS
-    )
+    return num_characters > LONG_TEXT_CHARACTERS
+
+
+async def _do(work: Callable[[], ResultT], *, in_thread: bool) -> ResultT:
+    return await asyncio.to_thread(work) if in_thread else work()
 
 
 def _source(found: Port[CommandT, EventT] | Source[CommandT, EventT]) -> Source[CommandT, EventT]:

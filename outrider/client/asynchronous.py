@@ -13,11 +13,19 @@ from outrider.client.addresses import Addresses, parse_addresses
 from outrider.client.attempts import Attempts
 from outrider.client.batches import MAX_CONCURRENCY, ManyPrompts, OnePrompt, each_request, with_prompt
 from outrider.client.documented import with_options_of
-from outrider.client.requests import GenerateOptions, build_request, max_retries, resume_timeout
+from outrider.client.requests import (
+    GenerateOptions,
+    build_request,
+    building,
+    has_long_prompt,
+    max_retries,
+    resume_timeout,
+)
 from outrider.client.resuming import Generation, ResumableGeneration, SingleGeneration
 from outrider.config.client import client_environment
+from outrider.cooperative import run_in_slices
 from outrider.errors import OutriderError, ProtocolError
-from outrider.generation import Delta, GenerationResult, ModelInfo, TokenizerFiles
+from outrider.generation import Delta, GenerationRequest, GenerationResult, ModelInfo, TokenizerFiles
 from outrider.tls import Tls
 from outrider.transport.remote_generation import RemoteGeneration
 
@@ -109,7 +117,7 @@ class AsyncClient:
         return [task.result() for task in tasks]
 
     async def _generate(self, options: GenerateOptions) -> GenerationResult:
-        request, timeout = build_request(options)
+        request, timeout = await run_in_slices(building(options))
         attempts = self._attempts(timeout, limit := resume_timeout(options), retries=max_retries(options))
         if limit is None:
             return await self._call(attempts, lambda remote, left: remote.generate(request, timeout_s=left))
@@ -123,12 +131,25 @@ class AsyncClient:
     def stream(self, prompt: OnePrompt = None, /, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Delta, None]:
         """Generate and yield deltas, the last with the result; leaving the loop early cancels the request.
 
-        Bad options are refused at once, not when the first delta is asked for. ``contextlib.aclosing`` cancels at a
-        place of your choice. With ``resume=True`` an interruption is a pause: no output is repeated or lost, and the
+        Bad options are refused at once, not when the first delta is asked for; those of a prompt of many thousand ids
+        with the first delta, so that checking it holds up no other task. ``contextlib.aclosing`` cancels at a place of
+        your choice. With ``resume=True`` an interruption is a pause: no output is repeated or lost, and the
         result is of the whole.
         """
         options = with_prompt(prompt, options)
-        request, timeout = build_request(options)
+        if has_long_prompt(options):
+            return self._stream_in_slices(options)
+        return self._stream(*build_request(options), options)
+
+    async def _stream_in_slices(self, options: GenerateOptions) -> AsyncGenerator[Delta, None]:
+        request, timeout = await run_in_slices(building(options))
+        async with contextlib.aclosing(self._stream(request, timeout, options)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    def _stream(
+        self, request: GenerationRequest, timeout: float | None, options: GenerateOptions
+    ) -> AsyncGenerator[Delta, None]:
         attempts = self._attempts(timeout, limit := resume_timeout(options), retries=max_retries(options))
         return self._deltas(SingleGeneration(request) if limit is None else ResumableGeneration(request), attempts)
 

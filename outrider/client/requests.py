@@ -6,15 +6,16 @@ Owns names, defaults and the shapes in which a value may be given. What a value 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Annotated, Any, TypedDict
 
 from annotated_doc import Doc
 
 from outrider.client.chats import build_chat
+from outrider.cooperative import SLICE_ENTRIES, Work, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULT_MAX_TOKENS, DEFAULTABLE, GenerationRequest
-from outrider.requests import check_request
+from outrider.requests import checks_of_request
 from outrider.telemetry.tracing.caller import active_context
 from outrider.telemetry.tracing.context import TraceContext
 from outrider.types import AcceptanceMethod, SamplingParams
@@ -135,6 +136,17 @@ class GenerateOptions(TypedDict, total=False):
 
 def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | None]:
     """The checked request, and its timeout in seconds; ``InvalidRequestError`` names what is wrong."""
+    return run(building(options))
+
+
+def has_long_prompt(options: GenerateOptions) -> bool:
+    """Whether checking the prompt takes milliseconds."""
+    token_ids = options.get("prompt_token_ids")
+    return isinstance(token_ids, Sized) and len(token_ids) > 2 * SLICE_ENTRIES
+
+
+def building(options: GenerateOptions) -> Work[tuple[GenerationRequest, float | None]]:
+    """``build_request`` with pauses in long lists."""
     _refuse_unknown(options)
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     _refuse_what_is_not_offered(given)
@@ -142,19 +154,22 @@ def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | 
     resume_timeout(options)
     max_retries(options)
     trace = _trace(_text("trace_parent", given.get("trace_parent")), _text("trace_state", given.get("trace_state")))
+    prompt_token_ids = yield from _token_ids("prompt_token_ids", given.get("prompt_token_ids"))
+    stop_token_ids = yield from _token_ids("stop_token_ids", given.get("stop_token_ids"))
+    allowed = yield from _token_ids("allowed_token_ids", given.get("allowed_token_ids"))
     request = GenerationRequest(
         prompt=_text("prompt", given.get("prompt")),
-        prompt_token_ids=_token_ids("prompt_token_ids", given.get("prompt_token_ids")),
+        prompt_token_ids=prompt_token_ids,
         chat=build_chat(given),
         add_special_tokens=_flag("add_special_tokens", given) if "add_special_tokens" in given else None,
         skip_special_tokens=_flag("skip_special_tokens", given, default=True),
         max_tokens=given.get("max_tokens", DEFAULT_MAX_TOKENS),
-        sampling=_sampling(given),
+        sampling=_sampling(given, allowed),
         defaulted=frozenset(name for name in DEFAULTABLE if name not in given),
         bad_words=_texts("bad_words", given.get("bad_words", ())),
         seed=given.get("seed"),
         stop=_texts("stop", given.get("stop", ())),
-        stop_token_ids=_token_ids("stop_token_ids", given.get("stop_token_ids")) or (),
+        stop_token_ids=stop_token_ids or (),
         ignore_eos=_flag("ignore_eos", given),
         include_stop_str_in_output=_flag("include_stop_str_in_output", given),
         logprobs=given.get("logprobs"),
@@ -166,7 +181,7 @@ def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | 
         trace_parent=trace.trace_parent if trace else "",
         trace_state=trace.state if trace else "",
     )
-    check_request(request)
+    yield from checks_of_request(request)
     return request, timeout
 
 
@@ -195,7 +210,7 @@ def _refuse_unknown(options: Mapping[str, object]) -> None:
             raise TypeError(f"unexpected keyword argument {name!r}{hint}")
 
 
-def _sampling(given: Mapping[str, Any]) -> SamplingParams:
+def _sampling(given: Mapping[str, Any], allowed: tuple[int, ...] | None) -> SamplingParams:
     plain = (
         "temperature",
         "top_p",
@@ -209,7 +224,7 @@ def _sampling(given: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(
         **{name: given[name] for name in plain if name in given},
         logit_bias=_logit_bias(given.get("logit_bias", {})),
-        allowed_token_ids=_allowed(given.get("allowed_token_ids")),
+        allowed_token_ids=_allowed(allowed),
     )
 
 
@@ -219,8 +234,7 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:  # noqa: ANN401 - 
     return tuple(value.items())
 
 
-def _allowed(value: Any) -> tuple[int, ...]:  # noqa: ANN401 - a user's value
-    token_ids = _token_ids("allowed_token_ids", value)
+def _allowed(token_ids: tuple[int, ...] | None) -> tuple[int, ...]:
     if token_ids is not None and not token_ids:
         raise InvalidRequestError("allowed_token_ids", "must hold at least one id, or be left out to allow all")
     return token_ids or ()
@@ -247,12 +261,17 @@ def _method(value: AcceptanceMethod | str | None) -> AcceptanceMethod | None:
         raise InvalidRequestError("acceptance_method", f"must be one of {names}, not {value!r}") from None
 
 
-def _token_ids(name: str, value: Any) -> tuple[int, ...] | None:  # noqa: ANN401 - a user's value
+def _token_ids(name: str, value: Any) -> Work[tuple[int, ...] | None]:  # noqa: ANN401 - a user's value
     if value is None:
         return None
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise InvalidRequestError(name, f"must be a list of token ids, not {value!r}")
-    return tuple(_plain_integer(entry) for entry in value)
+    token_ids: list[int] = []
+    for part in slices_of(value if isinstance(value, list | tuple) else tuple(value)):
+        are_plain = set(map(type, part)) <= {int}  # nearly always, and far faster
+        token_ids += part if are_plain else map(_plain_integer, part)
+        yield
+    return tuple(token_ids)
 
 
 def _plain_integer(value: Any) -> Any:  # noqa: ANN401 - a user's value

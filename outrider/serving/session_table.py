@@ -369,10 +369,12 @@ def _check_sampling(command: Open, vocab_size: int) -> None:
 
 def check_ids(name: str, token_ids: Iterable[int], limit: int) -> None:
     """Raise ``InvalidRequestError`` unless every id is from 0 to ``limit`` - 1; a limit of 0 is none."""
-    for token_id in token_ids:
-        if token_id < 0 or (limit and token_id >= limit):
-            bounds = f"from 0 to {limit - 1}" if limit else "at least 0"
-            raise InvalidRequestError(name, f"token id {token_id} must be {bounds}")
+    ids = token_ids if isinstance(token_ids, tuple) else tuple(token_ids)
+    if not ids or (min(ids) >= 0 and (not limit or max(ids) < limit)):  # without a loop of ours: they may be many
+        return
+    wrong = next(token_id for token_id in ids if token_id < 0 or (limit and token_id >= limit))
+    bounds = f"from 0 to {limit - 1}" if limit else "at least 0"
+    raise InvalidRequestError(name, f"token id {wrong} must be {bounds}")
 
 
 def _require(holds: bool, name: str, message: str) -> None:

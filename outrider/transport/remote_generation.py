@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator
 import grpc
 import grpc.aio
 
+from outrider.cooperative import run_in_slices
 from outrider.errors import ProtocolError, RequestCancelledError
 from outrider.generation import Delta, GenerationRequest, GenerationResult, ModelInfo, TokenizerFiles
 from outrider.transport.channels import check_address, open_blocking_channel, open_channel
@@ -23,6 +24,7 @@ from outrider.transport.convert.generation import (
     info_from_proto,
     last_delta,
     request_to_proto,
+    request_writing,
     result_from_proto,
     started_from_proto,
     tokenizer_from_proto,
@@ -85,7 +87,7 @@ class RemoteGeneration:
 
     async def generate(self, request: GenerationRequest, *, timeout_s: float | None) -> GenerationResult:
         """The finished generation."""
-        message = request_to_proto(request)
+        message = await run_in_slices(request_writing(request))
         with self._translating():
             response = await self._stub().Generate(
                 message, timeout=timeout_s, metadata=_metadata(self._security, request)
@@ -94,7 +96,7 @@ class RemoteGeneration:
 
     async def stream(self, request: GenerationRequest, *, timeout_s: float | None) -> AsyncGenerator[Delta, None]:
         """Deltas, the last with the result; closing the generator cancels the call."""
-        message, fold = request_to_proto(request), _Fold()
+        message, fold = await run_in_slices(request_writing(request)), _Fold()
         call = self._stub().StreamGenerate(message, timeout=timeout_s, metadata=_metadata(self._security, request))
         try:
             with self._translating():

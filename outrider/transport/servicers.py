@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
+from outrider.cooperative import run_in_slices
 from outrider.errors import ProtocolError
 from outrider.generation import Delta, GenerationRequest, ModelInfo, TokenizerFiles
 from outrider.limits import ModelLimits
@@ -25,7 +26,7 @@ from outrider.transport.convert.events import draft_events_to_proto, target_even
 from outrider.transport.convert.generation import (
     delta_to_proto,
     info_to_proto,
-    request_from_proto,
+    request_reading,
     result_to_proto,
     started_to_proto,
     tokenizer_to_proto,
@@ -181,14 +182,17 @@ class GenerationServicer(GenerationServiceServicer):
         found = self._generator.tokenizer_files()
         return tokenizer_to_proto(replace(found, files={}) if found.sha256 == request.known_sha256 else found)
 
-    def _deltas(
+    @contextlib.asynccontextmanager
+    async def _deltas(
         self, request: generation_pb2.GenerateRequest, context: Context
-    ) -> contextlib.aclosing[AsyncGenerator[Delta, None]]:
+    ) -> AsyncIterator[AsyncGenerator[Delta, None]]:
         """The generation; closed, and so cancelled, when the call ends for whatever reason."""
         deadline = context.time_remaining()
-        asked = with_trace(request_from_proto(request, self._generator.limits), context.invocation_metadata())
+        read = await run_in_slices(request_reading(request, self._generator.limits))
+        asked = with_trace(read, context.invocation_metadata())
         about_request.set(log_fields(asked))  # of this call: every call has a context of its own
-        return contextlib.aclosing(self._generator.generate_stream(asked, deadline_s=deadline))
+        async with contextlib.aclosing(self._generator.generate_stream(asked, deadline_s=deadline)) as deltas:
+            yield deltas
 
 
 def _silence_timeout_s(context: Context, timeout_s: float) -> float | None:

@@ -246,3 +246,20 @@ def test_what_just_fits_a_model() -> None:
         sampling=SamplingParams(logit_bias=((9, 1.0),), allowed_token_ids=(9,)),
     )
     check_against_model(request, (9,) * 7, num_token_ids=10, max_model_len=8)
+
+
+@pytest.mark.parametrize("wrong", [-1, True, 1.5, 2**31])
+def test_a_wrong_id_far_back_in_a_long_prompt_is_named(wrong: Any) -> None:
+    ids = [*range(30_000), wrong]
+    with pytest.raises(InvalidRequestError, match="prompt_token_ids: must be") as caught:
+        build_request({"prompt_token_ids": ids})
+    assert caught.value.field == "prompt_token_ids"
+
+
+def test_a_long_prompt_is_taken_as_it_is_whatever_it_is_made_of() -> None:
+    ids = list(range(20_000))
+    forms: list[Any] = [ids, tuple(ids), np.array(ids), iter(ids)]
+    for given in forms:
+        request, _ = build_request({"prompt_token_ids": given})
+        assert request.prompt_token_ids == tuple(ids)
+        assert set(map(type, request.prompt_token_ids or ())) == {int}

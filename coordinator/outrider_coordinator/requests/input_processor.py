@@ -8,21 +8,32 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.chat import ChatPrompt
 from outrider.config import CoordinatorSettings
 from outrider.config.fields import EvidenceForm, GenerationConfig
+from outrider.cooperative import Work, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationRequest, Started
 from outrider.limits import BAD_WORDS_TOKENS, ModelLimits
-from outrider.requests import check_against_model, check_request
+from outrider.requests import checks_against_model, checks_of_request
 from outrider.tokenization import ModelText, TextTokenizer
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 from outrider_coordinator.acceptance import JudgeRules
 from outrider_coordinator.routing.placement import check_room
 from outrider_coordinator.session.engine_request import EngineRequest
+
+Runs = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """What became of a request's texts."""
+
+    prompt_token_ids: tuple[int, ...]
+    bad_words: Runs
 
 
 class InputProcessor:
@@ -50,12 +61,29 @@ class InputProcessor:
 
     def plan(self, request: GenerationRequest) -> EngineRequest:
         """The plan of a request; ``InvalidRequestError`` names the field that is wrong."""
-        check_request(request)
+        run(self.checking(request))
+        return run(self.planning(request, self.tokenize(request)))
+
+    # Its three parts, for a caller that has other things to do meanwhile.
+
+    def checking(self, request: GenerationRequest) -> Work[None]:
+        """Raise ``InvalidRequestError`` for what can be told before texts are tokenized."""
+        yield from checks_of_request(request)
         self._check_settings(request)
         self._check_model(request)
-        prompt = self._prompt(request)
+
+    def tokenize(self, request: GenerationRequest) -> Tokenized:
+        """The prompt and the bad words of a request that was checked, as tokens; for a thread where they are long."""
+        return Tokenized(self._prompt(request), self._bad_words(request))
+
+    def planning(self, request: GenerationRequest, texts: Tokenized) -> Work[EngineRequest]:
+        """The plan of a request that was checked."""
+        prompt, target = texts.prompt_token_ids, self._target
+        yield from checks_against_model(
+            request, prompt, num_token_ids=target.num_token_ids, max_model_len=target.max_model_len
+        )
         max_tokens = self._max_tokens(request, len(prompt))
-        sampling = self._sampling(request)
+        sampling = yield from self._sampling(request, texts.bad_words)
         method = request.acceptance_method or self._settings.acceptance_method
         return EngineRequest(
             prompt_token_ids=prompt,
@@ -125,8 +153,6 @@ class InputProcessor:
             prompt = self._encode_chat(request, request.chat)
         elif prompt is None:
             prompt = self._encode(request.prompt or "", adds_special_tokens=request.add_special_tokens is not False)
-        target = self._target
-        check_against_model(request, prompt, num_token_ids=target.num_token_ids, max_model_len=target.max_model_len)
         return prompt
 
     def _encode(self, text: str, *, adds_special_tokens: bool, field: str = "prompt") -> tuple[int, ...]:
@@ -140,10 +166,13 @@ class InputProcessor:
         text = self.text.chat.render(chat)
         return self._encode(text, adds_special_tokens=bool(request.add_special_tokens), field="messages")
 
-    def _sampling(self, request: GenerationRequest) -> SamplingParams:
+    def _sampling(self, request: GenerationRequest, bad_words: Runs) -> Work[SamplingParams]:
         """As the services take it: bad words are tokens, no allowed id is said twice, the model's defaults are in."""
-        allowed = tuple(dict.fromkeys(request.sampling.allowed_token_ids))
-        changes: dict[str, Any] = {"bad_words": self._bad_words(request), "allowed_token_ids": allowed}
+        allowed: dict[int, None] = {}
+        for part in slices_of(request.sampling.allowed_token_ids):
+            allowed.update(dict.fromkeys(part))
+            yield
+        changes: dict[str, Any] = {"bad_words": bad_words, "allowed_token_ids": tuple(allowed)}
         return replace(request.sampling, **changes, **self._model_defaults(request.defaulted))
 
     def _model_defaults(self, names: Collection[str]) -> dict[str, Any]:
@@ -152,7 +181,7 @@ class InputProcessor:
             return {}
         return {name: value for name, value in self.text.sampling_defaults.items() if name in names}
 
-    def _bad_words(self, request: GenerationRequest) -> tuple[tuple[int, ...], ...]:
+    def _bad_words(self, request: GenerationRequest) -> Runs:
         if not request.bad_words or self.tokenizer is None:
             return request.sampling.bad_words
         runs = request.sampling.bad_words + self.tokenizer.encode_bad_words(request.bad_words)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from outrider.cooperative import Work
 from outrider.prefix_hash import PrefixHash, PrefixHasher
 
 
@@ -11,6 +12,7 @@ class CommittedTokens:
     """Tokens that are final. They are only ever added to."""
 
     def __init__(self, prompt_token_ids: Sequence[int], prefix_hash_key: bytes = b"") -> None:
+        self._prompt_token_ids = tuple(prompt_token_ids)
         self._token_ids = list(prompt_token_ids)
         self._prefix_hasher = PrefixHasher(prefix_hash_key)
         self.prompt_length = len(prompt_token_ids)
@@ -34,12 +36,14 @@ class CommittedTokens:
 
     def after(self, length: int) -> tuple[int, ...]:
         """The tokens after the first ``length``."""
+        if not length and not self.num_output:
+            return self._prompt_token_ids  # long, mostly, and asked for by two services
         return tuple(self._token_ids[length:])
 
     def prefix_hash(self, length: int) -> PrefixHash:
         """Prefix hash of the first ``length`` tokens; each token is hashed once."""
         return self._prefix_hasher.at(self._token_ids, length)
 
-    def hash_blocks(self) -> Iterator[None]:
-        """Hash all full blocks, one each time that the iterator is asked, so that ``prefix_hash`` finds them."""
+    def hash_blocks(self) -> Work[None]:
+        """Hash all full blocks, with pauses, so that ``prefix_hash`` finds them."""
         return self._prefix_hasher.hash_blocks(self._token_ids, len(self._token_ids))

@@ -147,25 +147,27 @@ def make_draft(*, busy_s: float, acceptance: float, note: Note) -> LocalPort[Dra
     return LocalPort(EngineCore(_session_table(), executor), _description("draft"))
 
 
-def make_target(*, busy_s: float, acceptance: float, note: Note) -> LocalPort[TargetCommand, TargetEvent]:
+def make_target(
+    *, busy_s: float, acceptance: float, note: Note, max_model_len: int = MAX_MODEL_LEN
+) -> LocalPort[TargetCommand, TargetEvent]:
     """A target that takes ``busy_s`` to score."""
     executor: StandInExecutor[Score, Scores] = StandInExecutor(
         lambda job: score(job, acceptance), busy_s=busy_s, note=note
     )
-    return LocalPort(EngineCore(_session_table(), executor), _description("target"))
+    return LocalPort(EngineCore(_session_table(), executor), _description("target", max_model_len))
 
 
 def _session_table() -> SessionTable[PlainSequence]:
     return SessionTable(PlainSequences(), Limits(VOCAB_SIZE, MAX_MODEL_LEN, trims=False))
 
 
-def _description(role: str) -> ModelDescription:
+def _description(role: str, max_model_len: int = MAX_MODEL_LEN) -> ModelDescription:
     return ModelDescription(
         role=role,
         model_name=f"stand-in {role}",
         architecture="",
         vocab_size=VOCAB_SIZE,
         num_token_ids=VOCAB_SIZE,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         version=__version__,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outrider.cooperative import Work, run, slices_of
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.generation import (
     DEFAULT_MAX_TOKENS,
@@ -27,7 +28,8 @@ from outrider.transport.convert.sampling import (
     emitted_to_proto,
     method_from_proto,
     method_to_proto,
-    sampling_from_proto,
+    read_ids,
+    sampling_reading,
     sampling_to_proto,
 )
 from outrider.types import AcceptanceMethod, FinishReason, TokenLogprob
@@ -44,6 +46,11 @@ _REASONS_BACK: dict[int, FinishReason] = {number: reason for reason, number in _
 
 def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
     """A request that ``outrider.requests`` has checked; ``InvalidRequestError`` for a number that does not fit."""
+    return run(request_writing(request))
+
+
+def request_writing(request: GenerationRequest) -> Work[pb.GenerateRequest]:
+    """``request_to_proto`` with pauses in a long prompt."""
     try:
         message = pb.GenerateRequest(
             max_tokens=request.max_tokens,
@@ -70,8 +77,10 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
         if request.chat is not None:
             message.chat.CopyFrom(chat_to_proto(request.chat))
         if request.prompt_token_ids is not None:
-            message.prompt_token_ids.token_ids.extend(request.prompt_token_ids)
             message.prompt_token_ids.SetInParent()
+            for part in slices_of(request.prompt_token_ids):
+                message.prompt_token_ids.token_ids.extend(part)
+                yield
     except ValueError as error:
         raise InvalidRequestError("request", f"holds a number out of range: {error}") from error
     return message
@@ -82,17 +91,25 @@ def request_from_proto(message: pb.GenerateRequest, model: ModelLimits = ANY_MOD
 
     Whether its values make sense is ``outrider.requests``' to say.
     """
+    return run(request_reading(message, model))
+
+
+def request_reading(message: pb.GenerateRequest, model: ModelLimits = ANY_MODEL) -> Work[GenerationRequest]:
+    """``request_from_proto`` with pauses in long lists."""
     check_request_message(message, model)
+    prompt_token_ids = yield from read_ids(message.prompt_token_ids.token_ids)
+    sampling = yield from sampling_reading(message.sampling)
+    resume = (yield from _read_resumption(message.resume)) if message.HasField("resume") else None
     prompt = message.WhichOneof("prompt")
     adds_special = message.add_special_tokens if message.HasField("add_special_tokens") else None
     return GenerationRequest(
         prompt=message.prompt_text if prompt == "prompt_text" else None,
-        prompt_token_ids=tuple(message.prompt_token_ids.token_ids) if prompt == "prompt_token_ids" else None,
+        prompt_token_ids=prompt_token_ids if prompt == "prompt_token_ids" else None,
         chat=chat_from_proto(message.chat) if prompt == "chat" else None,
         add_special_tokens=adds_special,
         skip_special_tokens=message.skip_special_tokens or not message.HasField("skip_special_tokens"),
         max_tokens=message.max_tokens if message.HasField("max_tokens") else DEFAULT_MAX_TOKENS,
-        sampling=sampling_from_proto(message.sampling),
+        sampling=sampling,
         defaulted=frozenset(name for name in DEFAULTABLE if not message.sampling.HasField(name)),
         bad_words=tuple(message.bad_words),
         seed=message.seed if message.HasField("seed") else None,
@@ -107,7 +124,7 @@ def request_from_proto(message: pb.GenerateRequest, model: ModelLimits = ANY_MOD
         request_id=message.request_id,
         cache_salt=message.cache_salt,
         resumable=message.resumable,
-        resume=_resumption_from_proto(message.resume) if message.HasField("resume") else None,
+        resume=resume,
     )
 
 
@@ -123,8 +140,8 @@ def _resumption_to_proto(resume: Resumption | None) -> pb.Resumption | None:
     return None if resume is None else pb.Resumption(emitted_token_ids=resume.emitted_token_ids, model=resume.model)
 
 
-def _resumption_from_proto(message: pb.Resumption) -> Resumption:
-    return Resumption(tuple(message.emitted_token_ids), message.model)
+def _read_resumption(message: pb.Resumption) -> Work[Resumption]:
+    return Resumption((yield from read_ids(message.emitted_token_ids)), message.model)
 
 
 def _method_of_request(number: int) -> AcceptanceMethod | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from outrider.cooperative import SLICE_ENTRIES, Work, run, slices_of
 from outrider.errors import ProtocolError
 from outrider.types import AcceptanceMethod, LogprobsMode, SamplingParams, TokenLogprob
 from outrider.v1 import sampling_pb2 as pb
@@ -71,11 +72,18 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
 
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
     """The parameters; a field that is not set has its default."""
+    return run(sampling_reading(message))
+
+
+def sampling_reading(message: pb.SamplingParams) -> Work[SamplingParams]:
+    """``sampling_from_proto`` with pauses in long lists."""
 
     def given(name: str) -> float:
         value: float = getattr(message if message.HasField(name) else _DEFAULTS, name)
         return value
 
+    allowed = yield from read_ids(message.allowed_token_ids)
+    bad_words = yield from _read_bad_words(message.bad_words)
     return SamplingParams(
         temperature=given("temperature"),
         top_p=given("top_p"),
@@ -86,9 +94,28 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         presence_penalty=given("presence_penalty"),
         min_tokens=int(given("min_tokens")),
         logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
-        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
-        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=bad_words,
+        allowed_token_ids=allowed,
     )
+
+
+def read_ids(field: Sequence[int]) -> Work[tuple[int, ...]]:
+    """The ids of a repeated field, with pauses in a long one."""
+    if len(field) <= SLICE_ENTRIES:
+        return tuple(field)
+    token_ids: list[int] = []
+    for part in slices_of(field):
+        token_ids += part
+        yield
+    return tuple(token_ids)
+
+
+def _read_bad_words(words: Iterable[pb.TokenSequence]) -> Work[tuple[tuple[int, ...], ...]]:
+    read = []
+    for word in words:
+        read.append((yield from read_ids(word.token_ids)))
+        yield
+    return tuple(read)
 
 
 def logprob_to_proto(logprob: TokenLogprob) -> pb.TokenLogprob:

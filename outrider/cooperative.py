@@ -1,0 +1,55 @@
+"""Cooperative work: what takes long on an event loop, cut into slices between which other tasks run.
+
+Such work is a generator that yields wherever it may pause, and returns its result. A thread would not do: one call into
+C over a long list holds the interpreter from its beginning to its end, in whichever thread it is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Iterator, Sequence
+from typing import TypeVar
+
+ResultT = TypeVar("ResultT")
+EntryT = TypeVar("EntryT")
+
+Work = Generator[None, None, ResultT]
+"""Work with pauses."""
+SLICE_ENTRIES = 8_192
+"""Entries of a list between two pauses: some tenths of a millisecond, whatever is done with them."""
+SLICE_S = 0.001
+"""How long work goes on before other tasks run."""
+
+
+def run(work: Work[ResultT]) -> ResultT:
+    """The result of work, without a pause."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: ResultT = end.value
+            return result
+
+
+async def run_in_slices(work: Work[ResultT]) -> ResultT:
+    """The result of work; other tasks of the event loop run after every ``SLICE_S`` of it."""
+    pause_at = time.perf_counter() + SLICE_S
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: ResultT = end.value
+            return result
+        if time.perf_counter() >= pause_at:
+            await asyncio.sleep(0)
+            pause_at = time.perf_counter() + SLICE_S
+
+
+def slices_of(entries: Sequence[EntryT]) -> Iterator[Sequence[EntryT]]:
+    """A list in parts of ``SLICE_ENTRIES``; a short one is its only part, as it is."""
+    if len(entries) <= SLICE_ENTRIES:
+        yield entries
+        return
+    for start in range(0, len(entries), SLICE_ENTRIES):
+        yield entries[start : start + SLICE_ENTRIES]

@@ -1,0 +1,62 @@
+"""Cooperative work: its result is the same with and without pauses, and others run in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from outrider import cooperative
+from outrider.cooperative import SLICE_ENTRIES, Work, run, run_in_slices, slices_of
+
+
+def counting(to: int) -> Work[int]:
+    for _ in range(to):
+        yield
+    return to
+
+
+def failing() -> Work[None]:
+    yield
+    raise ValueError("wrong")
+
+
+async def test_the_result_is_that_of_the_work_with_pauses_and_without() -> None:
+    assert run(counting(9)) == await run_in_slices(counting(9)) == 9
+    with pytest.raises(ValueError, match="wrong"):
+        run(failing())
+    with pytest.raises(ValueError, match="wrong"):
+        await run_in_slices(failing())
+
+
+async def test_other_tasks_run_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cooperative, "SLICE_S", 0.0)
+    turns: list[str] = []
+
+    def noting() -> Work[None]:
+        for _ in range(3):
+            turns.append("work")
+            yield
+
+    async def other() -> None:
+        for _ in range(3):
+            turns.append("other")
+            await asyncio.sleep(0)
+
+    await asyncio.gather(run_in_slices(noting()), other())
+    assert turns[:6].count("other") >= 2
+
+
+async def test_short_work_is_done_in_one_turn() -> None:
+    turns: list[str] = []
+    asyncio.get_running_loop().call_soon(turns.append, "other")
+    await run_in_slices(counting(3))
+    assert turns == []
+
+
+@pytest.mark.parametrize("length", [0, 1, SLICE_ENTRIES, SLICE_ENTRIES + 1, 3 * SLICE_ENTRIES])
+def test_slices_are_the_list(length: int) -> None:
+    entries = list(range(length))
+    parts = list(slices_of(entries))
+    assert [entry for part in parts for entry in part] == entries
+    assert all(len(part) <= SLICE_ENTRIES for part in parts)
