@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --progress-bar off \
-		-c constraints.txt -e ".[engine,telemetry,download,dev]"
+		-c constraints.txt -e ".[engine,gateway,telemetry,download,dev]"
 	@touch $@
 
 demo: install  ## starts the three services on the embedded pair, streams, proves, measures

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from outrider.chat import ChatPrompt
+from outrider.limits import MAX_TOKENS
 from outrider.types import AcceptanceMethod, FinishReason, ModelDescription, SamplingParams, TokenLogprob
 from outrider.values import step_value
 
 DEFAULT_MAX_TOKENS = 16
+TO_THE_END = MAX_TOKENS
+"""``max_tokens`` that means as many as the model's length and the KV cache hold."""
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Sampling parameters that a model may have defaults of its own for."""
 

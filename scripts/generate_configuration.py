@@ -22,8 +22,8 @@ HEAD = """\
 
 <!-- Made by scripts/generate_configuration.py from outrider/config/schema.py. Change it there, then `make docs`. -->
 
-One schema serves `outrider serve` and each service started alone. It has three sections, `target`, `draft` and
-`coordinator`. A value comes from the first of these that sets it:
+One schema serves `outrider serve` and each service started alone. It has four sections, `target`, `draft`,
+`coordinator` and `gateway`. A value comes from the first of these that sets it:
 
 1. **A flag.** `outrider target --page-size 32`; `outrider serve` has flags for what is set most often
    (`outrider serve --help`) and `--set SECTION.KEY=VALUE` for everything.
@@ -45,8 +45,8 @@ An unknown key, in any of them, is an error that suggests the nearest known one.
 as `outrider serve` would use it, and where its value comes from.
 
 `outrider serve` chooses free ports for the draft and target services and sets `coordinator.target_address` and
-`coordinator.draft_address` itself. It also drains without `drain_delay_s`, which is for load balancers, unless that is
-set.
+`coordinator.draft_address` itself. The gateway gets the coordinator's host, tokens and certificates unless it has its
+own. It also drains without `drain_delay_s`, which is for load balancers, unless that is set.
 """
 
 SPECULATIVE = """

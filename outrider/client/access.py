@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from outrider.config.client import ClientEnvironment, client_environment
 from outrider.tls import Tls
 from outrider.transport.security import ClientSecurity
 from outrider.transport.security.tokens import check_token
 
 
-def client_security(tls: Tls | bool | None, token: str | None, *, allow_plaintext_token: bool) -> ClientSecurity:
+def client_security(
+    tls: Tls | bool | None, token: str | Callable[[], str] | None, *, allow_plaintext_token: bool
+) -> ClientSecurity:
     """What the arguments say; what they leave open (None) the environment says.
 
-    ``tls`` True trusts the public authorities, False speaks none whatever the environment says. ``ConfigError`` for a
-    token that a header cannot carry.
+    A ``token`` that is a function is asked before each call. ``tls`` True trusts the public authorities, False speaks
+    none whatever the environment says. ``ConfigError`` for a token that a header cannot carry.
     """
     environment = client_environment()
     token = environment.token if token is None else token
-    if token is not None:
+    if isinstance(token, str):
         check_token("token", token)
     return ClientSecurity(
         tls=_tls(tls, environment),
-        token=None if token is None else lambda: token,
+        token=token if token is None or callable(token) else lambda: token,
         allow_plaintext_token=allow_plaintext_token or environment.allow_plaintext_token,
     )
 

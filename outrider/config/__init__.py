@@ -2,11 +2,11 @@
 
 Owns the schema, its sources and what is said when they are wrong. Knows no process, no transport and no device.
 
-The schema has three sections, ``target``, ``draft`` and ``coordinator``. A service reads its own section once::
+The schema has four sections, ``target``, ``draft``, ``coordinator`` and ``gateway``. A service reads its own once::
 
-    settings = load(TargetSettings, argv)        # DraftSettings, CoordinatorSettings; argv None: sys.argv[1:]
+    settings = load(TargetSettings, argv)        # or another section; argv None: sys.argv[1:]
 
-and ``outrider serve`` reads all three (``load_all``). Sources, strongest first: flags (``--page-size 32``),
+and ``outrider serve`` reads all of them (``load_all``). Sources, strongest first: flags (``--page-size 32``),
 environment (``OUTRIDER_TARGET_PAGE_SIZE=32``), file (``--config file.yaml``: ``target: {page_size: 32}``), defaults.
 Environment, file and ``outrider serve`` also take a ``speculative_config`` in vLLM's keys. An unknown key is a
 ``ConfigError`` that suggests the nearest one. Settings are frozen; None means what the field's text says.
@@ -15,12 +15,21 @@ A service's ``__main__`` wraps itself in ``outrider.telemetry.exit_cleanly``, wh
 
 from outrider.config.flags import service_module
 from outrider.config.loading import Effective, load, load_all, merge
-from outrider.config.schema import CoordinatorSettings, DraftSettings, Section, Settings, TargetSettings, to_argv
+from outrider.config.schema import (
+    CoordinatorSettings,
+    DraftSettings,
+    GatewaySettings,
+    Section,
+    Settings,
+    TargetSettings,
+    to_argv,
+)
 
 __all__ = [
     "CoordinatorSettings",
     "DraftSettings",
     "Effective",
+    "GatewaySettings",
     "Section",
     "Settings",
     "TargetSettings",

@@ -13,7 +13,12 @@ from outrider.config.sources import variable_name
 from outrider.config.suggestions import unknown
 from outrider.errors import ConfigError
 
-_MODULES = {"target": "outrider_target", "draft": "outrider_draft", "coordinator": "outrider_coordinator"}
+_MODULES = {
+    "target": "outrider_target",
+    "draft": "outrider_draft",
+    "coordinator": "outrider_coordinator",
+    "gateway": "outrider.gateway",
+}
 
 
 def service_module(section: str) -> str:

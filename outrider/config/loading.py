@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from outrider.config.flags import parse_flags
-from outrider.config.schema import CoordinatorSettings, DraftSettings, Section, Settings, TargetSettings
+from outrider.config.schema import (
+    CoordinatorSettings,
+    DraftSettings,
+    GatewaySettings,
+    Section,
+    Settings,
+    TargetSettings,
+)
 from outrider.config.sources import Source, read_environment, read_file, read_flags
 from outrider.errors import ConfigError
 
@@ -53,6 +60,7 @@ def load_all(
         target=_validate(TargetSettings, values),
         draft=_validate(DraftSettings, values),
         coordinator=_validate(CoordinatorSettings, values),
+        gateway=_validate(GatewaySettings, values),
     )
     return Effective(settings, origins)
 

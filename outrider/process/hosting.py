@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load
+from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, TargetSettings, load
 from outrider.errors import LoadingError, RequestCancelledError
 from outrider.ports import Link
 from outrider.process.cpu_affinity.keeper import processors_awake
@@ -44,7 +44,7 @@ EventT = TypeVar("EventT")
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)
 
-SettingsT = TypeVar("SettingsT", TargetSettings, DraftSettings, CoordinatorSettings)
+SettingsT = TypeVar("SettingsT", TargetSettings, DraftSettings, CoordinatorSettings, GatewaySettings)
 
 OnFailure = Callable[[BaseException], None]
 

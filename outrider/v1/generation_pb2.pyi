@@ -272,19 +272,20 @@ class GetTokenizerRequest(_message.Message):
     known_sha256: str
     def __init__(self, known_sha256: _Optional[str] = ...) -> None: ...
 
+class ModelFile(_message.Message):
+    __slots__ = ("name", "content")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    content: bytes
+    def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+
 class GetTokenizerResponse(_message.Message):
     __slots__ = ("files", "bos_token_id", "sha256")
-    class FilesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: bytes
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     FILES_FIELD_NUMBER: _ClassVar[int]
     BOS_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
-    files: _containers.ScalarMap[str, bytes]
+    files: _containers.RepeatedCompositeFieldContainer[ModelFile]
     bos_token_id: int
     sha256: str
-    def __init__(self, files: _Optional[_Mapping[str, bytes]] = ..., bos_token_id: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+    def __init__(self, files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ..., bos_token_id: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...

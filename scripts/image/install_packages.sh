@@ -23,13 +23,13 @@ pip=("$python" -m pip --python "$PREFIX" install --disable-pip-version-check --n
 "$python" -m venv --without-pip "$PREFIX"
 case "$variant" in
 coordinator)
-	"${pip[@]}" ".[telemetry,download]"
+	"${pip[@]}" ".[gateway,telemetry,download]"
 	;;
 cpu)
 	"${pip[@]}" --index-url "${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}" torch
-	"${pip[@]}" ".[engine,telemetry,download]"
+	"${pip[@]}" ".[engine,gateway,telemetry,download]"
 	;;
 cuda)
-	"${pip[@]}" ".[engine,telemetry,download]"
+	"${pip[@]}" ".[engine,gateway,telemetry,download]"
 	;;
 esac

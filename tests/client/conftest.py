@@ -33,6 +33,10 @@ class Service:
         """Wait until the generator's counts are at least so high."""
         self.run(self.generator.until(**counts))
 
+    def until_asked(self, count: int = 1) -> None:
+        """Wait until so many generations were asked for."""
+        self.until(num_asked=count)
+
     def stop(self) -> None:
         self.run(self._server.stop())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from outrider.chat import ChatPrompt
 from outrider.config import CoordinatorSettings
 from outrider.config.fields import EvidenceForm
 from outrider.errors import InvalidRequestError
-from outrider.generation import DEFAULTABLE, GenerationRequest
+from outrider.generation import DEFAULTABLE, TO_THE_END, GenerationRequest
 from outrider.tokenization import ModelText
 from outrider.types import AcceptanceMethod, JudgingRule, LogprobsMode, ModelDescription, SamplingParams
 from outrider_coordinator.requests.input_processor import InputProcessor, started
@@ -199,3 +200,11 @@ def test_parameters_that_are_left_to_the_server_are_the_models_own() -> None:
         sampling = planner(generation_config=off).plan(asked).sampling
         assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 0.5, 0)
     assert planner().plan(ask(sampling=SamplingParams(temperature=0.0))).sampling.temperature == 0.0
+
+
+def test_output_to_the_end_is_what_the_model_and_its_pages_hold() -> None:
+    assert planner().plan(ask(max_tokens=TO_THE_END)).max_tokens == 15
+    small = replace(TARGET, num_pages=2)
+    assert planner(small).plan(ask(max_tokens=TO_THE_END)).max_tokens == 3
+    with pytest.raises(InvalidRequestError, match="KV pages"):
+        planner(small).plan(ask(max_tokens=4))

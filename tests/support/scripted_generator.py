@@ -48,6 +48,7 @@ class ScriptedGenerator:
     def __init__(self, *, piece_size: int = 0) -> None:
         self.requests: list[GenerationRequest] = []
         self.deadlines: list[float | None] = []
+        self.num_asked = 0
         self.num_emitted = 0
         self.num_finished = 0
         self.num_abandoned = 0
@@ -84,6 +85,7 @@ class ScriptedGenerator:
     ) -> AsyncGenerator[Delta, None]:
         self.requests.append(request)
         self.deadlines.append(deadline_s)
+        self._note(num_asked=1)
         is_finished = False
         fails_at, failure = self.failures.popleft() if self.failures else (-1, None)
         first = len(request.resume.emitted_token_ids) if request.resume else 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.chat import ChatPrompt
 from outrider.errors import InvalidRequestError, ProtocolError
-from outrider.generation import TokenizerFiles
+from outrider.generation import TO_THE_END, TokenizerFiles
 from outrider.ports import EventBatch, Proposal, Scores
 from outrider.transport.convert import commands, describing, events, generation
 from outrider.transport.convert.chat import chat_from_proto
@@ -155,6 +155,8 @@ def test_a_value_that_does_not_fit_its_field_breaks_the_contract() -> None:
 def test_a_chat_says_what_a_server_needs_even_where_its_caller_left_it_out() -> None:
     bare = chat_pb2.Chat(messages=[chat_pb2.ChatMessage(role="user", content="hi")])
     assert chat_from_proto(bare) == ChatPrompt(({"role": "user", "content": "hi"},))
+    request = generation.request_from_proto(generation_pb2.GenerateRequest(chat=bare))
+    assert request.max_tokens == TO_THE_END
     bare.continue_final_message = True
     assert not chat_from_proto(bare).add_generation_prompt
 

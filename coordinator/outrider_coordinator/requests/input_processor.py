@@ -16,13 +16,13 @@ from outrider.config import CoordinatorSettings
 from outrider.config.fields import EvidenceForm, GenerationConfig
 from outrider.cooperative import Work, run, slices_of
 from outrider.errors import InvalidRequestError
-from outrider.generation import GenerationRequest, Started
+from outrider.generation import TO_THE_END, GenerationRequest, Started
 from outrider.limits import BAD_WORDS_TOKENS, ModelLimits
 from outrider.requests import checks_against_model, checks_of_request
 from outrider.tokenization import ModelText, TextTokenizer
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 from outrider_coordinator.acceptance import JudgeRules
-from outrider_coordinator.routing.placement import check_room
+from outrider_coordinator.routing.placement import capacity, check_room
 from outrider_coordinator.session.engine_request import EngineRequest
 
 Runs = tuple[tuple[int, ...], ...]
@@ -191,6 +191,8 @@ class InputProcessor:
     def _max_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
         """What fits the model; ``InvalidRequestError`` when the target's whole pool could not hold it."""
         max_tokens = min(request.max_tokens, self._target.max_model_len - num_prompt_tokens)
+        if request.max_tokens == TO_THE_END:
+            max_tokens = max(1, min(max_tokens, capacity(self._target) - num_prompt_tokens))
         check_room(self._target, num_prompt_tokens, max_tokens)
         return max_tokens
 

@@ -131,6 +131,11 @@ def check_room(target: ModelDescription, num_prompt_tokens: int, max_tokens: int
         raise InvalidRequestError("max_tokens", f"{num_prompt_tokens} prompt tokens and {max_tokens} more {trouble}")
 
 
+def capacity(target: ModelDescription) -> int:
+    """Most tokens that one session may have on the target."""
+    return min(target.max_model_len, target.num_pages * target.page_size or target.max_model_len)
+
+
 def has_room(target: ModelDescription, length: int) -> bool:
     """Whether the target could hold so many tokens if it held nothing else."""
     return not _trouble(target, length)

@@ -7,6 +7,7 @@ from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.generation import (
     DEFAULT_MAX_TOKENS,
     DEFAULTABLE,
+    TO_THE_END,
     Delta,
     GenerationRequest,
     GenerationResult,
@@ -101,6 +102,7 @@ def request_reading(message: pb.GenerateRequest, model: ModelLimits = ANY_MODEL)
     sampling = yield from sampling_reading(message.sampling)
     resume = (yield from _read_resumption(message.resume)) if message.HasField("resume") else None
     prompt = message.WhichOneof("prompt")
+    default_tokens = TO_THE_END if prompt == "chat" else DEFAULT_MAX_TOKENS
     adds_special = message.add_special_tokens if message.HasField("add_special_tokens") else None
     return GenerationRequest(
         prompt=message.prompt_text if prompt == "prompt_text" else None,
@@ -108,7 +110,7 @@ def request_reading(message: pb.GenerateRequest, model: ModelLimits = ANY_MODEL)
         chat=chat_from_proto(message.chat) if prompt == "chat" else None,
         add_special_tokens=adds_special,
         skip_special_tokens=message.skip_special_tokens or not message.HasField("skip_special_tokens"),
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else DEFAULT_MAX_TOKENS,
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else default_tokens,
         sampling=sampling,
         defaulted=frozenset(name for name in DEFAULTABLE if not message.sampling.HasField(name)),
         bad_words=tuple(message.bad_words),
@@ -315,13 +317,14 @@ def last_delta(result: GenerationResult) -> Delta:
 
 def tokenizer_to_proto(found: TokenizerFiles) -> pb.GetTokenizerResponse:
     """Files of a tokenizer."""
-    return pb.GetTokenizerResponse(files=found.files, bos_token_id=found.bos_token_id, sha256=found.sha256)
+    files = [pb.ModelFile(name=name, content=content) for name, content in found.files.items()]
+    return pb.GetTokenizerResponse(files=files, bos_token_id=found.bos_token_id, sha256=found.sha256)
 
 
 def tokenizer_from_proto(message: pb.GetTokenizerResponse) -> TokenizerFiles:
     """Files of a tokenizer."""
     bos_token_id = message.bos_token_id if message.HasField("bos_token_id") else None
-    return TokenizerFiles(dict(message.files), bos_token_id, message.sha256)
+    return TokenizerFiles({file.name: file.content for file in message.files}, bos_token_id, message.sha256)
 
 
 def info_to_proto(info: ModelInfo) -> pb.GetModelInfoResponse:

@@ -1,0 +1,47 @@
+"""``python -m outrider.gateway``: serve OpenAI's API over HTTP, with coordinators at given addresses."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# gRPC reads it when it is imported. Its own lines are no JSON, and what they tell the log tells too.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+from collections.abc import Sequence
+
+from outrider.config import GatewaySettings
+from outrider.process.hosting import run_process
+
+
+def main() -> None:
+    """Serve until a signal."""
+
+    async def run(settings: GatewaySettings) -> None:
+        # Late, so that settings that are wrong are told without it.
+        from outrider.gateway.server import serve
+
+        await serve(settings)
+
+    sys.argv[1:] = with_addresses(sys.argv[1:])
+    run_process(GatewaySettings, run)
+
+
+def with_addresses(argv: Sequence[str]) -> list[str]:
+    """The flags with ``--coordinator ADDRESS...`` as the setting that it stands for."""
+    found, rest = [], list(argv)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag != "--coordinator":
+            found.append(word)
+            continue
+        addresses = [value] if equals else []
+        while rest and not rest[0].startswith("--"):
+            addresses.append(rest.pop(0))
+        found += ["--coordinator-address", ",".join(addresses)]
+    return found
+
+
+if __name__ == "__main__":
+    main()

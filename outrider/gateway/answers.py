@@ -1,0 +1,69 @@
+"""What the answers of both kinds of generation have in common: how they are sent, whole or as events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from typing import Any, Protocol
+
+from outrider.errors import OutriderError
+from outrider.gateway.error_responses import error_body
+from outrider.gateway.generations import Choice
+from outrider.generation import Delta, GenerationResult
+
+_log = logging.getLogger(__name__)
+_DONE = b"data: [DONE]\n\n"
+
+Json = dict[str, Any]
+
+
+class Answer(Protocol):
+    """One answer on its way."""
+
+    def whole(self, results: Sequence[GenerationResult]) -> Json:
+        """The answer at once."""
+
+    def events(self, choice: Choice, delta: Delta) -> Iterable[Json]:
+        """What a delta says; possibly nothing."""
+
+    def last_events(self) -> Iterable[Json]:
+        """What comes after the last delta."""
+
+    def translated(self, error: OutriderError) -> OutriderError:
+        """An error in the words of the request."""
+
+
+async def event_stream(
+    answer: Answer, deltas: AsyncGenerator[tuple[Choice, Delta], None], first: tuple[Choice, Delta] | None
+) -> AsyncIterator[bytes]:
+    """Server-sent events. An error after the first of them is an event too, and then the end."""
+    try:
+        async with contextlib.aclosing(deltas):
+            if first is not None:
+                yield encode_events(answer.events(*first))
+            async for choice, delta in deltas:
+                if events := encode_events(answer.events(choice, delta)):
+                    yield events
+        yield encode_events(answer.last_events())
+    except OutriderError as error:
+        _log.warning("a stream ended early: %s", error)
+        yield encode_events([error_body(answer.translated(error))])
+    except Exception as error:
+        _log.exception("a stream ended early")
+        yield encode_events([error_body(error)])
+    yield _DONE
+
+
+def encode_events(events: Iterable[Json]) -> bytes:
+    """Events as they are sent. JSON has no line ends of its own, so one ``data`` line holds an event."""
+    return b"".join(b"data: " + encode_json(event) + b"\n\n" for event in events)
+
+
+def encode_json(value: object) -> bytes:
+    """JSON in UTF-8; half of a surrogate pair, which is no text, is written as its escape."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()

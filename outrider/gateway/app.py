@@ -1,0 +1,71 @@
+"""The ASGI application: routes, and how errors leave it."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from outrider.errors import OutriderError
+from outrider.gateway.disconnects import ClientGoneError
+from outrider.gateway.endpoints import Endpoints
+from outrider.gateway.error_responses import error_body, error_headers, error_status, make_error_body
+from outrider.gateway.middleware import ApiKeys, RequestIds
+from outrider.transport.security import TokenFile
+
+_log = logging.getLogger(__name__)
+_CLIENT_GONE = 499
+"""What logs of proxies call it; no client reads it."""
+
+
+def make_app(endpoints: Endpoints, *, tokens: TokenFile | None = None) -> Starlette:
+    """The application. ``tokens``: API keys, of which each request must bring one; None asks for none."""
+    keys = [] if tokens is None else [Middleware(ApiKeys, tokens=tokens)]
+    return Starlette(
+        routes=[
+            Route("/v1/completions", endpoints.completions, methods=["POST"]),
+            Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
+            Route("/v1/models", endpoints.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
+            Route("/tokenize", endpoints.tokenize, methods=["POST"]),
+            Route("/detokenize", endpoints.detokenize, methods=["POST"]),
+            Route("/health", endpoints.health, methods=["GET"]),
+            Route("/version", endpoints.version, methods=["GET"]),
+        ],
+        middleware=[Middleware(RequestIds), *keys],
+        exception_handlers={
+            OutriderError: _on_known_error,
+            HTTPException: _on_http_error,
+            ClientGoneError: _on_client_gone,
+            Exception: _on_bug,
+        },
+    )
+
+
+async def _on_known_error(request: Request, error: Exception) -> JSONResponse:
+    status = error_status(error)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        _log.warning("%s %s: %s", request.method, request.url.path, error)
+    return JSONResponse(error_body(error), status, error_headers(error))
+
+
+async def _on_http_error(request: Request, error: Any) -> JSONResponse:  # noqa: ANN401 - by its kind an HTTPException
+    status = HTTPStatus(error.status_code)
+    message = f"{error.detail}: {request.method} {request.url.path}" if error.detail == status.phrase else error.detail
+    return JSONResponse(make_error_body(status, message), status, error.headers)
+
+
+async def _on_client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_GONE)
+
+
+async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+    # Starlette raises it again for the server's log.
+    return JSONResponse(error_body(error), HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -1,0 +1,106 @@
+"""Answers of ``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from outrider.errors import OutriderError
+from outrider.gateway.answers import Json
+from outrider.gateway.choice_state import ChoiceStates
+from outrider.gateway.error_responses import in_words_of_chats
+from outrider.gateway.generations import Choice
+from outrider.gateway.logprobs import LogprobWriter
+from outrider.gateway.prompts import PreparedPrompt
+from outrider.gateway.protocol.chat import ChatCompletionRequest
+from outrider.gateway.served_model import ServedModel
+from outrider.gateway.usage import total_usage
+from outrider.generation import Delta, GenerationResult
+from outrider.types import TokenLogprob
+
+
+class ChatAnswer:
+    """The answer to one request."""
+
+    def __init__(
+        self,
+        request: ChatCompletionRequest,
+        model: ServedModel,
+        prompt: PreparedPrompt,
+        choices: Sequence[Choice],
+        answer_id: str,
+    ) -> None:
+        self._request, self._prompt, self._choices = request, prompt, choices
+        self._states = ChoiceStates(choices, [len(prompt.token_ids)], model)
+        self._logprobs = LogprobWriter(model, writes_ids=bool(request.return_tokens_as_token_ids))
+        self._role, self._echoed = request.role, request.echoed
+        self._head = {
+            "id": answer_id,
+            "object": "chat.completion.chunk" if request.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": model.check_name(request.model),
+        }
+
+    def whole(self, results: Sequence[GenerationResult]) -> Json:
+        """The answer at once."""
+        found: Json = {
+            **self._head,
+            "choices": [self._choice(choice, result) for choice, result in zip(self._choices, results, strict=True)],
+            "system_fingerprint": None,
+            "usage": total_usage(self._choices, results),
+        }
+        if self._request.return_token_ids:
+            found["prompt_token_ids"] = list(self._prompt.token_ids)
+        if self._request.prompt_logprobs is not None:
+            found["prompt_logprobs"] = self._logprobs.prompt(results[0].prompt_logprobs or ())
+        return found
+
+    def events(self, choice: Choice, delta: Delta) -> Iterator[Json]:
+        """The role before a choice's first delta, then a chunk for each delta."""
+        state = self._states.take(choice, delta)
+        if state.is_first:
+            yield self._first_chunk(choice)
+        if not (delta.text or delta.result or self._request.return_token_ids or delta.logprobs):
+            return
+        found: Json = {
+            "index": choice.index,
+            "delta": {"content": delta.text} if delta.text else {},
+            "logprobs": self._some_logprobs(delta.logprobs) if delta.token_ids else None,
+            "finish_reason": None,
+        }
+        if self._request.return_token_ids:
+            found["token_ids"] = list(delta.token_ids)
+        if delta.result is not None:
+            found |= self._states.ending(choice, delta.result)
+        yield self._chunk(choice, found)
+
+    def last_events(self) -> Iterator[Json]:
+        """The usage, where it is asked for."""
+        if self._request.includes_usage:
+            yield {**self._head, "choices": [], "usage": total_usage(self._choices, self._states.results)}
+
+    def translated(self, error: OutriderError) -> OutriderError:
+        """An error in the words of the request."""
+        return in_words_of_chats(error)
+
+    def _first_chunk(self, choice: Choice) -> Json:
+        message = {"role": self._role, "content": self._echoed}
+        found = self._chunk(choice, {"index": choice.index, "delta": message, "logprobs": None, "finish_reason": None})
+        return found | {"prompt_token_ids": list(self._prompt.token_ids)} if self._request.return_token_ids else found
+
+    def _chunk(self, choice: Choice, found: Json) -> Json:
+        usage = {"usage": self._states.usage(choice)} if self._request.tells_usage_always else {}
+        return {**self._head, "choices": [found], **usage}
+
+    def _choice(self, choice: Choice, result: GenerationResult) -> Json:
+        found: Json = {
+            "index": choice.index,
+            "message": {"role": self._role, "content": self._echoed + result.text, "refusal": None},
+            "logprobs": self._some_logprobs(result.logprobs),
+            **self._states.ending(choice, result),
+        }
+        return found | {"token_ids": list(result.token_ids)} if self._request.return_token_ids else found
+
+    def _some_logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> Json | None:
+        wanted = self._request.wanted_logprobs
+        return None if wanted is None or logprobs is None else self._logprobs.chat(logprobs, wanted)

@@ -1,0 +1,63 @@
+"""How far each choice of a streamed answer is: whether it has begun, its characters and tokens, its result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.gateway.generations import Choice
+from outrider.gateway.served_model import ServedModel
+from outrider.gateway.usage import count_tokens
+from outrider.generation import Delta, GenerationResult
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class ChoiceState:
+    """One choice, with the delta that was taken last."""
+
+    is_first: bool = False
+    """Whether that delta was the first."""
+    offset: int = 0
+    """Characters before its text."""
+    num_characters: int = 0
+    num_tokens: int = 0
+    has_begun: bool = False
+    result: GenerationResult | None = None
+
+
+class ChoiceStates:
+    """The choices of one answer."""
+
+    def __init__(self, choices: Sequence[Choice], prompt_lengths: Sequence[int], model: ServedModel) -> None:
+        self._states = [ChoiceState() for _ in choices]
+        self._prompt_lengths = prompt_lengths
+        self._eos = frozenset(model.info.eos_token_ids)
+
+    @property
+    def results(self) -> list[GenerationResult]:
+        """Of all choices, once they have ended."""
+        return [state.result for state in self._states if state.result is not None]
+
+    def take(self, choice: Choice, delta: Delta) -> ChoiceState:
+        """The state with this delta taken in."""
+        state = self._states[choice.index]
+        state.is_first, state.has_begun = not state.has_begun, True
+        state.offset = state.num_characters
+        state.num_characters += len(delta.text)
+        state.num_tokens += len(delta.token_ids)
+        state.result = delta.result
+        return state
+
+    def usage(self, choice: Choice) -> Json:
+        """The usage of a choice so far."""
+        return count_tokens(self._prompt_lengths[choice.prompt], self._states[choice.index].num_tokens)
+
+    def ending(self, choice: Choice, result: GenerationResult) -> Json:
+        """Why a choice ended. As in vLLM an end of sequence is no stop reason, unless the request named the token."""
+        stop = result.matched_stop
+        named = choice.options.get("stop_token_ids") or ()
+        is_end = isinstance(stop, int) and stop in self._eos and stop not in named
+        return {"finish_reason": result.finish_reason.value, "stop_reason": None if is_end else stop}

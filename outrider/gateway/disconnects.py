@@ -1,0 +1,38 @@
+"""Clients that leave: the work for one ends when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+ResultT = TypeVar("ResultT")
+
+
+class ClientGoneError(Exception):
+    """The client left; nobody reads an answer."""
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The work's result; cancels it and raises ``ClientGoneError`` when the client leaves first.
+
+    The request's body must have been read: what is received after it is the end of the connection alone.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGoneError
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,203 @@
+"""The endpoints: from a request's body to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from outrider import __version__
+from outrider.errors import ModelNotFoundError, OutriderError
+from outrider.gateway.answers import Answer, encode_json, event_stream
+from outrider.gateway.bodies import read_json
+from outrider.gateway.chats import ChatAnswer
+from outrider.gateway.completions import CompletionAnswer
+from outrider.gateway.disconnects import until_disconnect
+from outrider.gateway.generations import Choice, GenerationClient, generate_all, stream_all
+from outrider.gateway.middleware import request_name
+from outrider.gateway.options import Caller, Wanted, make_choices
+from outrider.gateway.prompts import check_length, prepare_chat, prepare_prompt
+from outrider.gateway.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    parse_body,
+)
+from outrider.gateway.served_model import ModelSource, ModelWatch, ServedModel
+from outrider.generation import TO_THE_END
+from outrider.telemetry.tracing.context import TraceContext
+
+Json = dict[str, Any]
+
+
+class GatewayClient(GenerationClient, ModelSource, Protocol):
+    """The SDK's ``AsyncClient``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the gateway takes, and how long it waits."""
+
+    max_body_bytes: int = 16 << 20
+    resume_timeout_s: float = 0.0
+    """How long an interrupted generation may wait for a coordinator; 0: an interruption is an error."""
+
+
+class JsonAnswer(JSONResponse):
+    """JSON in UTF-8."""
+
+    def render(self, content: Any) -> bytes:  # noqa: ANN401 - JSON
+        """The body."""
+        return encode_json(content)
+
+
+class Endpoints:
+    """The endpoints of one gateway."""
+
+    def __init__(self, client: GatewayClient, watch: ModelWatch, limits: Limits = Limits()) -> None:
+        self._client, self._watch, self._limits = client, watch, limits
+        self.is_draining = False
+        """Health says no then, so that load balancers send nothing more."""
+
+    async def completions(self, request: Request) -> Response:
+        """``POST /v1/completions``."""
+        asked = parse_body(CompletionRequest, await self._body(request))
+        model = await self._watch.current()
+        model.check_name(asked.model)
+        prompts = [await prepare_prompt(model, asked, prompt, needs_text=bool(asked.echo)) for prompt in asked.prompts]
+        for prompt in prompts:
+            wanted = None if asked.is_echo_alone else asked.wanted_tokens
+            check_length(model, prompt, wanted, prompt_field="prompt", tokens_field="max_tokens")
+        caller = _caller(request, "cmpl", asked.request_id)
+        # A prompt that is only echoed is computed by drawing one token that nobody is told.
+        wanted_tokens = 1 if asked.is_echo_alone else asked.wanted_tokens
+        choices = make_choices(
+            asked, prompts, self._wanted(wanted_tokens, asked.logprobs, asked.wanted_prompt_logprobs), caller
+        )
+        answer = CompletionAnswer(asked, model, prompts, choices, caller.request_id)
+        return await self._answer(request, answer, choices, streams=bool(asked.stream))
+
+    async def chat_completions(self, request: Request) -> Response:
+        """``POST /v1/chat/completions``."""
+        asked = parse_body(ChatCompletionRequest, await self._body(request))
+        model = await self._watch.current()
+        model.check_name(asked.model)
+        prompt = await prepare_chat(model, asked, asked.chat)
+        tokens_field = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
+        check_length(model, prompt, asked.wanted_tokens, prompt_field="messages", tokens_field=tokens_field)
+        caller = _caller(request, "chatcmpl", asked.request_id)
+        wanted_tokens = TO_THE_END if asked.wanted_tokens is None else asked.wanted_tokens
+        wanted = self._wanted(wanted_tokens, asked.wanted_logprobs, asked.prompt_logprobs)
+        choices = make_choices(asked, [prompt], wanted, caller)
+        answer = ChatAnswer(asked, model, prompt, choices, caller.request_id)
+        return await self._answer(request, answer, choices, streams=bool(asked.stream))
+
+    async def models(self, request: Request) -> Response:
+        """``GET /v1/models``."""
+        model = await self._watch.current()
+        return JsonAnswer({"object": "list", "data": [_card(model, name) for name in model.names]})
+
+    async def model(self, request: Request) -> Response:
+        """``GET /v1/models/{name}``."""
+        model, name = await self._watch.current(), request.path_params["name"]
+        if name not in model.names:
+            raise ModelNotFoundError(f"The model `{name}` does not exist; served: {', '.join(model.names)}")
+        return JsonAnswer(_card(model, name))
+
+    async def tokenize(self, request: Request) -> Response:
+        """``POST /tokenize``: a text's ids, or those of messages."""
+        asked = parse_body(TokenizeRequest, await self._body(request))
+        model = await self._watch.current()
+        model.check_name(asked.model)
+        if asked.messages is not None:
+            prompt = await prepare_chat(model, asked, asked.chat)
+        else:
+            prompt = await prepare_prompt(model, asked, asked.prompt or "", needs_text=False)
+        found: Json = {
+            "count": len(prompt.token_ids),
+            "max_model_len": model.info.max_model_len,
+            "tokens": list(prompt.token_ids),
+            "token_strs": None,
+        }
+        if asked.return_token_strs:
+            found["token_strs"] = [model.token_text(token_id).text for token_id in prompt.token_ids]
+        return JsonAnswer(found)
+
+    async def detokenize(self, request: Request) -> Response:
+        """``POST /detokenize``: the text of ids, special tokens included."""
+        asked = parse_body(DetokenizeRequest, await self._body(request))
+        model = await self._watch.current()
+        model.check_name(asked.model)
+        tokenizer = model.require_tokenizer("tokens")
+        model.check_ids("tokens", asked.tokens)
+        return JsonAnswer({"prompt": tokenizer.decode(asked.tokens, skip_special_tokens=False)})
+
+    async def health(self, request: Request) -> Response:
+        """``GET /health``: 200 while a coordinator with a target answers, else 503."""
+        if self.is_draining:
+            return Response(status_code=503)
+        try:
+            await self._watch.ask()
+        except OutriderError:
+            return Response(status_code=503)
+        return Response(status_code=200)
+
+    async def version(self, request: Request) -> Response:
+        """``GET /version``."""
+        return JsonAnswer({"version": __version__})
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_json(request, max_bytes=self._limits.max_body_bytes)
+
+    def _wanted(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> Wanted:
+        return Wanted(max_tokens, logprobs, prompt_logprobs, self._limits.resume_timeout_s)
+
+    async def _answer(self, request: Request, answer: Answer, choices: Sequence[Choice], *, streams: bool) -> Response:
+        try:
+            if not streams:
+                results = await until_disconnect(request, generate_all(self._client, choices))
+                return JsonAnswer(answer.whole(results))
+            # Until there is output, an error still is an answer with a status of its own.
+            deltas = stream_all(self._client, choices)
+            first = await until_disconnect(request, _first_of(deltas))
+        except OutriderError as error:
+            raise answer.translated(error) from error
+        return StreamingResponse(
+            event_stream(answer, deltas, first),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+
+
+async def _first_of(deltas: Any) -> Any:  # noqa: ANN401 - an async generator's next value
+    """The first delta; None of a stream without any. A stream that gives none is closed."""
+    try:
+        return await anext(deltas, None)
+    except BaseException:
+        await deltas.aclose()
+        raise
+
+
+def _caller(request: Request, prefix: str, wanted_id: str | None) -> Caller:
+    trace_parent = request.headers.get("traceparent")
+    name = request_name(request.state, wanted_id)
+    if trace_parent is None or TraceContext.parse(trace_parent) is None:
+        return Caller(f"{prefix}-{name}")
+    return Caller(f"{prefix}-{name}", trace_parent, request.headers.get("tracestate"))
+
+
+def _card(model: ServedModel, name: str) -> Json:
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "outrider",
+        "root": model.info.target_model,
+        "parent": None,
+        "max_model_len": model.info.max_model_len,
+        "permission": [],
+    }

@@ -1,0 +1,79 @@
+"""Errors in OpenAI's shape: the one table between our errors and HTTP statuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from outrider import errors
+from outrider.errors import CapacityError, InvalidRequestError, OutriderError
+
+_STATUSES: dict[type[OutriderError], HTTPStatus] = {
+    errors.InvalidRequestError: HTTPStatus.BAD_REQUEST,
+    errors.UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
+    errors.ModelNotFoundError: HTTPStatus.NOT_FOUND,
+    errors.CapacityError: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.UnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.RequestCancelledError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.DeadlineError: HTTPStatus.GATEWAY_TIMEOUT,
+}
+_KINDS = {
+    HTTPStatus.BAD_REQUEST: "BadRequestError",
+    HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+    HTTPStatus.NOT_FOUND: "NotFoundError",
+    HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RequestTooLargeError",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "UnsupportedMediaTypeError",
+    HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
+    HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
+    HTTPStatus.GATEWAY_TIMEOUT: "TimeoutError",
+}
+_OF_PROMPTS = {"prompt_token_ids": "prompt"}
+_OF_CHATS = {"prompt_token_ids": "messages", "prompt": "messages", "logprobs": "top_logprobs"}
+"""Fields of the SDK that a chat request calls by another name."""
+
+Json = dict[str, Any]
+
+
+def error_status(error: Exception) -> HTTPStatus:
+    """The HTTP status of an error; 500 for one that is nobody's fault but ours."""
+    found = (status for kind, status in _STATUSES.items() if isinstance(error, kind))
+    return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def error_body(error: Exception) -> Json:
+    """An error of ours as OpenAI's clients read it; of any other no more than that it happened."""
+    known = isinstance(error, OutriderError)
+    message = str(error) if known else "internal error; the gateway's log says more"
+    return make_error_body(error_status(error), message, error.field if isinstance(error, OutriderError) else "")
+
+
+def make_error_body(status: HTTPStatus, message: str, field: str = "") -> Json:
+    """OpenAI's shape."""
+    kind = _KINDS.get(status, "InternalServerError")
+    return {"error": {"message": message, "type": kind, "param": field or None, "code": int(status)}}
+
+
+def error_headers(error: Exception) -> dict[str, str]:
+    """When to try again, and how to show who one is."""
+    if isinstance(error, CapacityError):
+        return {"retry-after": str(max(1, math.ceil(error.retry_after_ms / 1000)))}
+    return {"www-authenticate": "Bearer"} if isinstance(error, errors.UnauthenticatedError) else {}
+
+
+def in_words_of_prompts(error: OutriderError) -> OutriderError:
+    """The same error with the fields of ``/v1/completions``."""
+    return _renamed(error, _OF_PROMPTS)
+
+
+def in_words_of_chats(error: OutriderError) -> OutriderError:
+    """The same error with the fields of ``/v1/chat/completions``."""
+    return _renamed(error, _OF_CHATS)
+
+
+def _renamed(error: OutriderError, names: Mapping[str, str]) -> OutriderError:
+    if not isinstance(error, InvalidRequestError) or error.field not in names:
+        return error
+    return InvalidRequestError(names[error.field], str(error).removeprefix(f"{error.field}: "))

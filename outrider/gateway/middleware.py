@@ -1,0 +1,81 @@
+"""What every request passes: a name, and the check of its API key. Plain ASGI: a stream is handed through as it is."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outrider.errors import UnauthenticatedError
+from outrider.gateway.error_responses import error_body, error_headers, error_status
+from outrider.transport.security import TokenFile
+
+REQUEST_ID = "x-request-id"
+_MAX_ID_CHARACTERS = 128
+_OPEN_PATHS = frozenset({"/health", "/version"})
+"""What probes ask for."""
+_SCHEME = "bearer "
+
+
+class RequestIds:
+    """Names each request, or takes the name that it brings, and puts it on the answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _valid_id(Headers(scope=scope).get(REQUEST_ID, ""))
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id or scope["state"].get("made_id") or _new_id()
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class ApiKeys:
+    """Refuses requests that bring no token of the file, as the coordinator does over gRPC."""
+
+    def __init__(self, app: ASGIApp, tokens: TokenFile) -> None:
+        self._app, self._tokens = app, tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or self._is_known(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        error = UnauthenticatedError(
+            "an API key is asked for: Authorization: Bearer KEY, with a key that is known here"
+        )
+        response = JSONResponse(error_body(error), error_status(error), error_headers(error))
+        await response(scope, receive, send)
+
+    def _is_known(self, headers: Headers) -> bool:
+        given = headers.get("authorization", "")
+        return given[: len(_SCHEME)].lower() == _SCHEME and self._tokens.accepts(given[len(_SCHEME) :].strip())
+
+
+def request_name(state: Any, wanted: str | None) -> str:  # noqa: ANN401 - starlette's State
+    """The request's name: of its header, else of its body, else a new one."""
+    name: str = state.request_id or _valid_id(wanted or "") or _new_id()
+    state.made_id = name
+    return name
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _valid_id(given: str) -> str:
+    """What a header can carry and a log can show; anything else counts as none."""
+    is_fit = 0 < len(given) <= _MAX_ID_CHARACTERS and given.isascii() and given.isprintable()
+    return given if is_fit else ""

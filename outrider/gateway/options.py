@@ -1,0 +1,81 @@
+"""Options of the SDK from the fields of an HTTP request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from outrider.client import GenerateOptions
+from outrider.gateway.generations import Choice
+from outrider.gateway.prompts import PreparedPrompt
+from outrider.gateway.protocol.fields import GenerationFields
+
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+    *("allowed_token_ids", "bad_words", "cache_salt", "num_speculative_tokens", "acceptance_method"),
+)
+"""Fields that the SDK has under the same name."""
+_LARGEST_BIAS = 100.0
+_NUM_SEEDS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What an HTTP request says of its caller."""
+
+    request_id: str
+    trace_parent: str | None = None
+    trace_state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the two kinds of requests name differently."""
+
+    max_tokens: int | None
+    """None: to the end of the context."""
+    logprobs: int | None
+    prompt_logprobs: int | None
+    resume_timeout: float
+
+
+def make_choices(
+    request: GenerationFields, prompts: Sequence[PreparedPrompt], wanted: Wanted, caller: Caller
+) -> list[Choice]:
+    """A generation for each choice of each prompt, in the order of the answer."""
+    shared = _shared_options(request, wanted, caller)
+    return list(_choices(request, prompts, shared, caller))
+
+
+def _choices(
+    request: GenerationFields, prompts: Sequence[PreparedPrompt], shared: dict[str, Any], caller: Caller
+) -> Iterator[Choice]:
+    num_choices = request.num_choices
+    for index in range(len(prompts) * num_choices):
+        place, choice = divmod(index, num_choices)
+        own: dict[str, Any] = {"prompt_token_ids": prompts[place].token_ids}
+        if request.seed is not None:
+            own["seed"] = (request.seed + choice) % _NUM_SEEDS
+        is_alone = len(prompts) * num_choices == 1
+        own["request_id"] = caller.request_id if is_alone else f"{caller.request_id}-{index}"
+        yield Choice(index, place, cast(GenerateOptions, {**shared, **own}))
+
+
+def _shared_options(request: GenerationFields, wanted: Wanted, caller: Caller) -> dict[str, Any]:
+    options = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    if request.logit_bias:
+        options["logit_bias"] = {
+            token_id: max(-_LARGEST_BIAS, min(_LARGEST_BIAS, bias)) for token_id, bias in request.logit_bias.items()
+        }
+    if wanted.resume_timeout > 0:
+        options |= {"resume": True, "resume_timeout": wanted.resume_timeout}
+    named = {
+        "max_tokens": wanted.max_tokens,
+        "logprobs": wanted.logprobs,
+        "prompt_logprobs": wanted.prompt_logprobs,
+        "trace_parent": caller.trace_parent,
+        "trace_state": caller.trace_state,
+    }
+    return options | {name: value for name, value in named.items() if value is not None}

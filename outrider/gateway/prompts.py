@@ -1,0 +1,102 @@
+"""Prompts made ready: tokenized, rendered from messages, truncated, checked against the model's length."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.chat import ChatPrompt
+from outrider.errors import InvalidRequestError
+from outrider.gateway.protocol.completion import Prompt
+from outrider.gateway.protocol.fields import GenerationFields
+from outrider.gateway.served_model import ServedModel
+from outrider.limits import PROMPT_CHARACTERS
+
+_LONG_CHARACTERS = 20_000
+"""Longer texts are tokenized in a thread, so that the streams of others go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """A prompt as the coordinator takes it."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    """Empty for token ids that nobody wants to read."""
+
+
+async def prepare_prompt(
+    model: ServedModel, request: GenerationFields, prompt: Prompt, *, needs_text: bool
+) -> PreparedPrompt:
+    """A prompt of ``/v1/completions``."""
+    if isinstance(prompt, str):
+        adds = request.add_special_tokens is not False
+        token_ids = await _encode(model, prompt, adds=adds, truncates=request.truncate_prompt_tokens is not None)
+        return PreparedPrompt(_truncate(model, request, token_ids), prompt)
+    if not prompt:
+        raise InvalidRequestError("prompt", "must not hold an empty list")
+    text = model.require_tokenizer().decode(prompt, skip_special_tokens=False) if needs_text else ""
+    return PreparedPrompt(_truncate(model, request, prompt), text)
+
+
+async def prepare_chat(model: ServedModel, request: GenerationFields, chat: ChatPrompt) -> PreparedPrompt:
+    """A conversation, through the model's chat template."""
+    model.require_tokenizer("messages")
+    is_long = sum(len(str(message.get("content", ""))) for message in chat.messages) > _LONG_CHARACTERS
+    text = await asyncio.to_thread(model.text.chat.render, chat) if is_long else model.text.chat.render(chat)
+    adds = bool(request.add_special_tokens)  # the template writes them
+    truncates = request.truncate_prompt_tokens is not None
+    token_ids = await _encode(model, text, adds=adds, truncates=truncates, field="messages")
+    return PreparedPrompt(_truncate(model, request, token_ids), text)
+
+
+def check_length(
+    model: ServedModel, prompt: PreparedPrompt, max_tokens: int | None, *, prompt_field: str, tokens_field: str
+) -> None:
+    """Raise ``InvalidRequestError`` for a prompt that is too long for the model, alone or with the output asked for."""
+    most, length = model.info.max_model_len, len(prompt.token_ids)
+    model.limits.check_prompt(prompt_field, length)
+    if max_tokens is not None and length + max_tokens > most:
+        raise InvalidRequestError(
+            tokens_field, f"is {max_tokens}, and the model takes {most} tokens, of which the prompt has {length}"
+        )
+
+
+async def _encode(
+    model: ServedModel, text: str, *, adds: bool, truncates: bool, field: str = "prompt"
+) -> tuple[int, ...]:
+    tokenizer = model.require_tokenizer(field)
+    if not text:
+        raise InvalidRequestError(field, "must not be empty")
+    check_text(field, text)
+
+    def encode() -> tuple[int, ...]:
+        if truncates:
+            return tokenizer.encode_prompt(text, add_special_tokens=adds, field=field)
+        return tokenizer.encode_prompt(text, limits=model.limits, add_special_tokens=adds, field=field)
+
+    token_ids = await asyncio.to_thread(encode) if len(text) > _LONG_CHARACTERS else encode()
+    if not token_ids:
+        raise InvalidRequestError(field, "must give at least one token")
+    return token_ids
+
+
+def _truncate(model: ServedModel, request: GenerationFields, token_ids: Sequence[int]) -> tuple[int, ...]:
+    most = request.truncate_prompt_tokens
+    if most is None:
+        return tuple(token_ids)
+    if most == 0:
+        raise InvalidRequestError("truncate_prompt_tokens", "must be above 0, or -1 for what the model holds")
+    if most < 0:
+        most = max(1, model.info.max_model_len - max(1, request.max_tokens or 1))
+    return tuple(token_ids[:most] if request.truncation_side == "right" else token_ids[-most:])
+
+
+def check_text(field: str, text: str) -> None:
+    """Raise ``InvalidRequestError`` for a text that is too long for any model, or that is no Unicode."""
+    PROMPT_CHARACTERS.check(field, len(text))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(field, f"is no Unicode text: {error.reason} at {error.start}") from None

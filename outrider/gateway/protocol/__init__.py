@@ -1,0 +1,8 @@
+"""Request bodies of the HTTP API: fields, types, and what is refused. ``docs/http.md`` lists each field."""
+
+from outrider.gateway.protocol.chat import ChatCompletionRequest
+from outrider.gateway.protocol.completion import CompletionRequest
+from outrider.gateway.protocol.parsing import parse_body
+from outrider.gateway.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+
+__all__ = ["ChatCompletionRequest", "CompletionRequest", "DetokenizeRequest", "TokenizeRequest", "parse_body"]

@@ -1,0 +1,96 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from outrider.chat import ChatPrompt
+from outrider.errors import InvalidRequestError
+from outrider.gateway.protocol.fields import GenerationFields, MaxTokens
+
+JsonObject = dict[str, Any]
+
+
+class ChatFields(GenerationFields):
+    """What a chat template is given."""
+
+    messages: list[JsonObject] | None = None
+    tools: list[JsonObject] | None = None
+    documents: list[JsonObject] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    """True, unless the last message is continued."""
+    continue_final_message: bool | None = None
+
+    @property
+    def chat(self) -> ChatPrompt:
+        """The conversation."""
+        continues = bool(self.continue_final_message)
+        adds = not continues if self.add_generation_prompt is None else self.add_generation_prompt
+        return ChatPrompt(
+            messages=tuple(self.messages or ()),
+            tools=None if self.tools is None else tuple(self.tools),
+            documents=None if self.documents is None else tuple(self.documents),
+            chat_template=self.chat_template or "",
+            template_kwargs=self._template_kwargs(),
+            add_generation_prompt=adds,
+            continue_final_message=continues,
+        )
+
+    def _template_kwargs(self) -> JsonObject:
+        effort = self.reasoning_effort
+        # As in vLLM: templates know a switch where the API knows degrees.
+        extra = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        return {**extra, **(self.chat_template_kwargs or {})}
+
+
+class ChatCompletionRequest(ChatFields):
+    """A request for the assistant's next message."""
+
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    tool_choice: str | JsonObject | None = None
+    echo: bool | None = None
+    """Begin with the last message where that is the assistant's."""
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """Most tokens of output; None: to the end of the context."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many of the likeliest tokens; None computes nothing."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def role(self) -> str:
+        """Whose message is written."""
+        chat = self.chat
+        return "assistant" if chat.add_generation_prompt else str(chat.messages[-1]["role"])
+
+    @property
+    def echoed(self) -> str:
+        """Text that the answer begins with."""
+        last = (self.messages or [{}])[-1]
+        content = last.get("content")
+        return content if self.echo and last.get("role") == self.role and isinstance(content, str) else ""
+
+    def check(self) -> None:
+        """Raise ``InvalidRequestError`` for fields that do not go together."""
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
+        if self.tools == []:
+            raise InvalidRequestError("tools", "must hold at least one tool, or be left out")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise InvalidRequestError(
+                "tool_choice",
+                "must be 'none' or 'auto': calls of tools are not enforced; tools reach the chat template",
+            )
+        if self.tool_choice == "auto" and not self.tools:
+            raise InvalidRequestError("tool_choice", "needs tools")

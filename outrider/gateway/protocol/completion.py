@@ -1,0 +1,51 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from outrider.errors import InvalidRequestError
+from outrider.gateway.protocol.fields import MAX_PROMPTS, GenerationFields, TokenId
+
+DEFAULT_MAX_TOKENS = 16
+Prompt = str | tuple[int, ...]
+"""One prompt: text, or token ids."""
+
+
+class CompletionRequest(GenerationFields):
+    """A request to go on from one or several prompts."""
+
+    prompt: list[TokenId] | list[list[TokenId]] | str | list[str] | None = None
+    echo: bool | None = None
+    """Give the prompt back before the output."""
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompts in order; ``InvalidRequestError`` where there is none, or too many."""
+        if not self.prompt:
+            raise InvalidRequestError("prompt", "must be given, and not be empty")
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [tuple(self.prompt)]
+        if len(self.prompt) > MAX_PROMPTS:
+            raise InvalidRequestError("prompt", f"has {len(self.prompt)} prompts; at most {MAX_PROMPTS}")
+        return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in self.prompt]
+
+    @property
+    def is_echo_alone(self) -> bool:
+        """Whether the prompt is all that is wanted: evaluations read its logprobs so."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def wanted_tokens(self) -> int:
+        """Most tokens of output."""
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """Logprobs of the prompt: as asked for, or as an echo of it needs them."""
+        return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs

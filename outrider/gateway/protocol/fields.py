@@ -1,0 +1,92 @@
+"""Fields that completions and chat completions share: OpenAI's, vLLM's extra ones, and Outrider's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_INT64 = 1 << 63
+MAX_CHOICES = 128
+"""Of one prompt; OpenAI's bound."""
+MAX_PROMPTS = 1024
+"""In one request; vLLM's bound."""
+
+Seed = Annotated[int, Field(ge=-_INT64, le=_INT64 - 1)]
+TokenId = Annotated[int, Field(ge=0)]
+MaxTokens = Annotated[int, Field(ge=0)]
+
+
+class StreamOptions(BaseModel):
+    """``stream_options``."""
+
+    include_usage: bool | None = None
+    """A last event with the usage of the whole request."""
+    continuous_usage_stats: bool | None = None
+    """The usage so far in every event."""
+
+
+class GenerationFields(BaseModel):
+    """What says how to generate. Null means the same as leaving a field out; unknown fields are passed over."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+
+    model: str | None = None
+    """Name of the model; None is the one that is served."""
+    max_tokens: MaxTokens | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    """Choices of each prompt."""
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: Seed | None = None
+    """Choice i of a prompt draws with ``seed + i``."""
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """Most tokens of a prompt that are kept; -1 is what the model holds beside the output."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where tokens are dropped; left keeps the end."""
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Tokens in logprobs are written as ``token_id:ID``."""
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+
+    num_speculative_tokens: int | None = None
+    acceptance_method: str | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of each prompt."""
+        return self.n or 1
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def tells_usage_always(self) -> bool:
+        """Whether every event of a stream tells the usage so far."""
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+Body = dict[str, Any]
+"""A request's JSON object, as it came."""

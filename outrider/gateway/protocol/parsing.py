@@ -1,0 +1,75 @@
+"""Parsing of a request body: JSON into a request, and what is wrong with it as an error that names the field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from outrider.errors import InvalidRequestError
+from outrider.gateway.protocol.chat import ChatCompletionRequest
+from outrider.gateway.protocol.fields import GenerationFields
+from outrider.gateway.protocol.unsupported import refuse_unsupported
+
+RequestT = TypeVar("RequestT", bound=BaseModel)
+_SHOWN_CHARACTERS = 80
+
+
+def parse_body(kind: type[RequestT], body: bytes) -> RequestT:
+    """The request that a body holds; ``InvalidRequestError`` names the field at fault and says what would be right."""
+    given = _object(body)
+    try:
+        request = kind.model_validate(given)
+    except ValidationError as error:
+        raise _as_request_error(error) from error
+    if isinstance(request, GenerationFields):
+        refuse_unsupported(given)
+        _check(request, given)
+    return request
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError("body", f"must be JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise InvalidRequestError("body", f"must be a JSON object, not {type(given).__name__}")
+    return given
+
+
+def _check(request: GenerationFields, given: dict[str, Any]) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequestError("stream_options", "needs stream to be true")
+    if request.stream and (request.prompt_logprobs or 0) > 0:
+        raise InvalidRequestError("prompt_logprobs", "is not available with stream")
+    if given.get("cache_salt") == "":
+        raise InvalidRequestError("cache_salt", "must be a text that is not empty, or be left out")
+    if isinstance(request, ChatCompletionRequest):
+        request.check()
+
+
+def _as_request_error(error: ValidationError) -> InvalidRequestError:
+    """Of several problems the first; of the branches of a union the one that got furthest."""
+    first = error.errors(include_url=False, include_context=False)
+    found = max(first, key=lambda one: len(_path(one["loc"]))) if _is_union(first) else first[0]
+    shown = repr(found["input"])
+    shown = shown if len(shown) <= _SHOWN_CHARACTERS else shown[:_SHOWN_CHARACTERS] + "..."
+    message = found["msg"].removeprefix("Input ").replace("should", "must", 1)
+    return InvalidRequestError(_path(found["loc"]) or "body", f"{message}, not {shown}")
+
+
+def _is_union(found: list[Any]) -> bool:
+    return len({one["loc"][0] for one in found if one["loc"]}) == 1 and len(found) > 1
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """``messages[2].role``; names of the branches of a union, such as ``list[str]``, are left out."""
+    path = ""
+    for index, part in enumerate(location):
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif index == 0 or (part.isidentifier() and part not in ("str", "int", "float", "bool", "dict")):
+            path += f".{part}" if path else part
+    return path

@@ -1,0 +1,60 @@
+"""Fields that vLLM understands and Outrider does not: refused where passing them over would change the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.errors import InvalidRequestError
+
+_NO_CONSTRAINTS = "is not supported: output is not constrained to a grammar or a schema"
+_NO_MEDIA = "is not supported: only text is read and written"
+
+REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
+    "use_beam_search": ((False,), "is not supported: tokens are sampled"),
+    "length_penalty": ((1.0,), "is not supported: it is a field of beam search"),
+    "structured_outputs": ((), _NO_CONSTRAINTS),
+    "guided_json": ((), _NO_CONSTRAINTS),
+    "guided_regex": ((), _NO_CONSTRAINTS),
+    "guided_choice": ((), _NO_CONSTRAINTS),
+    "guided_grammar": ((), _NO_CONSTRAINTS),
+    "functions": ((), "is not supported: send tools"),
+    "function_call": (("none", "auto"), "is not supported: calls of functions are not enforced"),
+    "logits_processors": (([],), "is not supported"),
+    "logprob_token_ids": (([],), "is not supported: logprobs are of the likeliest tokens"),
+    "prompt_embeds": (([],), "is not supported: send text or token ids"),
+    "suffix": (("",), "is not supported: text is only continued"),
+    "priority": ((0,), "is not supported: requests are served in the order of their arrival"),
+    "spaces_between_special_tokens": ((True,), "is not supported: the tokenizer decides"),
+    "repetition_detection": ((), "is not supported"),
+    "thinking_token_budget": ((-1,), "is not supported"),
+    "kv_transfer_params": ((), "is not supported: prompts and output are computed by one target"),
+    "ec_transfer_params": ((), "is not supported: prompts and output are computed by one target"),
+    "modalities": ((["text"],), _NO_MEDIA),
+    "audio": ((), _NO_MEDIA),
+    "media_io_kwargs": ((), _NO_MEDIA),
+    "mm_processor_kwargs": ((), _NO_MEDIA),
+    "web_search_options": ((), "is not supported"),
+    "return_assistant_tokens_mask": ((False,), "is not supported"),
+}
+"""Field -> (values that ask for nothing besides null, why any other is refused)."""
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Raise ``InvalidRequestError`` for the first field that asks for what is not offered."""
+    for name in body.keys() & REFUSED.keys():
+        harmless, reason = REFUSED[name]
+        if body[name] is not None and body[name] not in harmless:
+            raise InvalidRequestError(name, reason)
+    _check_response_format(body.get("response_format"))
+    _check_best_of(body)
+
+
+def _check_response_format(value: object) -> None:
+    if value is not None and not (isinstance(value, Mapping) and value.get("type") == "text"):
+        raise InvalidRequestError("response_format", f"must be of type text: any other {_NO_CONSTRAINTS}")
+
+
+def _check_best_of(body: Mapping[str, Any]) -> None:
+    if body.get("best_of") is not None and body["best_of"] != (body.get("n") or 1):
+        raise InvalidRequestError("best_of", "must equal n: choices are not ranked")

@@ -1,0 +1,122 @@
+"""The gateway's process: listen, follow a coordinator, serve, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from outrider.client import AsyncClient, Tls
+from outrider.config import GatewaySettings
+from outrider.errors import ConfigError
+from outrider.gateway.app import make_app
+from outrider.gateway.endpoints import Endpoints, Limits
+from outrider.gateway.served_model import ModelWatch
+from outrider.process.tuning import settle_process
+from outrider.transport.ending import Ending
+from outrider.transport.security import TokenFile
+
+_log = logging.getLogger(__name__)
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75
+"""Longer than clients keep an idle connection, so that none is closed while a request is on its way."""
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """Serve until a signal; raises what kept the gateway from starting."""
+    ending = Ending(asyncio.get_running_loop())
+    listener = _listen(settings)
+    tokens = None if settings.api_token_file is None else TokenFile("api_token_file", settings.api_token_file)
+    async with make_client(settings) as client:
+        endpoints = Endpoints(client, ModelWatch(client, names=_names(settings)), _limits(settings))
+        server = _Server(_config(settings, endpoints, tokens))
+        scheme = "http" if settings.tls_cert_file is None else "https"
+        host, port = listener.getsockname()[:2]
+        _log.info("listening on %s://%s:%s", scheme, host, port)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        settle_process()
+        try:
+            await ending.begun.wait()
+            await _drain(server, endpoints, ending, settings)
+            await serving
+        finally:
+            ending.stop_listening()
+    _log.info("stopped")
+
+
+def make_client(settings: GatewaySettings) -> AsyncClient:
+    """The client of the coordinators that the settings name."""
+    tls = Tls(
+        ca_file=settings.coordinator_tls_ca_file,
+        cert_file=settings.coordinator_tls_cert_file,
+        key_file=settings.coordinator_tls_key_file,
+        server_name=settings.coordinator_tls_server_name,
+    )
+    token_file = settings.coordinator_token_file or settings.api_token_file
+    return AsyncClient(
+        settings.coordinator_address,
+        tls=tls if tls != Tls() else settings.coordinator_tls,
+        token=None if token_file is None else TokenFile("coordinator_token_file", token_file).first,
+        allow_plaintext_token=settings.allow_plaintext_token,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: they drain before they end anything."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing is captured."""
+        yield
+
+
+async def _drain(server: _Server, endpoints: Endpoints, ending: Ending, settings: GatewaySettings) -> None:
+    """Health says no; after a delay no connections are taken; running answers have the grace to finish."""
+    _log.info("draining")
+    endpoints.is_draining = True
+    await ending.wait_hurried(settings.drain_delay_s)
+    server.should_exit = True
+    hurrying = asyncio.create_task(ending.hurried.wait())
+    hurrying.add_done_callback(lambda task: None if task.cancelled() else setattr(server, "force_exit", True))
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    try:
+        return socket.create_server(
+            (settings.host, settings.port),
+            family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET,
+            backlog=_BACKLOG,
+            reuse_port=settings.reuse_port,
+        )
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise ConfigError("gateway.port", f"{where} cannot be listened on: {error.strerror}; name another") from error
+
+
+def _config(settings: GatewaySettings, endpoints: Endpoints, tokens: TokenFile | None) -> uvicorn.Config:
+    return uvicorn.Config(
+        make_app(endpoints, tokens=tokens),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(settings.drain_grace_s)),
+        ssl_certfile=settings.tls_cert_file,
+        ssl_keyfile=settings.tls_key_file,
+        ssl_ca_certs=settings.tls_client_ca_file,
+        ssl_cert_reqs=2 if settings.tls_client_ca_file is not None else 0,
+    )
+
+
+def _limits(settings: GatewaySettings) -> Limits:
+    return Limits(settings.max_body_bytes, settings.resume_timeout_s)
+
+
+def _names(settings: GatewaySettings) -> tuple[str, ...]:
+    named = (settings.served_model_name or "").split(",")
+    return tuple(name.strip() for name in named if name.strip())

@@ -1,0 +1,318 @@
+"""The gateway as plain HTTP: events, headers, vLLM's fields, clients that leave, keys, bounds."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider import __version__
+from outrider.errors import UnavailableError
+from outrider.gateway.protocol.completion import CompletionRequest
+from outrider.gateway.protocol.fields import GenerationFields
+from outrider.transport.security import TokenFile
+from outrider.types import AcceptanceMethod
+from tests.client.conftest import Service
+from tests.gateway.conftest import TEXT, Gateway, wait_until
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+JSON = {"content-type": "application/json"}
+assert TEXT.tokenizer is not None
+TOKENIZER = TEXT.tokenizer
+
+
+class Answer:
+    """A whole answer."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status, self.headers, self.body = response.status, dict(response.getheaders()), response.read()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """Of a stream, read as a client of server-sent events does."""
+        blocks = self.body.decode().split("\n\n")
+        assert blocks[-1] == "" and all(block.startswith("data: ") for block in blocks[:-1])
+        assert blocks[-2] == "data: [DONE]"
+        return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+def ask(gateway: Gateway, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=20)
+    try:
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request("GET" if body is None else "POST", path, data, JSON if headers is None else headers)
+        return Answer(connection.getresponse())
+    finally:
+        connection.close()
+
+
+def complete(gateway: Gateway, **fields: Any) -> Answer:
+    return ask(gateway, "/v1/completions", {"prompt": "hello", "max_tokens": 2, **fields})
+
+
+def chat(gateway: Gateway, **fields: Any) -> Answer:
+    return ask(gateway, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2, **fields})
+
+
+def test_a_stream_is_framed_as_server_sent_events(gateway: Gateway) -> None:
+    answer = complete(gateway, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert [event["usage"]["completion_tokens"] for event in answer.events] == [1, 2, 2, 2]
+    assert answer.events[-1]["choices"] == [] and "prompt_tokens_details" in answer.events[-1]["usage"]
+
+
+def test_every_field_that_is_understood_reaches_the_coordinator(service: Service, gateway: Gateway) -> None:
+    fields = {
+        "temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "repetition_penalty": 1.5,
+        "frequency_penalty": 0.5, "presence_penalty": -0.5, "min_tokens": 1, "logit_bias": {"5": -150, "6": 1.5},
+        "seed": -1, "stop": ["a", "b"], "stop_token_ids": [9], "ignore_eos": True, "include_stop_str_in_output": True,
+        "skip_special_tokens": False, "allowed_token_ids": [1, 2], "bad_words": ["x"], "cache_salt": "salt",
+        "num_speculative_tokens": 3, "acceptance_method": "coupled", "user": "me", "no_such_field": 1,
+    }  # fmt: skip
+    assert complete(gateway, **fields).status == 200
+    assert chat(gateway, **fields).status == 200
+    for request in service.generator.requests:
+        sampling = request.sampling
+        assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.25, 7, 0.125)
+        assert (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) == (1.5, 0.5, -0.5)
+        assert dict(sampling.logit_bias) == {5: -100.0, 6: 1.5} and sampling.min_tokens == 1
+        assert (request.seed, request.stop, request.stop_token_ids) == ((1 << 64) - 1, ("a", "b"), (9,))
+        assert request.ignore_eos and request.include_stop_str_in_output and not request.skip_special_tokens
+        assert sampling.allowed_token_ids == (1, 2) and request.bad_words == ("x",)
+        assert (request.cache_salt, request.num_speculative_tokens) == ("salt", 3)
+        assert request.acceptance_method is AcceptanceMethod.COUPLED and not request.defaulted
+
+
+def test_null_is_the_same_as_leaving_a_field_out(service: Service, gateway: Gateway) -> None:
+    nothing = dict.fromkeys(CompletionRequest.model_fields.keys() - {"prompt"})
+    assert ask(gateway, "/v1/completions", {"prompt": "hello", **nothing}).status == 200
+    (request,) = service.generator.requests
+    assert request.max_tokens == 16 and request.defaulted and request.skip_special_tokens
+    assert GenerationFields.model_fields.keys() <= CompletionRequest.model_fields.keys()
+
+
+def test_a_chat_without_a_bound_goes_to_the_end_of_the_context(service: Service, gateway: Gateway) -> None:
+    service.generator.stop_after = 0
+    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=20)
+    connection.request("POST", "/v1/chat/completions", json.dumps({"messages": MESSAGES, "stream": True}), JSON)
+    service.until_asked()
+    assert service.generator.requests[0].max_tokens == (1 << 31) - 1
+    connection.close()
+    service.until(num_abandoned=1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("fields", [{"prompt": "hello"}, {"prompt": ["hello", "you"], "n": 2}])
+def test_a_client_that_leaves_ends_its_generations(
+    service: Service, gateway: Gateway, stream: bool, after: int, fields: dict[str, Any]
+) -> None:
+    service.generator.stop_after = after
+    num_choices = 1 if fields["prompt"] == "hello" else 4
+    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=20)
+    body = json.dumps({**fields, "stream": stream, "max_tokens": 9})
+    connection.request("POST", "/v1/completions", body, JSON)
+    service.until_asked(num_choices)
+    service.until(num_emitted=after * num_choices)
+    if stream and after:
+        assert connection.getresponse().readline().startswith(b"data: ")
+    assert service.generator.num_abandoned == 0
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+    service.until(num_abandoned=num_choices)
+
+
+def test_one_choice_that_fails_ends_the_others(service: Service, gateway: Gateway) -> None:
+    generator = service.generator
+    generator.stop_after = 3
+    for stream in (True, False):
+        generator.failures.append((1, UnavailableError("gone")))
+        answer = complete(gateway, n=3, max_tokens=9, stream=stream)
+        if answer.status == 200:
+            assert stream and answer.events[-1]["error"]["message"] == "gone"
+        else:
+            assert answer.status == 503
+        # Nothing is left running: some may not have been begun.
+        wait_until(lambda: generator.num_asked == generator.num_finished + generator.num_abandoned, "the end of all")
+
+
+def test_an_interruption_is_gone_on_from_where_it_was(service: Service) -> None:
+    gateway = Gateway(service.address, resume_timeout_s=20.0)
+    try:
+        service.generator.failures.append((1, UnavailableError("restarting")))
+        answer = complete(gateway, max_tokens=3, stream=True)
+        assert "".join(event["choices"][0]["text"] for event in answer.events) == "<0><1><2>"
+        assert len(service.generator.requests) == 2
+    finally:
+        gateway.close()
+
+
+def test_an_echo_and_its_logprobs(service: Service, gateway: Gateway) -> None:
+    plain = complete(gateway, echo=True)
+    assert plain.json["choices"][0]["text"] == "hello<0><1>"
+    streamed = complete(gateway, echo=True, stream=True).events
+    assert "".join(event["choices"][0]["text"] for event in streamed) == "hello<0><1>"
+    assert complete(gateway, echo=True, prompt=[317, 299]).json["choices"][0]["text"] == "def fi<0><1>"
+    alone = complete(gateway, echo=True, max_tokens=0, logprobs=1)
+    assert alone.json["choices"][0]["text"] == "hello" and alone.json["usage"]["completion_tokens"] == 0
+    assert service.generator.requests[-1].prompt_logprobs == 1 and service.generator.requests[-1].max_tokens == 1
+
+
+def test_token_ids_are_given_back_where_they_are_asked_for(gateway: Gateway) -> None:
+    prompt = list(TOKENIZER.encode_prompt("hello"))
+    choice = complete(gateway, return_token_ids=True).json["choices"][0]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == (prompt, [0, 1])
+    events = complete(gateway, return_token_ids=True, stream=True).events
+    assert [event["choices"][0]["prompt_token_ids"] for event in events] == [prompt, None, None]
+    assert [token_id for event in events for token_id in event["choices"][0]["token_ids"]] == [0, 1]
+    answer = chat(gateway, return_token_ids=True).json
+    assert answer["choices"][0]["token_ids"] == [0, 1] and answer["prompt_token_ids"]
+    written = complete(gateway, logprobs=1, return_tokens_as_token_ids=True).json["choices"][0]["logprobs"]
+    assert written["tokens"] == ["token_id:0", "token_id:1"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 2}, slice(-2, None)),
+        ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, slice(2)),
+        ({"truncate_prompt_tokens": 100}, slice(None)),
+        ({"truncate_prompt_tokens": -1}, slice(None)),
+        ({"add_special_tokens": False}, slice(1, None)),
+    ],
+)
+def test_prompts_are_truncated(service: Service, gateway: Gateway, fields: dict[str, Any], kept: slice) -> None:
+    assert complete(gateway, **fields).status == 200
+    assert service.generator.requests[0].prompt_token_ids == TOKENIZER.encode_prompt("hello")[kept]
+
+
+def test_a_chats_last_message_is_continued(service: Service, gateway: Gateway) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "I say"}]
+    answer = chat(gateway, messages=messages, continue_final_message=True, echo=True)
+    assert answer.json["choices"][0]["message"]["content"] == "I say<0><1>"
+    rendered = TOKENIZER.encode_prompt("<user>hi</user><assistant>I say", add_special_tokens=False)
+    assert service.generator.requests[0].prompt_token_ids == rendered
+
+
+def test_tools_reach_the_template(service: Service, gateway: Gateway) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert chat(gateway, tools=tools, tool_choice="auto").status == 200
+    text = TOKENIZER.decode(service.generator.requests[0].prompt_token_ids or (), skip_special_tokens=False)
+    assert '{"type": "function", "function": {"name": "f"}}' in text
+
+
+def test_tokenize_and_detokenize(gateway: Gateway) -> None:
+    ids = list(TOKENIZER.encode_prompt("héllo"))
+    found = ask(gateway, "/tokenize", {"prompt": "héllo", "return_token_strs": True}).json
+    assert (found["tokens"], found["count"], found["max_model_len"]) == (ids, len(ids), 4096)
+    assert len(found["token_strs"]) == len(ids)
+    bare = ask(gateway, "/tokenize", {"prompt": "héllo", "add_special_tokens": False}).json
+    assert bare["tokens"] == ids[1:] and bare["token_strs"] is None
+    assert ask(gateway, "/detokenize", {"tokens": ids[1:]}).json == {"prompt": "héllo"}
+    rendered = ask(gateway, "/tokenize", {"messages": MESSAGES}).json["tokens"]
+    assert rendered == list(TOKENIZER.encode_prompt("<user>hi</user><assistant>", add_special_tokens=False))
+    assert ask(gateway, "/detokenize", {"tokens": [1000]}).json["error"]["param"] == "tokens"
+
+
+def test_names_and_traces_pass_through(service: Service, gateway: Gateway) -> None:
+    trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    headers = {**JSON, "x-request-id": "mine", "traceparent": trace, "tracestate": "v=1"}
+    answer = ask(gateway, "/v1/completions", {"prompt": "hello", "max_tokens": 1}, headers)
+    assert answer.headers["x-request-id"] == "mine" and answer.json["id"] == "cmpl-mine"
+    request = service.generator.requests[0]
+    assert (request.request_id, request.trace_parent, request.trace_state) == ("cmpl-mine", trace, "v=1")
+    other = ask(gateway, "/v1/completions", {"prompt": "hello", "max_tokens": 1}, {**JSON, "traceparent": "nonsense"})
+    assert other.status == 200 and other.json["id"] == f"cmpl-{other.headers['x-request-id']}"
+    assert service.generator.requests[1].trace_parent == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status"),
+    [
+        ("/v1/completions", b"{", JSON, 400),
+        ("/v1/completions", b"[]", JSON, 400),
+        ("/v1/completions", b"[" * 100_000, JSON, 400),
+        ("/v1/completions", b'{"prompt": "\\ud800"}', JSON, 400),
+        ("/v1/completions", b"\xff", JSON, 400),
+        ("/v1/completions", b"{}", {"content-type": "text/plain"}, 415),
+        ("/v1/completions", b"x" * 5000, JSON, 413),
+        ("/v1/completions", None, JSON, 405),
+        ("/v1/embeddings", b"{}", JSON, 404),
+    ],
+)
+def test_a_request_that_is_none_is_refused_in_openais_shape(
+    service: Service, path: str, body: bytes | None, headers: dict[str, str], status: int
+) -> None:
+    gateway = Gateway(service.address, max_body_bytes=5_000 - 1 if status == 413 else 1 << 20)
+    try:
+        answer = ask(gateway, path, body, headers)
+        assert answer.status == status
+        assert answer.json["error"].keys() == {"message", "type", "param", "code"}
+        assert answer.json["error"]["code"] == status
+    finally:
+        gateway.close()
+
+
+def test_a_body_without_a_length_is_bounded_too(service: Service) -> None:
+    gateway = Gateway(service.address, max_body_bytes=1000)
+    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=20)
+    try:
+        parts: Iterator[bytes] = iter([b'{"prompt": "'] + [b"x" * 100] * 20)
+        connection.request("POST", "/v1/completions", parts, JSON, encode_chunked=True)
+        assert connection.getresponse().status == 413
+    finally:
+        connection.close()
+        gateway.close()
+
+
+def test_keys_are_those_of_the_token_file_as_it_is_now(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("first\n")
+    gateway = Gateway(service.address, tokens=TokenFile("api_token_file", str(path)))
+    try:
+
+        def status(key: str | None, path: str = "/v1/models") -> int:
+            return ask(gateway, path, None, {} if key is None else {"authorization": f"Bearer {key}"}).status
+
+        assert [status(None), status("wrong"), status("first")] == [401, 401, 200]
+        assert [status(None, path) for path in ("/health", "/version", "/tokenize")] == [200, 200, 401]
+        path.write_text("second-key\n")
+        assert [status("first"), status("second-key")] == [401, 200]
+    finally:
+        gateway.close()
+
+
+def test_health_follows_the_coordinator(service: Service, gateway: Gateway) -> None:
+    assert ask(gateway, "/health").status == 200
+    assert ask(gateway, "/version").json == {"version": __version__}
+    service.stop()
+    assert ask(gateway, "/health").status == 503
+    service.start_again()
+    wait_until(lambda: ask(gateway, "/health").status == 200, "health")
+
+
+def test_served_names_are_the_ones_that_requests_use(service: Service) -> None:
+    gateway = Gateway(service.address, names=("big", "alias"))
+    try:
+        assert [card["id"] for card in ask(gateway, "/v1/models").json["data"]] == ["big", "alias"]
+        assert complete(gateway, model="alias").json["model"] == "alias"
+        assert complete(gateway).json["model"] == "big"
+        assert complete(gateway, model="scripted").status == 404
+    finally:
+        gateway.close()
+
+
+def test_a_model_without_a_tokenizer_takes_token_ids(service: Service, gateway: Gateway) -> None:
+    service.generator.tokenizer = type(service.generator.tokenizer)()
+    assert complete(gateway, prompt=[1, 2]).status == 200
+    assert complete(gateway).json["error"]["param"] == "prompt"
+    assert chat(gateway).json["error"]["param"] == "messages"
