@@ -43,12 +43,12 @@ USER 10001:10001
 
 FROM base AS coordinator
 COPY --from=build-coordinator /opt/outrider /opt/outrider
-EXPOSE 50050
+EXPOSE 8000 50050
 CMD ["outrider", "coordinator", "--host=0.0.0.0"]
 
 FROM base AS cpu
 COPY --from=build-cpu /opt/outrider /opt/outrider
-EXPOSE 50050 50051 50052
+EXPOSE 8000 50050 50051 50052
 CMD ["outrider", "serve", "/opt/outrider/pair/target", "--draft-model=/opt/outrider/pair/draft", "--host=0.0.0.0"]
 
 # torch brings CUDA's libraries with it; the driver comes from the node.

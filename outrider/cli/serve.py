@@ -100,6 +100,15 @@ MetricsPort = Annotated[
     int | None,
     _serving("Port of the coordinator's metrics; the target's and draft's are the next two.", "--metrics-port"),
 ]
+Http = Annotated[bool | None, _serving("OpenAI's API over HTTP. Default on.", "--http/--no-http")]
+HttpPort = Annotated[int | None, _serving("Port to listen on, HTTP. Default 8000.", "--http-port")]
+ApiTokenFile = Annotated[
+    str | None, _serving("File of API keys, one a line, asked for over HTTP and gRPC.", "--api-token-file")
+]
+GenerationConfigFlag = Annotated[
+    str | None,
+    _serving("Sampling defaults: auto, the model's own, or none (vLLM: vllm). Default auto.", "--generation-config"),
+]
 LogLevel = Annotated[str | None, _serving("debug, info, warning or error.", "--log-level")]
 DisableLogStats = Annotated[bool, _serving("Log no figures while requests run.", "--disable-log-stats")]
 
@@ -136,6 +145,10 @@ def serve(
     num_threads: NumThreads = None,
     host: Host = None,
     port: Port = None,
+    http: Http = None,
+    http_port: HttpPort = None,
+    api_token_file: ApiTokenFile = None,
+    generation_config: GenerationConfigFlag = None,
     max_running_requests: MaxRunning = None,
     max_batched_tokens: MaxBatched = None,
     max_logprobs: MaxLogprobs = None,
@@ -146,7 +159,7 @@ def serve(
     set_options: SetOptions = None,
     verbose: Verbose = 0,
 ) -> None:
-    """Start draft, target and coordinator on this host; print the address when everything is ready."""
+    """Start draft, target, coordinator and HTTP gateway on this host; print the addresses when all is ready."""
     log_interval_s = 0.0 if disable_log_stats else None
     flags: dict[Place, Any] = {
         ("target", "revision"): revision,
@@ -168,6 +181,10 @@ def serve(
         ("coordinator", "max_logprobs"): max_logprobs,
         ("coordinator", "log_level"): log_level,
         ("coordinator", "log_interval_s"): log_interval_s,
+        ("coordinator", "api_token_file"): api_token_file,
+        ("coordinator", "generation_config"): generation_config,
+        ("gateway", "enabled"): http,
+        ("gateway", "port"): http_port,
         **_both("device", device, draft_device),
         **_both("dtype", dtype, draft_dtype),
         **_both("load_format", load_format),
@@ -185,7 +202,7 @@ def serve(
         flags["target", "model"] = _target(target, model)
         flags.update(parse_set(set_options))
         effective = load_all(flags, speculative_config=speculative_config, config=config)
-        plan = prepare_stack(effective, gpu_memory_utilization=_share(gpu_memory_utilization))
+        plan = prepare_stack(effective, gpu_memory_utilization=_share(gpu_memory_utilization), serves_http=True)
         on_ready = partial(_print_ready, settings=effective.settings.coordinator)
         asyncio.run(run_until_signal(plan, verbose=verbose, on_ready=on_ready))
 
@@ -214,6 +231,8 @@ def _metrics_ports(first: int | None) -> dict[Place, Any]:
 def _print_ready(plan: StackPlan, described: Described, settings: CoordinatorSettings) -> None:
     """In one write, so that a reader who leaves after the first line breaks nothing."""
     lines = [f"Outrider is ready at {plan.address}"]
+    if plan.http_url:
+        lines.append(f"  OpenAI's API: {plan.http_url}")
     for role, description in described.items():
         lines.append(f"  {role}: {model_text(description.model_name, ModelPlacement.of(description))}")
     if "draft" in described:

@@ -1,4 +1,4 @@
-"""``outrider coordinator | target | draft``: one service in this process, with the flags of its own section.
+"""``outrider coordinator | target | draft | gateway``: one service in this process, with the flags of its own section.
 
 The service's package reads its flags (``--help`` lists them); the command line imports no service.
 """
@@ -18,6 +18,7 @@ _HELP = {
     "coordinator": "Start a coordinator alone; targets and drafts run elsewhere.",
     "target": "Start a target service alone.",
     "draft": "Start a draft service alone.",
+    "gateway": "Start an HTTP gateway alone: OpenAI's API in front of coordinators (--coordinator ADDRESS...).",
 }
 
 

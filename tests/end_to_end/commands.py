@@ -1,4 +1,4 @@
-"""`outrider serve` as a user runs it: a process of its own, with three more below it."""
+"""`outrider serve` as a user runs it: a process of its own, with three more below it, and a gateway if asked for."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class Command:
         self,
         *arguments: str,
         port: int | None = None,
+        http_port: int | None = None,
         environment: dict[str, str] | None = None,
         closes_output_when_ready: bool = False,
     ) -> None:
@@ -35,6 +36,7 @@ class Command:
             [
                 *(sys.executable, "-m", "outrider.cli", "serve", *arguments),
                 *("--port", str(port or free_port()), "--num-threads", "1"),
+                *(("--http-port", str(http_port)) if http_port else ("--no-http",)),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

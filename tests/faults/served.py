@@ -133,7 +133,7 @@ def _arguments(ports: dict[str, tuple[int, int]]) -> list[str]:
     settings |= {"target.num_pages": NUM_PAGES, "draft.num_pages": NUM_PAGES}
     flags = as_flags({"draft_model": PAIR / "draft", "num_threads": 1, "log_level": "debug"})
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    return [str(PAIR / "target"), "-v", *flags, *sets]
+    return [str(PAIR / "target"), "-v", "--no-http", *flags, *sets]
 
 
 _PORT_KEYS = ("port", "metrics_port")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from outrider.cli.stack.secret import LinkSecret
-from outrider.config import CoordinatorSettings, DraftSettings, Settings, TargetSettings, to_argv
+from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Settings, TargetSettings, to_argv
 from outrider.config.fields import DraftMethod
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity, link_security
 
@@ -29,7 +29,7 @@ class ServiceSpec:
     """One process to run."""
 
     name: str
-    """"target", "draft" or "coordinator"."""
+    """"target", "draft", "coordinator" or "gateway"."""
     module: str
     argv: tuple[str, ...]
     address: str
@@ -56,6 +56,10 @@ class StackPlan:
     """What the models ask of whoever attaches to them."""
     note: str = ""
     """Where the models were placed, in a line for people; empty where the settings said so."""
+    gateways: tuple[ServiceSpec, ...] = ()
+    """Started when the coordinator serves."""
+    http_url: str = ""
+    """Where clients of OpenAI's API connect; empty without a gateway."""
 
     @property
     def address(self) -> str:
@@ -160,7 +164,8 @@ def _avoiding(ports: Collection[int], free_port: Callable[[], int]) -> Callable[
 
 def _named_ports(settings: Settings) -> set[int]:
     sections = (settings.target, settings.draft, settings.coordinator)
-    return {port for one in sections for port in (one.port, one.health_port, one.metrics_port) if port is not None}
+    named = {port for one in sections for port in (one.port, one.health_port, one.metrics_port) if port is not None}
+    return named | {settings.gateway.port}
 
 
 def _local(section: SectionT, explicit: Collection[Place], free_port: Callable[[], int]) -> SectionT:
@@ -182,13 +187,24 @@ def _at_once(section: SectionT, explicit: Collection[Place]) -> SectionT:
 
 
 def _spec(section: TargetSettings | DraftSettings | CoordinatorSettings, module: str) -> ServiceSpec:
+    return spec_of(section, module, name=section.name, health_url=_health_url(section))
+
+
+def spec_of(
+    section: TargetSettings | DraftSettings | CoordinatorSettings | GatewaySettings,
+    module: str,
+    *,
+    name: str,
+    health_url: str,
+) -> ServiceSpec:
+    """The process that serves with a section's settings."""
     return ServiceSpec(
-        name=section.name,
+        name=name,
         module=module,
         argv=tuple(to_argv(section)),
         address=address_of(section.host, section.port),
         stop_within_s=section.drain_delay_s + section.drain_grace_s + _MARGIN_S,
-        health_url=_health_url(section),
+        health_url=health_url,
     )
 
 

@@ -98,8 +98,8 @@ def _check_config(path: Path, role: str) -> None:
         raise ModelError(f"{role} model: {path} should hold a JSON object")
 
 
-def check_port(host: str, port: int) -> None:
-    """Whether the address can be listened on now."""
+def check_port(host: str, port: int, *, setting: str = "coordinator.port", hint: str = "") -> None:
+    """Whether the address can be listened on now; ``ConfigError`` naming the setting where it cannot."""
     if host.startswith("unix:"):
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -110,7 +110,7 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host.strip("[]"), port))
         except OSError as error:
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"
-            raise ConfigError("coordinator.port", f"{host}:{port} {reason}") from error
+            raise ConfigError(setting, f"{host}:{port} {reason}{hint}") from error
 
 
 def free_port() -> int:

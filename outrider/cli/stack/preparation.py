@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from outrider.cli.stack.gateways import GatewayPlan, plan_gateway
 from outrider.cli.stack.gpus import NO_GPUS, find_gpus
 from outrider.cli.stack.placement import place
 from outrider.cli.stack.plan import StackPlan, plan_stack
@@ -17,17 +18,22 @@ from outrider.config.fields import DraftMethod
 from outrider.process.model_files import with_local_model
 
 
-def prepare_stack(effective: Effective, *, gpu_memory_utilization: float | None = None) -> StackPlan:
+def prepare_stack(
+    effective: Effective, *, gpu_memory_utilization: float | None = None, serves_http: bool = False
+) -> StackPlan:
     """The plan for these settings; ``ConfigError`` or ``ModelError`` for the first thing that cannot work.
 
-    ``gpu_memory_utilization`` is the share of each GPU's memory for all that runs on it, in (0, 1].
+    ``gpu_memory_utilization`` is the share of each GPU's memory for all that runs on it, in (0, 1]. ``serves_http``
+    adds the gateway where the settings do not turn it off.
     """
     settings = _with_local_models(effective.settings)
     check(settings)
+    http = plan_gateway(settings, explicit=effective.origins) if serves_http else GatewayPlan()
     gpus = find_gpus() if _may_need_gpu(settings) else NO_GPUS
     placed = place(settings, gpus, gpu_memory_utilization=gpu_memory_utilization)
     plan = plan_stack(placed.settings, explicit=effective.origins, free_port=free_port, secret=make_link_secret())
-    return replace(plan, note=placed.note)
+    note = "\n".join(filter(None, (placed.note, http.note)))
+    return replace(plan, note=note, gateways=http.specs, http_url=http.url)
 
 
 def _with_local_models(settings: Settings) -> Settings:

@@ -12,9 +12,14 @@ _TIMEOUT_S = 2.0
 
 
 async def is_serving(address: str) -> bool:
-    """Whether a server is there and says that it serves: SERVING for itself as a whole, or 200 to a URL."""
+    """Whether a server is there and says that it serves: SERVING for itself as a whole, or 200 to a URL.
+
+    Of tcp://PLACE no more is asked than a connection.
+    """
     if address.startswith("http://"):
         return await _answers_200(address)
+    if address.startswith("tcp://"):
+        return await _is_listening(address.removeprefix("tcp://"))
     # A refused connection is told by a bare socket at once, and leaves no gRPC backoff behind for the next question.
     return await _is_listening(address) and await _says_serving(address)
 

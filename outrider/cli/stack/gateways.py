@@ -1,0 +1,86 @@
+"""The HTTP gateway of a stack: its settings beside this coordinator, and why there is none where it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from outrider.cli.stack.plan import LOOPBACK, Place, ServiceSpec, address_of, spec_of
+from outrider.cli.stack.preflight import check_port
+from outrider.config import CoordinatorSettings, GatewaySettings, Settings
+from outrider.errors import ConfigError
+
+MODULE = "outrider.gateway"
+_LIBRARIES = ("starlette", "uvicorn")
+_SHARED = ("api_token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file")
+"""What protects the coordinator protects the gateway too."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPlan:
+    """The gateway's processes."""
+
+    specs: tuple[ServiceSpec, ...] = ()
+    url: str = ""
+    """Where clients of OpenAI's API connect; empty without a gateway."""
+    note: str = ""
+    """Why there is none, where that was not asked for."""
+
+
+def plan_gateway(settings: Settings, *, explicit: Collection[Place]) -> GatewayPlan:
+    """The gateway for these settings; ``ConfigError`` when its port was named and it cannot be started."""
+    if not settings.gateway.enabled:
+        return GatewayPlan()
+    gateway = beside(settings.gateway, settings.coordinator, explicit)
+    problem = _problem(gateway, settings.coordinator)
+    if problem is not None:
+        if (gateway.name, "port") in explicit:
+            raise problem
+        return GatewayPlan(note=f"no HTTP: {problem}")
+    check_port(gateway.host, gateway.port, setting="gateway.port", hint="; --http-port names another, --no-http none")
+    scheme = "http" if gateway.tls_cert_file is None else "https"
+    return GatewayPlan(_specs(gateway), f"{scheme}://{address_of(gateway.host, gateway.port)}/v1")
+
+
+def beside(gateway: GatewaySettings, coordinator: CoordinatorSettings, explicit: Collection[Place]) -> GatewaySettings:
+    """The gateway's settings with what follows from the coordinator's."""
+    update: dict[str, object] = {"coordinator_address": address_of(coordinator.host, coordinator.port)}
+    followed = {name: getattr(coordinator, name) for name in _SHARED}
+    followed["host"] = LOOPBACK if coordinator.host.startswith("unix:") else coordinator.host.strip("[]")
+    followed["log_level"] = coordinator.log_level
+    # What goes to an address of this host does not leave it, whatever the address.
+    followed["allow_plaintext_token"] = True
+    followed["drain_delay_s"] = 0.0
+    update |= {name: value for name, value in followed.items() if (gateway.name, name) not in explicit}
+    return gateway.model_copy(update=update)
+
+
+def _problem(gateway: GatewaySettings, coordinator: CoordinatorSettings) -> ConfigError | None:
+    """Why a gateway cannot run here."""
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    if missing:
+        return ConfigError("gateway", f"{missing[0]} is not installed: pip install 'outrider[gateway]'")
+    if coordinator.host.startswith("unix:") or coordinator.tls_cert_file is None:
+        return None
+    if gateway.coordinator_tls_ca_file is None and not gateway.coordinator_tls:
+        return ConfigError("gateway.coordinator_tls_ca_file", "is needed, since coordinator.tls_cert_file is set")
+    if coordinator.tls_client_ca_file is not None and gateway.coordinator_tls_cert_file is None:
+        return ConfigError(
+            "gateway.coordinator_tls_cert_file", "is needed, since coordinator.tls_client_ca_file is set"
+        )
+    return None
+
+
+def _specs(gateway: GatewaySettings) -> tuple[ServiceSpec, ...]:
+    if gateway.num_processes == 1:
+        return (_named(gateway, "gateway"),)
+    sharing = gateway.model_copy(update={"reuse_port": True})
+    return tuple(_named(sharing, f"gateway-{number}") for number in range(1, gateway.num_processes + 1))
+
+
+def _named(gateway: GatewaySettings, name: str) -> ServiceSpec:
+    place = address_of(gateway.host, gateway.port)
+    # Over TLS it is asked for no more than whether it listens: it does when it can serve.
+    health_url = f"http://{place}/health" if gateway.tls_cert_file is None else f"tcp://{place}"
+    return spec_of(gateway, MODULE, name=name, health_url=health_url)

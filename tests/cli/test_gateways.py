@@ -1,0 +1,88 @@
+"""The gateway of a stack: what it takes over from the coordinator, and when there is none."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli.stack import gateways
+from outrider.cli.stack.gateways import plan_gateway
+from outrider.cli.stack.preflight import free_port
+from outrider.config import GatewaySettings, load, load_all
+from outrider.errors import ConfigError
+from outrider.gateway.__main__ import with_addresses
+
+
+def plan(**places: Any) -> gateways.GatewayPlan:
+    flags = {tuple(name.split("__")): value for name, value in places.items()}
+    effective = load_all({("target", "model"): "/m", **flags}, environ={})  # type: ignore[dict-item]
+    return plan_gateway(effective.settings, explicit=effective.origins)
+
+
+def settings_of(argv: tuple[str, ...]) -> GatewaySettings:
+    return load(GatewaySettings, argv, {})
+
+
+def test_what_protects_the_coordinator_protects_the_gateway() -> None:
+    port = free_port()
+    made = plan(gateway__port=port, coordinator__port=4242, coordinator__api_token_file="/keys")
+    (spec,) = made.specs
+    settings = settings_of(spec.argv)
+    assert made.url == f"http://127.0.0.1:{port}/v1" and spec.health_url == f"http://127.0.0.1:{port}/health"
+    assert (settings.coordinator_address, settings.api_token_file) == ("127.0.0.1:4242", "/keys")
+    assert settings.drain_delay_s == 0
+    own = plan(gateway__port=port, coordinator__api_token_file="/keys", gateway__api_token_file="/other")
+    assert settings_of(own.specs[0].argv).api_token_file == "/other"
+
+
+def test_several_processes_share_a_port() -> None:
+    made = plan(gateway__port=free_port(), gateway__num_processes=2)
+    assert [spec.name for spec in made.specs] == ["gateway-1", "gateway-2"]
+    assert all(settings_of(spec.argv).reuse_port for spec in made.specs)
+
+
+def test_none_is_started_where_it_is_turned_off() -> None:
+    assert plan(gateway__enabled="false") == gateways.GatewayPlan()
+
+
+def test_a_missing_library_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateways, "find_spec", lambda name: None)
+    made = plan()
+    assert made.specs == () and "pip install 'outrider[gateway]'" in made.note
+    with pytest.raises(ConfigError, match="outrider\\[gateway\\]"):
+        plan(gateway__port=free_port())
+
+
+def test_a_coordinator_with_tls_is_not_undone_by_plain_http(tmp_path: Path) -> None:
+    tls = {"coordinator__tls_cert_file": "/c", "coordinator__tls_key_file": "/k"}
+    made = plan(**tls)
+    assert made.specs == () and "gateway.coordinator_tls_ca_file" in made.note
+    port = free_port()
+    (spec,) = plan(**tls, gateway__port=port, gateway__coordinator_tls_ca_file="/ca").specs
+    settings = settings_of(spec.argv)
+    assert (settings.tls_cert_file, settings.tls_key_file) == ("/c", "/k") and spec.health_url.startswith("tcp://")
+    with pytest.raises(ConfigError, match="coordinator_tls_cert_file"):
+        plan(**tls, coordinator__tls_client_ca_file="/a", gateway__port=port, gateway__coordinator_tls_ca_file="/ca")
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match="in use; --http-port names another"):
+            plan(gateway__port=taken.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("words", "addresses"),
+    [
+        ("--coordinator a:1 b:2 --port 9", "a:1,b:2"),
+        ("--port 9 --coordinator=a:1", "a:1"),
+        ("--coordinator a:1", "a:1"),
+    ],
+)
+def test_coordinators_are_named_one_after_the_other(words: str, addresses: str) -> None:
+    assert load(GatewaySettings, with_addresses(words.split()), {}).coordinator_address == addresses

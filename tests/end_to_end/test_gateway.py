@@ -1,0 +1,165 @@
+"""`outrider serve` and `outrider gateway` as real processes: OpenAI's API, keys, pages, restarts, draining."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from outrider import Client
+from outrider.cli.stack.preflight import free_port
+from tests.end_to_end.commands import DEADLINE_S, Command, wait_until
+from tests.support.tiny_models import EOS_TOKEN
+
+pytestmark = pytest.mark.timeout(300)
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}<assistant>"
+MESSAGES: Any = [{"role": "user", "content": "Hello"}]
+LONG: Any = {"model": "tiny", "prompt": [72, 101, 108], "max_tokens": 2000, "temperature": 0}
+LONG["extra_body"] = {"ignore_eos": True}
+
+
+class Served:
+    """The command, and where its gateway is."""
+
+    def __init__(self, model: Path, tokens: Path) -> None:
+        self.http_port, self.tokens = free_port(), tokens
+        flags = ("--draft-model", str(model), "-k", "3", "--served-model-name", "tiny", "--api-token-file", str(tokens))
+        fixed = ("--set", "coordinator.draft_length=fixed", "--set", "target.num_pages=600")
+        self.command = Command(str(model), *flags, *fixed, http_port=self.http_port)
+        self.address = self.command.address()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    def openai(self, **more: Any) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="the-key", max_retries=0, **more)
+
+    def client(self) -> Client:
+        return Client(self.address, token="the-key")
+
+
+@pytest.fixture(scope="module")
+def served(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    model = shutil.copytree(tiny_pair[0], folder / "chatty")
+    (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS_TOKEN}))
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    tokens = folder / "keys"
+    tokens.write_text("the-key\n")
+    served = Served(model, tokens)
+    yield served
+    served.command.close()
+
+
+def test_http_gives_what_grpc_gives(served: Served) -> None:
+    with served.client() as client, served.openai() as http:
+        wanted = client.generate(prompt="Hello", max_tokens=24, temperature=0, logprobs=2, prompt_logprobs=1)
+        found = http.completions.create(model="tiny", prompt="Hello", max_tokens=24, temperature=0, logprobs=2)
+        assert found.choices[0].text == wanted.text and found.usage is not None
+        assert found.usage.completion_tokens == wanted.usage.completion_tokens
+        logprobs = found.choices[0].logprobs
+        assert logprobs is not None and wanted.logprobs is not None
+        assert logprobs.token_logprobs == pytest.approx([entry.logprob for entry in wanted.logprobs], abs=1e-4)
+        details = found.usage.completion_tokens_details
+        assert details is not None and (details.accepted_prediction_tokens or 0) > 0
+        echoed = http.completions.create(model="tiny", prompt="Hello", max_tokens=0, echo=True, logprobs=1)
+        told = echoed.choices[0].logprobs
+        assert told is not None and told.token_logprobs is not None and wanted.prompt_logprobs is not None
+        expected = [None if entry is None else entry.logprob for entry in wanted.prompt_logprobs]
+        assert told.token_logprobs[0] is None
+        assert told.token_logprobs[1:] == pytest.approx(expected[1:], abs=1e-4)
+        drawn = {"max_tokens": 24, "temperature": 1.0, "seed": 7}
+        assert client.chat(MESSAGES, **drawn).text == "".join(
+            chunk.choices[0].delta.content or ""
+            for chunk in http.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, **drawn)  # type: ignore[call-overload]
+        )
+        first, second = http.completions.create(model="tiny", prompt="Hello", n=2, **drawn).choices  # type: ignore[call-overload]
+        assert first.text == client.generate(prompt="Hello", **drawn).text != second.text
+
+
+def test_a_client_that_leaves_frees_its_pages(served: Served) -> None:
+    with served.client() as client, served.openai() as http:
+
+        def pages_free() -> int:
+            """As the target says with its next answer."""
+            client.generate(prompt_token_ids=[1, 2], max_tokens=2)
+            return client.model_info().target_pages_free
+
+        free = pages_free()
+        stream = http.completions.create(**LONG, stream=True, n=2)
+        next(iter(stream))
+        assert client.model_info().num_running == 2
+        stream.close()
+        wait_until(lambda: client.model_info().num_running == 0, "no request runs", served.command.err)
+        assert pages_free() == free
+
+
+def test_keys_are_asked_for_over_http_too(served: Served) -> None:
+    stranger = OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+    with urllib.request.urlopen(f"{served.url}/health", timeout=20) as answer:
+        assert answer.status == 200
+
+
+def test_a_stream_outlives_the_coordinator(served: Served) -> None:
+    with served.openai() as http:
+        plain = http.completions.create(**LONG).choices[0].text
+        before = served.command.children()["outrider_coordinator"]
+        stream = http.completions.create(**LONG, stream=True)
+        texts = [next(stream).choices[0].text]
+        os.kill(before, signal.SIGKILL)
+        texts += [chunk.choices[0].text for chunk in stream]
+        assert "".join(texts) == plain
+
+
+def test_a_gateway_by_itself_shares_its_port(served: Served) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "outrider.cli", "gateway", "--coordinator", served.address, "--port", str(port)]
+    command += ["--reuse-port", "--api-token-file", str(served.tokens), "--drain-delay-s", "0"]
+    gateways = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="the-key", max_retries=0) as http:
+            wait_until(lambda: _is_up(f"http://127.0.0.1:{port}/health"), "health")
+            assert http.completions.create(model="tiny", prompt="Hello", max_tokens=3).usage is not None
+        for gateway in gateways:
+            gateway.terminate()
+            assert gateway.wait(DEADLINE_S) == 0
+    finally:
+        for gateway in gateways:
+            gateway.kill()
+            gateway.communicate()
+
+
+def test_sigterm_lets_a_stream_finish(served: Served) -> None:
+    with served.openai() as http:
+        stream = http.completions.create(**LONG, stream=True)
+        texts = [next(stream).choices[0].text]
+        served.command.terminate()
+        wait_until(lambda: not _is_up(f"{served.url}/health"), "no more connections")
+        chunks = list(stream)
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert len(texts) + len(chunks) > 1
+    assert served.command.wait()[0] == 0
+
+
+def _is_up(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
