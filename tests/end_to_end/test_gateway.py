@@ -85,9 +85,9 @@ def test_http_gives_what_grpc_gives(served: Served) -> None:
         drawn = {"max_tokens": 24, "temperature": 1.0, "seed": 7}
         assert client.chat(MESSAGES, **drawn).text == "".join(
             chunk.choices[0].delta.content or ""
-            for chunk in http.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, **drawn)  # type: ignore[call-overload]
+            for chunk in http.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, **drawn)
         )
-        first, second = http.completions.create(model="tiny", prompt="Hello", n=2, **drawn).choices  # type: ignore[call-overload]
+        first, second = http.completions.create(model="tiny", prompt="Hello", n=2, **drawn).choices
         assert first.text == client.generate(prompt="Hello", **drawn).text != second.text
 
 
