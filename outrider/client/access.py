@@ -11,7 +11,7 @@ from outrider.transport.security.tokens import check_token
 
 
 def client_security(
-    tls: Tls | bool | None, token: str | Callable[[], str] | None, *, allow_plaintext_token: bool
+    tls: Tls | bool | None, token: str | Callable[[], str | None] | None, *, allow_plaintext_token: bool
 ) -> ClientSecurity:
     """What the arguments say; what they leave open (None) the environment says.
 

@@ -37,7 +37,7 @@ class Client:
         address: str | Iterable[str] | None = None,
         *more: str,
         tls: Tls | bool | None = None,
-        token: str | Callable[[], str] | None = None,
+        token: str | Callable[[], str | None] | None = None,
         allow_plaintext_token: bool = False,
     ) -> None:
         """Without ``address`` the variable ``OUTRIDER_ADDRESS`` decides, else it is 127.0.0.1:50050. Without ``tls``

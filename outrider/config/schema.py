@@ -464,7 +464,7 @@ class GatewaySettings(Section):
     api_token_file: Text | None = Field(
         None,
         description="API keys, one a line, of which requests must bring one as a bearer token; unset: none is asked"
-        " for. outrider serve takes the coordinator's.",
+        " for here, and the key of a request goes on to the coordinator. outrider serve takes the coordinator's.",
     )
     coordinator_token_file: Text | None = Field(
         None, description="File whose first line is the bearer token to bring to coordinators; unset: api_token_file."

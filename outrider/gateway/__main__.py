@@ -27,14 +27,18 @@ def main() -> None:
     run_process(GatewaySettings, run)
 
 
+_SAME = {"--http-port": "--port", "--http-host": "--host"}
+"""Flags as ``outrider serve`` has them."""
+
+
 def with_addresses(argv: Sequence[str]) -> list[str]:
-    """The flags with ``--coordinator ADDRESS...`` as the setting that it stands for."""
+    """The flags with ``--coordinator ADDRESS...`` as its setting, and those of ``outrider serve`` as their own."""
     found, rest = [], list(argv)
     while rest:
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
         if flag != "--coordinator":
-            found.append(word)
+            found.append(_SAME.get(flag, flag) + equals + value)
             continue
         addresses = [value] if equals else []
         while rest and not rest[0].startswith("--"):

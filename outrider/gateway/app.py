@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from outrider.errors import OutriderError
+from outrider.gateway.callers import CallerKeys
 from outrider.gateway.disconnects import ClientGoneError
 from outrider.gateway.endpoints import Endpoints
 from outrider.gateway.error_responses import error_body, error_headers, error_status, make_error_body
@@ -39,7 +40,7 @@ def make_app(endpoints: Endpoints, *, tokens: TokenFile | None = None) -> Starle
             Route("/health", endpoints.health, methods=["GET"]),
             Route("/version", endpoints.version, methods=["GET"]),
         ],
-        middleware=[Middleware(RequestIds), *keys],
+        middleware=[Middleware(RequestIds), *keys, Middleware(CallerKeys)],
         exception_handlers={
             OutriderError: _on_known_error,
             HTTPException: _on_http_error,

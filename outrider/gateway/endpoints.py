@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from outrider import __version__
-from outrider.errors import ModelNotFoundError, OutriderError
+from outrider.errors import ModelNotFoundError, OutriderError, UnauthenticatedError
 from outrider.gateway.answers import Answer, encode_json, event_stream
 from outrider.gateway.bodies import read_json
 from outrider.gateway.chats import ChatAnswer
@@ -142,6 +142,8 @@ class Endpoints:
             return Response(status_code=503)
         try:
             await self._watch.ask()
+        except UnauthenticatedError:
+            pass  # a coordinator answers, and probes bring no key
         except OutriderError:
             return Response(status_code=503)
         return Response(status_code=200)

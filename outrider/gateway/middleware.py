@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.errors import UnauthenticatedError
+from outrider.gateway.callers import bearer_key
 from outrider.gateway.error_responses import error_body, error_headers, error_status
 from outrider.transport.security import TokenFile
 
@@ -17,7 +18,6 @@ REQUEST_ID = "x-request-id"
 _MAX_ID_CHARACTERS = 128
 _OPEN_PATHS = frozenset({"/health", "/version"})
 """What probes ask for."""
-_SCHEME = "bearer "
 
 
 class RequestIds:
@@ -60,8 +60,8 @@ class ApiKeys:
         await response(scope, receive, send)
 
     def _is_known(self, headers: Headers) -> bool:
-        given = headers.get("authorization", "")
-        return given[: len(_SCHEME)].lower() == _SCHEME and self._tokens.accepts(given[len(_SCHEME) :].strip())
+        key = bearer_key(headers)
+        return key is not None and self._tokens.accepts(key)
 
 
 def request_name(state: Any, wanted: str | None) -> str:  # noqa: ANN401 - starlette's State

@@ -14,6 +14,7 @@ from outrider.client import AsyncClient, Tls
 from outrider.config import GatewaySettings
 from outrider.errors import ConfigError
 from outrider.gateway.app import make_app
+from outrider.gateway.callers import caller_key
 from outrider.gateway.endpoints import Endpoints, Limits
 from outrider.gateway.served_model import ModelWatch
 from outrider.process.tuning import settle_process
@@ -57,11 +58,13 @@ def make_client(settings: GatewaySettings) -> AsyncClient:
         server_name=settings.coordinator_tls_server_name,
     )
     token_file = settings.coordinator_token_file or settings.api_token_file
+    own = None if token_file is None else TokenFile("coordinator_token_file", token_file).first
     return AsyncClient(
         settings.coordinator_address,
         tls=tls if tls != Tls() else settings.coordinator_tls,
-        token=None if token_file is None else TokenFile("coordinator_token_file", token_file).first,
-        allow_plaintext_token=settings.allow_plaintext_token,
+        token=own or caller_key,
+        # A caller's key that came here without TLS may go on without it.
+        allow_plaintext_token=settings.allow_plaintext_token or (own is None and settings.tls_cert_file is None),
     )
 
 

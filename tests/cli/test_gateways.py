@@ -76,6 +76,12 @@ def test_a_port_in_use_is_named() -> None:
             plan(gateway__port=taken.getsockname()[1])
 
 
+def test_flags_of_serve_are_understood() -> None:
+    argv = with_addresses(["--coordinator=a:1", "--http-host=0.0.0.0", "--http-port", "81"])
+    settings = load(GatewaySettings, argv, {})
+    assert (settings.host, settings.port) == ("0.0.0.0", 81)
+
+
 @pytest.mark.parametrize(
     ("words", "addresses"),
     [

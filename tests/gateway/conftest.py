@@ -36,10 +36,15 @@ class Gateway:
     """Serves over HTTP on a thread of its own until closed."""
 
     def __init__(
-        self, *addresses: str, names: tuple[str, ...] = (), tokens: TokenFile | None = None, **limits: Any
+        self,
+        *addresses: str,
+        names: tuple[str, ...] = (),
+        tokens: TokenFile | None = None,
+        token: Any = None,
+        **limits: Any,
     ) -> None:
         self._loop = asyncio.new_event_loop()
-        self._client = AsyncClient(list(addresses))
+        self._client = AsyncClient(list(addresses), token=token)
         endpoints = Endpoints(self._client, ModelWatch(self._client, names=names), Limits(**limits))
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

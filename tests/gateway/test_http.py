@@ -13,9 +13,10 @@ import pytest
 
 from outrider import __version__
 from outrider.errors import UnavailableError
+from outrider.gateway.callers import caller_key
 from outrider.gateway.protocol.completion import CompletionRequest
 from outrider.gateway.protocol.fields import GenerationFields
-from outrider.transport.security import TokenFile
+from outrider.transport.security import ServerSecurity, TokenFile
 from outrider.types import AcceptanceMethod
 from tests.client.conftest import Service
 from tests.gateway.conftest import TEXT, Gateway, wait_until
@@ -289,6 +290,26 @@ def test_keys_are_those_of_the_token_file_as_it_is_now(service: Service, tmp_pat
         assert [status("first"), status("second-key")] == [401, 200]
     finally:
         gateway.close()
+
+
+def test_a_callers_key_goes_on_to_a_coordinator_that_asks_for_one(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("first\nsecond\n")
+    service = Service(security=ServerSecurity(tokens=TokenFile("api_token_file", str(path))))
+    service.generator.tokenizer = TEXT.files
+    gateway = Gateway(service.address, token=caller_key)
+    try:
+        assert ask(gateway, "/health").status == 200
+        body = {"prompt": "hello", "max_tokens": 2, "stream": True}
+
+        def answer(key: str) -> Answer:
+            return ask(gateway, "/v1/completions", body, {**JSON, "authorization": f"Bearer {key}"})
+
+        assert ask(gateway, "/v1/completions", body).status == 401
+        assert [answer(key).status for key in ("first", "wrong", "second")] == [200, 401, 200]
+    finally:
+        gateway.close()
+        service.close()
 
 
 def test_health_follows_the_coordinator(service: Service, gateway: Gateway) -> None:

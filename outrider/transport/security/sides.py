@@ -44,8 +44,8 @@ class ClientSecurity:
 
     tls: Tls | None = None
     """Not used for socket files, which are guarded by their permissions."""
-    token: Callable[[], str] | None = None
-    """The bearer token to send now."""
+    token: Callable[[], str | None] | None = None
+    """The bearer token to send now; None for a call without one."""
     allow_plaintext_token: bool = False
     """Whether the token may go to another host without TLS."""
     token_setting: str = "token"
