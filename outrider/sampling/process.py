@@ -105,7 +105,7 @@ def _ban_completions(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequ
         for span, of_session in zip(spans, rules, strict=True)
         if of_session.bad_words
         for index, row in zip(span.indices, span.rows, strict=True)
-        for token_id in of_session.completed(row.tokens, min(row.open.prompt_length, row.length), row.length)
+        for token_id in of_session.bad_words.completed(row.tokens, min(row.open.prompt_length, row.length), row.length)
     ]
     if pairs:
         indices, token_ids = workspace.tensor([i for i, _ in pairs]), workspace.tensor([t for _, t in pairs])

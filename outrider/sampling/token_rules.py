@@ -8,7 +8,7 @@ Shape letters: ``V`` vocabulary, ``E`` entries.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.ports import Open
+from outrider.sampling.bad_words import BadWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class TokenRules:
     banned: Tensor | None  # [V] bool: not allowed, banned, or a bad word by itself
     ending_ids: Tensor | None  # [E] int64: banned below the minimum length
     bias: tuple[Tensor, Tensor] | None  # [E] int64 distinct ids, [E] float32
-    bad_words: dict[int, list[tuple[tuple[int, ...], int]]]
-    """Those of several tokens, as (all but the last, the last), by their last token but one."""
+    bad_words: BadWords
+    """Those of several tokens."""
 
     @classmethod
     def of(cls, open_: Open, vocab_size: int, device: torch.device) -> TokenRules:
@@ -36,25 +37,10 @@ class TokenRules:
             banned=_banned(open_, vocab_size, device),
             ending_ids=torch.from_numpy(ending).to(device) if ending.size else None,
             bias=_bias(open_, vocab_size, device),
-            bad_words=_bad_words(open_, vocab_size),
+            bad_words=BadWords(
+                word for word in open_.sampling.bad_words if len(word) > 1 and 0 <= word[-1] < vocab_size
+            ),
         )
-
-    def completed(self, tokens: Sequence[int], start: int, length: int) -> list[int]:
-        """Last tokens of the bad words that end in ``tokens[start:length]`` but for it."""
-        words = self.bad_words.get(tokens[length - 1], ()) if length > start else ()
-        return [
-            last
-            for beginning, last in words
-            if length - start >= len(beginning) and tuple(tokens[length - len(beginning) : length]) == beginning
-        ]
-
-
-def _bad_words(open_: Open, vocab_size: int) -> dict[int, list[tuple[tuple[int, ...], int]]]:
-    by_last_but_one: dict[int, list[tuple[tuple[int, ...], int]]] = {}
-    for word in open_.sampling.bad_words:
-        if len(word) > 1 and 0 <= word[-1] < vocab_size:
-            by_last_but_one.setdefault(word[-2], []).append((word[:-1], word[-1]))
-    return by_last_but_one
 
 
 def _banned(open_: Open, vocab_size: int, device: torch.device) -> Tensor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import grpc.aio
@@ -16,7 +17,7 @@ import grpc.aio
 from outrider.cooperative import run_in_slices
 from outrider.errors import ProtocolError
 from outrider.generation import Delta, GenerationRequest, ModelInfo, TokenizerFiles
-from outrider.limits import ModelLimits
+from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.ports import Draft, Target
 from outrider.telemetry.logs import about_request
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES
@@ -32,8 +33,10 @@ from outrider.transport.convert.generation import (
     tokenizer_to_proto,
 )
 from outrider.transport.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S, sends_heartbeats, with_heartbeats
+from outrider.transport.link_counts import LinkCounts
 from outrider.transport.pumping import LinkPump, reads_shared_memory, with_planes
 from outrider.transport.trace_metadata import log_fields, with_trace
+from outrider.types import ModelDescription
 from outrider.v1 import generation_pb2, link_pb2, tensor_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServiceServicer
 from outrider.v1.link_pb2_grpc import DraftServiceServicer, TargetServiceServicer
@@ -74,6 +77,7 @@ class DraftServicer(DraftServiceServicer):
     ) -> None:
         """``link_timeout_s``: the silence after which a coordinator that sends heartbeats is gone."""
         self._draft = draft
+        self._links = LinkCounts()
         self._max_message_bytes = max_message_bytes
         self._link_timeout_s = link_timeout_s
 
@@ -85,20 +89,22 @@ class DraftServicer(DraftServiceServicer):
         self, request_iterator: AsyncIterator[link_pb2.DraftCommands], context: Context
     ) -> AsyncIterator[link_pb2.DraftEvents]:
         """One link."""
-        link = await self._draft.attach()
-        pump = LinkPump(
-            link,
-            draft_commands_from_proto,
-            draft_events_to_proto,
-            offer=lambda name: link_pb2.DraftEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
-            shares_memory=reads_shared_memory(context.invocation_metadata()),
-            max_message_bytes=self._max_message_bytes,
-            beat=lambda heard: context.write(link_pb2.DraftEvents(heartbeat=_heartbeat(heard))),
-            silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
-        )
-        async with contextlib.aclosing(pump.run(request_iterator)) as messages:
-            async for message in messages:
-                yield message
+        limits = _limits_of(await self._draft.describe())
+        with self._links.entered(context.peer()):
+            link = await self._draft.attach()
+            pump = LinkPump(
+                link,
+                partial(draft_commands_from_proto, model=limits),
+                draft_events_to_proto,
+                offer=lambda name: link_pb2.DraftEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
+                shares_memory=reads_shared_memory(context.invocation_metadata()),
+                max_message_bytes=self._max_message_bytes,
+                beat=lambda heard: context.write(link_pb2.DraftEvents(heartbeat=_heartbeat(heard))),
+                silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
+            )
+            async with contextlib.aclosing(pump.run(request_iterator)) as messages:
+                async for message in messages:
+                    yield message
 
 
 class TargetServicer(TargetServiceServicer):
@@ -113,6 +119,7 @@ class TargetServicer(TargetServiceServicer):
     ) -> None:
         """``link_timeout_s``: the silence after which a coordinator that sends heartbeats is gone."""
         self._target = target
+        self._links = LinkCounts()
         self._max_message_bytes = max_message_bytes
         self._link_timeout_s = link_timeout_s
 
@@ -124,20 +131,22 @@ class TargetServicer(TargetServiceServicer):
         self, request_iterator: AsyncIterator[link_pb2.TargetCommands], context: Context
     ) -> AsyncIterator[link_pb2.TargetEvents]:
         """One link."""
-        link = await self._target.attach()
-        pump = LinkPump(
-            link,
-            target_commands_from_proto,
-            target_events_to_proto,
-            offer=lambda name: link_pb2.TargetEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
-            shares_memory=reads_shared_memory(context.invocation_metadata()),
-            max_message_bytes=self._max_message_bytes,
-            beat=lambda heard: context.write(link_pb2.TargetEvents(heartbeat=_heartbeat(heard))),
-            silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
-        )
-        async with contextlib.aclosing(pump.run(request_iterator)) as messages:
-            async for message in messages:
-                yield message
+        limits = _limits_of(await self._target.describe())
+        with self._links.entered(context.peer()):
+            link = await self._target.attach()
+            pump = LinkPump(
+                link,
+                partial(target_commands_from_proto, model=limits),
+                target_events_to_proto,
+                offer=lambda name: link_pb2.TargetEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
+                shares_memory=reads_shared_memory(context.invocation_metadata()),
+                max_message_bytes=self._max_message_bytes,
+                beat=lambda heard: context.write(link_pb2.TargetEvents(heartbeat=_heartbeat(heard))),
+                silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
+            )
+            async with contextlib.aclosing(pump.run(request_iterator)) as messages:
+                async for message in messages:
+                    yield message
 
 
 class GenerationServicer(GenerationServiceServicer):
@@ -202,3 +211,8 @@ def _silence_timeout_s(context: Context, timeout_s: float) -> float | None:
 
 def _heartbeat(num_received: int) -> link_pb2.Heartbeat:
     return link_pb2.Heartbeat(num_received_messages=num_received)
+
+
+def _limits_of(description: ModelDescription) -> ModelLimits:
+    """What a session may bring to a service; one without a model takes any token."""
+    return replace(ANY_MODEL, num_token_ids=description.vocab_size or ANY_MODEL.num_token_ids)

@@ -223,6 +223,44 @@ def test_too_many_items_in_a_message_are_refused_and_never_sent() -> None:
         draft_events_from_proto(pb.DraftEvents(events=[pb.DraftEvent()] * (limits.LINK_ITEMS.most + 1)))
 
 
+def test_allowed_ids_are_bounded_by_the_services_vocabulary() -> None:
+    command = opened()
+    command.sampling.allowed_token_ids.extend(range(41))
+    message = pb.DraftCommands(commands=[pb.DraftCommand(open=command)])
+    (found,) = draft_commands_from_proto(message, limits.ModelLimits(num_token_ids=40))
+    assert isinstance(found, ports.Rejected)
+    assert str(found.error) == "allowed_token_ids: has 41 ids; at most 40, as many as the vocabulary"
+    (taken,) = draft_commands_from_proto(message, limits.ModelLimits(num_token_ids=41))
+    assert isinstance(taken, ports.Open)
+
+
+DESCRIPTION_TEXTS = [
+    field.name
+    for field in pb.ModelDescription.DESCRIPTOR.fields
+    if field.type == FieldDescriptor.TYPE_STRING and field.name != "role"
+]
+
+
+@pytest.mark.parametrize("name", DESCRIPTION_TEXTS)
+def test_a_text_of_a_description_is_bounded(name: str) -> None:
+    message = pb.ModelDescription(role="draft")
+    setattr(message, name, "x" * 4096)
+    description_from_proto(message)
+    setattr(message, name, "x" * 4097)
+    with pytest.raises(ProtocolError, match=f"{name}: has 4097 characters; at most 4096"):
+        description_from_proto(message)
+
+
+def test_tokenizer_files_are_bounded_by_name_and_by_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = pb.ModelDescription(role="draft", tokenizer_files=[pb.TokenizerFile(name="x" * 4097)])
+    with pytest.raises(ProtocolError, match="tokenizer_files: has 4097 characters"):
+        description_from_proto(named)
+    monkeypatch.setattr(limits, "TOKENIZER_BYTES", limits.Bound(10, "bytes in all"))
+    files = [pb.TokenizerFile(name=name, content=b"123456") for name in ("a", "b")]
+    with pytest.raises(ProtocolError, match="tokenizer_files: has 12 bytes in all; at most 10"):
+        description_from_proto(pb.ModelDescription(role="draft", tokenizer_files=files))
+
+
 def test_a_description_past_a_bound_breaks_the_contract() -> None:
     with pytest.raises(ProtocolError, match="tokenizer_files: has 65 files; at most 64"):
         description_from_proto(pb.ModelDescription(role="draft", tokenizer_files=[pb.TokenizerFile()] * 65))

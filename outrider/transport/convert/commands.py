@@ -11,7 +11,7 @@ from functools import partial
 
 from outrider import ports
 from outrider.errors import ProtocolError
-from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS
+from outrider.limits import ANY_MODEL, LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS, ModelLimits
 from outrider.transport.convert.arrays import (
     ints_from_bytes,
     ints_to_bytes,
@@ -70,9 +70,9 @@ def open_to_proto(command: ports.Open) -> pb.Open:
     )
 
 
-def open_from_proto(message: pb.Open) -> ports.Open:
+def open_from_proto(message: pb.Open, model: ModelLimits = ANY_MODEL) -> ports.Open:
     """``ProtocolError`` for no known judging rule, ``InvalidRequestError`` for a field that is too long."""
-    check_open(message)
+    check_open(message, model)
     rule = _RULES_BACK.get(message.judging_rule)
     if rule is None:
         raise ProtocolError(f"judging_rule: {message.judging_rule} is none of the rules that this version knows")
@@ -187,15 +187,22 @@ def draft_commands_to_proto(commands: Iterable[ports.DraftCommand]) -> pb.DraftC
     return message
 
 
-def draft_commands_from_proto(message: pb.DraftCommands) -> tuple[ports.DraftCommand | ports.Rejected, ...]:
-    """One message to a draft; ``ProtocolError`` for a command nobody knows, ``InvalidRequestError`` for too many."""
+def draft_commands_from_proto(
+    message: pb.DraftCommands, model: ModelLimits = ANY_MODEL
+) -> tuple[ports.DraftCommand | ports.Rejected, ...]:
+    """One message to a draft; ``ProtocolError`` for an unknown command, ``InvalidRequestError`` for too many.
+
+    ``model`` bounds what a session may bring.
+    """
     LINK_ITEMS.check("commands", len(message.commands))
-    return tuple([_draft_command_from_proto(command) for command in message.commands])
+    return tuple([_draft_command_from_proto(command, model) for command in message.commands])
 
 
-def _draft_command_from_proto(message: pb.DraftCommand) -> ports.DraftCommand | ports.Rejected:
+def _draft_command_from_proto(message: pb.DraftCommand, model: ModelLimits) -> ports.DraftCommand | ports.Rejected:
     if message.HasField("extend"):  # nearly always
         return command_within(extend_from_proto, message.extend)
+    if message.HasField("open"):
+        return command_within(partial(open_from_proto, model=model), message.open)
     command: ports.DraftCommand | ports.Rejected = read_one_of(message, "command", _COMMON_READERS)
     return command
 
@@ -215,17 +222,24 @@ def target_commands_to_proto(commands: Iterable[ports.TargetCommand]) -> pb.Targ
     return message
 
 
-def target_commands_from_proto(message: pb.TargetCommands) -> tuple[ports.TargetCommand | ports.Rejected, ...]:
-    """One message to a target; ``ProtocolError`` for a command nobody knows, ``InvalidRequestError`` for too many."""
+def target_commands_from_proto(
+    message: pb.TargetCommands, model: ModelLimits = ANY_MODEL
+) -> tuple[ports.TargetCommand | ports.Rejected, ...]:
+    """One message to a target; ``ProtocolError`` for an unknown command, ``InvalidRequestError`` for too many.
+
+    ``model`` bounds what a session may bring.
+    """
     LINK_ITEMS.check("commands", len(message.commands))
-    return tuple([_target_command_from_proto(command) for command in message.commands])
+    return tuple([_target_command_from_proto(command, model) for command in message.commands])
 
 
-def _target_command_from_proto(message: pb.TargetCommand) -> ports.TargetCommand | ports.Rejected:
+def _target_command_from_proto(message: pb.TargetCommand, model: ModelLimits) -> ports.TargetCommand | ports.Rejected:
     if message.HasField("score"):  # nearly always
         return command_within(score_from_proto, message.score)
+    if message.HasField("open"):
+        return command_within(partial(open_from_proto, model=model), message.open)
     command: ports.TargetCommand | ports.Rejected = read_one_of(message, "command", _COMMON_READERS)
     return command
 
 
-_COMMON_READERS: Readers = {"open": partial(command_within, open_from_proto), "release": release_from_proto}
+_COMMON_READERS: Readers = {"release": release_from_proto}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from outrider import limits, ports
 from outrider.errors import InvalidRequestError
-from outrider.limits import ANY_MODEL
+from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.transport.convert.request_bounds import check_sampling
 from outrider.v1 import link_pb2 as pb
 
@@ -38,10 +38,10 @@ def event_within(
         return ports.SessionFailed(message.session, message.generation, "ProtocolError", str(error), error.field)
 
 
-def check_open(message: pb.Open) -> None:
-    """Raise ``InvalidRequestError`` for the first field that is longer than it may be."""
+def check_open(message: pb.Open, model: ModelLimits = ANY_MODEL) -> None:
+    """Raise ``InvalidRequestError`` for the first field that is longer than it may be, also for this model."""
     limits.LINK_BAD_WORDS.check("bad_words", len(message.sampling.bad_words))
-    check_sampling(message.sampling, ANY_MODEL)
+    check_sampling(message.sampling, model)
     limits.LINK_ENDING_TOKEN_IDS.check("eos_token_ids", len(message.eos_token_ids))
     limits.LINK_BANNED_TOKEN_IDS.check("banned_token_ids", len(message.banned_token_ids))
     limits.LINK_LOGPROBS.check("num_logprobs", message.num_logprobs)
@@ -72,8 +72,18 @@ def check_scores(message: pb.Scores) -> None:
     limits.LINK_TOKEN_IDS.check("prompt_logprobs", len(message.prompt_logprobs))
 
 
+_DESCRIPTION_TEXTS = tuple(
+    field.name for field in pb.ModelDescription.DESCRIPTOR.fields if field.type == field.TYPE_STRING
+)
+
+
 def check_description(message: pb.ModelDescription) -> None:
-    """Raise ``InvalidRequestError`` for the first list that is longer than it may be."""
+    """Raise ``InvalidRequestError`` for the first list, text or file that is longer than it may be."""
+    for name in _DESCRIPTION_TEXTS:
+        limits.LINK_TEXT.check(name, len(getattr(message, name)))
+    for file in message.tokenizer_files:
+        limits.LINK_TEXT.check("tokenizer_files", len(file.name))
+    limits.TOKENIZER_BYTES.check("tokenizer_files", sum(len(file.content) for file in message.tokenizer_files))
     limits.LINK_ENDING_TOKEN_IDS.check("eos_token_ids", len(message.eos_token_ids))
     limits.LINK_FILES.check("tokenizer_files", len(message.tokenizer_files))
     limits.LINK_FILES.check("acceptance_methods", len(message.acceptance_methods))
