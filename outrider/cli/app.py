@@ -13,6 +13,7 @@ import typer
 
 from outrider import __version__
 from outrider.cli.bench import app as bench
+from outrider.cli.chat import chat
 from outrider.cli.config import config
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
@@ -33,7 +34,7 @@ app = typer.Typer(
     context_settings=HELP_NAMES,
 )
 app.command(cls=ServeCommand, context_settings=HELP_NAMES)(serve)
-for command in (generate, demo, trace, info, config):
+for command in (generate, chat, demo, trace, info, config):
     app.command(context_settings=HELP_NAMES)(command)
 for name, service in SERVICES.items():
     app.command(name, add_help_option=False, context_settings={"ignore_unknown_options": True})(service)

@@ -1,0 +1,164 @@
+"""``outrider chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Generator, Iterator
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli.options import (
+    Address,
+    AllowPlaintextToken,
+    TlsCaFile,
+    TlsCertFile,
+    TlsKeyFile,
+    TlsServerName,
+    TokenFilePath,
+    UseTls,
+    connect,
+    errors_as_lines,
+    progress,
+)
+from outrider.cli.statistics import print_statistics
+from outrider.client import Client
+from outrider.config.client import DEFAULT_ADDRESS
+from outrider.errors import OutriderError
+from outrider.generation import Delta, GenerationResult
+
+_PROMPT = "> "
+_FORGET, _LEAVE = "/clear", "/exit"
+_HELP = f"Ctrl-C stops an answer, {_FORGET} begins anew, {_LEAVE} or Ctrl-D leaves."
+
+
+def chat(
+    message: Annotated[str | None, typer.Argument(help="The first message.", show_default=False)] = None,
+    *,
+    address: Address = DEFAULT_ADDRESS,
+    tls: UseTls = False,
+    tls_ca_file: TlsCaFile = None,
+    tls_cert_file: TlsCertFile = None,
+    tls_key_file: TlsKeyFile = None,
+    tls_server_name: TlsServerName = None,
+    token_file: TokenFilePath = None,
+    allow_plaintext_token: AllowPlaintextToken = False,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="System message.", show_default=False)] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.", show_default=False)] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", "-t", help="0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus mass; 1 is off.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="How many of the likeliest tokens are kept.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Repeats a conversation.")] = None,
+    num_speculative_tokens: Annotated[int | None, typer.Option("--num-speculative-tokens", "-k")] = None,
+    acceptance_method: Annotated[str | None, typer.Option(help="rejection, coupled or typical.")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Say after each answer where its time went.")] = False,
+) -> None:
+    """Talk with a model that has a chat template; answers are streamed, and the conversation is kept."""
+    options = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "num_speculative_tokens": num_speculative_tokens,
+        "acceptance_method": acceptance_method,
+    }
+    with (
+        errors_as_lines(),
+        connect(
+            address,
+            tls=tls,
+            tls_ca_file=tls_ca_file,
+            tls_cert_file=tls_cert_file,
+            tls_key_file=tls_key_file,
+            tls_server_name=tls_server_name,
+            token_file=token_file,
+            allow_plaintext_token=allow_plaintext_token,
+        ) as client,
+    ):
+        conversation = Conversation(
+            client, system, {name: value for name, value in options.items() if value is not None}
+        )
+        for said in _messages(message):
+            if said == _FORGET:
+                conversation.forget()
+            else:
+                _answer(conversation, said, stats=stats)
+
+
+class Conversation:
+    """The messages so far, and a client that answers them."""
+
+    def __init__(self, client: Client, system: str | None, options: dict[str, Any]) -> None:
+        self._client, self._options = client, options
+        self._first = [{"role": "system", "content": system}] if system else []
+        self.messages: list[dict[str, str]] = list(self._first)
+
+    def forget(self) -> None:
+        """Begin anew, with the same system message."""
+        self.messages = list(self._first)
+
+    def ask(self, said: str) -> Generator[Delta, None, None]:
+        """The answer as it comes. What was said of it is kept when it is stopped; nothing is when it fails."""
+        asked = [*self.messages, {"role": "user", "content": said}]
+        texts: list[str] = []
+        try:
+            with contextlib.closing(self._client.stream(messages=asked, **self._options)) as deltas:
+                for delta in deltas:
+                    texts.append(delta.text)
+                    yield delta
+        except OutriderError:
+            raise
+        except BaseException:
+            self._keep(asked, texts)
+            raise
+        self._keep(asked, texts)
+
+    def _keep(self, asked: list[dict[str, str]], texts: list[str]) -> None:
+        self.messages = [*asked, {"role": "assistant", "content": "".join(texts)}]
+
+
+def _messages(first: str | None) -> Iterator[str]:
+    """What the user says: the first message, then lines of the terminal, or of a file, up to its end."""
+    if first is not None:
+        yield first
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - gives input() its line editor
+        progress.print(_HELP, style="dim", markup=False)
+    while True:
+        try:
+            said = input(_PROMPT if is_terminal else "").strip()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            progress.print(f"\n{_HELP}", style="dim", markup=False)
+            continue
+        if said == _LEAVE:
+            return
+        if said:
+            yield said
+
+
+def _answer(conversation: Conversation, said: str, *, stats: bool) -> None:
+    result: GenerationResult | None = None
+    try:
+        with contextlib.closing(conversation.ask(said)) as deltas:
+            for delta in deltas:
+                sys.stdout.write(delta.text)
+                sys.stdout.flush()
+                result = delta.result
+    except KeyboardInterrupt:
+        progress.print(" (stopped)", style="dim", markup=False)
+        return
+    except OutriderError as error:
+        if not sys.stdin.isatty():
+            raise
+        progress.print(f"error: {error}", style="red", markup=False)
+        return
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    if stats and result is not None:
+        print_statistics(progress, result)
