@@ -1,8 +1,8 @@
 """Step values: dataclasses made for every session in every step, frozen to the type checker alone.
 
 At run time a frozen dataclass sets each field through ``object.__setattr__``: with eight fields its constructor takes
-some twenty times as long, which was half of what a coordinator does between an answer and the next command (decision
-0023). Values that are made less often are plain frozen dataclasses.
+some twenty times as long, which was a fifth to a third of what a coordinator does between an answer and the next
+command (decision 0023). Values that are made less often are plain frozen dataclasses.
 """
 
 from __future__ import annotations

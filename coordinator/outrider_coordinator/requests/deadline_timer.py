@@ -21,14 +21,16 @@ class DeadlineTimer:
         self._looks_at = 0.0
         """When the event loop's timer rings, if there is one."""
 
-    def set(self, delay_s: float, ring: Callable[[], None]) -> None:
-        """Call ``ring`` after ``delay_s`` seconds, in place of what was to be called before."""
+    def set(self, delay_s: float, ring: Callable[[], None]) -> float:
+        """Call ``ring`` after ``delay_s`` seconds, in place of what was to be called before; the event loop's time."""
         loop = asyncio.get_running_loop()
-        self._due, self._ring = loop.time() + delay_s, ring
+        now = loop.time()
+        self._due, self._ring = now + delay_s, ring
         if self._timer is not None and self._looks_at > self._due:
             self._stop()
         if self._timer is None:
             self._start(loop, delay_s)
+        return now
 
     def clear(self) -> None:
         """Call nobody."""

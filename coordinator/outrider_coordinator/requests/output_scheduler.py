@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from outrider_coordinator.requests.request_state import RequestState
 
@@ -22,14 +22,26 @@ class OutputScheduler:
 
     def __init__(self) -> None:
         self._waiting: dict[RequestState, None] = {}
-        self._is_due = False
+        self._has_commands = False
+        """Commands were put together since users last had output."""
 
-    def put(self, requests: Iterable[RequestState]) -> None:
+    def commands_first(self) -> None:
+        """A message has come: the commands that follow from it go before any output that still waits."""
+        self._has_commands = True
+
+    def put(self, requests: Sequence[RequestState]) -> None:
         """These have new output."""
+        if requests and not self._waiting:
+            asyncio.get_running_loop().call_soon(self._flush_after_commands)
         self._waiting.update(dict.fromkeys(requests))
-        if self._waiting and not self._is_due:
-            self._is_due = True
+
+    def _flush_after_commands(self) -> None:
+        if self._has_commands:
+            # They are put together in this turn and written in the next.
+            self._has_commands = False
             asyncio.get_running_loop().call_soon(self._flush_some)
+        else:
+            self._flush_some()
 
     def _flush_some(self) -> None:
         try:
@@ -37,6 +49,5 @@ class OutputScheduler:
                 del self._waiting[request]
                 request.flush()
         finally:
-            self._is_due = bool(self._waiting)
-            if self._is_due:
-                asyncio.get_running_loop().call_soon(self._flush_some)
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._flush_after_commands)

@@ -117,8 +117,7 @@ class RequestState:
 
     def set_draft_timer(self, delay_s: float, ring: Callable[[], None]) -> None:
         """Replace the draft's timer."""
-        self.draft_wait_began = asyncio.get_running_loop().time()
-        self._draft_timer.set(delay_s, ring)
+        self.draft_wait_began = self._draft_timer.set(delay_s, ring)
 
     def clear_draft_timer(self) -> None:
         """Stop the draft's timer, if it runs."""

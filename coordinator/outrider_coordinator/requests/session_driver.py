@@ -61,6 +61,7 @@ class SessionDriver:
 
     def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
         """Judge the scores of a message together, and send what follows from each."""
+        self._output.commands_first()
         heard = [
             (request, event, timing)
             for event, timing in batch.timed()
@@ -90,10 +91,11 @@ class SessionDriver:
         if self._policy.end(replica, batch.report):
             # After the commands of this turn, as all that can wait.
             asyncio.get_running_loop().call_soon(self._policy.choose, replica)
-        self._output.put(request for request, _, _ in heard)
+        self._output.put([request for request, _, _ in heard])
 
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         """Check the proposals of a message together, and take each to its target."""
+        self._output.commands_first()
         heard = [
             (request, event, timing)
             for event, timing in batch.timed()

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from outrider.errors import OutriderError
@@ -103,9 +104,11 @@ class Replica(Generic[CommandT, EventT]):
             turns=turns,
             accept=accept,
             on_attached=lambda: attached(self),
-            on_batch=lambda batch: said(self, batch),
+            on_batch=partial(said, self),
             on_lost=lambda: lost(self),
         )
+        self.send = self.connection.send
+        """Sends a command, with all others of the message when it is this link's turn."""
 
     @property
     def is_up(self) -> bool:
@@ -116,10 +119,6 @@ class Replica(Generic[CommandT, EventT]):
     def description(self) -> ModelDescription | None:
         """What it said of itself when it was last attached."""
         return self.connection.description
-
-    def send(self, command: CommandT) -> None:
-        """Send with all else when it is this link's turn."""
-        self.connection.send(command)
 
 
 class Replicas(Generic[CommandT, EventT]):

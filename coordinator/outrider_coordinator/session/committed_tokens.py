@@ -15,15 +15,16 @@ class CommittedTokens:
         self._prompt_token_ids = tuple(prompt_token_ids)
         self._token_ids = list(prompt_token_ids)
         self._prefix_hasher = PrefixHasher(prefix_hash_key)
-        self.prompt_length = len(prompt_token_ids)
+        self.prompt_length = self.length = len(prompt_token_ids)
+        """``length`` is of prompt and output."""
 
     def __len__(self) -> int:
-        return len(self._token_ids)
+        return self.length
 
     @property
     def num_output(self) -> int:
         """Tokens after the prompt."""
-        return len(self._token_ids) - self.prompt_length
+        return self.length - self.prompt_length
 
     @property
     def output(self) -> tuple[int, ...]:
@@ -33,6 +34,7 @@ class CommittedTokens:
     def extend(self, token_ids: Sequence[int]) -> None:
         """Add tokens at the end."""
         self._token_ids += token_ids
+        self.length += len(token_ids)
 
     def after(self, length: int) -> tuple[int, ...]:
         """The tokens after the first ``length``."""

@@ -81,7 +81,7 @@ def ask_draft(session: SessionState, length: int) -> None:
         side.note_opened(opening.generation)
         actions.append(ToDraft(opening))
     command = session.commands.extend(side, length)
-    side.asked = Asked(command.generation, len(session.tokens), length)
+    side.asked = Asked(command.generation, session.tokens.length, length)
     actions.append(ToDraft(command))
 
 
@@ -141,13 +141,13 @@ def _leave(session: SessionState) -> None:
 def _draft_length(session: SessionState) -> int:
     """Tokens to ask for in this step: 0 when the draft is not to be asked at all."""
     wanted = session.policy.length(session.speculation)
-    return _room_for(session, wanted, len(session.tokens), session.output.num_remaining - 1) if wanted else 0
+    return _room_for(session, wanted, session.tokens.length, session.output.num_remaining - 1) if wanted else 0
 
 
 def _will_draft(session: SessionState) -> bool:
     """Whether the step after a prefill, which brings one token, will ask the draft."""
     wanted = int(session.policy.will_draft(session.speculation))
-    return _room_for(session, wanted, len(session.tokens) + 1, session.output.num_remaining - 2) > 0
+    return _room_for(session, wanted, session.tokens.length + 1, session.output.num_remaining - 2) > 0
 
 
 def _room_for(session: SessionState, wanted: int, length: int, useful: int) -> int:
@@ -162,7 +162,7 @@ def _is_fed(session: SessionState) -> bool:
     """
     if not session.policy.is_controlled:
         return True
-    return session.draft.asked is None and len(session.tokens) - session.draft.held <= LONGEST_INLINE_FEED
+    return session.draft.asked is None and session.tokens.length - session.draft.held <= LONGEST_INLINE_FEED
 
 
 def _why_not_asked(session: SessionState) -> WithoutDraft:

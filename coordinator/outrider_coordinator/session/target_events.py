@@ -16,7 +16,7 @@ from outrider_coordinator.session.state import SessionState, SessionStatus
 
 def scored_draft(session: SessionState, event: Scores) -> ScoredDraft | None:
     """What ``judge`` needs for scores that this session waits for; None for any others."""
-    base, proposal, plan = len(session.tokens), session.proposal, session.plan
+    base, proposal, plan = session.tokens.length, session.proposal, session.plan
     if event.generation != session.target.asked or event.base_length != base:
         return None
     return ScoredDraft(plan.rules, proposal.token_ids, proposal.evidence, event.form, plan.seed, base)
@@ -56,7 +56,7 @@ def on_scores(
 def _judge_alone(session: SessionState, event: Scores) -> Verdict | OutriderError:
     case = scored_draft(session, event)
     if case is None:
-        return ProtocolError(f"scores build on {event.base_length} tokens, not on {len(session.tokens)}")
+        return ProtocolError(f"scores build on {event.base_length} tokens, not on {session.tokens.length}")
     return judge([case])[0]
 
 
@@ -75,7 +75,7 @@ def _commit(
     timing: ItemTiming | None,
 ) -> None:
     """Both sides hold what was accepted; the token after it is new to them."""
-    base, proposal, num_accepted = len(session.tokens), session.proposal, verdict.num_accepted
+    base, proposal, num_accepted = session.tokens.length, session.proposal, verdict.num_accepted
     session.target.note_answer(base + num_accepted)
     session.draft.settle(proposal, num_accepted)
     num_drafted, lag = len(proposal.token_ids), base + num_accepted - session.draft.held

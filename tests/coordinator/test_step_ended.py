@@ -1,0 +1,116 @@
+"""What a session says of its steps: enough to count, trace and give out all that happened, without its state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
+from outrider.types import TokenScores
+from outrider_coordinator.acceptance import NextToken
+from outrider_coordinator.session.actions import DraftWaitBegan, DraftWaitEnded, StepEnded, ToDraft, ToTarget
+from outrider_coordinator.session.loop import SessionLoop
+from outrider_coordinator.session.service_state import DraftFacts
+from outrider_coordinator.session.state import SessionStatus
+from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
+from tests.coordinator.setting import METHODS, OTHER_ROWS, ROWS, Setting, mixed_rows, plan_of
+
+TIMING = ItemTiming(1, 2, 3, 4, 10)
+
+
+@pytest.mark.parametrize("rows", [ROWS, OTHER_ROWS, mixed_rows], ids=["equal", "unrelated", "mixed"])
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_add_up_to_the_session(rows: Any, method: Any) -> None:
+    driven = Setting(draft_rows=rows).run(plan_of(method=method, max_tokens=40))
+    steps, tokens, stats = driven.steps, driven.loop.tokens, driven.loop.spec_stats
+    assert [step.number for step in steps] == list(range(1, len(steps) + 1))
+    assert [step.base_length for step in steps] == [
+        tokens.prompt_length + sum(len(step.token_ids) for step in steps[:index]) for index in range(len(steps))
+    ]
+    assert tuple(token for step in steps for token in step.token_ids) == tokens.output
+    for step in steps[:-1]:
+        assert len(step.token_ids) == step.num_accepted + 1
+        assert step.token_ids[-1] == step.verdict.next_token_id
+        is_bonus = step.num_accepted == step.num_draft_tokens
+        assert (step.verdict.source is NextToken.BONUS) == is_bonus
+    assert steps[0].no_draft_reason is WithoutDraft.PREFILL
+    assert sum(step.num_draft_tokens for step in steps) == stats.num_draft_tokens
+    assert sum(step.num_accepted for step in steps) == stats.num_accepted_tokens
+
+
+def started(**fields: Any) -> tuple[SessionLoop, list[Any]]:
+    """A greedy session whose prefill is under way, and what it asked for."""
+    loop = SessionLoop(plan_of(temperature=0.0, **fields), DraftLengthPolicy(2), draft=DraftFacts())
+    loop.start(1)
+    return loop, loop.take_actions()
+
+
+def command(actions: list[Any], kind: type) -> Any:
+    """The last command of that kind."""
+    return [act.command for act in actions if isinstance(act, ToDraft | ToTarget) and isinstance(act.command, kind)][-1]
+
+
+def scores(score: Score, *token_ids: int) -> Scores:
+    return Scores(1, score.generation, score.num_kept_tokens + len(score.token_ids), TokenScores(token_ids))
+
+
+def test_a_step_is_said_before_the_commands_of_the_next() -> None:
+    loop, actions = started()
+    extend = command(actions, Extend)
+    loop.on_draft_event(Proposal(1, extend.generation, 3, ()))
+    loop.on_target_event(scores(command(actions, Score), 5), timing=TIMING)
+    ended, waits, asks = loop.take_actions()
+    assert isinstance(ended, StepEnded)
+    assert (ended.token_ids, ended.timing) == ((5,), TIMING)
+    assert waits == DraftWaitBegan(2)
+    assert isinstance(asks, ToDraft)
+    loop.on_draft_event(Proposal(1, asks.command.generation, 4, (6, 7)), timing=TIMING)
+    came, sends = loop.take_actions()
+    assert came == DraftWaitEnded(TIMING)
+    assert isinstance(sends, ToTarget)
+
+
+def test_every_wait_for_a_proposal_ends_once_however_it_ends() -> None:
+    def answer(loop: SessionLoop, actions: list[Any]) -> None:
+        loop.on_draft_event(Proposal(1, command(actions, Extend).generation, 4, (6,)))
+
+    ways = (
+        answer,
+        lambda loop, _: loop.draft_timed_out(loop.step),
+        lambda loop, _: loop.draft_lost(),
+        lambda loop, _: loop.cancel(),
+        lambda loop, _: loop.expire(),
+    )
+    for way in ways:
+        loop, actions = started()
+        loop.on_draft_event(Proposal(1, command(actions, Extend).generation, 3, ()))
+        loop.on_target_event(scores(command(actions, Score), 5))
+        waiting = loop.take_actions()
+        assert loop.status is SessionStatus.DRAFTING
+        way(loop, waiting)
+        way(loop, waiting)
+        said = loop.take_actions()
+        assert sum(isinstance(action, DraftWaitEnded) for action in said) == 1, way
+
+
+def test_two_answers_to_one_question_count_once() -> None:
+    loop, actions = started()
+    answer = scores(command(actions, Score), 5)
+    loop.on_target_event(answer)
+    loop.on_target_event(answer)
+    assert sum(isinstance(action, StepEnded) for action in loop.take_actions()) == 1
+    assert loop.spec_stats.num_stale_target_replies == 1
+
+
+def test_only_scores_of_the_question_under_way_are_judged() -> None:
+    """A verdict that was reached for other scores is never taken, even where a later answer guesses a generation."""
+    loop, actions = started()
+    first = scores(command(actions, Score), 5)
+    guessed = Scores(1, first.generation + 9, 4, TokenScores((6,)))
+    loop.on_target_event(guessed)
+    loop.on_target_event(first)
+    loop.on_target_event(guessed)
+    assert loop.tokens.output == (5,)
+    assert loop.spec_stats.num_stale_target_replies == 2
