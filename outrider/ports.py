@@ -113,6 +113,20 @@ class Score:
     trace_parent: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Lets a target compute the next ``num_steps`` plain steps after a ``Score`` before they are asked for.
+
+    It has no answer of its own: answers are held until a ``Score`` asks for just that. Any other ``Score`` ends it.
+    """
+
+    session: int
+    generation: int
+    """Of the ``Score`` that it follows, the newest; otherwise it is ignored."""
+    num_steps: int
+    """Replaces what is left of an earlier ``Prepare``."""
+
+
 @step_value(frozen=True, slots=True)
 class Proposal:
     """The answer to ``Extend``: K draft tokens, possibly fewer than asked for, possibly none."""
@@ -220,7 +234,7 @@ class ItemTiming:
 
 
 DraftCommand = Open | Extend | Release
-TargetCommand = Open | Score | Release
+TargetCommand = Open | Score | Prepare | Release
 DraftEvent = Proposal | Opened | Preempted | SessionLost | SessionFailed | Refused
 TargetEvent = Scores | Opened | Preempted | SessionLost | SessionFailed | Refused
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from outrider.errors import OutriderError
-from outrider.ports import EventBatch, Open, Rejected, Release
+from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
 from outrider.recording import Recorder
 from outrider.serving.executor import CommonEvent, EventT, Executor, ExecutorOutput, ItemT, JobT, SequenceT
 from outrider.serving.idle_sessions import IdleSessions
@@ -46,7 +46,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         lookahead: bool = False,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """``lookahead``: steps may be computed before they are asked for, where the executor can tell what they are."""
+        """``lookahead``: a ``Prepare`` is served, where the executor can tell what the next step is."""
         self.sessions = sessions
         self.stats = stats = ServiceStats()
         self._executor, self._clock = executor, clock
@@ -180,7 +180,11 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     # Links.
 
     def handle(
-        self, link_id: int, commands: Sequence[Open | Release | Rejected | ItemT], *, arrived_ns: int | None = None
+        self,
+        link_id: int,
+        commands: Sequence[Open | Release | Rejected | Prepare | ItemT],
+        *,
+        arrived_ns: int | None = None,
     ) -> None:
         """Take in one message of a link; computes nothing."""
         arrived = self._clock() if arrived_ns is None else arrived_ns
@@ -191,6 +195,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
                 self._inputs.release(link_id, command)
             elif isinstance(command, Rejected):
                 self._inputs.reject(link_id, command)
+            elif isinstance(command, Prepare):
+                self._inputs.prepare(link_id, command, arrived)
             else:
                 self._inputs.item(link_id, command, arrived)
         if len(self._in_flight) == 1:

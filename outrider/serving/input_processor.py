@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from outrider.errors import OutriderError
-from outrider.ports import Open, Rejected, Release, SessionFailed, SessionLost
+from outrider.ports import Open, Prepare, Rejected, Release, SessionFailed, SessionLost
 from outrider.serving.executor import CommonEvent, Executor, Item
 from outrider.serving.output_processor import OutputProcessor
 from outrider.serving.request import AnyRequest, Request, RequestStatus
@@ -84,6 +84,15 @@ class InputProcessor:
         self._abort(session.key, "superseded")
         self._begin(session, item, arrived_ns)
 
+    def prepare(self, link_id: int, command: Prepare, arrived_ns: int) -> None:
+        """Let steps of a session be computed before they are asked for; ignored unless its newest item is the one that
+        the command follows.
+        """
+        session = self._sessions.get(link_id, command.session)
+        if session is not None and command.generation == session.generation:
+            session.used_ns = arrived_ns
+            self._scheduler.lookahead.grant(session, command.num_steps)
+
     def take_superseding(self, requests: Iterable[AnyRequest]) -> None:
         """Take the items that came while these requests were running."""
         for request in requests:
@@ -142,6 +151,8 @@ class InputProcessor:
         return True
 
     def _begin(self, session: Session[Any], item: Item, arrived_ns: int) -> None:
+        if item.num_kept_tokens != session.sequence.length:
+            self._scheduler.lookahead.revoke(session)  # it does not go on from where the session is
         answer = self._answer_at_once(session, item)
         if answer is not None:
             self._scheduler.end_session(session.key)

@@ -1,8 +1,9 @@
 """Lookahead: plain steps that are computed before they are asked for.
 
-Where an answer says by itself which token comes next, that step is due as soon as the answer was found, and one more is
-queued behind it on the device. An item that asks for just that finds it running or done. Any other item is served as if
-nothing had been prepared, so a wrong expectation costs time and never a token.
+A ``Prepare`` gives a session credit for so many steps. Where an answer says by itself which token comes next, that step
+is due as soon as the answer was found, and one more is queued behind it on the device. An item that asks for just that
+finds it running or done. Any other item is served as if nothing had been prepared, so a wrong expectation costs time
+and never a token.
 """
 
 from __future__ import annotations
@@ -13,15 +14,13 @@ from typing import Any
 from outrider.errors import OutriderError
 from outrider.serving.executor import CommonEvent, Executor, QueuedForward
 from outrider.serving.request import AnyRequest, Batch, Request, RequestQueue, RequestStatus, ScheduledTokens
-from outrider.serving.session_table import SessionKey
+from outrider.serving.session_table import Session, SessionKey
 from outrider.serving.stats import ServiceStats
 from outrider.serving.token_budget import Job
 
 MAX_STEPS_AHEAD = 2
 """Steps of a session that are computed or being computed, and not asked for: the coordinator has two forwards' time to
 ask, and a session that ends by itself wastes no more than two rows."""
-_PLAIN_STEPS = 2
-"""So many in a row make it likely that another follows: between drafts there may be one."""
 
 
 class Lookahead:
@@ -38,56 +37,69 @@ class Lookahead:
     ) -> None:
         self._executor, self._queue, self._is_enabled = executor, queue, is_enabled
         self._stats, self._clock = stats, clock
-        self._plain_steps: dict[SessionKey, int] = {}
         self._speculating: set[SessionKey] = set()
         """Sessions whose newest item has drafts: what is computed for others meanwhile would make them wait."""
 
-    # Which sessions go on by themselves.
+    # Credit.
 
-    def note_item(self, key: SessionKey, job: Job) -> None:
+    def grant(self, session: Session[Any], num_steps: int) -> None:
+        """Let ``num_steps`` plain steps after a session's newest item be computed before they are asked for."""
+        session.lookahead_credit = max(0, num_steps - self._queue.num_unasked(session.key))
+        newest = self._queue.last_prepared(session.key)
+        if newest is not None:
+            self.prepare(newest)
+
+    def revoke(self, session: Session[Any]) -> None:
+        """Take back a session's credit: it has asked for something else."""
+        session.lookahead_credit = 0
+
+    def note_item(self, session: Session[Any], job: Job) -> None:
         """A session has asked for a step that was not prepared."""
-        is_plain = job.num_left == 1
-        self._plain_steps[key] = self._plain_steps.get(key, 0) + 1 if is_plain else 0
-        if is_plain:
-            self._speculating.discard(key)
-        elif job.num_last > 1:
-            self._speculating.add(key)
+        if job.num_left == 1:
+            self._spend(session)
+            self._speculating.discard(session.key)
+            return
+        self.revoke(session)
+        if job.num_last > 1:
+            self._speculating.add(session.key)
 
     def note_end(self, key: SessionKey) -> None:
         """A session will ask for nothing more."""
-        self._plain_steps.pop(key, None)
         self._speculating.discard(key)
 
     def drop_link(self, link_id: int) -> None:
         """None of a link's sessions will."""
-        for key in [key for key in self._plain_steps if key[0] == link_id]:
-            self.note_end(key)
+        self._speculating = {key for key in self._speculating if key[0] != link_id}
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is known of any session."""
-        return not self._speculating and not self._plain_steps
+        """Whether no session keeps others from being prepared."""
+        return not self._speculating
 
-    def _may_prepare(self, key: SessionKey) -> bool:
+    def _may_prepare(self, session: Session[Any]) -> bool:
         """Whether one more step of a session may be computed before it is asked for."""
-        if self._speculating or not self._is_enabled or self._plain_steps.get(key, 0) < _PLAIN_STEPS:
+        if self._speculating or not self._is_enabled or not session.lookahead_credit:
             return False
-        return self._queue.num_unasked(key) < MAX_STEPS_AHEAD
+        return self._queue.num_unasked(session.key) < MAX_STEPS_AHEAD
+
+    @staticmethod
+    def _spend(session: Session[Any]) -> None:
+        session.lookahead_credit = max(0, session.lookahead_credit - 1)
 
     # Preparing.
 
     def prepare(self, request: AnyRequest) -> bool:
         """Make the step after a request's answer due; False where it is not to be computed yet."""
         session, answer = request.session, request.answer
-        key = session.key
-        if answer is None or isinstance(answer, CommonEvent) or self._queue.due_of(key) is not None:
+        if answer is None or isinstance(answer, CommonEvent) or self._queue.due_of(session.key) is not None:
             return False
-        if not self._may_prepare(key):
+        if not self._may_prepare(session):
             return False
         item = self._executor.next_step(session, answer)
         if item is None:
             return False
         job = self._executor.begin(session, item)
+        self._spend(session)
         self._queue.put(Request(session, item, job, self._clock(), is_asked=False))
         return True
 
@@ -101,7 +113,7 @@ class Lookahead:
         return all(
             request.status is RequestStatus.RUNNING
             and request.superseded_by is None
-            and self._may_prepare(request.session.key)
+            and self._may_prepare(request.session)
             for request, _ in batch.scheduled
         )
 
@@ -122,6 +134,7 @@ class Lookahead:
             item = self._executor.confirm(forward, index, session, answer)
         request: AnyRequest = Request(session, item, job, now_ns, is_asked=False)
         if item is not None:
+            self._spend(session)
             self._queue.put(request)
         else:
             request.status = RequestStatus.ABORTED
@@ -153,7 +166,8 @@ class Lookahead:
             self._queue.hold(request)
 
     def discard(self, request: AnyRequest) -> None:
-        """A prepared request that is due is not worth its pages now."""
+        """Drop a prepared request that is due, because there are no pages for it; its credit is given back."""
         self._queue.remove(request)
+        request.session.lookahead_credit += 1
         request.status = RequestStatus.ABORTED
         self._stats.num_lookahead_unused += 1

@@ -42,7 +42,7 @@ class Scheduler:
         stats: ServiceStats,
         clock: Callable[[], int],
     ) -> None:
-        """``lookahead``: steps may be computed before they are asked for. ``preempt`` ends a session for its pages."""
+        """``lookahead``: a ``Prepare`` is served. ``preempt`` ends a session for its pages."""
         self.queue = RequestQueue()
         self.lookahead = Lookahead(executor, self.queue, is_enabled=lookahead, stats=stats, clock=clock)
         self._pages = PageBudget(sessions, executor, self.queue, self.lookahead, preempt)
@@ -99,7 +99,7 @@ class Scheduler:
 
     def add(self, request: AnyRequest) -> None:
         """Queue a request."""
-        self.lookahead.note_item(request.session.key, request.job)
+        self.lookahead.note_item(request.session, request.job)
         self.queue.put(request)
 
     def note_arrival(self, key: SessionKey, arrived_ns: int) -> None:

@@ -126,6 +126,8 @@ class Session(Generic[SequenceT]):
     """When something last came for it."""
     is_told_opened: bool = False
     """Whether its ``Open`` was answered with ``Opened``."""
+    lookahead_credit: int = 0
+    """Plain steps that may yet be computed before they are asked for: what is left of a ``Prepare``."""
     executor_state: object = None
     """What the executor derives from ``open`` at the session's first item; it ends with the session."""
     key: SessionKey = field(init=False)

@@ -214,6 +214,16 @@ class Score(_message.Message):
     trace_parent: str
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_chain: _Optional[bytes] = ..., prefix_rest: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., trace_parent: _Optional[str] = ...) -> None: ...
 
+class Prepare(_message.Message):
+    __slots__ = ("session", "generation", "num_steps")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    generation: int
+    num_steps: int
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_steps: _Optional[int] = ...) -> None: ...
+
 class TokenScores(_message.Message):
     __slots__ = ("token_ids",)
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -411,14 +421,16 @@ class DraftEvents(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., item_timings_ns: _Optional[_Iterable[int]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class TargetCommand(_message.Message):
-    __slots__ = ("open", "score", "release")
+    __slots__ = ("open", "score", "release", "prepare")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
     open: Open
     score: Score
     release: Release
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+    prepare: Prepare
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ...) -> None: ...
 
 class TargetCommands(_message.Message):
     __slots__ = ("commands", "plane_answer", "heartbeat")

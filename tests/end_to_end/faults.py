@@ -77,17 +77,17 @@ def break_links(service: Any) -> None:
 
 def lose_sessions(service: Any, *, at_item: int) -> None:
     """When item number ``at_item`` from now on arrives, the service has forgotten every session of its link."""
-    session_table = service._core.session_table
-    find, seen = session_table.find, 0
+    sessions = service._core.sessions
+    find, seen = sessions.find, 0
 
     def forgetful(link_id: int, session: int, generation: int) -> object:
         nonlocal seen
         seen += 1
         if seen == at_item:
-            session_table.drop_link(link_id)
+            sessions.drop_link(link_id)
         return find(link_id, session, generation)
 
-    session_table.find = forgetful
+    sessions.find = forgetful
 
 
 @contextmanager

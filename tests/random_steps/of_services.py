@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
-from outrider.ports import Proposal, Refused, Release, Scores, SessionLost
+from outrider.ports import Prepare, Proposal, Refused, Release, Scores, SessionLost
 from outrider.types import AcceptanceMethod, SamplingParams, ScoreForm, SparseEvidence, Support, TokenScores
 from outrider_draft.proposers.model import ModelProposer
 from outrider_draft.service import build_model_core
@@ -182,9 +182,9 @@ class TargetSteps(_Side):
             support = self._support(drafts)
         # What of an earlier item's tokens was computed is not known: keep what both sides surely share.
         base = min(session.held, len(session.tokens) - 1)
-        self.driver.send(
-            score_item(session.number, session.asked, session.tokens, drafts, num_kept_tokens=base, support=support)
-        )
+        item = score_item(session.number, session.asked, session.tokens, drafts, num_kept_tokens=base, support=support)
+        credit = [Prepare(session.number, session.asked, self._random.randint(0, 8))]
+        self.driver.send(item, *([] if drafts or self._random.random() < 0.3 else credit))
         session.held = base
 
     def _num_drafts(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError, OutriderError
-from outrider.ports import EventBatch, Open, Opened, Release, Score, Scores, SessionFailed, SessionLost
+from outrider.ports import EventBatch, Open, Opened, Prepare, Release, Score, Scores, SessionFailed, SessionLost
 from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
@@ -18,7 +18,7 @@ from outrider.types import JudgingRule, SamplingParams, TokenScores
 from outrider_draft.texts import PlainSequence, PlainSequences
 
 ONE, OTHER = 1, 2
-LENGTH, BAD_TOKEN = 100, 999
+LENGTH, BAD_TOKEN, CREDIT = 100, 999, 64
 MILLISECOND = 1_000_000
 
 
@@ -44,7 +44,8 @@ class _Forward:
             assert text is None or list(job.text.token_ids)[: len(text)] == text, "a text was cut under way"
         self.executor.now_ms += self.executor.forward_ms
         self.executor.num_ended += 1
-        return ExecutorOutput([self.executor.answer(job) for job in self.jobs], self.executor.now_ms * MILLISECOND)
+        answers = [self.executor.answer(job) for job in self.jobs]
+        return ExecutorOutput(answers, self.executor.now_ms * MILLISECOND, pushed=self.executor.pushed)
 
 
 class _Executor(Executor[PlainSequence, Score, _Job, Scores]):
@@ -60,6 +61,7 @@ class _Executor(Executor[PlainSequence, Score, _Job, Scores]):
         """The sessions of each, as they were started."""
         self.num_ended = self.num_prepared = 0
         self.fails = False
+        self.pushed: list[tuple[int, Scores]] = []
         self.follows = self.is_wrong = False
         """Whether steps are started before the one before has ended, and whether over other tokens than that says."""
 
@@ -134,6 +136,7 @@ class _Rig:
             clock=lambda: self.executor.now_ms * MILLISECOND,
         )
         self._generation = 0
+        self._num_plain: dict[int, int] = {}
         self.told: dict[int, list[int]] = {ONE: [], OTHER: []}
         """Each session's tokens."""
 
@@ -154,14 +157,16 @@ class _Rig:
             self.told[session] = [100 * session]
 
     def ask(self, session: int, drafts: Sequence[int] = (), *, other_token: int | None = None) -> int:
-        """About all it was told; returns the item's generation."""
+        """About all it was told, with credit for more from the second plain step on; returns the item's generation."""
         self._generation += 1
         tokens = self.told[session]
         if other_token is not None:
             tokens[-1] = other_token
         kept = prefix_hash(tokens[:-1])
         item = Score(session, self._generation, len(tokens) - 1, kept, (tokens[-1],), tuple(drafts))
-        self.core.handle(1, [item])
+        self._num_plain[session] = 0 if drafts else self._num_plain.get(session, 0) + 1
+        goes_on = self._num_plain[session] >= 2
+        self.core.handle(1, [item, *([Prepare(session, self._generation, CREDIT)] if goes_on else [])])
         return self._generation
 
     def step(self) -> list[Scores | SessionFailed]:
@@ -699,3 +704,134 @@ def test_what_has_come_for_a_link_that_was_dropped_since_is_forgotten() -> None:
     rig.core.drop_link(1)
     rig.run_out()
     assert rig.core.stats.num_lost == 0
+
+
+def _ask_with_credit(rig: _Rig, session: int, num_steps: int, *, follows: int = 0) -> None:
+    """The next plain step, and credit for more after it; ``follows``: so much older than the item is what it names."""
+    rig._num_plain[session] = 0
+    generation = rig.ask(session)
+    rig.core.handle(1, [Prepare(session, generation - follows, num_steps)])
+
+
+def _run_until_answered(rig: _Rig) -> None:
+    while not rig.step():
+        pass
+
+
+def test_nothing_is_computed_before_it_is_asked_for_without_credit() -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    for _ in range(4):
+        rig._num_plain.clear()
+        rig.ask(ONE)
+        _run_until_answered(rig)
+        assert not rig.core.has_work
+    assert rig.used == (0, 0)
+
+
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
+def test_so_many_steps_as_there_is_credit_for_are_computed_and_no_more(num_steps: int, follows: bool) -> None:
+    rig = _Rig()
+    rig.executor.follows = follows
+    rig.open(ONE)
+    _ask_with_credit(rig, ONE, num_steps)
+    _run_until_answered(rig)
+    rig.run_out()
+    for _ in range(num_steps):
+        assert len(rig.executor.forwards) > len(rig.told[ONE]) - 1  # it was computed before it is asked for
+        rig._num_plain.clear()
+        rig.ask(ONE)
+        _run_until_answered(rig)
+        rig.run_out()
+    assert rig.used == (num_steps, 0)
+    assert len(rig.executor.forwards) == 1 + num_steps
+    assert rig.told[ONE] == [100 + i for i in range(num_steps + 2)]
+
+
+@pytest.mark.parametrize("follows", [1, -1])
+def test_credit_that_follows_another_item_than_the_newest_is_ignored(follows: int) -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    _ask_with_credit(rig, ONE, 5, follows=follows)
+    _run_until_answered(rig)
+    assert not rig.core.has_work
+
+
+def test_credit_for_a_session_that_is_not_open_is_ignored() -> None:
+    rig = _Rig()
+    rig.core.handle(1, [Prepare(ONE, 1, 5)])
+    assert not rig.core.has_work
+
+
+def test_a_step_that_does_not_continue_what_was_prepared_ends_the_credit() -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    _ask_with_credit(rig, ONE, 50)
+    _run_until_answered(rig)
+    rig.run_out()
+    rig._num_plain.clear()
+    rig.ask(ONE, other_token=500)
+    _run_until_answered(rig)
+    assert rig.told[ONE][-2:] == [500, 501]
+    assert not rig.core.has_work
+    assert rig.used == (0, 2)
+
+
+def test_a_step_with_drafts_ends_the_credit() -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    _ask_with_credit(rig, ONE, 50)
+    _run_until_answered(rig)
+    rig.ask(ONE, drafts=(102,))
+    _run_until_answered(rig)
+    assert not rig.core.has_work
+    del rig.told[ONE][3:]
+    rig._num_plain.clear()
+    rig.ask(ONE)
+    _run_until_answered(rig)
+    assert not rig.core.has_work
+
+
+def test_new_credit_counts_from_the_newest_item_whatever_was_computed_already() -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    _ask_with_credit(rig, ONE, 2)
+    _run_until_answered(rig)
+    rig.run_out()
+    assert len(rig.executor.forwards) == 3
+    _ask_with_credit(rig, ONE, 2)  # one of the two is computed, and one more is
+    _run_until_answered(rig)
+    rig.run_out()
+    assert len(rig.executor.forwards) == 4
+
+
+def test_a_prompt_may_be_followed_by_credit_and_an_opened_session_has_none() -> None:
+    rig = _Rig()
+    rig.open(ONE)
+    rig.core.handle(1, [Score(ONE, 2, 0, EMPTY_PREFIX, (100, 101, 102)), Prepare(ONE, 2, 1)])
+    rig._generation = 2
+    rig.told[ONE] = [100, 101, 102]
+    _run_until_answered(rig)
+    rig.run_out()
+    assert rig.executor.forwards == [[ONE], [ONE]]
+    rig.open(ONE)
+    rig._num_plain.clear()
+    rig.ask(ONE)
+    _run_until_answered(rig)
+    assert not rig.core.has_work
+
+
+def test_events_that_answer_no_item_leave_with_the_next_message() -> None:
+    rig = _Rig()
+    pushed = Scores(OTHER, 7, 3, TokenScores((9,)))
+    rig.executor.pushed = [(1, pushed)]
+    rig.open(ONE)
+    rig.ask(ONE)
+    messages: list[tuple[int, tuple[object, ...]]] = []
+    while rig.core.has_work:
+        messages += [(link_id, batch.events) for link_id, batch in rig.core.step()]
+    events = [event for _, events in messages for event in events if not isinstance(event, Opened)]
+    assert [type(event) for event in events] == [Scores, Scores]
+    assert events[1] is pushed
+    assert messages[-1][0] == 1

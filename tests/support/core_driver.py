@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.ports import EventBatch, Extend, ForwardReport, Open, Opened, Release, Score
+from outrider.ports import EventBatch, Extend, ForwardReport, Open, Opened, Prepare, Release, Score
 from outrider.prefix_hash import prefix_hash
 from outrider.serving.engine_core import EngineCore
 from outrider.types import AcceptanceMethod, SamplingParams, Support
@@ -74,7 +74,7 @@ class Driver:
     opened: list[Opened] = field(default_factory=list)
     """Answers to ``Open``, which are not among the events that are returned."""
 
-    def send(self, *commands: Open | Release | Score | Extend) -> None:
+    def send(self, *commands: Open | Release | Score | Extend | Prepare) -> None:
         self.core.handle(self.link_id, commands)
 
     def step(self) -> list[Any]:
@@ -82,7 +82,7 @@ class Driver:
         self.num_steps += 1
         return self._mine(self.core.step())
 
-    def run(self, *commands: Open | Release | Score | Extend) -> list[Any]:
+    def run(self, *commands: Open | Release | Score | Extend | Prepare) -> list[Any]:
         """Send, and step until nothing is left to do; this link's events."""
         self.send(*commands)
         events: list[Any] = []
@@ -90,7 +90,7 @@ class Driver:
             events += self.step()
         return events
 
-    def one(self, *commands: Open | Release | Score | Extend) -> Any:
+    def one(self, *commands: Open | Release | Score | Extend | Prepare) -> Any:
         """The single answer to these commands."""
         (event,) = self.run(*commands)
         return event

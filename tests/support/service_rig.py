@@ -15,7 +15,7 @@ from outrider.client.requests import build_request
 from outrider.config import CoordinatorSettings
 from outrider.model_executor.loader.description import describe_model
 from outrider.model_executor.model_runner import ModelRunner
-from outrider.ports import Opened
+from outrider.ports import Opened, Prepare
 from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT
 from outrider.serving.engine_core import EngineCore
 from outrider.tokenization import ModelText
@@ -108,7 +108,7 @@ class ServiceRig:
     ) -> None:
         if core is None or not commands:
             return
-        sent = {command.session: command for command in commands}
+        sent = {command.session: command for command in commands if not isinstance(command, Prepare)}
         core.handle(0, commands)
         commands.clear()
         while core.has_work:

@@ -17,6 +17,7 @@ from outrider.ports import (
     ItemTiming,
     Open,
     Preempted,
+    Prepare,
     Refused,
     Release,
     Score,
@@ -115,7 +116,7 @@ class ToyCore(Generic[EventT]):
             events += self._open(command)
         elif isinstance(command, Release):
             self._bury(command)
-        else:
+        elif not isinstance(command, Prepare):  # which may be ignored
             return self._handle_item(command, events)
         return 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.ports import Extend, Open, Release, Score
+from outrider.ports import Extend, Open, Prepare, Release, Score
 from outrider.types import SparseEvidence, Support
 from outrider_coordinator.session.committed_tokens import CommittedTokens
 from outrider_coordinator.session.engine_request import EngineRequest
@@ -65,6 +65,10 @@ class CommandBuilder:
             _support(drafted),
             self.trace_parent,
         )
+
+    def prepare(self, num_steps: int) -> Prepare:
+        """Lets the target compute plain steps after the newest ``Score`` before they are asked for."""
+        return Prepare(self.session, self._generation, num_steps)
 
     def release(self) -> Release:
         """Ends the session on either side."""

@@ -139,6 +139,15 @@ class TargetSide:
     """In a row."""
     is_lost: bool = False
     """It held the session and lost it: to open it is to rebuild it."""
+    lookahead_credit: int = 0
+    """Plain steps that it may compute before they are asked for: what is left of a ``Prepare``."""
+    num_plain_steps: int = 0
+    """Steps in a row that were asked for without drafts."""
+
+    def note_score(self, *, is_plain: bool) -> None:
+        """A step is asked for; one with drafts ends the credit."""
+        self.num_plain_steps = self.num_plain_steps + 1 if is_plain else 0
+        self.lookahead_credit = max(0, self.lookahead_credit - 1) if is_plain else 0
 
     def note_opened(self, generation: int) -> None:
         """An ``Open`` of that generation goes out."""
@@ -157,3 +166,4 @@ class TargetSide:
         """The target holds nothing of this session any more, and owes no answer."""
         self.readiness = readiness
         self.held, self.asked = 0, None
+        self.lookahead_credit = self.num_plain_steps = 0

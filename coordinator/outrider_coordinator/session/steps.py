@@ -21,6 +21,16 @@ from outrider_coordinator.session.state import SessionState, SessionStatus
 from outrider_coordinator.speculation import LONGEST_INLINE_FEED
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
+LOOKAHEAD_STEPS = 64
+"""Plain steps that one ``Prepare`` lets a target compute before they are asked for. The target stops by itself where
+the session ends."""
+_LEAST_LOOKAHEAD_STEPS = 16
+"""Once fewer are left the next ``Prepare`` goes out, so that a target never runs out of them between two messages."""
+_PASSING = frozenset((WithoutDraft.CATCHING_UP, WithoutDraft.NOTHING_PROPOSED, WithoutDraft.BAD_EVIDENCE))
+"""Reasons after which the next step may have a proposal."""
+_PLAIN_STEPS_IN_A_ROW = 2
+"""So many make it likely that more follow, whatever the reason."""
+
 
 def begin(session: SessionState) -> None:
     """Begin the next step: as a prefill, plain, or with a proposal."""
@@ -103,6 +113,19 @@ def score(session: SessionState, timing: ItemTiming | None = None) -> None:
     command = session.commands.score(side, session.proposal)
     side.asked = command.generation
     actions.append(ToTarget(command))
+    side.note_score(is_plain=not session.proposal.token_ids)
+    if side.lookahead_credit < _LEAST_LOOKAHEAD_STEPS and _goes_on_plain(session):
+        side.lookahead_credit = LOOKAHEAD_STEPS
+        actions.append(ToTarget(session.commands.prepare(LOOKAHEAD_STEPS)))
+
+
+def _goes_on_plain(session: SessionState) -> bool:
+    """Whether the steps after this one are expected to have no proposal either."""
+    if session.proposal.token_ids or session.resumed_finish is not None or session.output.num_remaining <= 1:
+        return False
+    if session.no_draft_reason is WithoutDraft.PREFILL:
+        return not _will_draft(session)
+    return session.no_draft_reason not in _PASSING or session.target.num_plain_steps >= _PLAIN_STEPS_IN_A_ROW
 
 
 def end_draft_wait(session: SessionState, timing: ItemTiming | None = None) -> None:

@@ -21,6 +21,7 @@ from outrider.transport.convert.arrays import (
 from outrider.transport.convert.link_bounds import (
     check_extend,
     check_open,
+    check_prepare,
     check_score,
     command_within,
 )
@@ -163,6 +164,17 @@ def score_from_proto(message: pb.Score) -> ports.Score:
     )
 
 
+def prepare_to_proto(command: ports.Prepare) -> pb.Prepare:
+    """A credit for plain steps."""
+    return pb.Prepare(session=command.session, generation=command.generation, num_steps=command.num_steps)
+
+
+def prepare_from_proto(message: pb.Prepare) -> ports.Prepare:
+    """A credit for plain steps; ``InvalidRequestError`` for too many."""
+    check_prepare(message)
+    return ports.Prepare(message.session, message.generation, message.num_steps)
+
+
 def _support_from_proto(counts: bytes, token_ids: bytes) -> Support | None:
     if not counts and not token_ids:
         return None
@@ -217,6 +229,8 @@ def target_commands_to_proto(commands: Iterable[ports.TargetCommand]) -> pb.Targ
                 write_score(add().score, command)
             elif isinstance(command, ports.Open):
                 add().open.CopyFrom(open_to_proto(command))
+            elif isinstance(command, ports.Prepare):
+                add().prepare.CopyFrom(prepare_to_proto(command))
             else:
                 add().release.CopyFrom(release_to_proto(command))
     return message
@@ -238,8 +252,9 @@ def _target_command_from_proto(message: pb.TargetCommand, model: ModelLimits) ->
         return command_within(score_from_proto, message.score)
     if message.HasField("open"):
         return command_within(partial(open_from_proto, model=model), message.open)
-    command: ports.TargetCommand | ports.Rejected = read_one_of(message, "command", _COMMON_READERS)
+    command: ports.TargetCommand | ports.Rejected = read_one_of(message, "command", _TARGET_READERS)
     return command
 
 
 _COMMON_READERS: Readers = {"release": release_from_proto}
+_TARGET_READERS: Readers = {**_COMMON_READERS, "prepare": partial(command_within, prepare_from_proto)}

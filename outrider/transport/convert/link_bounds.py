@@ -65,6 +65,11 @@ def check_score(message: pb.Score) -> None:
     limits.REQUEST_ID.check("trace_parent", len(message.trace_parent))
 
 
+def check_prepare(message: pb.Prepare) -> None:
+    """Raise ``InvalidRequestError`` for more steps than any session can take."""
+    limits.LINK_PREPARED_STEPS.check("num_steps", message.num_steps)
+
+
 def check_scores(message: pb.Scores) -> None:
     """Raise ``InvalidRequestError`` for more positions than can be asked for."""
     limits.LINK_POSITIONS.check("tokens", len(message.tokens.token_ids))

@@ -86,7 +86,14 @@ def target_script(rng: random.Random) -> list[Message]:
             score.support_token_ids = b"".join(id_.to_bytes(4, "little") + b"\x01\0\0\0" for id_ in drafts)
         return link_pb2.TargetCommand(score=score)
 
-    return [link_pb2.TargetCommands(commands=one) for one in _script(rng, link_pb2.TargetCommand, ask)]
+    batches = _script(rng, link_pb2.TargetCommand, ask)
+    for batch in batches[1:-1]:
+        newest = batch[0].score.generation
+        prepare = link_pb2.Prepare(
+            session=0, generation=rng.choice((newest, 1)), num_steps=rng.choice((0, 1, 8, 1 << 20))
+        )
+        batch.append(link_pb2.TargetCommand(prepare=prepare))
+    return [link_pb2.TargetCommands(commands=batch) for batch in batches]
 
 
 def draft_script(rng: random.Random) -> list[Message]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from outrider.model_executor.input_batch import ForwardRow
-from outrider.ports import Open, Preempted, Refused, Release, Score, Scores, SessionFailed
+from outrider.ports import Open, Preempted, Prepare, Refused, Release, Score, Scores, SessionFailed
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session_table import Limits, SessionTable
 from outrider.serving.token_budget import TokenBudget
@@ -37,6 +37,7 @@ ODD: list[tuple[AcceptanceMethod, dict[str, Any], dict[str, Any]]] = [
     (TYPICAL, {"temperature": 0.7, "min_tokens": 5}, {}),
     (REJECTION, {"temperature": 1.0}, {"dense": True}),
 ]
+Command = Open | Release | Score | Prepare
 MOST_SESSIONS, LONGEST_WAIT = 5, 40
 _BATCH = 12
 """Tokens: prompts come in chunks."""
@@ -96,7 +97,7 @@ class Coordinator:
 
     def act(self, kind: Kind) -> None:
         """A message of some commands."""
-        commands: list[Open | Release | Score] = []
+        commands: list[Command] = []
         if len(self.sessions) < MOST_SESSIONS and self._choose.random() < (0.05 if kind.is_calm else 0.2):
             number = next(i for i in range(MOST_SESSIONS) if i not in self.sessions)
             commands += self._open(number, is_odd=kind.is_odd)
@@ -107,10 +108,10 @@ class Coordinator:
             elif chance < 0.02:
                 commands.append(self._release(number))
             elif session.newest is None and (chance < 0.8 or kind.is_calm):
-                commands.append(self._ask(session, drafts=kind.has_drafts))
+                commands += self._ask(session, drafts=kind.has_drafts)
             elif session.newest is not None and chance < 0.05:
                 self._change_mind(session)
-                commands.append(self._ask(session, drafts=kind.has_drafts))
+                commands += self._ask(session, drafts=kind.has_drafts)
         if commands:
             self.driver.send(*commands)
 
@@ -142,7 +143,7 @@ class Coordinator:
                 session.newest.wait += 1
                 assert session.newest.wait < LONGEST_WAIT, session
 
-    def _open(self, number: int, *, is_odd: bool) -> list[Open | Release | Score]:
+    def _open(self, number: int, *, is_odd: bool) -> list[Command]:
         prompt = self._tokens(self._choose.choice((1, 3, 5, 20)))
         method, sampling, more = self._choose.choice(ODD if is_odd and self._choose.random() < 0.5 else PLAIN)
         opened = open_session(
@@ -151,13 +152,13 @@ class Coordinator:
             acceptance_method=method, sampling=SamplingParams(**sampling), eos_token_ids=(5,), **more,
         )  # fmt: skip
         self.sessions[number] = OneSession(opened, prompt)
-        return [opened, *([self._ask(self.sessions[number], drafts=False)] if self._choose.random() < 0.8 else [])]
+        return [opened, *(self._ask(self.sessions[number], drafts=False) if self._choose.random() < 0.8 else [])]
 
     def _release(self, number: int) -> Release:
         del self.sessions[number]
         return Release(number, next(self._generations))
 
-    def _ask(self, session: OneSession, *, drafts: bool) -> Score:
+    def _ask(self, session: OneSession, *, drafts: bool) -> list[Command]:
         opened, tokens = session.opened, session.tokens
         base = min(session.held, len(tokens) - 1)
         # A prompt whose logprobs are wanted is cut by one token more, so that who asks again may find it too short.
@@ -172,7 +173,14 @@ class Coordinator:
             item = dataclasses.replace(item, trace_parent=f"00-{self.driver.link_id:016x}{generation:016x}-{1:016x}-01")
         session.held = base
         session.newest = session.asked[generation] = Asked(item, tuple(tokens))
-        return item
+        return [item, *self._credit(opened.session, generation)]
+
+    def _credit(self, session: int, generation: int) -> list[Command]:
+        """Mostly a little; now and then none, or for an item that is not the newest."""
+        if self._choose.random() < 0.2:
+            return []
+        stale = self._choose.random() < 0.05
+        return [Prepare(session, generation - stale, self._choose.choice((0, 1, 2, 5, 50)))]
 
     def _change_mind(self, session: OneSession) -> None:
         """Perhaps about the last token too."""
