@@ -13,6 +13,7 @@ from outrider.errors import InvalidRequestError, NonFiniteLogitsError, ProtocolE
 from outrider.ports import (
     Open,
     Proposal,
+    Score,
     Scores,
     SessionFailed,
 )
@@ -357,7 +358,8 @@ def test_a_target_that_needs_the_pages_parks_the_session_wherever_it_is(
     so_far = list(driven.token_ids)
     setting.bench.sessions[77] = driven
     setting.bench.tell(driven, lambda loop: loop.start(77))
-    assert setting.bench.to_target[-1].token_ids == (1, 2, 3, *so_far)
+    (rebuild,) = [command for command in setting.bench.to_target if isinstance(command, Score)]
+    assert rebuild.token_ids == (1, 2, 3, *so_far)
     setting.bench.run()
     assert driven.token_ids == own_tokens(plan)
     assert setting.all_is_free()
@@ -389,7 +391,8 @@ def test_a_refusal_at_a_rebuild_keeps_the_tokens() -> None:
     assert driven.parked
     setting.bench.sessions[78] = driven
     setting.bench.tell(driven, lambda loop: loop.start(78))
-    assert setting.bench.to_target[-1].token_ids == (1, 2, 3, *so_far)
+    (rebuild,) = [command for command in setting.bench.to_target if isinstance(command, Score)]
+    assert rebuild.token_ids == (1, 2, 3, *so_far)
     setting.bench.run()
     assert driven.token_ids == own_tokens(plan)
 

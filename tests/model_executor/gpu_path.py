@@ -37,7 +37,7 @@ from outrider_draft.service import build_model_core
 from outrider_target.executor import next_token
 from outrider_target.service import build_core
 from tests.support.async_target import AsyncTargetExecutor, lookahead_core
-from tests.support.core_driver import Driver, extend_item, open_session, score_item
+from tests.support.core_driver import Driver, extend_item, open_session, score_item, with_credit
 from tests.support.tiny_models import cached_tiny_model
 
 VOCAB_SIZE, NUM_IDS = 261, 257
@@ -184,7 +184,8 @@ def plain_steps(target: ModelRunner) -> tuple[list[list[int]], int]:
     for number in range(max(ends)):
         running = [i for i, end in enumerate(ends) if len(texts[i]) < end]
         for i in running:
-            driver.send(score_item(i, 2 + number, texts[i], num_kept_tokens=len(texts[i]) - 1 if number else 0))
+            num_kept_tokens = len(texts[i]) - 1 if number else 0
+            driver.send(*with_credit(score_item(i, 2 + number, texts[i], num_kept_tokens=num_kept_tokens)))
         answered: set[int] = set()
         while len(answered) < len(running):
             for event in driver.step():

@@ -55,6 +55,11 @@ def score_item(
     return Score(session, generation, num_kept_tokens, kept, tuple(tokens[num_kept_tokens:]), tuple(drafts), support)
 
 
+def with_credit(item: Score, num_steps: int = 8) -> tuple[Score, Prepare]:
+    """An item, and credit for plain steps after it."""
+    return item, Prepare(item.session, item.generation, num_steps)
+
+
 def extend_item(
     session: int, generation: int, tokens: Sequence[int], draft_length: int, *, num_kept_tokens: int = 0
 ) -> Extend:

@@ -13,7 +13,7 @@ from outrider.ports import Preempted, Refused, Release, Score, Scores, SessionFa
 from outrider.types import TokenScores
 from outrider_target.service import build_core
 from tests.support.async_target import AsyncTargetExecutor, lookahead_core
-from tests.support.core_driver import Driver, open_session, score_item
+from tests.support.core_driver import Driver, open_session, score_item, with_credit
 from tests.support.tiny_models import cached_tiny_model
 
 PAGE = 4
@@ -65,7 +65,8 @@ class Coordinator:
 
     def ask(self, session: int) -> None:
         self.generation += 1
-        self.driver.send(score_item(session, self.generation, self.texts[session], num_kept_tokens=self.held[session]))
+        item = score_item(session, self.generation, self.texts[session], num_kept_tokens=self.held[session])
+        self.driver.send(*with_credit(item))
 
     def step(self) -> None:
         for event in self.driver.step():
@@ -181,7 +182,7 @@ def test_steps_that_were_not_asked_for_preempt_nobody() -> None:
     held, generation = 0, 2
     driver.send(opened(0, arrival_ns=1, max_length=24))
     while len(text) < 12:
-        driver.send(score_item(0, generation, text, num_kept_tokens=held))
+        driver.send(*with_credit(score_item(0, generation, text, num_kept_tokens=held)))
         events: list[Any] = []
         while not events:
             events = driver.step()

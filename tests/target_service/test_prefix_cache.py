@@ -12,7 +12,7 @@ import pytest
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Opened, Release, Scores
 from outrider_target.service import build_core
-from tests.support.core_driver import Driver, open_session, score_item
+from tests.support.core_driver import Driver, open_session, score_item, with_credit
 
 TEXT = [(7 * position) % 250 for position in range(60)]
 NUM_IDS, PAGE = 257, 4
@@ -101,7 +101,8 @@ def test_the_kv_of_tokens_computed_ahead_and_not_asked_for_is_never_found(runner
     driver = Driver(build_core(runner, max_batched_tokens=16, computes_ahead=True))
     tokens, held = TEXT[:30], 0
     for generation in range(2, 8):
-        driver.send(*([opened()] if generation == 2 else []), score_item(0, generation, tokens, num_kept_tokens=held))
+        item = score_item(0, generation, tokens, num_kept_tokens=held)
+        driver.send(*([opened()] if generation == 2 else []), *with_credit(item))
         events: list[Any] = []
         while not events:
             events = driver.step()

@@ -140,6 +140,7 @@ opens = st.builds(
     arrival_ns=u64,
 )
 releases = st.builds(ports.Release, u64, u64)
+prepares = st.builds(ports.Prepare, u64, u64, st.integers(0, 1 << 16))
 extends = st.builds(
     ports.Extend,
     session=u64,
@@ -184,7 +185,7 @@ common_events = st.one_of(
 )
 reports = st.builds(ports.ForwardReport, u64, u64, u64, u64, u32, u32, u32)
 draft_commands = st.lists(st.one_of(opens, extends, releases), max_size=3).map(tuple)
-target_commands = st.lists(st.one_of(opens, scores_wanted, releases), max_size=3).map(tuple)
+target_commands = st.lists(st.one_of(opens, scores_wanted, prepares, releases), max_size=3).map(tuple)
 
 
 def batches(events: st.SearchStrategy[Any]) -> st.SearchStrategy[ports.EventBatch[Any]]:
