@@ -253,7 +253,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Items computed before they came",
             "A second, of sessions without drafts. Unused: the session ended or needed something else.",
             "short",
-            each("outrider_foreseen_items_total", "outcome"),
+            each("outrider_lookahead_steps_total", "outcome"),
         ),
         Panel(
             "Failures",

@@ -203,7 +203,7 @@ class TargetSettings(Section):
     cuda_graph_memory_mb: NonNegative | None = _GRAPH_MEMORY_MB
     compute_ahead: bool = Field(
         True,
-        description="While no session speculates, compute each one's next two tokens before they are asked for.",
+        description="While no session speculates, compute up to two plain steps of each before they are asked for.",
     )
     num_threads: Positive | None = _NUM_THREADS
     num_awake_processors: NonNegative | None = _NUM_AWAKE_PROCESSORS

@@ -86,8 +86,8 @@ class ServiceStats:
             Reading("outrider_sessions_opened_total", self.num_opened),
             Reading("outrider_sessions_lost_total", self.num_lost),
             Reading("outrider_sessions_preempted_total", self.num_preempted),
-            Reading("outrider_foreseen_items_total", self.num_lookahead_used, (("outcome", "used"),)),
-            Reading("outrider_foreseen_items_total", self.num_lookahead_unused, (("outcome", "unused"),)),
+            Reading("outrider_lookahead_steps_total", self.num_lookahead_used, (("outcome", "used"),)),
+            Reading("outrider_lookahead_steps_total", self.num_lookahead_unused, (("outcome", "unused"),)),
             *each("outrider_sessions_refused_total", "reason", list(self.refused.items())),
             *each("outrider_sessions_failed_total", "error", list(self.failed.items())),
         ]

@@ -297,9 +297,9 @@ SERVICE = (
     ),
     _of_services(
         Kind.COUNTER,
-        "outrider_foreseen_items_total",
-        "Items computed before they came (`compute_ahead`), by whether they came.",
-        f"sum by (outcome) (rate(outrider_foreseen_items_total{_WINDOW}))",
+        "outrider_lookahead_steps_total",
+        "Plain steps computed before they were asked for (`compute_ahead`), by whether they were.",
+        f"sum by (outcome) (rate(outrider_lookahead_steps_total{_WINDOW}))",
         Label("outcome", "used or unused"),
     ),
     _of_services(
