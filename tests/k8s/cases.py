@@ -40,7 +40,6 @@ def _block(first: str) -> str:
 
 
 _LABELS: Values = {"app.kubernetes.io/managed-by": "Helm"}
-_GATEWAY: Values = {"gateway": {"enabled": True}}
 _ALONE: dict[str, Values] = {
     "no-draft": {"draft": {"enabled": False}},
     "no-draft-in-one-pod": {"draft": {"enabled": False}, "placement": "samePod"},
@@ -118,8 +117,7 @@ _ALONE: dict[str, Values] = {
     },
     "host-network": {"target": {"hostNetwork": True}, "draft": {"hostNetwork": True}},
     "host-network-of-coordinators": {"coordinator": {"hostNetwork": True}, "networkPolicy": {"enabled": False}},
-    "node-ports": _GATEWAY
-    | {
+    "node-ports": {
         "service": {
             "type": "NodePort",
             "nodePort": 30051,
@@ -128,11 +126,9 @@ _ALONE: dict[str, Values] = {
         },
     },
     "vllm-names": {"metrics": {"vllmNames": True}},
-    "gateway": {"gateway": {"enabled": True, "replicas": 2}},
-    "gateway-beside-one-pod": {"gateway": {"enabled": True}, "placement": "samePod"},
-    "gateway-beside-one-node": {"gateway": {"enabled": True}, "placement": "sameNode"},
-    "http-route": _GATEWAY
-    | {
+    "no-gateway": {"gateway": {"enabled": False}},
+    "gateway": {"gateway": {"replicas": 2, "settings": {"served_model_name": "llama", "max_body_bytes": 1_000_000}}},
+    "http-route": {
         "httpRoute": {
             "enabled": True,
             "hostnames": ["m.example.com"],
@@ -141,8 +137,7 @@ _ALONE: dict[str, Values] = {
             "timeouts": {"request": "0s"},
         },
     },
-    "ingress-of-all-hosts": _GATEWAY
-    | {"ingress": {"enabled": True, "tls": [{"hosts": ["a.example.com"], "secretName": "a"}]}},
+    "ingress-of-all-hosts": {"ingress": {"enabled": True, "tls": [{"hosts": ["a.example.com"], "secretName": "a"}]}},
     "scaled-gateway": {
         "gateway": {"enabled": True, "autoscaling": {"enabled": True, "maxReplicas": 8, "cpuPercent": 50}}
     },
@@ -192,7 +187,7 @@ _ALONE: dict[str, Values] = {
         "tls": {
             "enabled": True,
             "users": {"required": True, "caSecret": {"name": "users-ca", "key": "ca.crt"}},
-            "secrets": {"coordinator": "c-tls", "target": "t-tls", "draft": "d-tls"},
+            "secrets": {"coordinator": "c-tls", "target": "t-tls", "draft": "d-tls", "gateway": "g-tls"},
         }
     },
     "tls-in-one-pod": {
@@ -205,8 +200,7 @@ _ALONE: dict[str, Values] = {
         "coordinator": {"model": {"claim": "models"}},
     },
     "route": {"route": {"enabled": True, "hostnames": ["m.example.com"], "parentRefs": [{"name": "public"}]}},
-    "load-balancer": _GATEWAY
-    | {
+    "load-balancer": {
         "service": {
             "type": "LoadBalancer",
             "annotations": {"a": "b"},
@@ -266,7 +260,7 @@ STARTED: dict[str, Values] = {
             "tls": {
                 "enabled": True,
                 "users": {"required": True},
-                "secrets": {"coordinator": "c", "target": "t", "draft": "d"},
+                "secrets": {"coordinator": "c", "target": "t", "draft": "d", "gateway": "g"},
             },
             "tokens": {"api": {"name": "users", "key": "tokens"}, "links": {"name": "links", "key": "token"}},
         },
@@ -301,7 +295,7 @@ TOGETHER: dict[str, Values] = {
             "common": {"replicas": 2},
             "target": {"autoscaling": {"enabled": True, "kind": "hpa"}},
             "coordinator": {"autoscaling": {"enabled": True, "kind": "hpa"}},
-            "gateway": {"enabled": True, "autoscaling": {"enabled": True}},
+            "gateway": {"autoscaling": {"enabled": True}},
             "tls": {"users": {"required": True, "caSecret": {"name": "users-ca", "key": "ca.crt"}}},
             "route": {"enabled": True, "parentRefs": [{"name": "public"}]},
         },

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ from tests.k8s.release import Object, Release
 PAIR = Path(__file__).parents[2] / "outrider" / "demo" / "pair"
 _PORTS = ("--port", "--metrics-port", "--health-port", "--master-port")
 POD_IP = "127.0.0.1"
+_PROGRAMS = {"python": [sys.executable], "outrider": [sys.executable, "-m", "outrider.cli"]}
+"""The image's programs, here."""
 
 
 class Pods:
@@ -44,7 +47,7 @@ class Pods:
         command = [self._here(word, service) for word in [*container["command"], *container["args"]]]
         with (self.folder / f"{service}.log").open("wb") as log:
             self.processes[service] = subprocess.Popen(
-                [sys.executable, *command[1:]], env=self._environment(container), stdout=log, stderr=log
+                [*_PROGRAMS[command[0]], *command[1:]], env=self._environment(container), stdout=log, stderr=log
             )
 
     def start_group(self, service: str) -> list[str]:
@@ -84,8 +87,9 @@ class Pods:
         if "grpc" in question:
             return says_serving(f"{POD_IP}:{self.port(question['grpc']['port'])}", question["grpc"].get("service", ""))
         numbers = {port["name"]: port["containerPort"] for port in container["ports"]}
+        scheme = question["httpGet"].get("scheme", "HTTP").lower()
         return _answers(
-            f"http://{POD_IP}:{self.port(numbers[question['httpGet']['port']])}{question['httpGet']['path']}"
+            f"{scheme}://{POD_IP}:{self.port(numbers[question['httpGet']['port']])}{question['httpGet']['path']}"
         )
 
     def has_ended(self, service: str) -> bool:
@@ -138,7 +142,12 @@ class Pods:
             return f"{name}=cpu"
         if name in ("--host", "--health-host", "--metrics-host") and not value.startswith("unix:"):
             return f"{name}={POD_IP}"
-        if name in ("--target-address", "--draft-address", "--address") and not value.startswith("unix:"):
+        if name in (
+            "--target-address",
+            "--draft-address",
+            "--coordinator-address",
+            "--address",
+        ) and not value.startswith("unix:"):
             return f"{name}={POD_IP}:{self.port(int(value.rpartition(':')[2]))}"
         if name == "--model":
             return f"{name}={PAIR / Path(value).name}"
@@ -175,7 +184,12 @@ def says_serving(address: str, service: str) -> bool:
 
 
 def _answers(url: str) -> bool:
-    opener: Callable[..., object] = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+    # As kubelet, which trusts any certificate.
+    handlers = [
+        urllib.request.ProxyHandler({}),
+        urllib.request.HTTPSHandler(context=ssl._create_unverified_context()),
+    ]
+    opener: Callable[..., object] = urllib.request.build_opener(*handlers).open
     try:
         opener(url, timeout=5)
     except (urllib.error.URLError, OSError):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import signal
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import trustme
 from typer.main import get_command
 
 from outrider.cli.app import app
-from outrider.config import CoordinatorSettings, DraftSettings, Section, TargetSettings
+from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Section, TargetSettings
 from outrider.config.flags import parse_flags
 from outrider.config.loading import load
 from outrider.telemetry.tracing.names import OTLP
@@ -27,8 +32,16 @@ SECTIONS: dict[str, type[Section]] = {
     "target": TargetSettings,
     "draft": DraftSettings,
     "coordinator": CoordinatorSettings,
+    "gateway": GatewaySettings,
 }
-MODULES = {"target": "outrider_target", "draft": "outrider_draft", "coordinator": "outrider_coordinator"}
+MODELS_AND_COORDINATOR = ("target", "draft", "coordinator")
+PROGRAMS = {
+    "target": "outrider_target",
+    "draft": "outrider_draft",
+    "coordinator": "outrider_coordinator",
+    "gateway": "gateway",
+}
+"""Module, or subcommand of ``outrider``."""
 
 
 def services(release: Release) -> list[str]:
@@ -45,7 +58,7 @@ def test_every_flag_is_a_setting_and_means_what_was_given(release: Releases, nam
         assert config is None
         assert len(given) == len(flags), "no flag twice"
         container = rendered.workload_of(service).container(service)
-        assert container["command"][-1] == MODULES[service]
+        assert container["command"][-1] == PROGRAMS[service]
         assert (
             settings.model_dump()["drain_grace_s"] < rendered.workload_of(service).spec["terminationGracePeriodSeconds"]
         )
@@ -84,7 +97,7 @@ def test_torchrun_takes_the_command_of_a_group(release: Releases) -> None:
 
 
 def test_the_variables_for_traces_turn_them_on(release: Releases) -> None:
-    for service in SECTIONS:
+    for service in MODELS_AND_COORDINATOR:
         container = release("tracing").workload_of(service).container(service)
         variables = {variable["name"]: variable.get("value", "") for variable in container["env"]}
         assert exporter_names(variables) == (OTLP,)
@@ -92,6 +105,23 @@ def test_the_variables_for_traces_turn_them_on(release: Releases) -> None:
         assert variables["OTEL_SERVICE_NAME"] == f"outrider-{service}"
         off = release("no-draft" if service != "draft" else "two-gpus").workload_of(service).container(service)
         assert exporter_names({variable["name"]: variable.get("value", "") for variable in off["env"]}) == ()
+
+
+def completion(found: Pods, *, token: str = "", ca_file: Path | None = None) -> tuple[int, int]:
+    """HTTP status and number of tokens of a completion that the gateway gives."""
+    body = {"model": "", "prompt": "def f(", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"http{'s' * (ca_file is not None)}://{found.address('gateway')}/v1/completions",
+        json.dumps({key: value for key, value in body.items() if value != ""}).encode(),
+        {"content-type": "application/json", "authorization": f"Bearer {token}"},
+    )
+    context = None if ca_file is None else ssl.create_default_context(cafile=str(ca_file))
+    handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)]
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=60) as answer:
+            return answer.status, json.loads(answer.read())["usage"]["completion_tokens"]
+    except urllib.error.HTTPError as error:
+        return error.code, 0
 
 
 def until(found: Pods, service: str, probe: str) -> None:
@@ -114,10 +144,14 @@ def test_the_cpu_profile_runs_as_it_is_rendered(release: Releases) -> None:
         until(found, "coordinator", "readiness")
         found.start("draft")
         until(found, "draft", "startup")
+        found.start("gateway")
+        until(found, "gateway", "startup")
+        until(found, "gateway", "readiness")
         assert all(found.passes(service, "liveness") and found.passes(service, "readiness") for service in SECTIONS)
         outcome = found.run_test()
         assert outcome.returncode == 0, outcome.stderr
         assert outcome.stdout.strip()
+        assert completion(found) == (200, 4)
         assert found.terminate() == dict.fromkeys(SECTIONS, 0)
 
 
@@ -143,7 +177,10 @@ def test_with_tls_and_tokens_every_hop_is_closed_to_strangers_and_open_to_its_ow
             until(found, service, "readiness")
             assert found.passes(service, "liveness")
             # Without TLS and a certificate nobody is answered.
-            assert not says_serving(found.address(service), "liveness")
+            assert service == "gateway" or not says_serving(found.address(service), "liveness")
+        authority_file = found.folder / "test" / "tls" / "ca.crt"
+        assert completion(found, token="user-1", ca_file=authority_file) == (200, 4)
+        assert completion(found, token="user-3", ca_file=authority_file) == (401, 0)
         outcome = found.run_test()
         assert outcome.returncode == 0, outcome.stderr
         (found.folder / "test" / "token" / "token").write_text("user-3")
@@ -155,7 +192,7 @@ def test_with_tls_and_tokens_every_hop_is_closed_to_strangers_and_open_to_its_ow
 @pytest.mark.timeout(300)
 def test_in_one_pod_the_services_meet_on_sockets(release: Releases) -> None:
     with pods(release("cpu-in-one-pod")) as found:
-        for service in SECTIONS:
+        for service in MODELS_AND_COORDINATOR:
             found.start(service)
         for service in ("target", "coordinator"):
             until(found, service, "startup")
@@ -164,7 +201,7 @@ def test_in_one_pod_the_services_meet_on_sockets(release: Releases) -> None:
         assert found.address("target") == f"unix:{found.folder}/target.sock"
         outcome = found.run_test()
         assert outcome.returncode == 0, outcome.stderr
-        assert found.terminate() == dict.fromkeys(SECTIONS, 0)
+        assert found.terminate() == dict.fromkeys(MODELS_AND_COORDINATOR, 0)
 
 
 @pytest.mark.parametrize("name", ["two-gpus", "tls", "given-certificates", "all-in-one-pod"])

@@ -7,7 +7,7 @@ import pytest
 from tests.k8s.cases import MODELS, Values, over
 from tests.k8s.helm import Helm, RefusedError
 
-TLS: Values = {"tls": {"enabled": True, "secrets": {"coordinator": "c", "target": "t", "draft": "d"}}}
+TLS: Values = {"tls": {"enabled": True, "secrets": {"coordinator": "c", "target": "t", "draft": "d", "gateway": "g"}}}
 
 REFUSED: dict[str, tuple[Values, str]] = {
     "nothing set": ({"target": {"model": {"from": "none"}}}, "target.model.from: the large model is not set"),
@@ -193,8 +193,16 @@ REFUSED: dict[str, tuple[Values, str]] = {
         "httpRoute.enabled: leads to the gateway's HTTP; gateway.enabled is false",
     ),
     "an HTTPRoute from nowhere": (
-        {"gateway": {"enabled": True}, "httpRoute": {"enabled": True}},
+        {"httpRoute": {"enabled": True}},
         "httpRoute.parentRefs: is needed with httpRoute.enabled",
+    ),
+    "a gateway's address as a setting": (
+        {"gateway": {"settings": {"coordinator_address": "x:1"}}},
+        "gateway.settings.coordinator_address: is the chart's own",
+    ),
+    "processes of a gateway's pod": (
+        {"gateway": {"settings": {"num_processes": 2}}},
+        "gateway.settings.num_processes: is set by gateway.replicas",
     ),
     "a gateway with a model": ({"gateway": {"model": {"from": "pvc"}}}, "additional properties 'model' not allowed"),
     "a bucket and a repository": (

@@ -249,6 +249,8 @@ def test_on_one_node_pods_follow_those_with_gpus(release: Releases, name: str, f
     # Whoever is asked for by its own rule may be placed while nobody is there yet.
     rendered = release(name)
     pods = [workload for workload in rendered.workloads() if workload.component != "test"]
+    gateway = pods.pop(next(number for number, found in enumerate(pods) if found.component == "gateway"))
+    assert "affinity" not in gateway.spec
     assert len(pods) == 3
     for workload in pods:
         affinity = workload.spec["affinity"]["podAffinity"]
@@ -430,13 +432,13 @@ def test_http_leads_to_the_gateways_service(release: Releases, case: str) -> Non
     assert len([*rendered.of_kind("Ingress"), *rendered.of_kind("HTTPRoute")]) == 1
 
 
-@pytest.mark.parametrize("case", ["gateway", "gateway-beside-one-pod", "gateway-beside-one-node", "all-spread"])
+@pytest.mark.parametrize("case", ["two-gpus", "gateway", "same-pod", "same-node", "all-spread"])
 def test_the_gateway_has_pods_of_its_own_and_calls_the_coordinators_service(release: Releases, case: str) -> None:
     rendered = release(case)
     workload = rendered.workload_of("gateway")
     assert [container["name"] for container in workload.spec["containers"] if container["name"] in SERVICES] == []
-    (flag,) = [flag for flag in rendered.flags("gateway") if flag.startswith("--coordinator=")]
-    host, _, port = flag.removeprefix("--coordinator=").partition(":")
+    (flag,) = [flag for flag in rendered.flags("gateway") if flag.startswith("--coordinator-address=")]
+    host, _, port = flag.removeprefix("--coordinator-address=").partition(":")
     service = rendered.one("Service", host)
     assert int(port) in [found["port"] for found in service["spec"]["ports"]]
     assert host == "rider-outrider-coordinator"
@@ -449,7 +451,7 @@ def test_the_gateway_has_pods_of_its_own_and_calls_the_coordinators_service(rele
     assert called.container("coordinator")
 
 
-@pytest.mark.parametrize("name", ["gateway", "gateway-beside-one-pod", "all-spread"])
+@pytest.mark.parametrize("name", ["two-gpus", "same-pod", "all-spread"])
 def test_who_may_call_coordinators_includes_the_gateway(release: Releases, name: str) -> None:
     rendered = release(name)
     coordinator = rendered.workload_of("coordinator")
@@ -549,7 +551,8 @@ def test_rules_match_this_release_alone(release: Releases) -> None:
     (group,) = rules["spec"]["groups"]
     (file,) = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text(encoding="utf-8"))["groups"]
     assert [rule["alert"] for rule in group["rules"]] == [rule["alert"] for rule in file["rules"]]
-    services = {found["metadata"]["name"] for found in release("monitors").of_kind("Service")}
+    services = {f"rider-outrider-{service}" for service in SERVICES}
+    assert services < {found["metadata"]["name"] for found in release("monitors").of_kind("Service")}
     for rendered, written in zip(group["rules"], file["rules"], strict=True):
         used = re.findall(r"\b((?:outrider|process)_[a-z0-9_]+)", written["expr"])
         matchers = re.findall(
@@ -626,7 +629,7 @@ def test_images_are_pulled_with_the_secrets_given(release: Releases) -> None:
     wanted = [{"name": "registry"}, {"name": "models"}]
     assert [template["spec"]["imagePullSecrets"] for template in release("model-images").pod_templates()] == [
         wanted
-    ] * 4
+    ] * 5
     assert release("pod-extras").workload_of("target").spec["imagePullSecrets"] == [{"name": "registry"}]
 
 

@@ -66,14 +66,14 @@
 {{- if and (has $model.from (list "pvc" "hostPath" "download" "oci")) (hasPrefix "/" $model.path) }}
 {{- fail (printf "\n%s.model.path: %q should be relative to the volume's root with model.from=%s" $name $model.path $model.from) }}
 {{- end }}
-{{- $owned := dict "host" "bindAddress" "port" "port" "device" "device" "model" "model" "tokenizer" "model" "tensor_parallel_size" "tensorParallelSize" "metrics_port" "metricsPort" "metrics_host" "bindAddress" "health_port" "healthPort" "health_host" "bindAddress" "drain_delay_s" "drain.delaySeconds" "drain_grace_s" "drain.graceSeconds" }}
+{{- $owned := dict "host" "bindAddress" "port" "port" "device" "device" "model" "model" "tokenizer" "model" "tensor_parallel_size" "tensorParallelSize" "metrics_port" "metricsPort" "metrics_host" "bindAddress" "health_port" "healthPort" "health_host" "bindAddress" "drain_delay_s" "drain.delaySeconds" "drain_grace_s" "drain.graceSeconds" "enabled" "enabled" "num_processes" "replicas" "reuse_port" "replicas" }}
 {{- $known := index (.root.Files.Get "files/settings.json" | fromJson) $name }}
 {{- range $key, $value := $block.settings }}
 {{- if not (has $key $known) }}
 {{- fail (printf "\n%s.settings.%s: the %s has no such setting; docs/configuration.md has them all" $name $key $name) }}
 {{- else if hasKey $owned $key }}
 {{- fail (printf "\n%s.settings.%s: is set by %s.%s" $name $key $name (get $owned $key)) }}
-{{- else if or (hasSuffix "_address" $key) (hasSuffix "_file" $key) (hasPrefix "max_connection_age" $key) }}
+{{- else if or (hasSuffix "_address" $key) (hasSuffix "_file" $key) (hasPrefix "max_connection_age" $key) (hasPrefix "coordinator_tls" $key) (eq $key "allow_plaintext_token") }}
 {{- fail (printf "\n%s.settings.%s: is the chart's own; see placement, tls, tokens and service in values.yaml" $name $key) }}
 {{- end }}
 {{- end }}
@@ -123,7 +123,7 @@
 {{/* Ports, pods and nodes of all blocks: dict "root" "blocks". */}}
 {{- define "outrider.checkPlacement" -}}
 {{- $root := .root }}
-{{- range $name, $block := .blocks }}
+{{- range $name, $block := omit .blocks "gateway" }}
 {{- if lt (list $block.port $block.metricsPort $block.healthPort | uniq | len) 3 }}
 {{- fail (printf "\n%s: port %v, metricsPort %v and healthPort %v must be three different ports" $name $block.port $block.metricsPort $block.healthPort) }}
 {{- end }}

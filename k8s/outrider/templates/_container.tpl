@@ -37,7 +37,7 @@
 {{- if not (include "outrider.onSocket" .) }}
 {{- $ports = append $ports (dict "name" (ternary "http" "grpc" (eq .name "gateway")) "containerPort" .block.port) }}
 {{- end }}
-{{- if .root.Values.metrics.enabled }}
+{{- if include "outrider.hasMetrics" . }}
 {{- $ports = append $ports (dict "name" (include "outrider.portName" (merge (dict "port" "metrics") .)) "containerPort" .block.metricsPort) }}
 {{- end }}
 {{- if include "outrider.asksHttp" . }}
@@ -65,7 +65,7 @@
   value: {{ include "outrider.drainSeconds" .block | quote }}
 {{- end }}
 {{- with .root.Values.tracing }}
-{{- if .endpoint }}
+{{- if and .endpoint (ne $.name "gateway") }}
 - name: OTEL_SERVICE_NAME
   value: outrider-{{ $.name }}
 - name: OTEL_RESOURCE_ATTRIBUTES

@@ -38,11 +38,15 @@ unix:/run/outrider/{{ .name }}.sock
 {{- end }}
 {{- end }}
 
-{{/* The flags of the gateway, a YAML list: dict "root" "block". */}}
+{{/* The flags of the gateway, a YAML list: dict "root" "name" "block". */}}
 {{- define "outrider.gatewayFlags" -}}
-- --coordinator={{ include "outrider.address" (dict "root" .root "name" "coordinator") }}
-- --http-host={{ .block.bindAddress }}
-- --http-port={{ .block.port }}
+- --host={{ .block.bindAddress }}
+- --port={{ .block.port }}
+- --coordinator-address={{ include "outrider.address" (dict "root" .root "name" "coordinator") }}
+{{- include "outrider.securityFlags" . }}
+- --drain-delay-s={{ .block.drain.delaySeconds }}
+- --drain-grace-s={{ .block.drain.graceSeconds }}
+{{- include "outrider.settingFlags" . }}
 {{- end }}
 
 {{/* The flags of a gRPC service, a YAML list: dict "root" "name" "block". */}}
@@ -86,6 +90,11 @@ unix:/run/outrider/{{ .name }}.sock
 {{- end }}
 - --drain-delay-s={{ .block.drain.delaySeconds }}
 - --drain-grace-s={{ .block.drain.graceSeconds }}
+{{- include "outrider.settingFlags" . }}
+{{- end }}
+
+{{/* The flags of a block's settings, each on a line of its own: dict "block". */}}
+{{- define "outrider.settingFlags" -}}
 {{- range $key, $value := .block.settings }}
 {{- $flag := $key | replace "_" "-" }}
 {{- if kindIs "bool" $value }}

@@ -1,12 +1,13 @@
 {{/*
-Probes ask the health service. kubelet speaks gRPC neither over TLS nor to a socket file: there the same answers are
-taken from the health port. Liveness says that the process is there: it follows neither the target nor a drain. A
-coordinator is ready with a target alone, whatever the draft does.
+Probes ask the gRPC health service. kubelet speaks gRPC neither over TLS nor to a socket file: there the same answers
+come from the health port. The gateway answers over its own HTTP. Liveness says that the process is there: it follows
+neither the target nor a drain. A coordinator is ready with a target alone, whatever the draft does, and a gateway
+with a coordinator that is.
 */}}
 
 {{/* Whether probes go to the health port: dict "root" "name". Empty is no. */}}
 {{- define "outrider.asksHttp" -}}
-{{- if or .root.Values.tls.enabled (include "outrider.onSocket" .) }}yes{{ end }}
+{{- if and (ne .name "gateway") (or .root.Values.tls.enabled (include "outrider.onSocket" .)) }}yes{{ end }}
 {{- end }}
 
 {{/* The name of a container's port, once in a pod: dict "root" "name" "port". */}}
@@ -16,7 +17,14 @@ coordinator is ready with a target alone, whatever the draft does.
 
 {{/* One question to a service: dict "root" "name" "block" "path" "service". */}}
 {{- define "outrider.question" -}}
-{{- if include "outrider.asksHttp" . -}}
+{{- if eq .name "gateway" -}}
+httpGet:
+  path: {{ ternary "/version" "/health" (eq .path "/livez") }}
+  port: http
+  {{- if include "outrider.hasCertificate" . }}
+  scheme: HTTPS
+  {{- end }}
+{{- else if include "outrider.asksHttp" . -}}
 httpGet:
   path: {{ .path }}
   port: {{ include "outrider.portName" (merge (dict "port" "health") .) }}
@@ -37,7 +45,7 @@ grpc:
 {{- $matters := not (and (eq .root.Values.placement "samePod") (eq .name "draft")) }}
 {{- if $matters }}
 startupProbe:
-  {{- include "outrider.question" (ternary $live $ready (eq .name "coordinator")) | nindent 2 }}
+  {{- include "outrider.question" (ternary $live $ready (has .name (list "coordinator" "gateway"))) | nindent 2 }}
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: {{ max 1 (div (int .block.startupSeconds) 5) }}

@@ -1,6 +1,7 @@
 {{/*
 TLS on every hop: each service serves with a certificate of its own, the coordinator shows its own to target and draft,
-and users show one where tls.users asks for it. Inside one pod, links go over sockets of the pod and need none.
+and users show one where tls.users asks for it, the gateway among them. Inside one pod, links go over sockets of the pod
+and need none.
 */}}
 
 {{/* Whether links between services are TLS: dict "root". Empty is no. */}}
@@ -26,7 +27,13 @@ and users show one where tls.users asks for it. Inside one pod, links go over so
 {{- if include "outrider.hasCertificate" . }}
 - --tls-cert-file=/etc/outrider/tls/tls.crt
 - --tls-key-file=/etc/outrider/tls/tls.key
-{{- if not $public }}
+{{- if eq .name "gateway" }}
+- --coordinator-tls-ca-file=/etc/outrider/tls/ca.crt
+{{- if $tls.users.required }}
+- --coordinator-tls-cert-file=/etc/outrider/tls/tls.crt
+- --coordinator-tls-key-file=/etc/outrider/tls/tls.key
+{{- end }}
+{{- else if not $public }}
 - --tls-client-ca-file=/etc/outrider/tls/ca.crt
 {{- else if $tls.users.required }}
 - --tls-client-ca-file={{ ternary "/etc/outrider/users-ca/ca.crt" "/etc/outrider/tls/ca.crt" (not (empty $tls.users.caSecret.name)) }}
@@ -37,10 +44,13 @@ and users show one where tls.users asks for it. Inside one pod, links go over so
 - --link-tls-cert-file=/etc/outrider/tls/tls.crt
 - --link-tls-key-file=/etc/outrider/tls/tls.key
 {{- end }}
-{{- if and $public $tokens.api.name }}
+{{- if and (has .name (list "coordinator" "gateway")) $tokens.api.name }}
 - --api-token-file=/etc/outrider/api-token/token
+{{- if and (eq .name "gateway") (not $tls.enabled) }}
+- --allow-plaintext-token
 {{- end }}
-{{- if $tokens.links.name }}
+{{- end }}
+{{- if and $tokens.links.name (ne .name "gateway") }}
 - --link-token-file=/etc/outrider/link-token/token
 {{- end }}
 {{- end }}
@@ -57,10 +67,10 @@ and users show one where tls.users asks for it. Inside one pod, links go over so
 {{- $_ := set $secrets "users-ca" (dict "secretName" $tls.users.caSecret.name "items" (list (dict "key" $tls.users.caSecret.key "path" "ca.crt"))) }}
 {{- end }}
 {{- end }}
-{{- if and $public $tokens.api.name }}
+{{- if and (has .name (list "coordinator" "gateway")) $tokens.api.name }}
 {{- $_ := set $secrets "api-token" (dict "secretName" $tokens.api.name "items" (list (dict "key" $tokens.api.key "path" "token"))) }}
 {{- end }}
-{{- if $tokens.links.name }}
+{{- if and $tokens.links.name (ne .name "gateway") }}
 {{- $_ := set $secrets "link-token" (dict "secretName" $tokens.links.name "items" (list (dict "key" $tokens.links.key "path" "token"))) }}
 {{- end }}
 {{- $secrets | toJson }}
