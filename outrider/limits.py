@@ -67,6 +67,8 @@ LINK_TOKEN_IDS = Bound(4 * PROMPT_TOKENS.most, "ids")
 LINK_HASH = Bound(64, "bytes")
 """A prefix hash or its key."""
 LINK_DRAFT_TOKEN_IDS = Bound(MAX_DRAFT_LENGTH, "ids")
+LINK_FIELDS = Bound(1 << 20, "fields")
+"""Of one message with all that it holds: more than ``LINK_ITEMS`` of any kind come to."""
 LINK_ITEMS = Bound(1 << 16, "items")
 """Commands or events in one message."""
 LINK_SUPPORT_IDS = Bound(1 << 22, "ids")

@@ -1,6 +1,6 @@
 """Field count of a message, on its bytes: an entry of two bytes takes thirty once parsed, and there may be millions.
 
-Counts no further than any request goes, and skips what a field holds unless it holds fields. Everything else about a
+Counts no further than any message goes, and skips what a field holds unless it holds fields. Everything else about a
 message is for its parser to say.
 """
 
@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 from outrider.errors import InvalidRequestError
-from outrider.limits import BAD_WORDS, LOGIT_BIAS, REQUEST_FIELDS, STOP_TEXTS, STOP_TOKEN_IDS
+from outrider.limits import BAD_WORDS, LOGIT_BIAS, REQUEST_FIELDS, STOP_TEXTS, STOP_TOKEN_IDS, Bound
 
 _VARINT, _FIXED_64, _LENGTH, _GROUP, _GROUP_END, _FIXED_32 = range(6)
 _BOUNDS = {"bad_words": BAD_WORDS, "logit_bias": LOGIT_BIAS, "stop": STOP_TEXTS, "stop_token_ids": STOP_TOKEN_IDS}
@@ -18,38 +18,48 @@ _FEWEST_BYTES = 2
 """A field takes at least its tag and one byte."""
 
 
-def check_num_fields(data: bytes, message: Any) -> None:  # noqa: ANN401 - descriptors have several types
+def check_num_fields(data: bytes, message: Any, most: Bound = REQUEST_FIELDS) -> None:  # noqa: ANN401 - descriptors
     """Raise ``InvalidRequestError`` naming the commonest field when the bytes of a ``message`` hold too many fields."""
-    if len(data) <= _FEWEST_BYTES * REQUEST_FIELDS.most:
+    if len(data) <= _FEWEST_BYTES * most.most:
         return
-    counts: Counter[str] = Counter()
+    counting = _Counting(data, most.most)
     try:
-        _count(data, 0, len(data), message, counts)
+        counting.count(0, len(data), message)
     except IndexError:  # cut inside a number: the parser says so
         return
-    if counts.total() > REQUEST_FIELDS.most:
-        name, count = counts.most_common(1)[0]
-        bound = _BOUNDS.get(name, REQUEST_FIELDS)
+    if counting.num_left < 0:
+        name, count = counting.counts.most_common(1)[0]
+        bound = _BOUNDS.get(name, most)
         raise InvalidRequestError(name, f"has {count} {bound.unit} or more, one by one; at most {bound.most}")
 
 
-def _count(data: bytes, position: int, end: int, message: Any, counts: Counter[str]) -> None:  # noqa: ANN401
-    while position < end and counts.total() <= REQUEST_FIELDS.most:
-        tag, position = _number(data, position)
-        field = message.fields_by_number.get(tag >> 3)
-        counts["request" if field is None else field.name] += 1
-        kind = tag & 7
-        if kind == _LENGTH:
-            length, position = _number(data, position)
-            if field is not None and field.message_type is not None:
-                _count(data, position, min(position + length, end), field.message_type, counts)
-            position += length
-        elif kind == _VARINT:
-            _, position = _number(data, position)
-        elif kind in (_FIXED_32, _FIXED_64):
-            position += 4 if kind == _FIXED_32 else 8
-        elif kind not in (_GROUP, _GROUP_END):  # what a group holds is counted as if it stood here
-            return
+class _Counting:
+    def __init__(self, data: bytes, most: int) -> None:
+        self.counts: Counter[str] = Counter()
+        self.num_left = most
+        """Fields that there may still be; negative: there are too many."""
+        self._data = data
+
+    def count(self, position: int, end: int, message: Any) -> None:  # noqa: ANN401 - descriptors have several types
+        """The fields of one message between two places, and of those in it."""
+        data, fields = self._data, message.fields_by_number
+        while position < end and self.num_left >= 0:
+            tag, position = _number(data, position)
+            field = fields.get(tag >> 3)
+            self.counts["request" if field is None else field.name] += 1
+            self.num_left -= 1
+            kind = tag & 7
+            if kind == _LENGTH:
+                length, position = _number(data, position)
+                if length and field is not None and field.message_type is not None:
+                    self.count(position, min(position + length, end), field.message_type)
+                position += length
+            elif kind == _VARINT:
+                _, position = _number(data, position)
+            elif kind in (_FIXED_32, _FIXED_64):
+                position += 4 if kind == _FIXED_32 else 8
+            elif kind not in (_GROUP, _GROUP_END):  # what a group holds is counted as if it stood here
+                return
 
 
 def _number(data: bytes, position: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -14,11 +15,12 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from outrider.errors import InvalidRequestError, OutriderError
+from outrider.limits import LINK_FIELDS
 from outrider.telemetry.rate_limit import RateLimit
 from outrider.transport.field_counts import check_num_fields
 from outrider.transport.malformed import tolerant, well_formed
 from outrider.transport.status import to_status
-from outrider.v1 import generation_pb2
+from outrider.v1 import generation_pb2, link_pb2
 
 _log = logging.getLogger(__name__)
 _LINKS = "/Attach"
@@ -48,7 +50,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        check = _check_fields if method.startswith(_PUBLIC) else None
+        check = _check_fields if method.startswith(_PUBLIC) else _LINK_CHECKS.get(method)
         handler = handler._replace(request_deserializer=tolerant(handler.request_deserializer, check))
         for shape in ("unary_unary", "stream_unary"):
             if (behaviour := getattr(handler, shape)) is not None:
@@ -119,6 +121,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 error,
                 extra={"fields": {"num_suppressed": num_suppressed}},
             )
+
+
+_LINK_CHECKS = {
+    f"/{link_pb2.DESCRIPTOR.services_by_name[service].full_name}{_LINKS}": partial(
+        check_num_fields, message=commands.DESCRIPTOR, most=LINK_FIELDS
+    )
+    for service, commands in (("DraftService", link_pb2.DraftCommands), ("TargetService", link_pb2.TargetCommands))
+}
 
 
 def _check_fields(data: bytes) -> None:

@@ -19,13 +19,15 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from numpy.typing import NDArray
 
-from outrider.errors import LoadingError, OutriderError, UnavailableError
+from outrider.errors import LoadingError, OutriderError, ProtocolError, UnavailableError
+from outrider.limits import LINK_FIELDS
 from outrider.ports import DraftCommand, DraftEvent, DraftLink, EventBatch, TargetCommand, TargetEvent, TargetLink
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, open_channel
 from outrider.transport.convert.arrays import Fetch, fetch_nothing
 from outrider.transport.convert.commands import draft_commands_to_proto, target_commands_to_proto
 from outrider.transport.convert.describing import description_from_proto
 from outrider.transport.convert.events import draft_events_from_proto, target_events_from_proto
+from outrider.transport.field_counts import check_num_fields
 from outrider.transport.heartbeats import CAPABILITY as HEARTBEATS
 from outrider.transport.heartbeats import (
     DEFAULT_LINK_TIMEOUT_S,
@@ -33,6 +35,7 @@ from outrider.transport.heartbeats import (
     MIN_INTERVALS,
     SilenceWatch,
 )
+from outrider.transport.malformed import Malformed, tolerant
 from outrider.transport.outbox import Outbox
 from outrider.transport.planes import CAPABILITY
 from outrider.transport.planes.reader import SharedReader
@@ -121,6 +124,8 @@ class RemoteLink(Generic[CommandT, EventT]):
             with translating_errors(self._address):
                 async for message in self._call:
                     self._watch.heard()
+                    if isinstance(message, Malformed):
+                        raise ProtocolError(f"{self._address} broke the contract of the link: {message.error}")
                     if message.HasField("heartbeat"):
                         self._on_heartbeat(message.heartbeat)
                     elif message.HasField("plane_offer"):
@@ -338,6 +343,17 @@ class _RemotePort:
                         return
 
 
+def _attach(channel: grpc.aio.Channel, service: str, commands: Any, events: Any) -> Callable[..., Any]:  # noqa: ANN401
+    """The stub's ``Attach``, which checks how many fields a message has before it is parsed."""
+    return channel.stream_stream(
+        f"/{pb.DESCRIPTOR.services_by_name[service].full_name}/Attach",
+        request_serializer=commands.SerializeToString,
+        response_deserializer=tolerant(
+            events.FromString, partial(check_num_fields, message=events.DESCRIPTOR, most=LINK_FIELDS)
+        ),
+    )
+
+
 class RemoteDraft(_RemotePort):
     """``ports.Draft`` at "host:port" or "unix:/path"."""
 
@@ -351,7 +367,7 @@ class RemoteDraft(_RemotePort):
     async def attach(self) -> DraftLink:
         """Open a link; ``UnavailableError`` when the draft cannot be reached."""
         channel = await self._connect()
-        attach = DraftServiceStub(channel).Attach
+        attach = _attach(channel, "DraftService", pb.DraftCommands, pb.DraftEvents)
         link: RemoteLink[DraftCommand, DraftEvent] = RemoteLink(
             self.address,
             channel,
@@ -379,7 +395,7 @@ class RemoteTarget(_RemotePort):
     async def attach(self) -> TargetLink:
         """Open a link; ``UnavailableError`` when the target cannot be reached."""
         channel = await self._connect()
-        attach = TargetServiceStub(channel).Attach
+        attach = _attach(channel, "TargetService", pb.TargetCommands, pb.TargetEvents)
         link: RemoteLink[TargetCommand, TargetEvent] = RemoteLink(
             self.address,
             channel,

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.errors import InvalidRequestError
-from outrider.limits import REQUEST_FIELDS
+from outrider.errors import InvalidRequestError, UnavailableError
+from outrider.limits import LINK_FIELDS, REQUEST_FIELDS
 from outrider.transport import field_counts
 from outrider.transport.field_counts import check_num_fields
+from outrider.transport.remote import RemoteDraft
 from outrider.v1 import generation_pb2 as pb
+from outrider.v1 import link_pb2
 from tests.support.scripted_generator import ScriptedGenerator
+from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
 from tests.transport.conftest import Serve
 
 REQUEST = pb.GenerateRequest.DESCRIPTOR
@@ -86,3 +92,56 @@ async def test_a_flood_is_an_invalid_argument_on_the_wire(serve: Serve, method: 
 
 def test_the_bound_is_past_what_a_whole_request_holds() -> None:
     assert REQUEST_FIELDS.most >= 2 * (3 * 1024 + 2 * 1024 + 64 + 1024)  # an entry of logit_bias is three fields
+
+
+LINK_FLOODS = {
+    "target": link_pb2.TargetCommands.DESCRIPTOR,
+    "draft": link_pb2.DraftCommands.DESCRIPTOR,
+}
+
+
+@pytest.mark.parametrize("role", LINK_FLOODS)
+def test_a_link_message_of_very_many_fields_is_refused_before_it_is_parsed(role: str) -> None:
+    flood = b"\x0a\x00" * (LINK_FIELDS.most + 1)  # commands that say nothing
+    with pytest.raises(InvalidRequestError, match="commands: has 1048577 fields or more"):
+        check_num_fields(flood, LINK_FLOODS[role], LINK_FIELDS)
+    check_num_fields(flood[2:], LINK_FLOODS[role], LINK_FIELDS)
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+async def test_a_flooded_link_ends_with_invalid_argument(serve: Serve, role: str) -> None:
+    toy = ToyDraft(random_rows(9, seed=1), 9) if role == "draft" else ToyTarget(random_rows(9, seed=1), 9)
+    server = await serve(role, toy)
+    service = link_pb2.DESCRIPTOR.services_by_name[f"{role.capitalize()}Service"].full_name
+
+    async def flood() -> AsyncIterator[bytes]:
+        yield b"\x0a\x00" * (LINK_FIELDS.most + 1)
+
+    async with grpc.aio.insecure_channel(server.address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        attach: Any = channel.stream_stream(f"/{service}/Attach")
+        call = attach(flood())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async with asyncio.timeout(60):
+                async for _ in call:
+                    pass
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "commands: has 1048577 fields or more" in str(caught.value.details())
+
+
+async def test_a_service_that_floods_its_coordinator_loses_the_link() -> None:
+    async def attach(request_iterator: Any, context: Any) -> Any:
+        yield b"\x0a\x00" * (LINK_FIELDS.most + 1)
+
+    handler = grpc.method_handlers_generic_handler(
+        "outrider.v1.DraftService", {"Attach": grpc.stream_stream_rpc_method_handler(attach)}
+    )
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    link = await RemoteDraft(f"127.0.0.1:{port}").attach()
+    with pytest.raises(UnavailableError, match="broke the contract of the link: events: has 1048577 fields or more"):
+        async with asyncio.timeout(60):
+            await anext(link.events())
+    await link.close()
+    await server.stop(None)
