@@ -191,7 +191,7 @@ def _load_model(
         "draft", settings.model or "", runner, load_format=settings.load_format, name=settings.served_model_name
     )
     runner.warm_up(capture_progress)
-    proposer = ModelProposer(runner, support_mass=settings.support_mass, support_limit=settings.support_limit)
+    proposer = ModelProposer(runner)
     return DraftService.with_model(
         proposer,
         description,

@@ -41,13 +41,6 @@ class GenerationConfig(enum.StrEnum):
     """Outrider's own defaults."""
 
 
-class EvidenceForm(enum.StrEnum):
-    """How much of a distribution travels with a proposal."""
-
-    SPARSE = "sparse"
-    DENSE = "dense"
-
-
 class DraftLengthMode(enum.StrEnum):
     """Who decides how many tokens are drafted in a step."""
 

@@ -19,7 +19,6 @@ from outrider.config.fields import (
     DraftLengthMode,
     DraftMethod,
     Dtype,
-    EvidenceForm,
     GenerationConfig,
     LoadFormat,
     LogLevel,
@@ -74,15 +73,15 @@ _MAX_BATCHED_TOKENS: Positive = Field(
 _MAX_PREFILL_BESIDE: Positive = Field(
     256, description="Most prompt tokens in a forward that also serves running sessions: they wait for it."
 )
-_GRAPH_SEQUENCES: Positive = Field(
+_SERVED_REQUESTS: Positive = Field(
     256,
-    description="Sequences of a forward up to which CUDA graphs are captured; outrider serve takes the coordinator's"
-    " max_running_requests.",
+    description="Requests that run at the same time: the KV cache and CUDA graphs are made for so many, and more are"
+    " served without graphs. outrider serve takes the coordinator's.",
 )
-_GRAPH_DRAFT_LENGTH: NonNegative = Field(
+_SERVED_DRAFT_LENGTH: DraftLength = Field(
     16,
-    description="Draft length up to which CUDA graphs are captured; outrider serve takes the coordinator's"
-    " num_speculative_tokens.",
+    description="Draft tokens in a step, at most: CUDA graphs are made for so many, and more are served without."
+    " outrider serve takes the coordinator's.",
 )
 _GRAPH_TOKENS: Positive = Field(
     1024, description="Tokens of a forward up to which CUDA graphs are captured; larger ones outlast their launches."
@@ -197,8 +196,8 @@ class TargetSettings(Section):
     prefix_caching: bool = _PREFIX_CACHING
     max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
     max_prefill_beside: Positive = _MAX_PREFILL_BESIDE
-    cuda_graph_max_sequences: Positive = _GRAPH_SEQUENCES
-    cuda_graph_max_draft_length: NonNegative = _GRAPH_DRAFT_LENGTH
+    max_running_requests: Positive = _SERVED_REQUESTS
+    num_speculative_tokens: DraftLength = _SERVED_DRAFT_LENGTH
     cuda_graph_max_tokens: Positive = _GRAPH_TOKENS
     cuda_graph_memory_mb: NonNegative | None = _GRAPH_MEMORY_MB
     compute_ahead: bool = Field(
@@ -263,8 +262,8 @@ class DraftSettings(Section):
     prefix_caching: bool = _PREFIX_CACHING
     max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
     max_prefill_beside: Positive = _MAX_PREFILL_BESIDE
-    cuda_graph_max_sequences: Positive = _GRAPH_SEQUENCES
-    cuda_graph_max_draft_length: NonNegative = _GRAPH_DRAFT_LENGTH
+    max_running_requests: Positive = _SERVED_REQUESTS
+    num_speculative_tokens: DraftLength = _SERVED_DRAFT_LENGTH
     cuda_graph_max_tokens: Positive = _GRAPH_TOKENS
     cuda_graph_memory_mb: NonNegative | None = _GRAPH_MEMORY_MB
     num_threads: Positive | None = _NUM_THREADS
@@ -346,9 +345,6 @@ class CoordinatorSettings(Section):
     )
     posterior_threshold: NonNegativeFloat = Field(0.09, description="Typical acceptance: the fixed bound.")
     posterior_alpha: NonNegativeFloat = Field(0.3, description="Typical acceptance: the entropy's factor.")
-    evidence: EvidenceForm = Field(
-        EvidenceForm.SPARSE, description="sparse, or dense: whole rows of probabilities, the reference, and costly."
-    )
     disable_by_batch_size: NonNegative = Field(
         0, description="No speculation while so many requests run or wait; on again when fewer do. 0: never off."
     )

@@ -1,11 +1,23 @@
-"""The KV cache's books: pages, page tables, the prefix cache and the size of the pool. Plain Python, without torch.
+"""KV cache bookkeeping: pages, page tables, groups of layers, the prefix cache and the size of the pool. No torch.
 
-The tensor that the pages divide belongs to ``outrider.model_executor.model_executor``.
+The tensor that the pages divide belongs to ``outrider.model_executor.kv_cache_tensors``.
 """
 
+from outrider.kv_cache.groups import KVCacheGroup, KVCacheLayout, KVCacheSpec
 from outrider.kv_cache.manager import KVCacheManager, PageCopy
 from outrider.kv_cache.page_pool import PagePool
 from outrider.kv_cache.prefix_cache import PrefixCache
 from outrider.kv_cache.sequence import KVSequence, PageTable, page_table_of
 
-__all__ = ["KVCacheManager", "KVSequence", "PageCopy", "PagePool", "PageTable", "PrefixCache", "page_table_of"]
+__all__ = [
+    "KVCacheGroup",
+    "KVCacheLayout",
+    "KVCacheManager",
+    "KVCacheSpec",
+    "KVSequence",
+    "PageCopy",
+    "PagePool",
+    "PageTable",
+    "PrefixCache",
+    "page_table_of",
+]

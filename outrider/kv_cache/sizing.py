@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from outrider.errors import ConfigError
 
-_DEFAULT_SEQUENCES = 64
-"""Sequences of ``max_model_len`` that a pool has room for at most, when only the device's memory bounds it."""
+DEFAULT_MAX_SEQUENCES = 256
+"""As ``max_running_requests`` is by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,9 @@ class KVCacheRequest:
     """Otherwise as many pages as fit."""
     gpu_memory_utilization: float | None = None
     """Otherwise what is left of this share of the GPU's memory; with none of them, a share of what is free."""
+    max_sequences: int = DEFAULT_MAX_SEQUENCES
+    """Sequences that run at the same time: where only the device's memory bounds the pool, it has room for so many of
+    ``max_model_len`` at most."""
 
 
 def count_pages(request: KVCacheRequest, available_bytes: Callable[[], int]) -> int:
@@ -45,7 +48,7 @@ def _pages_by_bytes(request: KVCacheRequest, available_bytes: Callable[[], int])
     if request.kv_cache_bytes is not None:
         num_pages = request.kv_cache_bytes // page_bytes
     else:
-        num_pages = min(available_bytes() // page_bytes, needed * _DEFAULT_SEQUENCES)
+        num_pages = min(available_bytes() // page_bytes, needed * request.max_sequences)
     if num_pages < needed:
         raise ConfigError(
             "kv_cache_bytes" if request.gpu_memory_utilization is None else "gpu_memory_utilization",

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from outrider.kernels.paged_attention import DevicePlan, PagedRows
 from outrider.kv_cache import PageTable
 from outrider.model_executor.input_batch import ForwardBatch
-from outrider.model_executor.models.decoder import DeviceBatch
+from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch
 
 _NO_SLOT = -1
 IntArray = NDArray[np.int32]
@@ -67,9 +67,14 @@ class BatchFrame:
     """What is the same for all batches of a model."""
 
     page_size: int
-    windows: frozenset[int | None]
+    windows: tuple[int | None, ...]
+    """Of each KV cache group."""
     counters: torch.Tensor
     """As ``PagedRows`` has them."""
+
+    def attention_inputs(self, slots: torch.Tensor, rows: PagedRows) -> tuple[AttentionInputs, ...]:
+        """Of each KV cache group; all share their slots and page tables."""
+        return tuple(AttentionInputs(slots, DevicePlan(rows, self.page_size, window)) for window in self.windows)
 
 
 def pack(batch: ForwardBatch, shape: BatchShape) -> IntArray:
@@ -122,8 +127,7 @@ def unpack(buffer: torch.Tensor, shape: BatchShape, frame: BatchFrame, num_logit
         max_queries=shape.max_queries,
         counters=frame.counters,
     )
-    plans = {window: DevicePlan(paged, frame.page_size, window) for window in frame.windows}
-    return DeviceBatch(token_ids, positions, slots, dict(plans), logit_indices[:num_logits])
+    return DeviceBatch(token_ids, positions, frame.attention_inputs(slots, paged), logit_indices[:num_logits])
 
 
 def logit_indices_in(buffer: torch.Tensor, shape: BatchShape, num_logits: int) -> torch.Tensor:

@@ -40,11 +40,18 @@ class GraphLimits:
     max_draft_length: int = 16
     """Draft tokens of a sequence; one more are scored together."""
     max_tokens: int = 1024
-    """Tokens of a forward."""
+    """Tokens of a forward that is captured."""
+    max_batched_tokens: int | None = None
+    """Tokens of any forward; None: as many as are captured."""
     memory_bytes: int | None = None
     """Device memory of all graphs; None: a share of the device's. 0: nothing is captured."""
     decodes: bool = True
     """Whether tokens are decoded and scored in forwards, or in draft loops alone."""
+
+    @property
+    def forward_tokens(self) -> int:
+        """Tokens of the largest forward."""
+        return self.max_tokens if self.max_batched_tokens is None else self.max_batched_tokens
 
 
 DEFAULT_LIMITS = GraphLimits()

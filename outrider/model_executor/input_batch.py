@@ -46,8 +46,24 @@ class ForwardBatch:
         return len(self.context_lengths)
 
 
-def check_rows(table: KVCacheManager, rows: TokenIds[ForwardRow]) -> None:
-    """Raise ``InvalidRequestError`` unless every row can be planned; changes nothing."""
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """What the token ids of a row are checked against."""
+
+    max_model_len: int
+    vocab_size: int
+
+    def check(self, token_ids: TokenIds[int], length: int) -> None:
+        """Raise ``InvalidRequestError`` for ids of a row that they bring to ``length``."""
+        if length > self.max_model_len:
+            raise InvalidRequestError("token_ids", f"{length} tokens pass max_model_len {self.max_model_len}")
+        if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
+            wrong = next(token for token in token_ids if not 0 <= token < self.vocab_size)
+            raise InvalidRequestError("token_ids", f"{wrong} is not from 0 to {self.vocab_size - 1}")
+
+
+def check_rows(table: KVCacheManager, rows: TokenIds[ForwardRow], limits: TokenLimits | None = None) -> None:
+    """Raise ``InvalidRequestError`` unless every row can be planned and keeps to the limits; changes nothing."""
     seen: set[KVSequence] = set()
     for row in rows:
         if row.sequence in seen:
@@ -59,6 +75,8 @@ def check_rows(table: KVCacheManager, rows: TokenIds[ForwardRow]) -> None:
         if not 0 <= row.num_logits <= count:
             raise InvalidRequestError("num_logits", f"must be from 0 to {count}, not {row.num_logits}")
         table.require_room(row.sequence, count)
+        if limits is not None:
+            limits.check(row.token_ids, row.sequence.length + count)
 
 
 def plan_forward(table: KVCacheManager, rows: TokenIds[ForwardRow]) -> ForwardBatch:

@@ -15,7 +15,7 @@ import torch
 from outrider.errors import ConfigError, ModelError
 from outrider.kv_cache.sizing import KVCacheRequest, count_pages
 from outrider.model_executor.models import ModelConfig
-from outrider.model_executor.models.weights import checkpoint_shapes
+from outrider.model_executor.models.weights import checkpoint_targets
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def naming_what_lacks(device: torch.device) -> Iterator[None]:
 
 def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int) -> None:
     """Raise ``ModelError`` when the weights take more memory than the device has in all."""
-    num_values = sum(math.prod(shape) for _, shape in checkpoint_shapes(config))
+    num_values = sum(math.prod(target.shape) for target in checkpoint_targets(config).values())
     needed, total = num_values * dtype.itemsize // num_ranks, _total_bytes(device)
     if needed > total:
         raise ModelError(

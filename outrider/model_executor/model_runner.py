@@ -1,31 +1,52 @@
-"""One model: load it once, then run ragged forwards over its paged KV cache.
+"""Model runner: one rank's model with its KV cache, from rows of token ids to logits and to draft tokens.
 
-Owns the sequence table and the order of a forward or a draft loop: check, plan, copy forked pages, compute. Weights and
-cache are the ``ModelExecutor``'s, here and, where several ranks share the model, on each of them. Not thread-safe: one
-thread calls it. Refuses to know sessions, and how tokens are drawn.
+A forward is checked and planned (``input_batch``), laid out as a ``WorkerCommand``, published to the ranks that share
+the model, and run: as a CUDA graph where its shape was captured, else eagerly. A draft loop is planned, published and
+run in the same way. Other ranks call ``run`` with what rank 0 published. Not thread-safe: one thread calls it.
+
+What sessions are, and who is served when, is ``outrider.serving``'s.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from outrider.errors import ConfigError, InvalidRequestError
+from outrider.errors import ConfigError
+from outrider.kernels.launching import has_kernels, num_processors
+from outrider.kernels.paged_attention import plan_attention
+from outrider.kernels.paged_attention.device_plan import num_counters
 from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool
-from outrider.model_executor.cuda_graphs import CaptureProgress
-from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow
-from outrider.model_executor.draft_loop.plan import plan_draft
+from outrider.model_executor.cuda_graphs import Captured, CaptureProgress, ForwardGraphs, capture_all
+from outrider.model_executor.device_inputs import BatchFrame, BatchShape, to_device, unpack
+from outrider.model_executor.draft_loop import DraftingRules, DraftRow, check_draft_rows
+from outrider.model_executor.draft_loop.loop import DraftLoop
+from outrider.model_executor.draft_loop.plan import loop_of, plan_draft
 from outrider.model_executor.draft_loop.results import Draws, read_draws
+from outrider.model_executor.graph_coverage import describe_coverage
 from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
-from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, check_rows, plan_checked
-from outrider.model_executor.kv_cache_sizing import naming_what_lacks
-from outrider.model_executor.loader.executor import LoadFormat, Ranks, load_execution
+from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, TokenLimits, check_rows, plan_checked
+from outrider.model_executor.kv_cache_sizing import graph_bytes, naming_what_lacks
+from outrider.model_executor.kv_cache_tensors import KVCacheTensors
+from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch
+from outrider.model_executor.loader.model import LoadedModel, LoadFormat, Ranks, load_model
 from outrider.model_executor.loader.weights import Progress
-from outrider.model_executor.model_executor import ModelExecutor
-from outrider.model_executor.models import ModelConfig
+from outrider.model_executor.worker_commands import (
+    Operation,
+    WorkerCommand,
+    batch_of,
+    capture_command,
+    copies_of,
+    copy_command,
+    forward_command,
+    shape_of,
+)
+from outrider.sampling.sampler import Sampler
+
+_log = logging.getLogger(__name__)
 
 _WARM_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 _GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 512)
@@ -35,39 +56,43 @@ _GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 512)
 class ModelRunner:
     """A loaded model. ``sequences`` holds its KV sequences; ``forward`` appends tokens to them and gives logits."""
 
-    def __init__(self, execution: ModelExecutor, ranks: Ranks | None = None, *, prefix_caching: bool = True) -> None:
-        self.config: ModelConfig = execution.decoder.config
-        self.max_model_len = execution.max_model_len
-        """No sequence may hold more tokens."""
-        self.page_size = execution.page_size
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        drafting: DraftingRules | None = None,
+        graphs: GraphLimits = DEFAULT_LIMITS,
+        ranks: Ranks | None = None,
+        prefix_caching: bool = True,
+    ) -> None:
+        """``drafting`` says how draft tokens are drawn, on a GPU in loops; ``graphs`` bounds what is captured."""
+        model = loaded.model
+        self.model, self.config = model, model.config
+        self.page_size, self.max_model_len = loaded.page_size, loaded.max_model_len
+        """No sequence may hold more tokens than ``max_model_len``."""
+        self.kv_cache = KVCacheTensors(
+            model.kv_cache_layout, loaded.num_pages * loaded.page_size, dtype=model.dtype, device=model.device
+        )
+        pool = PagePool(loaded.num_pages, loaded.page_size)
+        self.sequences = KVCacheManager(pool, prefix_caching=prefix_caching)
+        self.sampler = Sampler(drafting or DraftingRules())
+        self.is_on_gpu = has_kernels(model.device)
+        """Whether the device is one, or a CPU that does what one would, to be tested."""
         self.num_forwards = 0
         """Forwards that rows went through since loading; warm-up does not count."""
-        self.capture_seconds = 0.0
-        """How long the warm-up spent on CUDA graphs."""
-        pool = PagePool(execution.num_pages, execution.page_size)
-        self.sequences = KVCacheManager(pool, prefix_caching=prefix_caching)
-        self._execution = execution
-        self._ranks = ranks
-
-    @property
-    def kv_cache(self) -> torch.Tensor:
-        """[L, S, 2, H_kv, D], page after page."""
-        return self._execution.kv_cache
-
-    @property
-    def device(self) -> torch.device:
-        """Where weights, cache and logits are."""
-        return self._execution.decoder.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of weights and cache."""
-        return self._execution.decoder.dtype
-
-    @property
-    def tensor_parallel_size(self) -> int:
-        """Processes that share the model."""
-        return self._execution.decoder.shard.size
+        self.captured: Captured | None = None
+        """What was captured; None before ``capture`` and where there is nothing to capture."""
+        self._limits = TokenLimits(self.max_model_len, self.config.vocab_size)
+        self._graph_limits, self._ranks = graphs, ranks
+        counters = torch.zeros(num_counters(num_processors(model.device)), dtype=torch.int32, device=model.device)
+        self._frame = BatchFrame(self.page_size, model.kv_cache_layout.windows, counters)
+        pages_per_row = -(-self.max_model_len // self.page_size)
+        self._graphs = ForwardGraphs(model, self.kv_cache, self._frame, pages_per_row=pages_per_row, limits=graphs)
+        self._draft_loop = (
+            DraftLoop(model, self.kv_cache, self._frame, drafting, pages_per_row=pages_per_row, limits=graphs)
+            if drafting is not None and drafting.in_loops and self.is_on_gpu
+            else None
+        )
 
     @classmethod
     def load(
@@ -88,10 +113,10 @@ class ModelRunner:
         ranks: Ranks | None = None,
         prefix_caching: bool = True,
     ) -> ModelRunner:
-        """Load a folder, as ``load_execution`` does; with ``ranks`` this process holds its part, and every other rank
-        loads its own at the same time.
+        """Load a folder, as ``load_model`` does; with ``ranks`` this process holds its part, and every other rank loads
+        its own at the same time.
         """
-        execution = load_execution(
+        loaded = load_model(
             Path(folder),
             device=device,
             dtype=dtype,
@@ -100,18 +125,51 @@ class ModelRunner:
             kv_cache_bytes=kv_cache_bytes,
             gpu_memory_utilization=gpu_memory_utilization,
             max_model_len=max_model_len,
+            max_sequences=graphs.max_sequences,
             load_format=load_format,
-            drafting=drafting,
-            graphs=graphs,
+            graph_memory_bytes=graphs.memory_bytes,
             progress=progress,
             ranks=ranks,
         )
-        return cls(execution, ranks, prefix_caching=prefix_caching)
+        with torch.inference_mode(), naming_what_lacks(loaded.model.device):
+            return cls(loaded, drafting=drafting, graphs=graphs, ranks=ranks, prefix_caching=prefix_caching)
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights, cache and logits are."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of weights and cache."""
+        return self.model.dtype
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Processes that share the model."""
+        return self.model.shard.size
+
+    @property
+    def capture_seconds(self) -> float:
+        """How long the warm-up spent on CUDA graphs."""
+        return 0.0 if self.captured is None else self.captured.seconds
+
+    @property
+    def drafting(self) -> DraftingRules | None:
+        """How ``draft`` draws; None where there is no ``draft``: on a CPU, and where no loops were asked for."""
+        return None if self._draft_loop is None else self._draft_loop.rules
+
+    @property
+    def takes_drawn(self) -> bool:
+        """Whether ``forward_drawn`` can be: on one GPU. Other ranks would have to be told what only this one has."""
+        return self.is_on_gpu and self._publish is None
 
     def close(self) -> None:
         """End the ranks that share the model, where there are any; nothing is run afterwards. Idempotent."""
         if self._ranks is not None:
             self._ranks.close()
+
+    # Forwards
 
     def forward(self, rows: Sequence[ForwardRow], *, as_computed: bool = False) -> torch.Tensor:
         """Append each row's tokens to its sequence in one pass; returns their logits [N, V], row by row: float32, or
@@ -123,14 +181,9 @@ class ModelRunner:
         """
         if not rows:
             return torch.empty(0, self.config.vocab_size, device=self.device)
-        self._check_rows(rows)
+        check_rows(self.sequences, rows, self._limits)
         logits = self._append(rows)
         return logits if as_computed else logits.float()
-
-    @property
-    def takes_drawn(self) -> bool:
-        """Whether ``forward_drawn`` can be."""
-        return self._execution.takes_drawn
 
     def forward_drawn(self, sequences: Sequence[KVSequence], drawn: torch.Tensor) -> torch.Tensor:
         """``forward`` of one more token of each sequence that only the device knows: ``drawn`` [R] int32; logits
@@ -138,14 +191,61 @@ class ModelRunner:
 
         The sequences have a 0 in its place until they are cut and told what it was. Errors are those of ``forward``.
         """
+        if not self.takes_drawn:
+            raise ValueError(f"nothing is drawn on {self.device} that is not known here")
         rows = [ForwardRow(sequence, (0,)) for sequence in sequences]
-        self._check_rows(rows)
+        check_rows(self.sequences, rows, self._limits)
         return self._append(rows, drawn)
 
-    @property
-    def drafting(self) -> DraftingRules | None:
-        """How ``draft`` draws; None where there is no ``draft``: on a CPU, and where nobody asked for it."""
-        return self._execution.drafting
+    def _append(self, rows: Sequence[ForwardRow], drawn: torch.Tensor | None = None) -> torch.Tensor:
+        """One forward of rows that were checked."""
+        self.take_device()
+        lengths = [row.sequence.length for row in rows]
+        try:
+            with torch.inference_mode():
+                logits = self._execute(plan_checked(self.sequences, rows), drawn)
+        except BaseException:
+            self._restore(rows, lengths)
+            raise
+        self.num_forwards += 1
+        return logits
+
+    def _execute(self, batch: ForwardBatch, drawn: torch.Tensor | None) -> torch.Tensor:
+        self._copy_pages(batch.page_copies)
+        command = forward_command(batch, self._graphs.shape_for(BatchShape.of(batch)))
+        self._tell(command)
+        return self._run_forward(command, None if drawn is None else drawn.clamp(0, self.config.vocab_size - 1))
+
+    def _run_forward(self, command: WorkerCommand, drawn: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [N, V], of the weights' type; ``drawn`` takes the place of the first token ids."""
+        if (replayed := self._graphs.replay(command, drawn)) is not None:
+            return self.model.logits(*replayed)
+        return self.model(self._inputs_of(command, drawn), self.kv_cache)
+
+    def _inputs_of(self, command: WorkerCommand, drawn: torch.Tensor | None) -> DeviceBatch:
+        """A forward's inputs where no graph takes them."""
+        if not self.is_on_gpu:
+            return self._inputs_on_cpu(batch_of(command))
+        numbers = to_device(command.numbers, self.device)
+        if drawn is not None:
+            numbers[: len(drawn)].copy_(drawn)
+        shape, num_logits = shape_of(command)
+        return unpack(numbers, shape, self._frame, num_logits)
+
+    def _inputs_on_cpu(self, batch: ForwardBatch) -> DeviceBatch:
+        device, slots = self.device, torch.tensor(batch.slots)
+        plans = [
+            plan_attention(batch, page_size=self.page_size, window=window, device=device, dtype=self.dtype)
+            for window in self._frame.windows
+        ]
+        return DeviceBatch(
+            token_ids=torch.tensor(batch.token_ids),
+            positions=torch.tensor(batch.positions),
+            groups=tuple(AttentionInputs(slots, plan) for plan in plans),
+            logit_indices=torch.tensor(batch.logit_indices, dtype=torch.int64),
+        )
+
+    # Draft loops
 
     def draft(self, rows: Sequence[DraftRow]) -> list[Draws]:
         """Append each row's tokens and draw what follows, one token after the other, in a loop for as many rows as the
@@ -155,23 +255,89 @@ class ModelRunner:
         what it held, its tokens, and what was drawn, or all but the last of it if none failed. Errors are those of
         ``forward``.
         """
-        if self.drafting is None:
+        if self._draft_loop is None:
             raise ConfigError("drafting", "this runner was not made ready to draft")
-        if len({row.sequence for row in rows}) < len(rows):
-            raise InvalidRequestError("sequence", "stands in two rows of one draft loop")
-        for row in rows:
-            self._check_draft(row)
-        self._execution.take_device()
-        most = self._execution.max_draft_rows
+        check_draft_rows(self.sequences, rows, self._limits)
+        self.take_device()
+        most = self._draft_loop.max_rows
         groups = [rows[start : start + most] for start in range(0, len(rows), most)]
-        return [draws for group in groups for draws in self._draft(group)]
+        return [draws for group in groups for draws in self._draft(self._draft_loop, group)]
+
+    def _draft(self, loop: DraftLoop, rows: Sequence[DraftRow]) -> list[Draws]:
+        lengths = [row.sequence.length for row in rows]
+        try:
+            with torch.inference_mode():
+                plan = plan_draft(self.sequences, rows)
+                self._copy_pages(plan.page_copies)
+                command = loop.command_for(plan)
+                self._tell(command)
+                loop.run(loop_of(command), command.numbers)
+                with_supports = any(row.terms.needs_evidence for row in rows)
+                found = loop.results(loop_of(command), with_supports=with_supports)
+        except BaseException:
+            self._restore(rows, lengths)
+            raise
+        drawn = read_draws(rows, *found)
+        for row, length, draws in zip(rows, lengths, drawn, strict=True):
+            # The manager learns what the ids were that it made room for.
+            appended = draws.token_ids[: row.num_drafts - 1]
+            self.sequences.amend(row.sequence, length + len(row.token_ids), appended)
+        self.num_forwards += plan.num_steps
+        return drawn
+
+    # Commands, which other ranks run too
+
+    def run(self, command: WorkerCommand) -> None:
+        """Run a command that another process made; what comes of it stays here."""
+        if command.operation == Operation.FORWARD:
+            self._run_forward(command)
+        elif command.operation == Operation.COPY_PAGES:
+            self.kv_cache.copy_pages(copies_of(command), page_size=self.page_size)
+        elif command.operation == Operation.DRAFT and self._draft_loop is not None:
+            self._draft_loop.run(loop_of(command), command.numbers)
+        elif command.operation == Operation.CAPTURE and self.is_on_gpu:
+            self._capture(_ignore_progress)
+        else:
+            raise ValueError(f"there is no command {command.operation} on {self.device}")
+
+    def take_device(self) -> None:
+        """Make this thread's launches go to the device; a GPU is chosen thread by thread."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self._frame.counters.device)  # unlike the name it was asked for by, this has an index
+
+    def wait(self) -> None:
+        """Return when the device has done all it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @property
+    def _publish(self) -> Callable[[WorkerCommand], None] | None:
+        return None if self._ranks is None else self._ranks.publish
+
+    def _tell(self, command: WorkerCommand) -> None:
+        if (publish := self._publish) is not None:
+            publish(command)
+
+    def _copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
+        """Copy pages; every source is read before any destination is written."""
+        if copies:
+            self._tell(command := copy_command(copies))
+            self.run(command)
+            self.sequences.confirm_copies()
+
+    def _restore(self, rows: Sequence[ForwardRow | DraftRow], lengths: Sequence[int]) -> None:
+        for row, length in zip(rows, lengths, strict=True):
+            if row.sequence.length > length:
+                self.sequences.truncate(row.sequence, length)
+
+    # Warm-up
 
     def warm_up(self, progress: CaptureProgress | None = None) -> None:
         """Make the first request find everything allocated, compiled, chosen and captured; leaves no trace."""
         self.capture(progress)
         count = self.num_forwards
         longest = min(self.max_model_len, self.sequences.pool.num_free * self.page_size)
-        lengths = _GPU_WARM_UP_TOKENS if self._execution.is_on_gpu else _WARM_UP_TOKENS
+        lengths = _GPU_WARM_UP_TOKENS if self.is_on_gpu else _WARM_UP_TOKENS
         sequence = self.sequences.open(min(longest, max(lengths)))
         for num_tokens in lengths:
             if num_tokens <= sequence.max_length:
@@ -182,80 +348,22 @@ class ModelRunner:
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
         """On a GPU, capture forwards and draft loops as CUDA graphs; ``progress(done, total)`` counts them."""
-        self._execution.take_device()
-        began = time.perf_counter()
-        with torch.inference_mode(), naming_what_lacks(self.device):
-            self._execution.capture(progress)
-        self.capture_seconds = time.perf_counter() - began if self._execution.is_on_gpu else 0.0
+        if self.is_on_gpu:
+            self.take_device()
+            with torch.inference_mode(), naming_what_lacks(self.device):
+                self._tell(capture_command())
+                self._capture(progress or _ignore_progress)
 
-    def _append(self, rows: Sequence[ForwardRow], drawn: torch.Tensor | None = None) -> torch.Tensor:
-        """One forward of rows that were checked."""
-        self._execution.take_device()
-        lengths = [row.sequence.length for row in rows]
-        try:
-            with torch.inference_mode():
-                logits = self._compute(plan_checked(self.sequences, rows), drawn)
-        except BaseException:
-            self._restore(rows, lengths)
-            raise
-        self.num_forwards += 1
-        return logits
+    def _capture(self, progress: CaptureProgress) -> None:
+        limit = graph_bytes(self._graph_limits.memory_bytes, self.device)
+        self.captured = capture_all(self._graphs, self._draft_loop, self.device, limit, progress)
+        _log.info("CUDA graphs, %s", self.graph_coverage)
 
-    def _compute(self, batch: ForwardBatch, drawn: torch.Tensor | None) -> torch.Tensor:
-        if batch.page_copies:
-            self._copy_pages(batch.page_copies)
-        if drawn is None:
-            return self._execution.forward(batch)
-        return self._execution.forward_drawn(batch, drawn.clamp(0, self.config.vocab_size - 1))
+    @property
+    def graph_coverage(self) -> str:
+        """Which forwards have a CUDA graph and which have none, in words."""
+        return describe_coverage(self._graph_limits, self._graphs.shapes)
 
-    def _copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
-        self._execution.copy_pages(copies)
-        self.sequences.confirm_copies()
 
-    def _draft(self, rows: Sequence[DraftRow]) -> list[Draws]:
-        lengths = [row.sequence.length for row in rows]
-        try:
-            with torch.inference_mode():
-                plan = plan_draft(self.sequences, rows)
-                self._copy_pages(plan.page_copies)
-                found = self._execution.draft(plan, with_supports=any(row.terms.needs_evidence for row in rows))
-        except BaseException:
-            self._restore(rows, lengths)
-            raise
-        drawn = read_draws(rows, *found)
-        for row, length, draws in zip(rows, lengths, drawn, strict=True):
-            # The table learns what the ids were that it made room for.
-            appended = draws.token_ids[: row.num_drafts - 1]
-            self.sequences.amend(row.sequence, length + len(row.token_ids), appended)
-        self.num_forwards += plan.num_steps
-        return drawn
-
-    def _check_rows(self, rows: Sequence[ForwardRow]) -> None:
-        check_rows(self.sequences, rows)
-        longest, vocab_size = self.max_model_len, self.config.vocab_size
-        for row in rows:
-            ids, length = row.token_ids, row.sequence.length + len(row.token_ids)
-            if length > longest or min(ids) < 0 or max(ids) >= vocab_size:
-                self._check_tokens(ids, length)
-
-    def _check_draft(self, row: DraftRow) -> None:
-        if not 1 <= len(row.token_ids) <= MAX_CATCH_UP:
-            raise InvalidRequestError("token_ids", f"must be 1 to {MAX_CATCH_UP}, not {len(row.token_ids)}")
-        if not 1 <= row.num_drafts <= MAX_STEPS:
-            raise InvalidRequestError("num_drafts", f"must be from 1 to {MAX_STEPS}, not {row.num_drafts}")
-        more = len(row.token_ids) + row.num_drafts - 1
-        self.sequences.require_room(row.sequence, more)
-        self._check_tokens(row.token_ids, row.sequence.length + more)
-
-    def _check_tokens(self, token_ids: Sequence[int], length: int) -> None:
-        """Of one row, which they bring to ``length``."""
-        if length > self.max_model_len:
-            raise InvalidRequestError("token_ids", f"{length} tokens pass max_model_len {self.max_model_len}")
-        if min(token_ids) < 0 or max(token_ids) >= self.config.vocab_size:
-            wrong = next(token for token in token_ids if not 0 <= token < self.config.vocab_size)
-            raise InvalidRequestError("token_ids", f"{wrong} is not from 0 to {self.config.vocab_size - 1}")
-
-    def _restore(self, rows: Sequence[ForwardRow | DraftRow], lengths: Sequence[int]) -> None:
-        for row, length in zip(rows, lengths, strict=True):
-            if row.sequence.length > length:
-                self.sequences.truncate(row.sequence, length)
+def _ignore_progress(done: int, total: int) -> None:
+    """Progress that is not shown."""

@@ -5,6 +5,8 @@ Shape letters: ``N`` rows, ``V`` vocabulary, ``S`` tokens of a support.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,16 @@ from outrider.sampling.ordering import largest, leading_mass
 
 DEFAULT_SUPPORT_MASS = 0.999
 DEFAULT_SUPPORT_LIMIT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingRules:
+    """How draft tokens are drawn, the same for all requests."""
+
+    support_mass: float = DEFAULT_SUPPORT_MASS
+    support_limit: int = DEFAULT_SUPPORT_LIMIT
+    in_loops: bool = True
+    """Whether a GPU draws them in loops of its own."""
 
 
 def choose_support(probs: Tensor, mass: float, limit: int) -> tuple[Tensor, Tensor, list[int]]:  # [N, V] float32

@@ -19,9 +19,10 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Score, Scores
 from outrider.prefix_hash import EMPTY_PREFIX
+from outrider.sampling.fused_scoring import Scoring
 from outrider.sampling.logprobs import prompt_logprobs
 from outrider.sampling.rows import ScoreRequest
-from outrider.sampling.sampler import Scoring, begin_scoring
+from outrider.sampling.sampler import Sampler
 from outrider.sampling.scoring import ScoreOutcome
 from outrider.serving.executor import ExecutorOutput
 from outrider_target.jobs import ScoreJob
@@ -71,7 +72,7 @@ class ScoringForward:
         self._forward = Mark(runner.device)
         self._finished = [row for row in self._rows if row.num_scored]
         # Started before the forward has ended: preparing it costs the device no time.
-        self._scoring = _begin(self._logits, self._finished) if self._finished else None
+        self._scoring = _begin(runner.sampler, self._logits, self._finished) if self._finished else None
 
     def is_done(self) -> bool:
         """Whether the forward has ended."""
@@ -124,8 +125,8 @@ def _next_job(job: ScoreJob) -> ScoreJob:
     return ScoreJob(job.sampling, score, job.sequence, unknown, job.base + 1)
 
 
-def _begin(logits: torch.Tensor, finished: Sequence[_Rows]) -> Scoring:
-    return begin_scoring(_score_logits(logits, finished), [_request(row.job) for row in finished])
+def _begin(sampler: Sampler, logits: torch.Tensor, finished: Sequence[_Rows]) -> Scoring:
+    return sampler.begin_scoring(_score_logits(logits, finished), [_request(row.job) for row in finished])
 
 
 def _lay_out(shares: Sequence[tuple[ScoreJob, int]]) -> list[_Rows]:

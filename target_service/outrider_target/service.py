@@ -17,7 +17,6 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Open, Score, TargetCommand, TargetEvent
 from outrider.ports import Scores as ScoresEvent
 from outrider.prefix_hash import EMPTY_PREFIX
-from outrider.sampling.sampler import warm_up_scoring
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.local_port import LocalPort
 from outrider.serving.session_table import UNBOUNDED, Limits, SessionLimits, SessionTable
@@ -80,7 +79,7 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
             "target", settings.model, runner, load_format=settings.load_format, name=settings.served_model_name
         )
         runner.warm_up(capture_progress)
-        warm_up_scoring(runner.config.vocab_size, runner.dtype, runner.device)
+        runner.sampler.warm_up(runner.config.vocab_size, runner.dtype, runner.device)
         return cls(
             runner,
             description,

@@ -174,9 +174,9 @@ def test_graphs_are_captured_for_what_the_coordinator_asks_for() -> None:
             ("draft", "model"): "/d",
             ("coordinator", "max_running_requests"): 96,
             ("coordinator", "num_speculative_tokens"): 6,
-            ("draft", "cuda_graph_max_sequences"): 12,
+            ("draft", "max_running_requests"): 12,
         }
     )
     target, draft = load(TargetSettings, made.models[0].argv, {}), load(DraftSettings, made.models[1].argv, {})
-    assert (target.cuda_graph_max_sequences, target.cuda_graph_max_draft_length) == (96, 6)
-    assert (draft.cuda_graph_max_sequences, draft.cuda_graph_max_draft_length) == (12, 6)
+    assert (target.max_running_requests, target.num_speculative_tokens) == (96, 6)
+    assert (draft.max_running_requests, draft.num_speculative_tokens) == (12, 6)

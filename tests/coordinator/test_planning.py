@@ -9,7 +9,6 @@ import pytest
 
 from outrider.chat import ChatPrompt
 from outrider.config import CoordinatorSettings
-from outrider.config.fields import EvidenceForm
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULTABLE, TO_THE_END, GenerationRequest
 from outrider.tokenization import ModelText
@@ -117,8 +116,15 @@ def test_settings_give_the_defaults() -> None:
     )
     assert plan.logprobs_mode is LogprobsMode.PROCESSED
     assert planner().plan(ask(acceptance_method=AcceptanceMethod.COUPLED)).rules.rule is JudgingRule.COUPLED
-    dense = planner(evidence=EvidenceForm.DENSE).plan(ask())
-    assert dense.rules.rule is JudgingRule.DENSE_REJECTION
+
+
+def test_whole_rows_are_for_tests_alone() -> None:
+    reference = planner()
+    assert reference.plan(ask()).rules.rule is JudgingRule.REJECTION
+    reference.dense = True
+    assert reference.plan(ask()).rules.rule is JudgingRule.DENSE_REJECTION
+    with pytest.raises(ValueError, match="evidence"):
+        CoordinatorSettings(evidence="dense")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])

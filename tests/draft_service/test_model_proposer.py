@@ -11,10 +11,12 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Open, Proposal, Refused, Release, SessionFailed
 from outrider.randomness.philox_numpy import gumbel
 from outrider.randomness.streams import Stream
+from outrider.sampling.sampler import Sampler
 from outrider.types import AcceptanceMethod, DenseEvidence, SamplingParams, SparseEvidence
 from outrider_draft.proposers.model import ModelProposer
 from outrider_draft.service import build_model_core
@@ -92,8 +94,11 @@ def test_an_extend_without_tokens_draws_from_what_is_held(driver: Driver, refere
     assert list(proposal.token_ids) == greedy_continuation(reference, PROMPT, 3)
 
 
-def test_evidence_is_the_models_distribution_cut_by_mass(runner: ModelRunner, reference: Any) -> None:
-    driver = Driver(build_model_core(ModelProposer(runner, support_mass=0.9)))
+def test_evidence_is_the_models_distribution_cut_by_mass(
+    runner: ModelRunner, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "sampler", Sampler(DraftingRules(support_mass=0.9)))
+    driver = Driver(build_model_core(ModelProposer(runner)))
     proposal = driver.one(opened(sampling=SamplingParams(temperature=0.8)), extend_item(0, 2, PROMPT, 5))
     assert len(proposal.token_ids) == 5
     probs = truth(reference, PROMPT + list(proposal.token_ids), temperature=0.8)[len(PROMPT) - 1 :]

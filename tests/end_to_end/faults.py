@@ -101,7 +101,8 @@ def poisoned(runner: ModelRunner | None, first_token: int, *, at_length: int) ->
             sequence = row.sequence
             if sequence.token_ids[:1] == [first_token] and sequence.length >= at_length:
                 for page in sequence.page_table:
-                    runner.kv_cache[:, page * runner.page_size : (page + 1) * runner.page_size] = torch.nan
+                    for group in runner.kv_cache.groups:
+                        group[:, page * runner.page_size : (page + 1) * runner.page_size] = torch.nan
 
     with around_forwards(runner, poison):
         yield

@@ -29,7 +29,7 @@ from outrider.model_executor.device_inputs import BatchFrame, BatchShape, unpack
 from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.draft_loop.loop import DraftLoop, StepShape
 from outrider.model_executor.input_buffer import PinnedInputBuffer
-from outrider.model_executor.model_executor import make_cache
+from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.models import Decoder, ModelConfig
 from outrider.model_executor.models.config import RopeConfig
 
@@ -100,12 +100,13 @@ class Model:
 
     def __init__(self, dtype: torch.dtype, **changes: Any) -> None:
         self.decoder = Decoder(config(**changes), dtype=dtype, device=GPU)
-        self.cache = make_cache(self.decoder, NUM_PAGES * PAGE_SIZE)
+        layout = self.decoder.kv_cache_layout
+        self.cache = KVCacheTensors(layout, NUM_PAGES * PAGE_SIZE, dtype=dtype, device=GPU)
         counters = torch.zeros(num_counters(PROCESSORS), dtype=torch.int32, device=GPU)
-        self.frame = BatchFrame(PAGE_SIZE, frozenset(self.decoder.config.sliding_windows), counters)
+        self.frame = BatchFrame(PAGE_SIZE, layout.windows, counters)
 
     def forward(self, shape: BatchShape, num_logits: int) -> torch.Tensor:
-        """As ``CudaGraphRunner`` runs a step of this shape."""
+        """As a ``ModelRunner`` runs a forward of this shape."""
         buffer = torch.empty(shape.num_fixed + PAGES, dtype=torch.int32, device=GPU)
         return self.decoder(unpack(buffer, shape, self.frame, num_logits), self.cache)
 

@@ -21,7 +21,7 @@ from outrider.kernels.scoring import Found, launching
 from outrider.ports import Open
 from outrider.sampling import ScoreOutcome, ScoreRequest, score
 from outrider.sampling import sampler as fused
-from outrider.sampling.sampler import begin_scoring
+from outrider.sampling.fused_scoring import begin_scoring
 from outrider.sampling.session import SessionSampling
 from outrider.types import AcceptanceMethod, JudgingRule, SparseScores, Support, TokenScores, TypicalScores
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of

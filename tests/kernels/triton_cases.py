@@ -221,8 +221,8 @@ def test_attention(
     assert spread.may_have_fewer_rows
     for shape in (own_shape, padded, spread):
         counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)
-        frame = BatchFrame(page_size, frozenset((window,)), counters)
-        plan = unpack(torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, frame, 0).plans[window]
+        frame = BatchFrame(page_size, (window,), counters)
+        plan = unpack(torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, frame, 0).groups[0].plan
         assert isinstance(plan, DevicePlan)
         tiling = Tiling(16, 16, 4, 2) if INTERPRETED else None
         rows = torch.cat((query, query.new_full((shape.num_tokens - len(query), heads, head_dim), NAN)))
@@ -252,8 +252,8 @@ def test_rows_are_found_where_contexts_may_have_to_be_cut(
     num_rows: int, num_tokens: int, max_queries: int, finds_rows: bool, num_splits: int
 ) -> None:
     shape = BatchShape(num_rows, num_tokens, max_queries)
-    frame = BatchFrame(4, frozenset((None,)), torch.zeros(1, dtype=torch.int32))
-    plan = unpack(torch.zeros(shape.num_fixed + 1, dtype=torch.int32), shape, frame, 0).plans[None]
+    frame = BatchFrame(4, (None,), torch.zeros(1, dtype=torch.int32))
+    plan = unpack(torch.zeros(shape.num_fixed + 1, dtype=torch.int32), shape, frame, 0).groups[0].plan
     assert isinstance(plan, DevicePlan)
     cut = choose_cut(plan.rows, num_tokens=num_tokens, num_kv_heads=8, num_tiles=1, num_processors=132)
     assert (cut.finds_rows, cut.num_splits) == (finds_rows, num_splits)
@@ -271,8 +271,8 @@ def test_chunks_over_longer_contexts(contexts: list[int], queries: list[int], wi
     kv[slots] = random(len(slots), 2, 2, 16, dtype=dtype)
     query, shape = random(sum(queries), 8, 16, dtype=dtype), BatchShape.of(batch)
     counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)
-    frame = BatchFrame(4, frozenset((window,)), counters)
-    plan = unpack(torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, frame, 0).plans[window]
+    frame = BatchFrame(4, (window,), counters)
+    plan = unpack(torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, frame, 0).groups[0].plan
     assert isinstance(plan, DevicePlan)
     plain = plan_attention(batch, page_size=4, window=window, device=torch.device("cpu"), dtype=torch.float64)
     truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain)
@@ -317,9 +317,11 @@ def test_attention_over_long_contexts(contexts: list[int], queries: list[int], d
     query = random(sum(queries), 8, 128, dtype=dtype)
     shape = BatchShape.of(batch)
     counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)
-    plan = unpack(
-        torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, BatchFrame(16, frozenset((None,)), counters), 0
-    ).plans[None]
+    plan = (
+        unpack(torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, BatchFrame(16, (None,), counters), 0)
+        .groups[0]
+        .plan
+    )
     assert isinstance(plan, DevicePlan)
     truth = reference.paged_attention(
         query.float(), kv.float(), plan_attention(batch, page_size=16, window=None, device=DEVICE, dtype=torch.float32)

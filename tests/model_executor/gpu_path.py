@@ -22,7 +22,6 @@ from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Open, Proposal, Score, Scores
-from outrider.sampling.sampler import warm_up_scoring
 from outrider.types import (
     AcceptanceMethod,
     SamplingParams,
@@ -86,7 +85,7 @@ def play(draft: ModelRunner, target: ModelRunner) -> tuple[list[Answer], int]:
     """What both answer, round by round, and the steps the draft took; how many drafts are kept is thrown, so that much
     is rolled back.
     """
-    proposer = ModelProposer(draft, support_mass=RULES.support_mass, support_limit=RULES.support_limit)
+    proposer = ModelProposer(draft)
     drafting = Driver(build_model_core(proposer, max_batched_tokens=40))
     scoring = Driver(build_core(target, max_batched_tokens=40))
     choose = random.Random(5)
@@ -212,8 +211,8 @@ def poison_empty() -> None:
 
 def main(device: str, path: Path) -> None:
     torch.set_num_threads(1)
-    warm_up_scoring(VOCAB_SIZE, torch.float32, torch.device(device))
     target = load("llama", device, "float32", seed=1)
+    target.sampler.warm_up(VOCAB_SIZE, target.dtype, target.device)
     draft = load("mistral", device, "float32", seed=2, sliding_window=12, num_hidden_layers=1)
     poison_empty()
     with torch.inference_mode():

@@ -77,7 +77,7 @@ def test_captured_forwards_follow_the_cpu_over_many_steps(architecture: str) -> 
 def test_warming_up_says_how_far_it_is_and_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
     runner = ModelRunner.load(cached_tiny_model("llama", seed=1), device="cuda", page_size=4, num_pages=64)
     steps: list[tuple[int, int]] = []
-    with caplog.at_level(logging.INFO, logger="outrider.model_executor.cuda_graphs"):
+    with caplog.at_level(logging.INFO, logger="outrider.model_executor"):
         runner.warm_up(lambda done, total: steps.append((done, total)))
     total = len(forward_shapes(DEFAULT_LIMITS, has_chunks=runner.dtype.itemsize == 2))
     assert steps == [(done, total) for done in range(1, total + 1)]
@@ -91,8 +91,8 @@ def test_pages_leave_room_for_the_graphs(caplog: pytest.LogCaptureFixture) -> No
         runner = ModelRunner.load(cached_tiny_model("llama", seed=1), device="cuda", page_size=4)
         runner.warm_up()
     said = [record.getMessage() for record in caplog.records]
-    assert [text.split()[0] for text in said] == ["KV", "captured"]
-    assert runner.sequences.pool.num_free == 64 * 256 // 4  # enough memory for the default number of sequences
+    assert [text.split()[0] for text in said] == ["KV", "captured", "CUDA"]
+    assert runner.sequences.pool.num_free == 256 * 256 // 4  # enough memory for the default number of sequences
     sequence = runner.sequences.open(256)
     assert runner.forward([ForwardRow(sequence, [1, 2, 3], 3)]).isfinite().all()
 

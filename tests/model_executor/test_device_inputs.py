@@ -13,9 +13,9 @@ from outrider.kernels.paged_attention import DevicePlan
 from outrider.kv_cache import KVCacheManager, PagePool
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, unpack
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_forward
-from outrider.model_executor.models.decoder import DeviceBatch
+from outrider.model_executor.layers.contract import DeviceBatch
 
-WINDOWS = frozenset((None, 5))
+WINDOWS = (None, 5)
 
 
 def make_batch() -> ForwardBatch:
@@ -39,12 +39,13 @@ def test_a_batch_comes_out_as_it_went_in(more_rows: int, more_tokens: int) -> No
     assert own == BatchShape(2, 4, 3)
     shape = dataclasses.replace(own, num_rows=own.num_rows + more_rows, num_tokens=own.num_tokens + more_tokens)
     found = laid_out(batch, shape)
-    for name in ("token_ids", "positions", "slots"):
-        np.testing.assert_array_equal(getattr(found, name)[:4], getattr(batch, name))
-        assert getattr(found, name).shape == (shape.num_tokens,)
+    columns = {"token_ids": found.token_ids, "positions": found.positions, "slots": found.groups[1].slots}
+    for name, column in columns.items():
+        np.testing.assert_array_equal(column[:4], getattr(batch, name))
+        assert column.shape == (shape.num_tokens,)
     np.testing.assert_array_equal(found.logit_indices, batch.logit_indices)
-    assert set(found.plans) == WINDOWS
-    plan = found.plans[5]
+    assert len(found.groups) == len(WINDOWS)
+    plan = found.groups[1].plan
     assert isinstance(plan, DevicePlan)
     assert (plan.window, plan.page_size, plan.rows.max_queries) == (5, 4, 3)
     np.testing.assert_array_equal(plan.rows.context_lengths[:2], batch.context_lengths)
@@ -59,9 +60,9 @@ def test_a_batch_comes_out_as_it_went_in(more_rows: int, more_tokens: int) -> No
 
 def test_what_fills_up_a_shape_has_no_slot_and_no_queries() -> None:
     found = laid_out(make_batch(), BatchShape(4, 9, 8))
-    assert (found.slots[4:] == -1).all()
+    assert (found.groups[0].slots[4:] == -1).all()
     assert (found.token_ids[4:] == 0).all()
-    rows = next(iter(found.plans.values())).rows
+    rows = found.groups[0].plan.rows
     assert not isinstance(rows, tuple)
     assert (rows.query_starts[2:] == 4).all()
     assert (rows.context_lengths[2:] == 0).all()

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.errors import ModelError
 from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.layers.feed_forward import GatedMlp
 from outrider.model_executor.model_runner import ModelRunner
 from tests.model_executor.parity import build, reference_logits
 
@@ -105,10 +106,12 @@ def test_a_tied_head_on_file_and_old_rope_buffers_are_ignored(tmp_path: Path) ->
 
 def test_loading_keeps_no_second_copy_of_packed_weights() -> None:
     folder = build("llama", hidden_size=192, intermediate_size=1400, head_dim=48)
-    decoder = load(folder)._execution.decoder
+    decoder = load(folder).model
     for layer in decoder.layers:
-        for linear in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
-            assert linear.weight.numel() == 0
+        mlp = layer.feed_forward
+        assert isinstance(mlp, GatedMlp)
+        for linear in (layer.attention.qkv, layer.attention.output, mlp.gate_up, mlp.down):
+            assert linear.method.parameters()["weight"].tensor.numel() == 0
 
 
 def spoil_truncate(folder: Path) -> None:

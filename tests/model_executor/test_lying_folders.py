@@ -24,7 +24,7 @@ from outrider.model_executor.loader.tokenizer_files import check_tokenizer, read
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import read_model_config
 from outrider.model_executor.models.config_schema import ConfigFile, RopeParameters, SpecialTokens
-from outrider.model_executor.models.weights import checkpoint_shapes, weight_targets
+from outrider.model_executor.models.weights import checkpoint_targets, weight_targets
 from outrider.tokenization.model_text import JSON_FILES
 from tests.model_executor.parity import build
 from tests.support.tiny_models import ARCHITECTURES
@@ -415,9 +415,9 @@ def test_the_shapes_that_are_checked_are_those_that_are_loaded(architecture: str
     if fields.get("mlp_bias") and architecture != "llama":
         fields = {}
     folder = build(architecture, **fields)
-    decoder = ModelRunner.load(folder, page_size=4, num_pages=8)._execution.decoder
+    decoder = ModelRunner.load(folder, page_size=4, num_pages=8).model
     loaded = {name: target.shape for name, target in weight_targets(decoder).items()}
-    assert dict(checkpoint_shapes(decoder.config)) == loaded
+    assert {name: target.shape for name, target in checkpoint_targets(decoder.config).items()} == loaded
 
 
 def test_weights_that_no_memory_holds_are_refused_before_they_are_made(folder: Path) -> None:

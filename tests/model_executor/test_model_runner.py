@@ -61,7 +61,7 @@ def test_a_forward_that_fails_midway_leaves_the_lengths_as_they_were(monkeypatch
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner._execution, "_forward", fail)
+        patch.setattr(runner, "_run_forward", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             runner.forward([ForwardRow(sequence, [4, 5])])
     assert (sequence.token_ids, runner.num_forwards) == ([1, 2, 3], 1)
@@ -128,7 +128,8 @@ def request(**changes: float | None) -> KVCacheRequest:
 def test_the_pool_is_sized_by_pages_by_bytes_or_by_memory() -> None:
     assert choose_num_pages(request(num_pages=3), CPU) == 3
     assert choose_num_pages(request(kv_cache_bytes=16 * 10 * 9 + 5), CPU) == 9
-    assert choose_num_pages(request(), CPU) == 64 * 7
+    assert choose_num_pages(request(), CPU) == 256 * 7
+    assert choose_num_pages(request(max_sequences=40), CPU) == 40 * 7
 
 
 def test_a_default_pool_keeps_to_its_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +151,11 @@ def test_a_share_of_a_gpu_is_of_all_it_has_less_what_is_taken_here(
 
 
 def test_a_device_without_room_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object) -> None:
+    def refuse(*args: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 29, 80 << 30))
-    monkeypatch.setattr("outrider.model_executor.model_executor.make_cache", refuse)
+    monkeypatch.setattr("outrider.model_executor.model_runner.KVCacheTensors", refuse)
     with pytest.raises(ConfigError, match=r"1\.5 of the 80\.0 GiB of cpu are free.*gpu_memory_utilization"):
         ModelRunner.load(build("llama"), num_pages=4)
 

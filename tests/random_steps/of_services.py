@@ -10,9 +10,11 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Prepare, Proposal, Refused, Release, Scores, SessionLost
+from outrider.sampling.sampler import Sampler
 from outrider.types import AcceptanceMethod, SamplingParams, ScoreForm, SparseEvidence, Support, TokenScores
 from outrider_draft.proposers.model import ModelProposer
 from outrider_draft.service import build_model_core
@@ -235,8 +237,8 @@ class DraftSteps(_Side):
     """Proposals, some of which come true."""
 
     def __init__(self, runner: ModelRunner, seed: int, *, num_token_ids: int) -> None:
-        proposer = ModelProposer(runner, support_limit=64)
-        core = build_model_core(proposer, max_batched_tokens=48, max_prefill_beside=24)
+        runner.sampler = Sampler(DraftingRules(support_limit=64))
+        core = build_model_core(ModelProposer(runner), max_batched_tokens=48, max_prefill_beside=24)
         super().__init__(runner, core, seed, num_token_ids)
 
     def _ask(self, session: _Session) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.client.requests import build_request
 from outrider.config import CoordinatorSettings
+from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.loader.description import describe_model
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Opened, Prepare
@@ -56,6 +57,7 @@ class ServiceRig:
         *,
         support_limit: int = DEFAULT_SUPPORT_LIMIT,
         max_model_len: int = 64,
+        evidence: str = "sparse",
         **settings: Any,
     ) -> None:
         self.settings = CoordinatorSettings(**settings)
@@ -64,6 +66,7 @@ class ServiceRig:
         self.draft, self._facts = _build_draft(draft, support_limit, max_model_len)
         self._runner = runner
         self._planner = InputProcessor(self.settings, describe_model("target", target, runner), ModelText())
+        self._planner.dense = evidence == "dense"
         self._policy = DraftLengthPolicy(self.settings.num_speculative_tokens)
         self._runs: dict[int, Run] = {}
         self._num_started = 0
@@ -162,7 +165,8 @@ def _build_draft(
         return None, None
     if isinstance(draft, str):
         return build_ngram_core(min_n=1, max_n=3, max_batched_tokens=FORWARD), DraftFacts()
-    runner = ModelRunner.load(draft, num_pages=NUM_PAGES, max_model_len=max_model_len)
-    proposer = ModelProposer(runner, support_limit=support_limit)
+    rules = DraftingRules(support_limit=support_limit)
+    runner = ModelRunner.load(draft, num_pages=NUM_PAGES, max_model_len=max_model_len, drafting=rules)
+    proposer = ModelProposer(runner)
     known = describe_model("draft", draft, runner).num_token_ids
     return build_model_core(proposer, max_batched_tokens=FORWARD), DraftFacts(runner.max_model_len, known)

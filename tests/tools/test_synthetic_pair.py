@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from outrider.errors import ModelError
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.loader.description import describe_model
-from outrider.model_executor.loader.executor import LoadFormat
+from outrider.model_executor.loader.model import LoadFormat
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.synthetic.cycle import PairMap
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.chat import ChatPrompt
 from outrider.config import CoordinatorSettings
-from outrider.config.fields import EvidenceForm, GenerationConfig
+from outrider.config.fields import GenerationConfig
 from outrider.cooperative import Work, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import TO_THE_END, GenerationRequest, Started
@@ -38,6 +38,9 @@ class Tokenized:
 
 class InputProcessor:
     """Makes plans for one target."""
+
+    dense = False
+    """Whether whole rows of probabilities travel: the reference that tests compare the sparse forms with."""
 
     def __init__(self, settings: CoordinatorSettings, target: ModelDescription, text: ModelText) -> None:
         self.text = text
@@ -109,15 +112,11 @@ class InputProcessor:
             tells_progress=request.resumable,
         )
 
-    @property
-    def _is_dense(self) -> bool:
-        return self._settings.evidence is EvidenceForm.DENSE
-
     def _rules(self, method: AcceptanceMethod, temperature: float) -> JudgeRules:
         return JudgeRules.of(
             method,
             temperature=temperature,
-            dense=self._is_dense,
+            dense=self.dense,
             num_token_ids=self._target.num_token_ids,
             posterior_threshold=self._settings.posterior_threshold,
             posterior_alpha=self._settings.posterior_alpha,

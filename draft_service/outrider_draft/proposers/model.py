@@ -21,15 +21,13 @@ import torch
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.device_wait import mark_reached
-from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftingRules, DraftRow, DraftTerms, fits_loop
+from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftRow, DraftTerms, fits_loop
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Proposal
-from outrider.sampling.proposing import propose
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
-from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session_table import Session
 from outrider_draft.items import check_extend, proposal_length
@@ -89,17 +87,9 @@ class ProposalJob:
 class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
     """Proposes with one model. Forwards are synchronous."""
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        *,
-        support_mass: float = DEFAULT_SUPPORT_MASS,
-        support_limit: int = DEFAULT_SUPPORT_LIMIT,
-    ) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
-        self._support_mass = support_mass
-        self._support_limit = support_limit
-        self._can_loop = runner.drafting == DraftingRules(support_mass, support_limit)
+        self._can_loop = runner.drafting is not None
 
     @property
     def num_pages_free(self) -> int:
@@ -169,7 +159,7 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
         if not jobs:
             return {}
         rows = [LogitRow(job.sampling, job.sequence.token_ids, job.sequence.length, job.base) for job in jobs]
-        drawn = propose(logits, rows, support_mass=self._support_mass, support_limit=self._support_limit)
+        drawn = self.runner.sampler.propose(logits, rows)
         return {id(job): single(token) for job, token in zip(jobs, drawn, strict=True)}
 
 

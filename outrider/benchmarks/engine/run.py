@@ -27,7 +27,7 @@ from outrider.config import TargetSettings
 from outrider.model_executor.device_setup import prepare_device
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.draft_loop import DraftingRules
-from outrider.model_executor.loader.executor import LoadFormat
+from outrider.model_executor.loader.model import LoadFormat
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.types import SamplingParams
 

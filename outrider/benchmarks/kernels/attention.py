@@ -74,4 +74,4 @@ def _device_plan(batch: ForwardBatch, place: Place) -> AttentionPlan | DevicePla
     counters = torch.zeros(num_counters(num_processors(place.device)), dtype=torch.int32, device=place.device)
     shape = BatchShape.of(batch)
     buffer = torch.from_numpy(pack(batch, shape)).to(place.device)
-    return unpack(buffer, shape, BatchFrame(PAGE_SIZE, frozenset((None,)), counters), 0).plans[None]
+    return unpack(buffer, shape, BatchFrame(PAGE_SIZE, (None,), counters), 0).groups[0].plan

@@ -80,7 +80,7 @@ def plan_stack(
     """
     if secret is not None and _is_open(settings):
         return _inheriting(secret, plan_stack(_secured(settings, secret), explicit=explicit, free_port=free_port))
-    settings = _captured_for(settings, explicit)
+    settings = _sized_for(settings, explicit)
     settings = _with_room_for_sessions(settings, explicit)
     free_port = _avoiding(_named_ports(settings), free_port)
     target = _local(settings.target, explicit, free_port)
@@ -135,12 +135,12 @@ def _inheriting(secret: LinkSecret, plan: StackPlan) -> StackPlan:
     return replace(plan, models=models, coordinator=replace(plan.coordinator, inherited=secret.descriptors))
 
 
-def _captured_for(settings: Settings, explicit: Collection[Place]) -> Settings:
-    """CUDA graphs for what this coordinator will ask for."""
+def _sized_for(settings: Settings, explicit: Collection[Place]) -> Settings:
+    """KV cache and CUDA graphs for what this coordinator will ask for."""
     coordinator = settings.coordinator
     wanted = {
-        "cuda_graph_max_sequences": coordinator.max_running_requests,
-        "cuda_graph_max_draft_length": coordinator.num_speculative_tokens,
+        "max_running_requests": coordinator.max_running_requests,
+        "num_speculative_tokens": coordinator.num_speculative_tokens,
     }
 
     def follow(section: SectionT) -> SectionT:

@@ -25,14 +25,14 @@ from torch.distributed.rendezvous import rendezvous
 
 from outrider.errors import UnavailableError
 from outrider.model_executor.distributed.collectives import Collectives
+from outrider.model_executor.distributed.command_stream import CommandReceiver, CommandSender
 from outrider.model_executor.distributed.communicator import CpuExchange, open_gpu_exchange
 from outrider.model_executor.distributed.heartbeats import ENDED, Heartbeats
 from outrider.model_executor.distributed.local_ranks import LocalRanks
 from outrider.model_executor.distributed.rank_connections import Listener, Meeting, Purpose, connect
 from outrider.model_executor.distributed.rank_info import Place, hold_lifeline
 from outrider.model_executor.distributed.sharding import Shard
-from outrider.model_executor.distributed.step_stream import StepReceiver, StepSender
-from outrider.model_executor.steps import Operation, Step
+from outrider.model_executor.worker_commands import Operation, WorkerCommand
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Leader(Member):
         except BaseException:
             self._kill()
             raise
-        self._sender = StepSender([sockets[rank, Purpose.STEPS] for rank in range(1, place.size)])
+        self._sender = CommandSender([sockets[rank, Purpose.COMMANDS] for rank in range(1, place.size)])
         self._heartbeats = Heartbeats(
             {rank: sockets[rank, Purpose.HEARTBEATS] for rank in range(1, place.size)}, self._lose
         )
@@ -123,12 +123,12 @@ class Leader(Member):
         """Of the ranks that this one started."""
         return {} if self._local is None else self._local.process_ids()
 
-    def publish(self, step: Step) -> None:
-        """Tell the others a step; rank 0 runs it too, right after."""
-        if step.operation != Operation.COPY_PAGES:
+    def publish(self, command: WorkerCommand) -> None:
+        """Tell the others a command; rank 0 runs it too, right after."""
+        if command.operation != Operation.COPY_PAGES:
             self._heartbeats.num_expected += 1
         try:
-            self._sender.send(step)
+            self._sender.send(command)
         except OSError as error:
             self.wait_for_loss(error)
             raise UnavailableError(f"a rank cannot be reached: {error}") from error
@@ -198,15 +198,15 @@ class Follower(Member):
         steps, beats = (connect(meeting, place.rank, purpose, _MEET_WITHIN_S) for purpose in Purpose)
         for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 drains, then ends the others
             signal.signal(number, signal.SIG_IGN)
-        self._receiver = StepReceiver(steps, spin_s=_SPIN_S if device.type == "cuda" else 0.0)
+        self._receiver = CommandReceiver(steps, spin_s=_SPIN_S if device.type == "cuda" else 0.0)
         self.heartbeats = Heartbeats({0: beats}, lambda rank, what: self._end())
         form_group(store, place, device)
 
     publish = None
     """Only rank 0 tells the others what to do."""
 
-    def next_step(self) -> Step | None:
-        """What rank 0 says; None at the end."""
+    def next_command(self) -> WorkerCommand | None:
+        """The next command of rank 0; None at the end."""
         try:
             return self._receiver.next()
         except OSError:

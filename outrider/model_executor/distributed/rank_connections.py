@@ -24,7 +24,7 @@ _POLL_S = 0.2
 class Purpose(enum.IntEnum):
     """What a socket is for."""
 
-    STEPS = 0
+    COMMANDS = 0
     HEARTBEATS = 1
 
 
@@ -82,7 +82,7 @@ class Listener:
             known = secrets.compare_digest(word, self.meeting.word) and 0 < rank < size
             key = (rank, Purpose(purpose))
         except (OSError, ValueError):
-            known, key = False, (0, Purpose.STEPS)
+            known, key = False, (0, Purpose.COMMANDS)
         if not known:
             connection.close()
             return

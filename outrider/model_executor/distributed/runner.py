@@ -5,7 +5,6 @@ Owns the way from a section of settings to either. Rank 0 starts the others with
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
@@ -19,14 +18,11 @@ from outrider.model_executor.distributed.rank_info import Place, find_place
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.graph_shapes import GraphLimits
-from outrider.model_executor.loader.executor import Ranks, load_execution
+from outrider.model_executor.loader.model import Ranks
 from outrider.model_executor.loader.weights import Progress
-from outrider.model_executor.model_executor import ModelExecutor
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import read_model_config
-from outrider.model_executor.steps import Operation
-
-_log = logging.getLogger(__name__)
+from outrider.model_executor.worker_commands import Operation
 
 Settings = TargetSettings | DraftSettings
 
@@ -46,16 +42,14 @@ def open_runner(
     device = device_of(settings.device, place.local_rank)
     dtype = prepare_device(device, settings.dtype, _num_threads(settings))
     if place.size == 1:
-        execution = _load(settings, device, dtype, None, progress=progress)
-        return ModelRunner(execution, prefix_caching=settings.prefix_caching)
+        return _load(settings, device, dtype, None, progress=progress)
     Shard(0, place.size).check(read_model_config(Path(settings.model or "")))
     if not place.is_started:
         prepare_device(device_of(settings.device, place.size - 1), settings.dtype, _num_threads(settings))
     command = ("-P", "-m", service_module(settings.name), *to_argv(settings))
     leader = Leader(place, torch.device(device), command, on_failure, one_shot=settings.one_shot_all_reduce)
     try:
-        execution = _load(settings, device, dtype, leader, progress=progress)
-        return ModelRunner(execution, leader, prefix_caching=settings.prefix_caching)
+        return _load(settings, device, dtype, leader, progress=progress)
     except BaseException:
         leader.abandon()
         raise
@@ -68,20 +62,20 @@ def follow_model(settings: Settings, place: Place) -> None:
     dtype = prepare_device(device, settings.dtype, _num_threads(settings))
     follower = Follower(place, torch.device(device), one_shot=settings.one_shot_all_reduce)
     try:
-        execution = _load(settings, device, dtype, follower)
+        runner = _load(settings, device, dtype, follower)
         with torch.inference_mode():
-            _follow(follower, execution)
+            _follow(follower, runner)
     except BaseException as error:
         follower.heartbeats.report_failure(f"{type(error).__name__}: {error}")
         raise
     follower.close()
 
 
-def _follow(follower: Follower, execution: ModelExecutor) -> None:
-    while (step := follower.next_step()) is not None:
-        execution.run(step)
-        if step.operation != Operation.COPY_PAGES:
-            execution.wait()
+def _follow(follower: Follower, runner: ModelRunner) -> None:
+    while (command := follower.next_command()) is not None:
+        runner.run(command)
+        if command.operation != Operation.COPY_PAGES:
+            runner.wait()
             follower.heartbeats.num_finished += 1
 
 
@@ -107,24 +101,22 @@ def _num_threads(settings: Settings) -> int | None:
 
 
 def _drafting(settings: Settings) -> DraftingRules | None:
-    """Loops are steps as forwards are, but were never run by several GPUs: ranks draft forward by forward."""
-    if not isinstance(settings, DraftSettings) or settings.tensor_parallel_size > 1:
+    """Loops are commands as forwards are, but were never run by several GPUs: ranks draft forward by forward."""
+    if not isinstance(settings, DraftSettings):
         return None
-    return DraftingRules(settings.support_mass, settings.support_limit)
+    return DraftingRules(settings.support_mass, settings.support_limit, in_loops=settings.tensor_parallel_size == 1)
 
 
 def graph_limits(settings: Settings) -> GraphLimits:
-    """What is captured as CUDA graphs under these settings; what they leave outside is logged."""
-    most = settings.cuda_graph_max_tokens
-    if settings.max_batched_tokens > most and torch.device(settings.device).type == "cuda":
-        _log.info("forwards of more than cuda_graph_max_tokens, %d tokens, are launched without a graph", most)
-    memory_mb = settings.cuda_graph_memory_mb
+    """What is captured as CUDA graphs under these settings; what is not is logged with what is, after capturing."""
+    memory_mb, drafting = settings.cuda_graph_memory_mb, _drafting(settings)
     return GraphLimits(
-        max_sequences=settings.cuda_graph_max_sequences,
-        max_draft_length=settings.cuda_graph_max_draft_length,
-        max_tokens=min(most, settings.max_batched_tokens),
+        max_sequences=settings.max_running_requests,
+        max_draft_length=settings.num_speculative_tokens,
+        max_tokens=min(settings.cuda_graph_max_tokens, settings.max_batched_tokens),
+        max_batched_tokens=settings.max_batched_tokens,
         memory_bytes=None if memory_mb is None else memory_mb << 20,
-        decodes=_drafting(settings) is None,
+        decodes=drafting is None or not drafting.in_loops,
     )
 
 
@@ -135,9 +127,9 @@ def _load(
     ranks: Ranks | None,
     *,
     progress: Progress | None = None,
-) -> ModelExecutor:
-    return load_execution(
-        Path(settings.model or ""),
+) -> ModelRunner:
+    return ModelRunner.load(
+        settings.model or "",
         device=device,
         dtype=dtype,
         page_size=settings.page_size,
@@ -150,4 +142,5 @@ def _load(
         graphs=graph_limits(settings),
         progress=progress,
         ranks=ranks,
+        prefix_caching=settings.prefix_caching,
     )

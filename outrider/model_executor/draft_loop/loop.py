@@ -20,14 +20,16 @@ from outrider.kernels.draft_sampling import DraftSink, make_sampler
 from outrider.kernels.draft_sampling.layout import NUM_FIELDS
 from outrider.model_executor.device_inputs import BatchFrame, IntArray
 from outrider.model_executor.device_wait import mark_reached
-from outrider.model_executor.draft_loop.plan import DeviceLoop, DraftPlan, LoopShape, draft_step, unpack_draft
+from outrider.model_executor.draft_loop.plan import DeviceLoop, DraftPlan, LoopShape, draft_command, unpack_draft
 from outrider.model_executor.draft_loop.results import Numbers
-from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, MAX_STEPS, DraftingRules
+from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, MAX_STEPS
 from outrider.model_executor.graph_capture import Capturing, MemoryBound, capture_within
 from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits, padded_size, padded_sizes
 from outrider.model_executor.input_buffer import PinnedInputBuffer
-from outrider.model_executor.models.decoder import DeviceBatch
-from outrider.model_executor.steps import Step
+from outrider.model_executor.kv_cache_tensors import KVCacheTensors
+from outrider.model_executor.layers.contract import DeviceBatch
+from outrider.model_executor.worker_commands import WorkerCommand
+from outrider.sampling.support import DraftingRules
 
 LoopProgress = Callable[[int], None]
 """Called with the number of steps captured or left out."""
@@ -41,7 +43,7 @@ class LoopModel(Protocol):
         """Where it computes."""
         ...
 
-    def hidden_states(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+    def hidden_states(self, batch: DeviceBatch, kv_cache: KVCacheTensors) -> torch.Tensor:
         """[T, hidden]."""
         ...
 
@@ -74,7 +76,7 @@ class DraftLoop:
     def __init__(
         self,
         model: LoopModel,
-        kv_cache: torch.Tensor,
+        kv_cache: KVCacheTensors,
         frame: BatchFrame,
         rules: DraftingRules,
         *,
@@ -104,11 +106,11 @@ class DraftLoop:
         """Captured by ``capture`` where nothing is left out."""
         return 1 + len(self._shapes())
 
-    def step_for(self, plan: DraftPlan) -> Step:
+    def command_for(self, plan: DraftPlan) -> WorkerCommand:
         """The loop of a plan, laid out for as many rows as a step was captured for; of ``max_rows`` rows at most."""
         own = plan.shape
         num_rows = padded_size(own.num_rows, self.max_rows)
-        return draft_step(plan, LoopShape(num_rows, own.num_steps, own.catch_up))
+        return draft_command(plan, LoopShape(num_rows, own.num_steps, own.catch_up))
 
     def run(self, shape: LoopShape, numbers: IntArray) -> None:
         """Draft by what ``pack_draft`` gave; returns before the device is done."""
@@ -166,8 +168,8 @@ class DraftLoop:
         """Inputs of a step in which no row has queries, no token a slot, and nothing is drawn."""
         self._input_buffer.numbers.zero_()
         loop = self._views_of(num_rows).loop
-        loop.first.slots.fill_(-1)
-        loop.single.slots.fill_(-1)
+        loop.first.clear_slots()
+        loop.single.clear_slots()
 
     def _views_of(self, num_rows: int) -> _Views:
         known = self._views.get(num_rows)

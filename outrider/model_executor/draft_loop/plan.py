@@ -17,12 +17,12 @@ import torch
 
 from outrider.kernels.draft_advance import LoopState
 from outrider.kernels.draft_sampling.layout import NUM_COLUMNS
-from outrider.kernels.paged_attention import DevicePlan, PagedRows
+from outrider.kernels.paged_attention import PagedRows
 from outrider.kv_cache import KVCacheManager, PageCopy, PageTable
 from outrider.model_executor.device_inputs import BatchFrame, IntArray, join_padded
 from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, DraftRow, Words
-from outrider.model_executor.models.decoder import DeviceBatch
-from outrider.model_executor.steps import Operation, Step
+from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch
+from outrider.model_executor.worker_commands import Operation, WorkerCommand
 
 _NO_SLOT = -1
 
@@ -127,14 +127,14 @@ def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
     return join_padded(parts, plan.page_tables)
 
 
-def draft_step(plan: DraftPlan, shape: LoopShape) -> Step:
+def draft_command(plan: DraftPlan, shape: LoopShape) -> WorkerCommand:
     """The loop of a plan, laid out as ``shape``; its page copies are a step of their own."""
-    return Step(Operation.DRAFT, (shape.num_rows, shape.num_steps, shape.catch_up), pack_draft(plan, shape))
+    return WorkerCommand(Operation.DRAFT, (shape.num_rows, shape.num_steps, shape.catch_up), pack_draft(plan, shape))
 
 
-def loop_of(step: Step) -> LoopShape:
+def loop_of(command: WorkerCommand) -> LoopShape:
     """The shape of a loop's step."""
-    return LoopShape(*step.arguments)
+    return LoopShape(*command.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +161,11 @@ def unpack_draft(buffer: torch.Tensor, shape: LoopShape, frame: BatchFrame) -> D
     starts, page_starts = parts[11:]
     pages = buffer[shape.num_fixed :]
 
-    def plans(query_starts: torch.Tensor, max_queries: int) -> dict[int | None, DevicePlan]:
+    def groups(own_slots: torch.Tensor, query_starts: torch.Tensor, max_queries: int) -> tuple[AttentionInputs, ...]:
         rows = PagedRows(query_starts, contexts, page_starts, pages, None, max_queries, frame.counters)
-        return {window: DevicePlan(rows, frame.page_size, window) for window in frame.windows}
+        return frame.attention_inputs(own_slots, rows)
 
-    first = DeviceBatch(first_ids, first_positions, first_slots, dict(plans(first_starts, MAX_CATCH_UP)), logit_indices)
-    single = DeviceBatch(token_ids, positions, slots, dict(plans(starts, 1)), starts[:-1])
+    first = DeviceBatch(first_ids, first_positions, groups(first_slots, first_starts, MAX_CATCH_UP), logit_indices)
+    single = DeviceBatch(token_ids, positions, groups(slots, starts, 1), starts[:-1])
     table = parameters.view(shape.num_rows, NUM_COLUMNS)
     return DeviceLoop(first, single, LoopState(step, positions, slots, contexts, table, page_starts, pages))

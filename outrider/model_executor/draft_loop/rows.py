@@ -11,13 +11,14 @@ from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from outrider.errors import InvalidRequestError
 from outrider.kernels.draft_sampling.layout import ALWAYS, MAX_BANNED, Column, Method, RowParameters
-from outrider.kv_cache import KVSequence
+from outrider.kv_cache import KVCacheManager, KVSequence
+from outrider.model_executor.input_batch import TokenLimits
 from outrider.ports import Open
 from outrider.randomness.streams import Stream
 from outrider.sampling.process import SMALLEST_TEMPERATURE
 from outrider.sampling.rows import is_coupled, is_greedy, is_truncated
-from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS
 
 MAX_CATCH_UP = 2
 """Tokens that a row may append before its first draw: after a step that kept every draft token they are two."""
@@ -25,14 +26,6 @@ MAX_STEPS = 16
 """Draft tokens of one loop."""
 Words: TypeAlias = "array[int]"
 """32 bits each, as a device reads them."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftingRules:
-    """How sparse draft tokens are drawn, the same for all requests."""
-
-    support_mass: float = DEFAULT_SUPPORT_MASS
-    support_limit: int = DEFAULT_SUPPORT_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +65,20 @@ class DraftRow:
         words[Column.POSITION] = self.sequence.length + len(self.token_ids)
         words[Column.LENGTH] = self.num_drafts
         return words
+
+
+def check_draft_rows(manager: KVCacheManager, rows: TokenIds[DraftRow], limits: TokenLimits) -> None:
+    """Raise ``InvalidRequestError`` unless every row can be planned; changes nothing."""
+    if len({row.sequence for row in rows}) < len(rows):
+        raise InvalidRequestError("sequence", "stands in two rows of one draft loop")
+    for row in rows:
+        if not 1 <= len(row.token_ids) <= MAX_CATCH_UP:
+            raise InvalidRequestError("token_ids", f"must be 1 to {MAX_CATCH_UP}, not {len(row.token_ids)}")
+        if not 1 <= row.num_drafts <= MAX_STEPS:
+            raise InvalidRequestError("num_drafts", f"must be from 1 to {MAX_STEPS}, not {row.num_drafts}")
+        more = len(row.token_ids) + row.num_drafts - 1
+        manager.require_room(row.sequence, more)
+        limits.check(row.token_ids, row.sequence.length + more)
 
 
 def fits_loop(open_: Open) -> bool:

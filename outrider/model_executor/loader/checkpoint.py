@@ -15,13 +15,13 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from outrider.errors import ModelError
+from outrider.model_executor.layers.contract import WeightTarget
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.json_files import is_there, parse_object, read_object, validated
-from outrider.model_executor.models.weights import checkpoint_shapes, is_ignored
+from outrider.model_executor.models.weights import checkpoint_targets, is_ignored
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 """As the safetensors library has it."""
@@ -185,26 +185,25 @@ def _check_against_config(folder: Path, config: ModelConfig, stored: dict[str, S
             f"{folder}: num_hidden_layers is {config.num_layers} in config.json, and the files have"
             f" {len(stored)} tensors in all"
         )
-    shapes = dict(checkpoint_shapes(config))
-    missing = [name for name in shapes if name not in stored]
+    targets = checkpoint_targets(config)
+    missing = [name for name in targets if name not in stored]
     if missing:
         raise ModelError(f"{folder}: {_some(missing)} missing from the safetensors files")
-    unknown = [name[:100] for name in stored if name not in shapes and not is_ignored(name, config)]
+    unknown = [name[:100] for name in stored if name not in targets and not is_ignored(name, config)]
     if unknown:
         raise ModelError(f"{folder}: {_some(unknown)} not part of a {config.architecture} as config.json has it")
-    for name, shape in shapes.items():
-        _check_tensor(stored[name], shape)
+    for name, target in targets.items():
+        _check_tensor(stored[name], target)
 
 
-def _check_tensor(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
-    if tensor.shape != shape:
+def _check_tensor(tensor: StoredTensor, target: WeightTarget) -> None:
+    if tensor.shape != target.shape:
         raise ModelError(
-            f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}; config.json asks for {list(shape)}"
+            f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}; config.json asks for {list(target.shape)}"
         )
-    if tensor.dtype not in FLOAT_TYPES:
-        raise ModelError(
-            f"{tensor.file}: {tensor.name} is of type {tensor.dtype}; supported are {', '.join(FLOAT_TYPES)}"
-        )
+    if tensor.dtype not in target.file_types:
+        supported = ", ".join(target.file_types)
+        raise ModelError(f"{tensor.file}: {tensor.name} is of type {tensor.dtype}; supported are {supported}")
 
 
 def _some(names: list[str]) -> str:

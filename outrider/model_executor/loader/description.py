@@ -16,7 +16,7 @@ from outrider.model_executor.synthetic.recipe import FILE
 from outrider.types import NOISE_MARK, SYNTHETIC_MARK, ModelDescription
 
 if TYPE_CHECKING:
-    from outrider.model_executor.loader.executor import LoadFormat
+    from outrider.model_executor.loader.model import LoadFormat
     from outrider.model_executor.model_runner import ModelRunner
 
 

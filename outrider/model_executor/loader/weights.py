@@ -17,10 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from outrider.errors import ModelError
+from outrider.model_executor.layers.contract import Preparable, WeightTarget
 from outrider.model_executor.loader.checkpoint import StoredTensor, read_checkpoint
 from outrider.model_executor.models.decoder import Decoder
-from outrider.model_executor.models.linear import Linear
-from outrider.model_executor.models.weights import WeightTarget, weight_targets
+from outrider.model_executor.models.weights import weight_targets
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each tensor."""
@@ -38,16 +38,16 @@ def fill_weights(
 ) -> None:
     """Fill every parameter from tensors that are made one after the other, named as in a checkpoint."""
     targets = weight_targets(decoder)
-    waiting = Counter(target.linear for target in targets.values() if target.linear is not None)
+    waiting = Counter(target.owner for target in targets.values() if target.owner is not None)
     total = len(targets)
     for name, content in tensors:
         target = targets.pop(name)
         if target.destination is not None:
             target.destination.copy_(content if target.part is None else content[target.part])
-        linear = target.linear
+        owner = target.owner
         del target, content
-        if linear is not None:
-            _prepare_when_whole(linear, waiting)
+        if owner is not None:
+            _prepare_when_whole(owner, waiting)
         if progress is not None:
             progress(total - len(targets), total)
     if targets:
@@ -56,26 +56,26 @@ def fill_weights(
 
 
 def _copy_all(tensors: list[StoredTensor], targets: dict[str, WeightTarget], progress: Progress | None) -> None:
-    waiting = Counter(target.linear for target in targets.values() if target.linear is not None)
+    waiting = Counter(target.owner for target in targets.values() if target.owner is not None)
     sizes = {tensor.name: _bytes_read(tensor, targets[tensor.name]) for tensor in tensors}
     total, done = sum(sizes.values()), 0
     for tensor, content in _read_parts([tensor for tensor in tensors if sizes[tensor.name]], targets):
         target = targets.pop(tensor.name)
         if target.destination is not None:
             target.destination.copy_(content)
-        linear = target.linear
+        owner = target.owner
         del target, content  # they would keep alive what preparing lets go
-        if linear is not None:
-            _prepare_when_whole(linear, waiting)
+        if owner is not None:
+            _prepare_when_whole(owner, waiting)
         done += sizes[tensor.name]
         if progress is not None:
             progress(done, total)
 
 
-def _prepare_when_whole(linear: Linear, waiting: Counter[Linear]) -> None:
-    waiting[linear] -= 1
-    if not waiting[linear]:
-        linear.prepare()
+def _prepare_when_whole(owner: Preparable, waiting: Counter[Preparable]) -> None:
+    waiting[owner] -= 1
+    if not waiting[owner]:
+        owner.prepare()
 
 
 def _bytes_read(tensor: StoredTensor, target: WeightTarget) -> int:

@@ -1,8 +1,9 @@
-"""Decoder models: what differs between architectures is data in ``ModelConfig``, the computation is one."""
+"""Decoder models: families and their configurations, one computation, the weights that fill it."""
 
 from __future__ import annotations
 
-from outrider.model_executor.models.config import ModelConfig, RopeConfig, read_model_config
+from outrider.model_executor.models.config import ModelConfig, RopeConfig
+from outrider.model_executor.models.config_reader import read_model_config
 from outrider.model_executor.models.decoder import Decoder
 
 __all__ = ["Decoder", "ModelConfig", "RopeConfig", "read_model_config"]

@@ -17,10 +17,10 @@ from outrider.model_executor.distributed.collectives import Collectives
 from outrider.model_executor.distributed.communicator import CpuExchange
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.input_batch import ForwardRow
-from outrider.model_executor.loader.executor import LoadFormat, load_execution
+from outrider.model_executor.layers.feed_forward import GatedMlp
+from outrider.model_executor.loader.model import LoadFormat
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models.decoder import Decoder
-from outrider.model_executor.models.linear import Linear
 from tests.model_executor.parity import build, random_ids
 from tests.model_executor.test_parity import MODELS
 
@@ -70,10 +70,10 @@ def check(folder: Path, rank: int) -> None:
     read: list[tuple[int, int]] = []
     settings = {"dtype": "float32", "page_size": 4, "num_pages": 60}
     whole_read: list[tuple[int, int]] = []
-    alone = ModelRunner(load_execution(folder, **settings, progress=lambda *at: whole_read.append(at)))  # type: ignore[arg-type]
-    shared = ModelRunner(load_execution(folder, **settings, progress=lambda *at: read.append(at), ranks=BothRun(rank)))  # type: ignore[arg-type]
+    alone = ModelRunner.load(folder, **settings, progress=lambda *at: whole_read.append(at))  # type: ignore[arg-type]
+    shared = ModelRunner.load(folder, **settings, progress=lambda *at: read.append(at), ranks=BothRun(rank))  # type: ignore[arg-type]
     torch.testing.assert_close(logits_of(shared), logits_of(alone), atol=TOLERANCE, rtol=0)
-    whole, part = alone._execution.decoder, shared._execution.decoder
+    whole, part = alone.model, shared.model
     copied = sum(tensor.nbytes for tensor in held_by_all(part))
     # Its half of every matrix, but for key and value heads that are fewer than ranks, and a row of padding.
     spare = (part.part.num_kv_heads * SIZE - whole.config.num_kv_heads) * whole.config.head_dim
@@ -85,8 +85,8 @@ def check(folder: Path, rank: int) -> None:
 def check_made(folder: Path, rank: int, load_format: LoadFormat) -> None:
     """Weights that are made where they are used: the parts are those of the whole."""
     settings = {"dtype": "float32", "page_size": 4, "num_pages": 60, "load_format": load_format}
-    alone = ModelRunner(load_execution(folder, **settings))  # type: ignore[arg-type]
-    shared = ModelRunner(load_execution(folder, **settings, ranks=BothRun(rank)))  # type: ignore[arg-type]
+    alone = ModelRunner.load(folder, **settings)  # type: ignore[arg-type]
+    shared = ModelRunner.load(folder, **settings, ranks=BothRun(rank))  # type: ignore[arg-type]
     expected = logits_of(alone)
     torch.testing.assert_close(logits_of(shared), expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
 
@@ -96,16 +96,13 @@ def held_by_all(decoder: Decoder) -> Iterator[torch.Tensor]:
     yield decoder.norm.weight
     for layer in decoder.layers:
         yield layer.attention_norm.weight
-        yield layer.mlp_norm.weight
+        yield layer.feed_forward_norm.weight
         if layer.attention.qk_norm is not None:
             yield layer.attention.qk_norm
-        for linear in (layer.attention.output, layer.mlp.down):
-            yield from biases(linear)
-
-
-def biases(linear: Linear) -> Iterator[torch.Tensor]:
-    if linear.bias is not None:
-        yield linear.bias
+        assert isinstance(layer.feed_forward, GatedMlp)
+        for linear in (layer.attention.output, layer.feed_forward.down):
+            if (bias := linear.method.parameters().get("bias")) is not None:
+                yield bias.tensor
 
 
 def main(store: str, rank: int, synthetic: str) -> None:

@@ -36,7 +36,7 @@ def make_driver(architecture: str, device: str) -> tuple[Driver, ModelRunner]:
     runner.warm_up()
     with torch.inference_mode():
         runner.kv_cache.fill_(float("nan"))  # a stale read would show
-    proposer = ModelProposer(runner, support_mass=RULES.support_mass, support_limit=RULES.support_limit)
+    proposer = ModelProposer(runner)
     assert (runner.drafting == RULES) == (device == "cuda")
     return Driver(build_model_core(proposer, max_batched_tokens=64)), runner
 

@@ -13,14 +13,15 @@ import torch
 
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError
 from outrider.kernels.paged_attention import DevicePlan
-from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
+from outrider.kv_cache import KVCacheLayout, KVCacheManager, KVCacheSpec, KVSequence, PagePool
 from outrider.model_executor.device_inputs import BatchFrame
 from outrider.model_executor.draft_loop import MAX_STEPS, DraftingRules, DraftRow, DraftTerms, fits_loop
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import LoopShape, loop_of, pack_draft, plan_draft
 from outrider.model_executor.draft_loop.results import Draws, read_draws
 from outrider.model_executor.graph_capture import MemoryBound, NoGraphs
-from outrider.model_executor.models.decoder import DeviceBatch
+from outrider.model_executor.kv_cache_tensors import KVCacheTensors
+from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.ports import Open
 from outrider.sampling import Drawn, LogitRow, propose
 from outrider.sampling.session import SessionSampling
@@ -52,20 +53,20 @@ class TextModel:
         self.texts: list[list[int]] = []
         self.may_poison = may_poison
 
-    def hidden_states(self, batch: DeviceBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+    def hidden_states(self, batch: DeviceBatch, kv_cache: KVCacheTensors) -> torch.Tensor:
         """Stores what has a slot; [T] places in ``texts``."""
-        plan = batch.plans[None]
+        plan, kv = batch.groups[0].plan, kv_cache.layer(0)[:, :, 0, 0]  # [S, 2]
         assert isinstance(plan, DevicePlan)
-        slots = batch.slots.tolist()
+        slots = batch.groups[0].slots.tolist()
         for token, position, slot in zip(batch.token_ids.tolist(), batch.positions.tolist(), slots, strict=True):
             if slot >= 0:
-                kv_cache[slot] = torch.tensor([token, position])
+                kv[slot] = torch.tensor([token, position])
         rows = plan.rows
         starts, contexts, pages = rows.query_starts.tolist(), rows.context_lengths.tolist(), rows.pages.tolist()
         hidden = torch.full((len(slots),), -1)
         for row, (begin, end) in enumerate(itertools.pairwise(starts)):
             own = pages[rows.page_starts[row] : rows.page_starts[row + 1]]
-            held = [kv_cache[own[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE].tolist() for p in range(contexts[row])]
+            held = [kv[own[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE].tolist() for p in range(contexts[row])]
             for query in range(begin, end):
                 seen = held[: contexts[row] - (end - 1 - query)]
                 assert [position for _, position in seen] == list(range(len(seen)))
@@ -89,10 +90,13 @@ class Rig:
         self.table = KVCacheManager(PagePool(NUM_PAGES, PAGE_SIZE))
         for single in [self.table.open(1) for _ in range(NUM_PAGES)][::2]:
             self.table.release(single)
-        self.kv = torch.full((NUM_PAGES * PAGE_SIZE, 2), -7)
+        layout = KVCacheLayout.of([KVCacheSpec(1, 1)])
+        self.cache = KVCacheTensors(layout, NUM_PAGES * PAGE_SIZE, dtype=torch.int64, device=torch.device("cpu"))
+        self.cache.fill_(-7)
+        self.kv = self.cache.layer(0)[:, :, 0, 0]  # [S, 2] the token and its position
         self.model = TextModel()
-        frame = BatchFrame(PAGE_SIZE, frozenset((None,)), torch.zeros(1, dtype=torch.int32))
-        self.loop = DraftLoop(self.model, self.kv, frame, RULES, pages_per_row=20)
+        frame = BatchFrame(PAGE_SIZE, (None,), torch.zeros(1, dtype=torch.int32))
+        self.loop = DraftLoop(self.model, self.cache, frame, RULES, pages_per_row=20)
 
     def sequence(self, text: list[int]) -> KVSequence:
         sequence = self.table.open(60)
@@ -102,7 +106,7 @@ class Rig:
 
     def draft(self, rows: list[DraftRow], shape: LoopShape | None = None) -> list[Draws]:
         plan = plan_draft(self.table, rows)
-        shape = shape or loop_of(self.loop.step_for(plan))
+        shape = shape or loop_of(self.loop.command_for(plan))
         self.loop.run(shape, pack_draft(plan, shape))
         return read_draws(rows, *self.loop.results(shape, with_supports=True))
 
@@ -230,8 +234,8 @@ def test_rows_are_filled_up_to_a_number_that_is_captured() -> None:
     rig.loop.capture(NoGraphs(), MemoryBound(None, rig.loop.num_graphs), lambda done: None)
     for rows, padded in ((1, 1), (3, 4), (9, 16)):
         pairs = [random_row(rig, random.Random(i)) for i in range(rows)]
-        step = rig.loop.step_for(plan_draft(rig.table, [row for row, _ in pairs]))
-        assert loop_of(step).num_rows == padded
+        command = rig.loop.command_for(plan_draft(rig.table, [row for row, _ in pairs]))
+        assert loop_of(command).num_rows == padded
         for row, _ in pairs:
             rig.table.release(row.sequence)
 

@@ -17,9 +17,9 @@ from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_forward
 from outrider.ports import Score, Scores
 from outrider.prefix_hash import prefix_hash
+from outrider.sampling.fused_scoring import Scoring
 from outrider.sampling.process import needs_adjusting
 from outrider.sampling.rows import ScoreRequest
-from outrider.sampling.sampler import Scoring
 from outrider.sampling.scoring import score
 from outrider.serving.executor import QueuedForward
 from outrider_target.executor import TargetSession, next_token
@@ -40,6 +40,7 @@ class Runner:
     def __init__(self, num_pages: int) -> None:
         self.sequences = KVCacheManager(PagePool(num_pages, PAGE_SIZE))
         self.config = SimpleNamespace(vocab_size=VOCAB_SIZE)
+        self.sampler = SimpleNamespace(begin_scoring=begin_drawing)
         self._slots = [-1] * (num_pages * PAGE_SIZE)
 
     def forward(self, rows: Sequence[ForwardRow], *, as_computed: bool = False) -> torch.Tensor:

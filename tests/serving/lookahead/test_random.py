@@ -10,9 +10,8 @@ import pytest
 from outrider.recording import ItemRecord
 from outrider.serving.engine_core import EngineCore
 from outrider.telemetry.tracing.service_spans import item_spans
-from outrider_target import scoring_forward
 from tests.serving.lookahead.coordinating import KINDS, Coordinator, core_of
-from tests.serving.lookahead.device import CountingExecutor, Drawing, Runner, begin_drawing
+from tests.serving.lookahead.device import CountingExecutor, Drawing, Runner
 
 Core = EngineCore[Any, Any, Any, Any]
 NUM_ROUNDS, ROUNDS_OF_A_KIND = 600, 30
@@ -67,8 +66,7 @@ def _settle(core: Core, links: dict[int, Coordinator]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring_forward, "begin_scoring", begin_drawing)
+def test_answers_are_those_of_a_target_that_foresees_nothing(seed: int) -> None:
     choose = Drawing.choose = random.Random(seed)
     runner = Runner(NUM_PAGES)
     executor = CountingExecutor(runner)  # type: ignore[arg-type]

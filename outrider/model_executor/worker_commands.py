@@ -1,7 +1,7 @@
-"""What a device is told to do, as plain numbers: whoever has the same weights and cache does the same with it.
+"""Worker commands: what the ranks of a model are told to run, as plain numbers.
 
-Owns the layout of each kind of step. One process that runs a model alone makes steps and runs them; of several that run
-it together the first makes them, and all run them. Refuses to know how steps travel and what running one takes.
+Rank 0 makes a command, and every rank runs it over its own part of weights and cache. How commands travel is
+``distributed``'s, and running them the ``ModelRunner``'s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.model_executor.input_batch import ForwardBatch
 
 
 class Operation(enum.IntEnum):
-    """Kinds of steps; the numbers stay what they are."""
+    """Kinds of commands; their numbers are part of what ranks send each other."""
 
     FORWARD = 1
     """Arguments: the shape's rows, tokens, queries of one row; positions that get logits. Numbers: as ``pack`` lays
@@ -34,47 +34,52 @@ class Operation(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One thing to do, with all that it needs."""
+class WorkerCommand:
+    """One launch, with all that it needs."""
 
     operation: int
     arguments: tuple[int, ...]
     numbers: IntArray  # [any]
 
 
+def capture_command() -> WorkerCommand:
+    """Capture CUDA graphs."""
+    return WorkerCommand(Operation.CAPTURE, (), no_numbers())
+
+
 def no_numbers() -> IntArray:
-    """Of a step that needs none."""
+    """Of a command that needs none."""
     return np.empty(0, dtype=np.int32)
 
 
-def forward_step(batch: ForwardBatch, shape: BatchShape) -> Step:
-    """The forward of a batch, laid out as ``shape``; its page copies are a step of their own."""
+def forward_command(batch: ForwardBatch, shape: BatchShape) -> WorkerCommand:
+    """The forward of a batch, laid out as ``shape``; its page copies are a command of their own."""
     arguments = (shape.num_rows, shape.num_tokens, shape.max_queries, len(batch.logit_indices))
-    return Step(Operation.FORWARD, arguments, pack(batch, shape))
+    return WorkerCommand(Operation.FORWARD, arguments, pack(batch, shape))
 
 
-def copy_step(copies: Sequence[PageCopy]) -> Step:
+def copy_command(copies: Sequence[PageCopy]) -> WorkerCommand:
     """Pages copied, every source read before any destination is written."""
-    return Step(Operation.COPY_PAGES, (), np.array(copies, dtype=np.int32).ravel())
+    return WorkerCommand(Operation.COPY_PAGES, (), np.array(copies, dtype=np.int32).ravel())
 
 
-def shape_of(step: Step) -> tuple[BatchShape, int]:
-    """The shape of a forward's step and the number of positions that get logits."""
-    num_rows, num_tokens, max_queries, num_logits = step.arguments
+def shape_of(command: WorkerCommand) -> tuple[BatchShape, int]:
+    """The shape of a forward and the number of positions that get logits."""
+    num_rows, num_tokens, max_queries, num_logits = command.arguments
     return BatchShape(num_rows, num_tokens, max_queries), num_logits
 
 
-def copies_of(step: Step) -> list[tuple[int, int]]:
+def copies_of(command: WorkerCommand) -> list[tuple[int, int]]:
     """The (source, destination) pairs of a page copy."""
-    return [(int(source), int(destination)) for source, destination in step.numbers.reshape(-1, 2).tolist()]
+    return [(int(source), int(destination)) for source, destination in command.numbers.reshape(-1, 2).tolist()]
 
 
-def batch_of(step: Step) -> ForwardBatch:
-    """The batch of a forward's step that was laid out in its own shape."""
-    shape, num_logits = shape_of(step)
+def batch_of(command: WorkerCommand) -> ForwardBatch:
+    """The batch of a forward that was laid out in its own shape."""
+    shape, num_logits = shape_of(command)
     tokens, rows = shape.num_tokens, shape.num_rows
     sizes = (tokens, tokens, tokens, tokens, rows + 1, rows, rows + 1, 1)
-    parts = [part.tolist() for part in np.split(step.numbers, np.cumsum(sizes))]
+    parts = [part.tolist() for part in np.split(command.numbers, np.cumsum(sizes))]
     token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts, _, pages = parts
     return ForwardBatch(
         token_ids=token_ids,

@@ -1,28 +1,34 @@
-"""The embedding, or a rank's rows of it: owns the table and the looking up. Refuses to know who holds the rest."""
+"""Token embedding, or a rank's rows of it."""
 
 from __future__ import annotations
 
 import torch
 
 from outrider.kernels.embedding import look_up
-from outrider.model_executor.distributed.sharding import Shard
-from outrider.model_executor.models.config import ModelConfig
+from outrider.model_executor.layers.contract import LayerContext, Weights, WeightTarget
 
 
 class VocabRows:
     """Rows of the embedding. A token whose row another rank holds is looked up as zeros, so that ranks' rows add up."""
 
-    def __init__(self, config: ModelConfig, shard: Shard, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, context: LayerContext) -> None:
+        config, shard = context.config, context.ranks.shard
         own, num_rows = shard.vocab(config), shard.vocab_rows(config)
-        is_whole = shard.size == 1
-        table = torch.empty(num_rows + (not is_whole), config.hidden_size, dtype=dtype, device=device)
+        is_whole = context.is_alone
+        size = config.hidden_size
+        table = torch.empty(num_rows + (not is_whole), size, dtype=context.dtype, device=context.device)
         table[len(own) :].zero_()  # the last row stands for all that others hold
         self._table = table
         self.own = table[: len(own)]
         """[own, hidden], to be filled."""
         self.rows = table[:num_rows]
         """[rows, hidden], zeros after the rank's own: a tied head's weight."""
-        self._row_of = None if is_whole else _row_of(own, num_rows, config.vocab_size, device)
+        self._shape, self._part = (config.vocab_size, size), (slice(own.start, own.stop),)
+        self._row_of = None if is_whole else _row_of(own, num_rows, config.vocab_size, context.device)
+
+    def weights(self) -> Weights:
+        """The table, or the rank's rows of it."""
+        yield "embed_tokens.weight", WeightTarget(self.own, self._shape, self._part)
 
     def look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
         """``token_ids`` [T] to [T, hidden]."""

@@ -1,30 +1,31 @@
-"""From a model's folder to an ``ModelExecutor`` that is ready to run.
+"""Model loader: from a folder to a ``Decoder`` with its weights, and the number of KV pages that there is room for.
 
-Owns the order: read the configuration, choose length, type and part, read the weights, count the pages. Refuses to know
-what is run.
+The order is: read the configuration, choose length, type and part, read the weights, count the pages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 
 from outrider.errors import ConfigError
-from outrider.kv_cache.sizing import KVCacheRequest
+from outrider.kv_cache.sizing import DEFAULT_MAX_SEQUENCES, KVCacheRequest
 from outrider.model_executor.distributed.collectives import ALONE, Collectives
-from outrider.model_executor.draft_loop import DraftingRules
-from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
 from outrider.model_executor.kv_cache_sizing import check_weights_fit, choose_num_pages, graph_bytes, naming_what_lacks
 from outrider.model_executor.loader.checkpoint import read_checkpoint
 from outrider.model_executor.loader.weights import Progress, fill_weights, load_weights
-from outrider.model_executor.model_executor import ModelExecutor, Publish
 from outrider.model_executor.models import Decoder, ModelConfig, read_model_config
 from outrider.model_executor.models.dummy import noise
 from outrider.model_executor.synthetic.recipe import synthetic_tensors
+from outrider.model_executor.worker_commands import WorkerCommand
 
 LoadFormat = Literal["safetensors", "dummy", "synthetic"]
+Publish = Callable[[WorkerCommand], None]
+"""Called with a command that is about to be run; returns when nothing of the command is needed any more."""
 
 
 class Ranks(Protocol):
@@ -32,7 +33,7 @@ class Ranks(Protocol):
 
     @property
     def publish(self) -> Publish | None:
-        """How rank 0 tells the others a step."""
+        """How rank 0 tells the others a command; None for the others."""
         ...
 
     def open_collectives(self, device: torch.device, dtype: torch.dtype) -> Collectives:
@@ -48,7 +49,17 @@ class Ranks(Protocol):
         ...
 
 
-def load_execution(
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to compute, and the size of its KV cache."""
+
+    model: Decoder
+    page_size: int
+    num_pages: int
+    max_model_len: int
+
+
+def load_model(
     folder: Path,
     *,
     device: torch.device | str = "cpu",
@@ -58,21 +69,20 @@ def load_execution(
     kv_cache_bytes: int | None = None,
     gpu_memory_utilization: float | None = None,
     max_model_len: int | None = None,
+    max_sequences: int = DEFAULT_MAX_SEQUENCES,
     load_format: LoadFormat = "safetensors",
-    drafting: DraftingRules | None = None,
-    graphs: GraphLimits = DEFAULT_LIMITS,
+    graph_memory_bytes: int | None = None,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
-) -> ModelExecutor:
+) -> LoadedModel:
     """Load a folder in the Hugging Face layout. With the ``load_format`` "dummy" only its config.json is read and the
     weights are noise, made on the device: for measuring shapes; with "synthetic" they are made by the folder's recipe.
 
     ``dtype`` "auto" is the type of the weights on file. ``max_model_len`` None is the model's own limit. The cache
     takes ``num_pages``, else what fits ``kv_cache_bytes`` on each rank, else what weights and the limit of CUDA graphs
-    leave of ``gpu_memory_utilization``, else a share of the memory that is free (on a GPU: besides that limit); of
-    several ranks, what fits the one with the least room.
-    ``drafting`` makes a GPU ready for draft loops, ``graphs`` bounds what is captured. ``progress(done, total)`` counts
-    bytes of weights.
+    leave of ``gpu_memory_utilization``, else a share of the memory that is free (on a GPU: besides that limit), at most
+    room for ``max_sequences`` of ``max_model_len``; of several ranks, what fits the one with the least room.
+    ``graph_memory_bytes`` is the limit of CUDA graphs. ``progress(done, total)`` counts bytes of weights.
     ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
     config = read_model_config(folder)
@@ -91,19 +101,18 @@ def load_execution(
             fill_weights(decoder, synthetic_tensors(folder, config, chosen_dtype, chosen_device))
         else:
             load_weights(decoder, folder, progress)
-        bytes_per_token = decoder.part.kv_bytes_per_token(chosen_dtype)
-        request = KVCacheRequest(page_size, length, bytes_per_token, num_pages, kv_cache_bytes, gpu_memory_utilization)
-        for_graphs = graph_bytes(graphs.memory_bytes, chosen_device) or 0
-        pages = choose_num_pages(request, chosen_device, kept_bytes=for_graphs)
-        return ModelExecutor(
-            decoder,
-            page_size=page_size,
-            num_pages=pages if ranks is None else ranks.least(pages),
-            max_model_len=length,
-            drafting=drafting,
-            graphs=graphs,
-            publish=None if ranks is None else ranks.publish,
+        request = KVCacheRequest(
+            page_size,
+            length,
+            decoder.kv_cache_layout.bytes_per_token(chosen_dtype.itemsize),
+            num_pages,
+            kv_cache_bytes,
+            gpu_memory_utilization,
+            max_sequences,
         )
+        for_graphs = graph_bytes(graph_memory_bytes, chosen_device) or 0
+        pages = choose_num_pages(request, chosen_device, kept_bytes=for_graphs)
+        return LoadedModel(decoder, page_size, pages if ranks is None else ranks.least(pages), length)
 
 
 def _choose_length(config: ModelConfig, max_model_len: int | None) -> int:

@@ -10,12 +10,15 @@ al., 2023; llama3: as released with Llama 3.1.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
 from outrider.kernels.launching import has_kernels
 from outrider.kernels.rope_and_cache import Angles
-from outrider.model_executor.models.config import RopeConfig
+
+if TYPE_CHECKING:
+    from outrider.model_executor.models.config import RopeConfig
 
 
 class RotaryEmbedding:

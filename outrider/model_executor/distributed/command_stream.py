@@ -1,7 +1,7 @@
-"""Steps on their way from rank 0 to the others: a short header and the numbers as they are, no copy in between.
+"""Command stream from rank 0 to the other ranks: a short header and the numbers as they are, no copy in between.
 
-A rank on a GPU looks for the next step without sleeping for a moment after the last one, since waking up takes as long
-as some layers of a small model; after that, and on a CPU, it sleeps until one comes.
+A rank on a GPU looks for the next command without sleeping for a moment after the last one, since waking up takes as
+long as some layers of a small model; after that, and on a CPU, it sleeps until one comes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outrider.model_executor.distributed.rank_connections import receive
-from outrider.model_executor.steps import Step, no_numbers
+from outrider.model_executor.worker_commands import WorkerCommand, no_numbers
 
 _MOST_ARGUMENTS = 12
 _HEADER = struct.Struct(f"=ii{_MOST_ARGUMENTS}iq")
@@ -25,17 +25,17 @@ STOP = 0
 """The operation after which nothing comes."""
 
 
-class StepSender:
+class CommandSender:
     """Rank 0's end."""
 
     def __init__(self, connections: Sequence[socket.socket]) -> None:
         self._connections = tuple(connections)
 
-    def send(self, step: Step) -> None:
+    def send(self, command: WorkerCommand) -> None:
         """Tell every other rank; ``OSError`` when one is gone."""
-        arguments = (*step.arguments, *_NO_ARGUMENTS[len(step.arguments) :])
-        header = _HEADER.pack(step.operation, len(step.arguments), *arguments, len(step.numbers))
-        message = header + step.numbers.tobytes()
+        arguments = (*command.arguments, *_NO_ARGUMENTS[len(command.arguments) :])
+        header = _HEADER.pack(command.operation, len(command.arguments), *arguments, len(command.numbers))
+        message = header + command.numbers.tobytes()
         for connection in self._connections:
             connection.sendall(message)
 
@@ -49,22 +49,22 @@ class StepSender:
                 continue
 
 
-class StepReceiver:
+class CommandReceiver:
     """Another rank's end."""
 
     def __init__(self, connection: socket.socket, *, spin_s: float) -> None:
         self._connection = connection
         self._spin_s = spin_s
 
-    def next(self) -> Step | None:
-        """The next step, however long it takes; None: nothing comes any more. ``ConnectionError``: rank 0 is gone."""
+    def next(self) -> WorkerCommand | None:
+        """The next command, however long it takes; None: the last was read. ``ConnectionError``: rank 0 is gone."""
         self._wait()
         operation, num_arguments, *rest = _HEADER.unpack(receive(self._connection, _HEADER.size))
         if operation == STOP:
             return None
         num_bytes = rest[-1] * np.dtype(np.int32).itemsize
         numbers = np.frombuffer(receive(self._connection, num_bytes), np.int32) if num_bytes else no_numbers()
-        return Step(operation, tuple(rest[:num_arguments]), numbers)
+        return WorkerCommand(operation, tuple(rest[:num_arguments]), numbers)
 
     def _wait(self) -> None:
         until = time.monotonic() + self._spin_s

@@ -1,0 +1,63 @@
+"""Attention layer: fused query, key and value product, rotary embedding, paged attention, output product.
+
+Queries, keys and values come from one product. Of several ranks each holds its heads; what the output product gives is
+then a part of a sum.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.kernels.paged_attention import paged_attention
+from outrider.kernels.rope_and_cache import Angles, HeadLayout
+from outrider.kv_cache import KVCacheSpec
+from outrider.model_executor.layers.contract import AttentionInputs, LayerContext, Residual, Weights, whole
+from outrider.model_executor.layers.linear import Features, Linear, QueryTarget
+
+
+class Attention:
+    """One layer's attention over its keys and values in the cache."""
+
+    def __init__(self, context: LayerContext, layer: int) -> None:
+        config, part, shard = context.config, context.part, context.ranks.shard
+        size = config.head_dim
+        self.kv_cache_spec = KVCacheSpec(part.num_kv_heads, size, config.sliding_windows[layer])
+        self._heads = HeadLayout(part.num_heads, part.num_kv_heads, size, config.rms_norm_eps)
+        hidden = Features.all(config.hidden_size)
+        queries = Features(config.num_heads * size, _scaled(shard.heads(config), size), "q_proj")
+        keys, values = (
+            Features(config.num_kv_heads * size, _scaled(shard.kv_heads(config), size), name)
+            for name in ("k_proj", "v_proj")
+        )
+        self.qkv = Linear(context, hidden, (queries, keys, values), bias=config.qkv_bias)
+        output = Features.all(config.hidden_size, "o_proj")
+        self.output = Linear(context, queries, (output,), bias=config.output_bias)
+        num_turned = part.num_heads + part.num_kv_heads
+        # One weight a head, the queries' then the keys', so that both are normalised in one go.
+        self.qk_norm = (
+            torch.empty(num_turned, size, dtype=context.dtype, device=context.device) if config.qk_norm else None
+        )
+
+    def __call__(
+        self, source: Residual, kv: torch.Tensor, angles: Angles, inputs: AttentionInputs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend over the layer's ``kv`` [S, 2, H_kv, D]; stores the tokens' own keys and values first. Returns the
+        residual stream with what was to be added, and what this block adds to it.
+        """
+        target = QueryTarget(kv, inputs.slots, angles, self._heads, self.qk_norm)
+        hidden, queries = self.qkv.method.queries(source, target)
+        attended = paged_attention(queries, kv, inputs.plan)
+        return hidden, self.output.to_residual(attended.reshape(queries.shape[0], -1))
+
+    def weights(self) -> Weights:
+        """The projections' tensors and the norms of heads."""
+        yield from self.qkv.weights()
+        yield from self.output.weights()
+        if self.qk_norm is not None:
+            num_heads = self._heads.num_heads
+            for name, rows in (("q_norm", self.qk_norm[:num_heads]), ("k_norm", self.qk_norm[num_heads:])):
+                yield f"{name}.weight", whole(rows, rows.shape[1:])
+
+
+def _scaled(heads: range, size: int) -> range:
+    return range(heads.start * size, heads.stop * size)

@@ -1,0 +1,154 @@
+"""Layer contract: what a layer is built from, which tensors of a checkpoint fill it, and what it reads in a forward.
+
+Shape letters: ``T`` tokens of a forward, ``N`` rows that get logits, ``A`` partial sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from outrider.kernels.few_tokens import MAX_TOKENS, NormedInput
+from outrider.kernels.paged_attention import AttentionPlan, DevicePlan
+from outrider.model_executor.distributed.collectives import Collectives, Norm
+
+if TYPE_CHECKING:
+    from outrider.model_executor.layers.linear import LinearMethod, LinearSpec
+    from outrider.model_executor.models.config import ModelConfig
+
+FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
+"""Types of tensors on file that are converted to the model's."""
+
+
+class Preparable(Protocol):
+    """A layer that is made ready to compute once all of its weights are there."""
+
+    def prepare(self) -> object:
+        """Turn the loaded weights into the form that computes fastest."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTarget:
+    """Where one tensor of a checkpoint is copied to."""
+
+    destination: torch.Tensor | None
+    """A view into a parameter; broadcasts from the part. None: the tensor is another rank's."""
+    shape: tuple[int, ...]
+    """What the checkpoint's tensor must have."""
+    part: tuple[slice, ...] | None = None
+    """What of the tensor is copied; None: all."""
+    owner: Preparable | None = None
+    """The layer to prepare once all of its weights are there."""
+    file_types: tuple[str, ...] = FLOAT_TYPES
+    """Types that the tensor may have on file."""
+
+    @property
+    def num_values(self) -> int:
+        """Values that are read."""
+        if self.destination is None:
+            return 0
+        parts = self.part or ()
+        sizes = [len(range(size)[part]) for size, part in zip(self.shape, parts, strict=False)]
+        return math.prod([*sizes, *self.shape[len(sizes) :]])
+
+
+Weights = Iterator[tuple[str, WeightTarget]]
+"""(name in the checkpoint, where it goes) of every tensor of a layer."""
+
+
+def whole(parameter: torch.Tensor, shape: Sequence[int] | None = None) -> WeightTarget:
+    """The target of a tensor that every rank holds whole; ``shape`` is the tensor's, where it is broadcast."""
+    return WeightTarget(parameter, tuple(parameter.shape if shape is None else shape))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerContext:
+    """What all layers of a rank's model are built from."""
+
+    config: ModelConfig
+    """The whole model's."""
+    part: ModelConfig
+    """What this rank computes."""
+    dtype: torch.dtype
+    device: torch.device
+    ranks: Collectives
+    linear_method: Callable[[LinearSpec], LinearMethod]
+    """How linear layers keep their weights."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one rank holds the whole model."""
+        return self.ranks.shard.size == 1
+
+
+class ResidualNorm(Norm, Protocol):
+    """The norm at the beginning of a block."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, hidden] normalised."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """Input of a block: the residual stream, what is still to be added to it, and the norm of the sum."""
+
+    hidden: torch.Tensor  # [T, hidden]
+    delta: torch.Tensor | None
+    """[T, hidden], or partial sums [A, T, hidden] float32, of the block before; None: nothing."""
+    norm: ResidualNorm
+    ranks: Collectives
+
+    def normed(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of the stream and what was to be added, which may be ``hidden`` written over, and it normalised."""
+        if self.delta is None:
+            return self.hidden, self.norm(self.hidden)
+        return self.hidden, self.ranks.add_and_norm(self.hidden, self.delta, self.norm)
+
+    def unnormed(self) -> NormedInput | None:
+        """The same for kernels that add and normalise themselves: few tokens, no sum of ranks. None for others."""
+        is_whole = self.delta is None or self.delta.dim() == self.hidden.dim()
+        if self.ranks.shard.size > 1 or not is_whole or not 0 < self.hidden.shape[0] <= MAX_TOKENS:
+            return None
+        return NormedInput(self.hidden, self.delta, self.norm.weight, self.norm.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """What the layers of one KV cache group read in a forward."""
+
+    slots: torch.Tensor  # [T] where each token's keys and values go; -1: nowhere
+    plan: AttentionPlan | DevicePlan
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """A forward's inputs on the device, prepared once for all layers."""
+
+    token_ids: torch.Tensor  # [T] int64, or int32 as the rest on a GPU
+    positions: torch.Tensor  # [T]
+    groups: tuple[AttentionInputs, ...]
+    """By the number of the KV cache group."""
+    logit_indices: torch.Tensor  # [N]
+
+    def clear_slots(self) -> None:
+        """Let no token be written to the cache."""
+        for group in self.groups:
+            group.slots.fill_(-1)
+
+
+class FeedForward(Protocol):
+    """The second block of a decoder layer; a ``ModelFamily`` chooses it."""
+
+    def __call__(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream with what was to be added, and what this block adds to it."""
+        ...
+
+    def weights(self) -> Weights:
+        """Its tensors, named below the layer."""
+        ...

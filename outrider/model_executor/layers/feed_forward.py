@@ -1,0 +1,33 @@
+"""Gated feed-forward layer: down(silu(gate(x)) * up(x)). Gate and up come from one product.
+
+Of several ranks each holds a share of the inner features; what the last product gives is then a part of a sum.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.model_executor.layers.contract import LayerContext, Residual, Weights
+from outrider.model_executor.layers.linear import Features, Linear
+
+
+class GatedMlp:
+    """One layer's MLP; a ``FeedForward``."""
+
+    def __init__(self, context: LayerContext, layer: int) -> None:
+        config = context.config
+        own = context.ranks.shard.inner(config)
+        gate, up, inner = (Features(config.intermediate_size, own, name) for name in ("gate_proj", "up_proj", ""))
+        hidden, output = Features.all(config.hidden_size), Features.all(config.hidden_size, "down_proj")
+        self.gate_up = Linear(context, hidden, (gate, up), bias=config.mlp_bias)
+        self.down = Linear(context, inner, (output,), bias=config.mlp_bias)
+
+    def __call__(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream with what was to be added, and what this block adds to it."""
+        hidden, inner = self.gate_up.method.gated(source)
+        return hidden, self.down.to_residual(inner)
+
+    def weights(self) -> Weights:
+        """The projections' tensors."""
+        yield from self.gate_up.weights("mlp.")
+        yield from self.down.weights("mlp.")

@@ -1,0 +1,80 @@
+"""Linear methods: the ways in which linear layers keep their weights, by the name that a checkpoint gives them.
+
+A new format is a new ``LinearMethod`` and an entry in ``LINEAR_METHODS``; layers, loader and model stay as they are.
+
+Shape letters: ``T`` tokens, ``K`` features in, ``N`` features out, ``A`` partial sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from outrider.kernels.few_tokens import Matrix
+from outrider.kernels.linear import PreparedWeight, prepare_weight
+from outrider.model_executor.layers.contract import Residual
+from outrider.model_executor.layers.linear import Axis, LinearMethod, LinearSpec, Parameter, QueryTarget
+
+_MAX_SECOND_COPY_BYTES = 64 << 20
+
+
+class UnquantizedLinear(LinearMethod):
+    """A weight in the model's own type, packed or streamed as its device likes best."""
+
+    def __init__(self, spec: LinearSpec) -> None:
+        tied = spec.tied_to
+        self.weight = spec.empty(spec.out_features, spec.in_features) if tied is None else tied
+        """[N, K]; of no use once prepared."""
+        self.bias = spec.empty(spec.out_features) if spec.has_bias else None
+        self._keeps_layout = tied is not None and tied.nbytes > _MAX_SECOND_COPY_BYTES
+        self._prepared: PreparedWeight | None = None
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Weight and bias."""
+        weight = {"weight": Parameter(self.weight, (Axis.OUT, Axis.IN))}
+        return weight if self.bias is None else {**weight, "bias": Parameter(self.bias, (Axis.OUT,))}
+
+    def prepare(self) -> PreparedWeight:
+        """Let go of the loaded weight. A large tied one is not copied: it is still needed to look up rows."""
+        if self._prepared is None:
+            self._prepared = prepare_weight(self.weight, keep_layout=self._keeps_layout)
+            self.weight = torch.empty(0)
+        return self._prepared
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, K] to [T, N]."""
+        return (self._prepared or self.prepare())(x, self.bias)
+
+    def partial_sums(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is."""
+        return (self._prepared or self.prepare()).addends(x, self.bias)
+
+    def gated(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
+        """In one kernel for few tokens; for some tokens the product and the gate in one."""
+        matrix, few = self._matrix, source.unnormed()
+        if matrix is not None and few is not None:
+            from outrider.kernels.few_tokens.kernel import gated  # Triton is slow to import
+
+            return gated(few, matrix)
+        hidden, x = source.normed()
+        return hidden, (self._prepared or self.prepare()).gated(x, self.bias)
+
+    def queries(self, source: Residual, target: QueryTarget) -> tuple[torch.Tensor, torch.Tensor]:
+        """In one kernel for few tokens whose heads are not normalised."""
+        matrix, few = self._matrix, source.unnormed()
+        if matrix is None or few is None or target.norm_weight is not None:
+            return super().queries(source, target)
+        from outrider.kernels.few_tokens.kernel import turned  # Triton is slow to import
+
+        return turned(few, matrix, target.kv, target.slots, angles=target.angles, heads=target.heads)
+
+    @property
+    def _matrix(self) -> Matrix | None:
+        """Weight and bias for kernels that take several steps at once; None where they are not to be had."""
+        weight = (self._prepared or self.prepare()).matrix
+        return None if weight is None else Matrix(weight, self.bias)
+
+
+LINEAR_METHODS: Mapping[str | None, Callable[[LinearSpec], LinearMethod]] = {None: UnquantizedLinear}
+"""By ``quant_method`` of config.json's ``quantization_config``; None: there is none."""

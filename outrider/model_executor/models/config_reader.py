@@ -1,0 +1,180 @@
+"""Reading of a model folder's ``config.json`` and ``generation_config.json``; refuses to know weights and devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from outrider.errors import ModelError
+from outrider.model_executor.layers.linear_methods import LINEAR_METHODS
+from outrider.model_executor.models.config import ModelConfig, RopeConfig
+from outrider.model_executor.models.config_schema import (
+    CONFIG_FILE,
+    GENERATION_CONFIG_FILE,
+    MAX_POSITION,
+    SpecialTokens,
+)
+from outrider.model_executor.models.families import ModelFamily, architecture_of, family_of
+from outrider.model_executor.models.json_files import is_there, one_line, read_object, validated
+
+SUPPORTED_DTYPES = ("float32", "float16", "bfloat16", "float64")
+SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """Read a folder in the Hugging Face layout; ``ModelError`` says what is missing, malformed or not supported."""
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder: give a folder with config.json and *.safetensors")
+    path = folder / "config.json"
+    raw = read_object(path)
+    family = _family(folder, raw)
+    architecture = family.architecture
+    quantization = _quantization(folder, raw)
+    checked = validated(path, CONFIG_FILE, raw)
+    _check_special_ids(path, checked, checked.vocab_size)
+    fields = _read_fields(folder, architecture)
+    _check_special_ids(path, checked, fields["vocab_size"])
+    try:
+        return _convert(fields, family, quantization, _eos_token_ids(folder, fields))
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from error
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ModelError(f"{path} does not describe a {architecture}: {one_line(error)}") from error
+
+
+def _check_special_ids(path: Path, special: SpecialTokens, vocab_size: int | None) -> None:
+    """Raise ``ModelError`` for an id that the model has no row for; a size of None is not known yet."""
+    try:
+        if vocab_size is not None:
+            special.check_vocabulary(vocab_size)
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def _read_fields(folder: Path, architecture: str) -> dict[str, Any]:
+    """The fields as transformers has them, with the defaults of the architecture."""
+    try:
+        return dict(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
+    except Exception as error:  # transformers raises whatever its validators raise
+        raise ModelError(f"{folder / 'config.json'} does not describe a {architecture}: {one_line(error)}") from error
+
+
+def _family(folder: Path, raw: dict[str, Any]) -> ModelFamily:
+    named = raw.get("architectures") or [architecture_of(str(raw.get("model_type")))]
+    architecture = named[0] if isinstance(named, list) else named
+    try:
+        return family_of(architecture if isinstance(architecture, str) else repr(architecture))
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
+
+
+def _quantization(folder: Path, raw: dict[str, Any]) -> str | None:
+    """The name of the method by which weights are quantised; ``ModelError`` for one that there is not."""
+    settings = raw.get("quantization_config")
+    if not settings:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    if not isinstance(method, str) or method not in LINEAR_METHODS:
+        raise ModelError(f"{folder}: quantised weights are not supported yet (config.json has quantization_config)")
+    return method
+
+
+def _convert(
+    fields: dict[str, Any], family: ModelFamily, quantization: str | None, eos_token_ids: tuple[int, ...]
+) -> ModelConfig:
+    if fields["hidden_act"] != "silu":
+        raise ModelError(f"hidden_act {fields['hidden_act']!r} is not supported; supported is 'silu'")
+    traits, rope = family.traits(fields), _read_rope(fields)
+    return ModelConfig(
+        architecture=family.architecture,
+        vocab_size=fields["vocab_size"],
+        hidden_size=fields["hidden_size"],
+        intermediate_size=fields["intermediate_size"],
+        num_layers=fields["num_hidden_layers"],
+        num_heads=fields["num_attention_heads"],
+        num_kv_heads=fields["num_key_value_heads"],
+        head_dim=fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"],
+        max_position=_max_position(fields["max_position_embeddings"], rope),
+        rms_norm_eps=fields["rms_norm_eps"],
+        qkv_bias=traits.qkv_bias,
+        output_bias=traits.output_bias,
+        mlp_bias=bool(fields.get("mlp_bias", False)),
+        qk_norm=traits.qk_norm,
+        tied_embeddings=bool(fields["tie_word_embeddings"]),
+        sliding_windows=traits.sliding_windows,
+        rope=rope,
+        eos_token_ids=eos_token_ids,
+        bos_token_id=fields["bos_token_id"],
+        dtype=_dtype(fields.get("dtype")),
+        quantization=quantization,
+    )
+
+
+def _dtype(name: object) -> torch.dtype:
+    named = str(name or "float32").removeprefix("torch.")
+    if named not in SUPPORTED_DTYPES:
+        raise ModelError(f"torch_dtype {named[:60]!r} is not supported; supported are {', '.join(SUPPORTED_DTYPES)}")
+    found: torch.dtype = getattr(torch, named)
+    return found
+
+
+def _read_rope(fields: dict[str, Any]) -> RopeConfig:
+    parameters: dict[str, Any] = dict(fields["rope_parameters"] or {})
+    rope_type = str(parameters.get("rope_type", "default"))
+    if rope_type not in SUPPORTED_ROPE_TYPES:
+        raise ModelError(f"rope type {rope_type!r} is not supported; supported are {', '.join(SUPPORTED_ROPE_TYPES)}")
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ModelError("a partial_rotary_factor other than 1 is not supported")
+    original = parameters.get("original_max_position_embeddings") or fields["max_position_embeddings"]
+    factor = parameters.get("factor")
+    if factor is None:
+        factor = fields["max_position_embeddings"] / original
+    return RopeConfig(
+        rope_type=rope_type,
+        theta=float(parameters.get("rope_theta", 10000.0)),
+        factor=float(factor),
+        original_max_position=int(original),
+        attention_factor=parameters.get("attention_factor"),
+        beta_fast=float(parameters.get("beta_fast") or 32.0),
+        beta_slow=float(parameters.get("beta_slow") or 1.0),
+        mscale=parameters.get("mscale"),
+        mscale_all_dim=parameters.get("mscale_all_dim"),
+        truncate=bool(parameters.get("truncate", True)),
+        low_freq_factor=float(parameters.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(parameters.get("high_freq_factor", 4.0)),
+    )
+
+
+def _max_position(max_position_embeddings: int, rope: RopeConfig) -> int:
+    """Linear and dynamic scaling stretch what config.json gives, yarn what it was trained at; llama3's is final."""
+    longest = _stretched(max_position_embeddings, rope)
+    if longest > MAX_POSITION:
+        raise ModelError(f"max_position_embeddings and its scaling make {longest} tokens; at most {MAX_POSITION}")
+    return longest
+
+
+def _stretched(max_position_embeddings: int, rope: RopeConfig) -> int:
+    if rope.rope_type in {"linear", "dynamic"}:
+        return int(max_position_embeddings * rope.factor)
+    if rope.rope_type == "yarn":
+        return max(max_position_embeddings, int(rope.original_max_position * rope.factor))
+    return max_position_embeddings
+
+
+def _eos_token_ids(folder: Path, fields: dict[str, Any]) -> tuple[int, ...]:
+    """Every end token of generation_config.json, else of config.json; ``ModelError`` for one without a row."""
+    path = folder / "generation_config.json"
+    named = None
+    if is_there(path):
+        special = validated(path, GENERATION_CONFIG_FILE, read_object(path))
+        _check_special_ids(path, special, fields["vocab_size"])
+        named = special.eos_token_id
+    if named is None:
+        named = fields["eos_token_id"]
+    if named is None:
+        return ()
+    # What config.json leaves open is the architecture's default, for which a small model may have no row.
+    return tuple(end for end in (named if isinstance(named, list) else [named]) if 0 <= end < fields["vocab_size"])

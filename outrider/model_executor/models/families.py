@@ -1,0 +1,110 @@
+"""Registry of model families: what differs between the architectures that can be served.
+
+A family reads what only it has out of ``config.json`` and chooses the layers' feed-forward block; all else is in
+``ModelConfig`` and common to all. A new family is a new entry in ``FAMILIES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.errors import ModelError
+from outrider.model_executor.layers.contract import FeedForward, LayerContext
+from outrider.model_executor.layers.feed_forward import GatedMlp
+
+Fields = Mapping[str, Any]
+"""``config.json``, with the defaults of its architecture."""
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyTraits:
+    """What a family says of one model."""
+
+    qkv_bias: bool
+    output_bias: bool
+    sliding_windows: tuple[int | None, ...]
+    """Layer by layer, how many of the last tokens are seen; None: all."""
+    qk_norm: bool = False
+    """Whether queries and keys are normalised head by head before they are turned."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFamily:
+    """Models that are computed alike."""
+
+    architecture: str
+    """As ``architectures`` of config.json names it."""
+    model_type: str
+    """As ``model_type`` does."""
+    traits: Callable[[Fields], FamilyTraits]
+    feed_forward: Callable[[LayerContext, int], FeedForward] = GatedMlp
+    """The second block of a layer, by its number."""
+
+
+def _llama(fields: Fields) -> FamilyTraits:
+    bias = _attention_bias(fields)
+    return FamilyTraits(qkv_bias=bias, output_bias=bias, sliding_windows=_same_window(fields, None))
+
+
+def _mistral(fields: Fields) -> FamilyTraits:
+    bias = _attention_bias(fields)
+    windows = _same_window(fields, fields.get("sliding_window"))
+    return FamilyTraits(qkv_bias=bias, output_bias=bias, sliding_windows=windows)
+
+
+def _qwen2(fields: Fields) -> FamilyTraits:
+    return FamilyTraits(qkv_bias=True, output_bias=False, sliding_windows=_windows_by_layer(fields))
+
+
+def _qwen3(fields: Fields) -> FamilyTraits:
+    bias = _attention_bias(fields)
+    return FamilyTraits(qkv_bias=bias, output_bias=bias, sliding_windows=_windows_by_layer(fields), qk_norm=True)
+
+
+def _attention_bias(fields: Fields) -> bool:
+    return bool(fields.get("attention_bias", False))
+
+
+def _same_window(fields: Fields, window: int | None) -> tuple[int | None, ...]:
+    return (window,) * int(fields["num_hidden_layers"])
+
+
+def _windows_by_layer(fields: Fields) -> tuple[int | None, ...]:
+    window: int | None = fields.get("sliding_window")
+    if window is None:
+        return _same_window(fields, None)
+    windows: dict[str, int | None] = {"full_attention": None, "sliding_attention": window}
+    for layer_type in fields["layer_types"]:
+        if layer_type not in windows:
+            raise ModelError(f"layer type {layer_type!r} is not supported; supported are {', '.join(windows)}")
+    return tuple(windows[layer_type] for layer_type in fields["layer_types"])
+
+
+def _by_architecture(families: Iterable[ModelFamily]) -> Mapping[str, ModelFamily]:
+    return {family.architecture: family for family in families}
+
+
+FAMILIES = _by_architecture(
+    (
+        ModelFamily("LlamaForCausalLM", "llama", _llama),
+        ModelFamily("MistralForCausalLM", "mistral", _mistral),
+        ModelFamily("Qwen2ForCausalLM", "qwen2", _qwen2),
+        ModelFamily("Qwen3ForCausalLM", "qwen3", _qwen3),
+    )
+)
+"""By the name of the architecture."""
+
+
+def family_of(architecture: str) -> ModelFamily:
+    """The family of an architecture; ``ModelError`` names the supported ones."""
+    family = FAMILIES.get(architecture)
+    if family is None:
+        raise ModelError(f"{architecture[:60]} is not supported; supported are {', '.join(FAMILIES)}")
+    return family
+
+
+def architecture_of(model_type: str) -> str:
+    """The architecture of a ``model_type``; what is not known is returned as it is."""
+    return next((one.architecture for one in FAMILIES.values() if one.model_type == model_type), model_type)

@@ -1,0 +1,272 @@
+"""Scoring in two halves: kernels are started while the forward still runs, and asked for their answer later.
+
+On a GPU most sessions are scored by ``outrider.kernels.scoring``, which reads the logits once as the model gave
+them. Sessions that want logprobs or whole rows, and all sessions on a CPU, are scored by ``scoring.score`` when the
+answer is asked for. Tokens and probabilities are the same within the kernels' contract. Knows no device's events.
+
+Shape letters: ``R`` rows, the K+1 positions of every session one after the other; ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.errors import IntegrityError, OutriderError
+from outrider.kernels.launching import has_kernels
+from outrider.kernels.scoring import Findings, Found, Launch, launch
+from outrider.model_executor.device_inputs import to_device
+from outrider.sampling.checks import row_error
+from outrider.sampling.contract import broken_contract, keep_contract
+from outrider.sampling.forms import coupled_form, greedy_form, typical_form
+from outrider.sampling.metadata import SamplingMetadata
+from outrider.sampling.positions import Layout, lay_out
+from outrider.sampling.process import adjust_logits
+from outrider.sampling.rows import ScoreRequest
+from outrider.sampling.scoring import ScoreOutcome, score
+from outrider.types import FloatArray, IntArray, ScoreForm, SparseScores, TokenScores, TypicalScores
+
+_SHORT = 2
+"""``Found.UNFIT`` from here on: where the cuts are, the kernels could not tell."""
+_LOWEST = -1e30
+"""What kernels find no larger logit than this in has nothing to draw."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Sessions whose kernels are under way."""
+
+    layout: Layout
+    launch: Launch
+    finite: Tensor | None
+    """[R] of the model's own logits, where others were given to the kernels."""
+
+
+class Scoring:
+    """One batch of sessions being scored."""
+
+    def __init__(self, logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bool) -> None:
+        self._logits = logits
+        self._requests = requests
+        self._starts = _starts_of(requests)
+        if self._starts[-1] != len(logits):
+            raise IntegrityError(f"{len(logits)} rows of logits for {self._starts[-1]} positions to score")
+        self._metadata = [request.session.metadata for request in requests]
+        self._fused = [i for i, metadata in enumerate(self._metadata) if fused and metadata.is_fused]
+        self._outcomes: dict[int, ScoreOutcome] = {}
+        if not keep_contract([requests[i] for i in self._fused], logits.shape[-1]):
+            self._fail_those_who_break_it()
+        sound = [i for i in self._fused if i not in self._outcomes]
+        self._adjusted = [i for i in sound if self._metadata[i].is_adjusted]
+        self._first = self._launch([i for i in sound if not self._metadata[i].is_adjusted])
+
+    def outcomes(self) -> list[ScoreOutcome]:
+        """Wait for the kernels and score whom they do not; in the order of the requests. May be called once."""
+        second = self._launch_adjusted()
+        self._score(self._missing(self._fused))
+        for part in (self._first, second):
+            if part is not None:
+                self._take(part)
+        if len(self._outcomes) < len(self._requests):
+            short = self._missing(self._adjusted)
+            if (wider := self._launch(short, wide=True)) is not None:
+                self._take(wider)
+            self._score(self._missing())
+        return [self._outcomes[i] for i in range(len(self._requests))]
+
+    def drawn(self) -> Tensor | None:
+        """[R] int32, on the device once the kernels have ended: the token that follows each session's text, where the
+        kernels draw it for all and there are no drafts; else None. Where a row cannot be drawn from it is any number.
+        """
+        if self._first is None or len(self._first.layout.spans) < len(self._requests) or self._has_drafts:
+            return None
+        places, on_device = self._drawn_places(), self._first.launch.on_device
+        if isinstance(places, slice):
+            return on_device[places]
+        return on_device.index_select(0, to_device(places, on_device.device))
+
+    def drawn_token(self, index: int) -> int:
+        """The same of session ``index``, on the host; not before ``outcomes``."""
+        return self._drawn_tokens[index]
+
+    @functools.cached_property
+    def _drawn_tokens(self) -> list[int]:
+        if self._first is None:
+            raise ValueError("nothing was drawn on the device")
+        tokens: list[int] = self._first.launch.findings().words[self._drawn_places()].tolist()
+        return tokens
+
+    def _drawn_places(self) -> slice | list[int]:
+        """Where among the words that the kernels find each session's token is, if all have one row."""
+        count, columns = len(self._requests), [_column(metadata) for metadata in self._metadata]
+        if len(set(columns)) == 1:
+            return slice(columns[0] * count, (columns[0] + 1) * count)
+        return [column * count + i for i, column in enumerate(columns)]
+
+    @property
+    def _has_drafts(self) -> bool:
+        return any(request.draft_token_ids for request in self._requests)
+
+    def _launch(self, chosen: Sequence[int], *, wide: bool = False) -> _Part | None:
+        if not chosen:
+            return None
+        layout = lay_out(self._requests, self._starts, chosen, self._logits.shape[-1])
+        return _Part(layout, launch(self._logits, layout.rows, wide=wide), None)
+
+    def _fail_those_who_break_it(self) -> None:
+        for i in self._fused:
+            if (error := broken_contract(self._requests[i], self._logits.shape[-1])) is not None:
+                self._outcomes[i] = ScoreOutcome(None, error=error)
+
+    def _missing(self, others: Sequence[int] = ()) -> list[int]:
+        """Those without an outcome who are not among the ``others``."""
+        known = {*self._outcomes, *others}
+        return [i for i in range(len(self._requests)) if i not in known]
+
+    def _launch_adjusted(self) -> _Part | None:
+        """Only rows with penalties, bias or bans pay for a float32 copy and the way through PyTorch."""
+        if not self._adjusted:
+            return None
+        raw = self._rows_of(self._adjusted)
+        described = [row for i in self._adjusted for row in self._requests[i].rows()]
+        requests = [self._requests[i] for i in self._adjusted]
+        layout = lay_out(requests, _starts_of(requests), range(len(requests)), raw.shape[-1], places=self._adjusted)
+        adjusted = adjust_logits(raw, described)
+        return _Part(layout, launch(adjusted, layout.rows), torch.isfinite(raw).all(-1))
+
+    def _rows_of(self, chosen: Sequence[int]) -> Tensor:  # [r, V] float32
+        spans = [self._logits[self._starts[i] : self._starts[i + 1]] for i in chosen]
+        return torch.cat(spans).float()
+
+    def _score(self, chosen: Sequence[int]) -> None:
+        """Through PyTorch."""
+        if chosen:
+            logits = self._logits.float() if len(chosen) == len(self._requests) else self._rows_of(chosen)
+            outcomes = score(logits, [self._requests[i] for i in chosen])
+            self._outcomes.update(zip(chosen, outcomes, strict=True))
+
+    def _take(self, part: _Part) -> None:
+        findings = part.launch.findings()
+        answers = _Answers(findings)
+        flaws: list[int] = findings.of(Found.UNFIT).tolist()
+        largest: list[float] = findings.of(Found.LARGEST).tolist()
+        finite = [flaw % _SHORT == 0 for flaw in flaws] if part.finite is None else part.finite.tolist()
+        # As nearly always. Adjusted logits may be no numbers, which are found one by one.
+        is_sound = part.finite is None and all(finite) and _is_drawable(largest, part.layout.bound)
+        for i, start, stop, first_id in part.layout.spans:
+            metadata = self._metadata[i]
+            error = None if is_sound else _first_error(finite[start:stop], largest[start:stop], metadata.bound)
+            if error is not None:
+                self._outcomes[i] = ScoreOutcome(None, error=error)
+            elif max(flaws[start:stop]) < _SHORT:  # otherwise searched for more widely, or left to `_score`
+                form = answers.form(metadata, self._requests[i], slice(start, stop), first_id)
+                self._outcomes[i] = ScoreOutcome(form)
+
+
+def _starts_of(requests: Sequence[ScoreRequest]) -> list[int]:
+    """Where each request's rows begin when they lie one after the other, and where the last one's end."""
+    return list(itertools.accumulate((request.num_positions for request in requests), initial=0))
+
+
+class _Answers:
+    """What kernels found, as scores; each column is read once.
+
+    Arrays are views of one copy: what is told outlives the memory in which kernels answer.
+    """
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = Findings(findings.words.copy(), findings.num_rows)
+
+    def form(self, metadata: SamplingMetadata, request: ScoreRequest, span: slice, first_id: int) -> ScoreForm:
+        """One session's scores from the rows of its span; its supports begin at ``first_id``."""
+        if metadata.form is greedy_form:
+            return TokenScores(tuple(self._likeliest[span]))
+        if metadata.form is coupled_form:
+            return TokenScores(tuple(self._raced[span]))
+        if metadata.form is typical_form:
+            drafts = slice(span.start, span.stop - 1)
+            return TypicalScores(
+                self._support_probs[first_id : first_id + len(request.draft_token_ids)],
+                self._entropies[drafts],
+                self._argmax_ids[drafts],
+                int(self._outside_ids[span.stop - 1]),
+            )
+        num_ids = 0 if request.support is None else len(request.support.token_ids)
+        return SparseScores(
+            self._support_probs[first_id : first_id + num_ids], self._masses[span], self._outside_ids[span]
+        )
+
+    @functools.cached_property
+    def _likeliest(self) -> list[int]:
+        tokens: list[int] = self._argmax_ids.tolist()
+        return tokens
+
+    @functools.cached_property
+    def _raced(self) -> list[int]:
+        tokens: list[int] = self._findings.of(Found.RACED).tolist()
+        return tokens
+
+    @functools.cached_property
+    def _argmax_ids(self) -> IntArray:
+        return self._findings.of(Found.ARGMAX)
+
+    @functools.cached_property
+    def _outside_ids(self) -> IntArray:
+        return self._findings.of(Found.OUTSIDE)
+
+    @functools.cached_property
+    def _masses(self) -> FloatArray:
+        return self._findings.of(Found.MASS)
+
+    @functools.cached_property
+    def _entropies(self) -> FloatArray:
+        return self._findings.of(Found.ENTROPY)
+
+    @functools.cached_property
+    def _support_probs(self) -> FloatArray:
+        return self._findings.support_probs
+
+
+@torch.inference_mode()
+def begin_scoring(logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bool | None = None) -> Scoring:
+    """Start to score every request's K+1 positions over ``logits`` [R, V] of any floating type.
+
+    ``fused`` says whether kernels are used; None: on a GPU. Raises as ``scoring.score`` does.
+    """
+    return Scoring(logits, requests, fused=has_kernels(logits.device) if fused is None else fused)
+
+
+def _column(metadata: SamplingMetadata) -> int:
+    """Where the kernels leave the token that follows a text."""
+    if metadata.form is greedy_form:
+        return Found.ARGMAX
+    return Found.RACED if metadata.form is coupled_form else Found.OUTSIDE
+
+
+def _first_error(finite: Sequence[bool], largest: Sequence[float], bound: float) -> OutriderError | None:
+    """What is wrong with a session, by its rows' largest logits before the temperature."""
+    for is_finite, logit in zip(finite, largest, strict=True):
+        if is_finite and _is_drawable([logit], bound):
+            continue
+        if (error := row_error(finite=is_finite, largest=_tempered(logit, bound))) is not None:
+            return error
+    return None
+
+
+def _is_drawable(largest: Sequence[float], bound: float) -> bool:
+    """Whether nothing is wrong with finite rows that have these largest logits."""
+    # The least and the largest pass over what is no number; a sum does not.
+    return max(_LOWEST, -bound) < min(largest) and max(largest) < bound and not math.isnan(sum(largest))
+
+
+def _tempered(largest: float, bound: float) -> float:
+    """As much of a row's largest logit over its temperature as tells what is wrong with the row."""
+    if largest <= _LOWEST:
+        return -math.inf
+    return largest if abs(largest) < bound else math.copysign(math.inf, largest)
