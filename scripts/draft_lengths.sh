@@ -7,7 +7,7 @@ set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=${1:-draft-lengths}
 mkdir -p "$folder" && cd "$folder" || exit 1
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$root:$root/coordinator:$root/draft_service:$root/target_service${PYTHONPATH:+:$PYTHONPATH}
 python=${PYTHON:-python3}
 acceptance=${ACCEPTANCE:-0.75} fixed=${FIXED_LENGTH:-4} port=${PORT:-50970}
 where=(--device "${DEVICE:-cuda}")

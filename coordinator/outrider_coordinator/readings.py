@@ -71,10 +71,7 @@ def speculation_readings(spec_stats: SpecDecodeStats) -> list[Reading]:
 def draft_length_readings(policy: DraftLengthPolicy) -> list[Reading]:
     """What the draft lengths are, and what led to them."""
     controllers = policy.controllers
-    rates = {
-        Mode.PLAIN.value: sum(found.plain_rate for found in controllers if found.num_sessions),
-        Mode.SPECULATIVE.value: sum(found.speculative_rate for found in controllers if found.num_sessions),
-    }
+    rates = {mode.value: sum(found.rates[mode] for found in controllers if found.num_sessions) for mode in Mode}
     return [
         Reading("outrider_draft_length", policy.mean_length),
         *each("outrider_expected_tokens_per_second", "mode", rates.items()),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider_coordinator.speculation.controller import ControlledSession, DraftLengthController
+from outrider_coordinator.speculation import ControlledSession, DraftLengthController
 
 _PLAIN = ((1, 4.22), (8, 4.32), (16, 4.41), (32, 4.60), (64, 5.31), (128, 7.0), (256, 11.0))
 _SCORING = ((2, 4.6), (5, 4.76), (40, 5.27), (80, 5.85), (160, 6.64), (320, 10.42), (640, 19.0), (2304, 66.0))

@@ -41,7 +41,7 @@ class Replay:
             self._end(*values)
 
     def _end(self, rows: int, tokens: int, microseconds: int) -> None:
-        found, times = self.controller._round, self.controller._times
+        found, times = self.controller._batch, self.controller._choice.timer.times
         seconds = found.drafting.seconds
         if seconds and times.num_speculative(found.num_rows) >= 8:
             expected = times.speculative(found.num_rows, found.draft_length, found.num_drafted)
@@ -66,7 +66,7 @@ def test_a_recorded_run_is_judged_as_it_was() -> None:
     assert statistics.median(map(abs, replay.errors)) < 0.3
     assert replay.modes[-1] is Mode.SPECULATIVE
     assert replay.modes.count(Mode.SPECULATIVE) > 0.8 * len(replay.modes)
-    assert replay.controller.speculative_rate > replay.controller.plain_rate
+    assert replay.controller.rates[Mode.SPECULATIVE] > replay.controller.rates[Mode.PLAIN]
     assert 0.5 < replay.controller.acceptance < 0.95
     assert (replay.controller.num_sessions, replay.controller.has_prompts) == (0, False)
 
@@ -77,4 +77,4 @@ def test_a_recorded_run_gives_the_same_choices_again() -> None:
         first.hear(event)
         second.hear(event)
     assert first.modes == second.modes
-    assert first.controller.speculative_rate == second.controller.speculative_rate
+    assert first.controller.rates == second.controller.rates

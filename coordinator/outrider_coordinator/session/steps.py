@@ -57,7 +57,7 @@ def _begin_prefill(session: SessionState) -> None:
 
 def _begin_plain(session: SessionState, wanted: int) -> None:
     """No proposal in this step; a draft that lacks text is brought it for the steps to come."""
-    if wanted:
+    if wanted or _is_to_catch_up(session):
         session.no_draft_reason = WithoutDraft.CATCHING_UP
         if session.draft.asked is None:
             ask_draft(session, 0)
@@ -186,6 +186,15 @@ def _is_fed(session: SessionState) -> bool:
     if not session.policy.is_controlled:
         return True
     return session.draft.asked is None and session.tokens.length - session.draft.held <= LONGEST_INLINE_FEED
+
+
+def _is_to_catch_up(session: SessionState) -> bool:
+    """Whether the draft lacks more text than a step can bring, and is to have it before any session drafts."""
+    if not session.policy.is_catching_up(session.speculation):
+        return False
+    length = session.tokens.length
+    has_room = _room_for(session, 1, length, session.output.num_remaining - 1) > 0
+    return has_room and length - session.draft.held > LONGEST_INLINE_FEED
 
 
 def _why_not_asked(session: SessionState) -> WithoutDraft:

@@ -1,6 +1,9 @@
 """How many tokens are drafted: by request, by load and by expected throughput."""
 
-from outrider_coordinator.speculation.controller import ControlledSession, DraftLengthController, Mode
-from outrider_coordinator.speculation.policy import LONGEST_INLINE_FEED, DraftLengthPolicy
+from outrider_coordinator.speculation.catch_up import LONGEST_INLINE_FEED
+from outrider_coordinator.speculation.controller import DraftLengthController
+from outrider_coordinator.speculation.mode_selector import Mode
+from outrider_coordinator.speculation.policy import DraftLengthPolicy
+from outrider_coordinator.speculation.session_state import ControlledSession
 
 __all__ = ["LONGEST_INLINE_FEED", "ControlledSession", "DraftLengthController", "DraftLengthPolicy", "Mode"]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-_LENGTHS_PAST_BEST = 4
+_LENGTHS_PAST_BEST = 2
 """Lengths that are looked at past the best: the rate falls there."""
 _THRESHOLD_ROUNDS = 3
 """Rounds in which threshold and rate settle; they do so at once unless sessions differ much."""
@@ -60,18 +60,39 @@ def usefulness(
     return np.asarray(useful * (np.arange(len(by_position))[None, :] < limits[:, None]))
 
 
-def best_choice(useful: np.ndarray, times: Times, share: float = 1.0) -> Choice | None:  # useful [B, K]
+def best_choice(
+    useful: np.ndarray,  # [B, K]
+    times: Times,
+    share: float = 1.0,
+    *,
+    near: int = 1,
+) -> Choice | None:
     """The best lengths that are not all 0; None where no session may draft.
 
-    ``share``: of all sessions, those that share a forward: 1 unless they stand in groups.
+    ``share``: of all sessions, those that share a forward: 1 unless they stand in groups. ``near``: a longest length
+    from which better ones are looked for, up and down, until the rate falls twice.
     """
-    best: Choice | None = None
-    for length in range(1, longest_of(useful) + 1):
+    longest = longest_of(useful)
+    if not longest:
+        return None
+    start = min(max(near, 1), longest)
+    best = choice_of(useful, start, times, share)
+    best = _climb(best, range(start + 1, longest + 1), useful, times, share)
+    if best.draft_length == start:
+        best = _climb(best, range(start - 1, 0, -1), useful, times, share)
+    return best
+
+
+def _climb(best: Choice, lengths: range, useful: np.ndarray, times: Times, share: float) -> Choice:
+    num_worse = 0
+    for length in lengths:
         choice = choice_of(useful, length, times, share)
-        if best is None or choice.rate > best.rate:
-            best = choice
-        elif length > best.draft_length + _LENGTHS_PAST_BEST:
-            break
+        if choice.rate > best.rate:
+            best, num_worse = choice, 0
+        else:
+            num_worse += 1
+            if num_worse == _LENGTHS_PAST_BEST:
+                break
     return best
 
 

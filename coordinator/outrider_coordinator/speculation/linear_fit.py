@@ -7,6 +7,7 @@ Knows no clock: the unit of memory is an observation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import mul
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class LinearFit:
         self._moment = np.zeros(len(prior))
         self._scale = 0.0
         self._num_outliers = 0
-        self._coefficients: np.ndarray | None = None
+        self._coefficients: tuple[float, ...] | None = None
         self.num_observations = 0
 
     def note(self, features: Sequence[float], value: float) -> None:
@@ -51,13 +52,17 @@ class LinearFit:
 
     def predict(self, features: Sequence[float]) -> float:
         """The expected value; 0 before any observation."""
-        return float(np.dot(self.coefficients, features))
+        return sum(map(mul, self._fitted, features))
 
     @property
     def coefficients(self) -> np.ndarray:  # [F]
         """As fitted now."""
+        return np.array(self._fitted)
+
+    @property
+    def _fitted(self) -> tuple[float, ...]:
         if self._coefficients is None:
-            self._coefficients = self._solve()
+            self._coefficients = tuple(self._solve().tolist())
         return self._coefficients
 
     def _is_outlier(self, features: Sequence[float], value: float) -> bool:

@@ -11,13 +11,18 @@ import logging
 
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
+<<<<<<< HEAD
 from outrider_coordinator.speculation.controller import ControlledSession, DraftLengthController, Mode
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
+=======
+from outrider_coordinator.session.service_state import WithoutDraft
+from outrider_coordinator.speculation.controller import DraftLengthController
+from outrider_coordinator.speculation.mode_selector import Mode
+from outrider_coordinator.speculation.session_state import ControlledSession
+>>>>>>> e15fafa (Split the draft length controller and mend what a GPU showed)
 
 _log = logging.getLogger(__name__)
 
-LONGEST_INLINE_FEED = 16
-"""Committed tokens that a draft may lack when it is asked for a proposal; what is longer is brought beforehand."""
 _MAX_IDLE_CONTROLLERS = 64
 
 
@@ -91,7 +96,12 @@ class DraftLengthPolicy:
         """Whether it is to draft once its prompt was taken in, so that its draft needs the prompt too."""
         if self.is_off_by_load:
             return False
-        return bool(session.length if session in self._controller_of else session.limit)
+        return bool(not self.is_controlled and session.limit)
+
+    def is_catching_up(self, session: ControlledSession) -> bool:
+        """Whether the session's draft is to be brought its text, for steps to come."""
+        controller = self._controller_of.get(session)
+        return controller is not None and not self.is_off_by_load and controller.is_catching_up(session)
 
     def why_none(self, session: ControlledSession) -> WithoutDraft | None:
         """Why ``length`` is 0; None when it is not."""
@@ -102,7 +112,11 @@ class DraftLengthPolicy:
         controller = self._controller_of.get(session)
         if controller is None or controller.length(session):
             return None
-        return WithoutDraft.PROMPTS if session.length else WithoutDraft.NOT_WORTH
+        if not session.length:
+            return WithoutDraft.NOT_WORTH
+        if controller.has_prompts:
+            return WithoutDraft.PROMPTS
+        return WithoutDraft.CATCHING_UP if controller.is_catching_up(session) else WithoutDraft.NOT_WORTH
 
     # Messages of services.
 
@@ -186,6 +200,6 @@ def _facts(controller: DraftLengthController) -> dict[str, object]:
         "sessions": controller.num_sessions,
         "draft_length": round(controller.mean_length, 2),
         "acceptance": round(controller.acceptance, 3),
-        "plain_tokens_per_s": round(controller.plain_rate, 1),
-        "speculative_tokens_per_s": round(controller.speculative_rate, 1),
+        "plain_tokens_per_s": round(controller.rates[Mode.PLAIN], 1),
+        "speculative_tokens_per_s": round(controller.rates[Mode.SPECULATIVE], 1),
     }

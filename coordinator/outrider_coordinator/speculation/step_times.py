@@ -6,33 +6,38 @@ is read here. A *round* is one step of the sessions that share forwards, from on
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Sequence
 
 from outrider_coordinator.speculation.linear_fit import LinearFit
 
-_NEWEST = 0.1
-"""The weight of the newest round in what rounds of its kind take."""
+_NUM_KEPT = 9
+"""Rounds of a kind that are kept."""
+_NUM_TRIMMED = 4
+"""One in so many of those, at either end, is left out of the mean: a few rounds are held up by something else."""
 
 
-@dataclass(slots=True)
 class _Seen:
-    """Rounds of about so many rows and with one draft length, on average."""
+    """The latest rounds of about so many rows and with one draft length."""
 
-    rows: float = 0.0
-    drafted: float = 0.0
-    seconds: float = 0.0
-    count: int = 0
+    __slots__ = ("_rounds", "count", "drafted", "rows", "seconds")
+
+    def __init__(self) -> None:
+        self._rounds: deque[tuple[int, int, float]] = deque(maxlen=_NUM_KEPT)
+        self.rows = self.drafted = self.seconds = 0.0
+        self.count = 0
 
     def note(self, rows: int, drafted: int, seconds: float) -> None:
-        """One more; what takes several times as long as usual counts as twice as long."""
-        weight = max(_NEWEST, 1.0 / (self.count + 1))
-        if self.count > 2:
-            seconds = min(seconds, 2.0 * self.seconds)
-        self.rows += weight * (rows - self.rows)
-        self.drafted += weight * (drafted - self.drafted)
-        self.seconds += weight * (seconds - self.seconds)
+        """One more."""
+        self._rounds.append((rows, drafted, seconds))
         self.count += 1
+        self.rows, self.drafted, self.seconds = map(_trimmed_mean, zip(*self._rounds, strict=True))
+
+
+def _trimmed_mean(values: Sequence[float]) -> float:
+    trimmed = len(values) // _NUM_TRIMMED
+    return statistics.fmean(sorted(values)[trimmed : len(values) - trimmed])
 
 
 class StepTimes:

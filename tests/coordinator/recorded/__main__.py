@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.demo import DRAFT, TARGET
-from outrider_coordinator.speculation.controller import ControlledSession, DraftLengthController
+from outrider_coordinator.speculation import ControlledSession, DraftLengthController
 from tests.support.stack import Stack, run_stack
 
 EVENTS = ("enter", "leave", "begin", "note_verdict", "end", "note_draft")

@@ -1,0 +1,117 @@
+"""Acceptance probes: while decoding is plain, a few sessions draft a few steps, so that their acceptance stays known.
+
+A probe costs all sessions time, since a target computes nothing ahead while any session drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider_coordinator.speculation.exploration import Excursion, ExplorationBudget
+from outrider_coordinator.speculation.session_state import ControlledSession
+
+_LENGTH, _STEPS = 2, 2
+_MAX_SESSIONS = 4
+_MAX_FOLLOW_UPS = 6
+"""Probes in a row while more is accepted than expected."""
+_SURPRISE = 0.1
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 20.0
+_LONGEST_S = 2.0
+_ROUNDS_AFTER = 2
+"""Plain rounds after a probe that are slower, since nothing was computed ahead."""
+
+
+class AcceptanceProbe:
+    """The probes of one target's sessions, one after the other."""
+
+    def __init__(self) -> None:
+        self.num_probes = 0
+        self._budget = ExplorationBudget(shortest_pause_s=_SHORTEST_PAUSE_S, longest_pause_s=_LONGEST_PAUSE_S)
+        self._excursion: Excursion | None = None
+        self._sessions: set[ControlledSession] = set()
+        """Sessions that have not made their steps."""
+        self._rounds_after = 0
+        self._num_judged = self._num_accepted = self._num_follow_ups = 0
+        self._expected = self._price_s = 0.0
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a probe, or the time until the target computes ahead again, is under way."""
+        return self._excursion is not None
+
+    def begin_if_due(self, now: float, sessions: Sequence[ControlledSession], acceptance: float) -> None:
+        """Let a few sessions draft, if it is time to; ``acceptance`` is what is expected of them."""
+        if self._excursion is not None:
+            if now - self._excursion.began > _LONGEST_S:
+                self.cancel(now)
+            return
+        if not self._budget.is_due(now) or not (chosen := _choose_sessions(sessions)):
+            return
+        self.num_probes += 1
+        self._excursion, self._sessions = Excursion(now), set(chosen)
+        self._num_judged = self._num_accepted = self._rounds_after = 0
+        self._expected = acceptance
+        for session in chosen:
+            session.num_probes += 1
+            session.probe_steps, session.length = _STEPS, min(_LENGTH, session.limit)
+
+    def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int) -> None:
+        """A step with draft tokens of any session."""
+        if session in self._sessions:
+            self._num_judged += num_accepted + (num_accepted < num_drafted)
+            self._num_accepted += num_accepted
+            session.probe_steps -= 1
+            if not session.probe_steps:
+                self.leave(session)
+
+    def leave(self, session: ControlledSession) -> None:
+        """The session takes no part any more."""
+        if session in self._sessions:
+            self._sessions.discard(session)
+            session.probe_steps = session.length = 0
+
+    def note_round(self, now: float, num_tokens: int, share: float, plain_rate: float) -> None:
+        """A message of this share of the sessions; ``plain_rate``: tokens a second that are usual."""
+        excursion = self._excursion
+        if excursion is None or now <= excursion.began:
+            return
+        excursion.note(num_tokens, share)
+        if self._sessions:
+            return
+        self._rounds_after += 1
+        if self._rounds_after > _ROUNDS_AFTER:
+            self._end(excursion, now, plain_rate)
+
+    def cancel(self, now: float) -> None:
+        """End the probe without a result."""
+        for session in tuple(self._sessions):
+            self.leave(session)
+        if self._excursion is not None:
+            self._budget.spend(now, now - self._excursion.began)
+        self._excursion = None
+
+    def restart(self) -> None:
+        """Decoding has become plain: the first probe comes after the shortest pause."""
+        self._budget.reset()
+        self._price_s, self._num_follow_ups = 0.0, 0
+
+    def _end(self, excursion: Excursion, now: float, plain_rate: float) -> None:
+        self._excursion = None
+        self._price_s += excursion.price(now, plain_rate)
+        self._num_follow_ups += 1
+        is_surprising = self._num_accepted > (self._expected + _SURPRISE) * self._num_judged
+        if is_surprising and self._num_follow_ups < _MAX_FOLLOW_UPS:
+            self._budget.allow(now)
+            return
+        self._budget.spend(now, self._price_s)
+        self._price_s, self._num_follow_ups = 0.0, 0
+
+
+def _choose_sessions(sessions: Sequence[ControlledSession]) -> list[ControlledSession]:
+    """Sessions whose drafts lack least text, since bringing text takes time, and one that was seldom chosen before."""
+    able = sorted((session for session in sessions if session.limit), key=lambda session: session.draft_lag)
+    if len(able) < 2:
+        return able
+    count = min(_MAX_SESSIONS, (len(able) + 1) // 2)
+    other = min(able[count - 1 :], key=lambda session: session.num_probes)
+    return [*able[: count - 1], other]

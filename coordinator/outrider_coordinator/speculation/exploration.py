@@ -1,0 +1,62 @@
+"""Exploration: steps taken to learn prices and acceptance, held to a share of the time by their measured price.
+
+Four kinds exist. While decoding is plain, a *probe* lets a few sessions draft to measure acceptance
+(``acceptance_probe``), and a *trial* lets all sessions speculate where speculative rounds of about so many rows are
+hardly known. While decoding is speculative, a *refresh* decodes a few plain rounds, and one round in some has another
+draft length (``length_planner``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_SHARE = 0.01
+"""Time that each kind of exploration may cost, as a share of all."""
+
+
+@dataclass(slots=True)
+class Excursion:
+    """An exploration under way."""
+
+    began: float
+    num_tokens: int = 0
+    """Tokens gained meanwhile by all sessions."""
+    num_rounds: float = 0.0
+    """Rounds of all sessions."""
+
+    def note(self, num_tokens: int, share: float) -> None:
+        """A message of this share of the sessions."""
+        self.num_tokens += num_tokens
+        self.num_rounds += share
+
+    def price(self, now: float, rate: float) -> float:
+        """Seconds lost, compared with the tokens a second that are usual."""
+        expected = self.num_tokens / rate if rate > 0.0 else 0.0
+        return max(now - self.began - expected, 0.0)
+
+
+class ExplorationBudget:
+    """When the next exploration of one kind may begin."""
+
+    def __init__(self, *, shortest_pause_s: float, longest_pause_s: float) -> None:
+        self._bounds = shortest_pause_s, longest_pause_s
+        self._next_at: float | None = None
+
+    def is_due(self, now: float, *, is_urgent: bool = False) -> bool:
+        """Whether one may begin; ``is_urgent``: the first one need not wait."""
+        if self._next_at is None:
+            self._next_at = now if is_urgent else now + self._bounds[0]
+        return now >= self._next_at
+
+    def spend(self, now: float, price_s: float) -> None:
+        """One has ended and cost so many seconds."""
+        shortest, longest = self._bounds
+        self._next_at = now + min(max(price_s / _SHARE, shortest), longest)
+
+    def allow(self, now: float) -> None:
+        """The next one may begin at once."""
+        self._next_at = now
+
+    def reset(self) -> None:
+        """Begin with the shortest pause."""
+        self._next_at = None

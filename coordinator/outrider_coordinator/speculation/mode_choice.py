@@ -1,0 +1,164 @@
+"""The choice of mode and draft lengths for the sessions of one target, from estimates of acceptance and time.
+
+Plain decoding is all sessions' or no session's: a target computes plain steps before they are asked for as long as no
+session speculates, so one session that drafts costs all of them time, and speculation as a whole has to be worth more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider_coordinator.speculation.acceptance_estimate import HIGHEST, AcceptanceEstimate
+from outrider_coordinator.speculation.acceptance_probe import AcceptanceProbe
+from outrider_coordinator.speculation.draft_length import best_choice, usefulness
+from outrider_coordinator.speculation.length_planner import LengthPlanner
+from outrider_coordinator.speculation.mode_selector import Mode, ModeSelector
+from outrider_coordinator.speculation.round_timer import RoundTimer
+from outrider_coordinator.speculation.session_state import ControlledSession
+from outrider_coordinator.speculation.trials import ModeTrial
+from outrider_coordinator.speculation.verdict_batch import VerdictBatch
+
+_SWITCH_ROUNDS = {Mode.PLAIN: 6.0, Mode.SPECULATIVE: 10.0}
+"""Price of a switch to each mode, in plain rounds."""
+_TOKENS_A_ROUND = 600.0
+"""Tokens that a draft is brought in about the time of a plain round."""
+_IMBALANCE, _MAX_IMBALANCE = 0.016, 0.08
+_HOPE_OF_ACCEPTANCE = 0.6
+"""Probes are made where speculation would pay with so much of the rejections."""
+_STEADY_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The sessions of a target at the moment of a choice."""
+
+    sessions: tuple[ControlledSession, ...]
+    now: float
+    """Seconds of service so far."""
+    steady_s: float
+    """Seconds since the number of sessions last changed much."""
+    has_prompts: bool
+    """Whether prompts are being computed."""
+    is_new: bool
+    """Whether most sessions have nearly all of their output before them."""
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether what is learned now will be of use."""
+        return not self.has_prompts and (self.is_new or self.steady_s > _STEADY_S)
+
+
+def imbalance(num_sessions: int) -> float:
+    """Share of the time by which the last of so many sessions ends later under speculation than the mean one: sessions
+    gain unequally, and the last ones have forwards to themselves.
+    """
+    return min(_IMBALANCE * math.log2(max(num_sessions, 1)), _MAX_IMBALANCE)
+
+
+class ModeChoice:
+    """Mode, draft lengths, and the exploration that keeps both informed."""
+
+    def __init__(self, max_length: int) -> None:
+        self.rates = {Mode.PLAIN: 0.0, Mode.SPECULATIVE: 0.0}
+        """Tokens a second that each mode is expected to give, by the last choice."""
+        self.selector = ModeSelector()
+        self.timer = RoundTimer()
+        self.acceptance = AcceptanceEstimate(max_length)
+        self.lengths = LengthPlanner(max_length)
+        self.probe = AcceptanceProbe()
+        self._trials = {mode: ModeTrial(mode) for mode in Mode}
+        self.has_tried = False
+        """A trial has ended since the last choice: the switch to the mode that was tried is free."""
+
+    @property
+    def is_trying_plain(self) -> bool:
+        """Whether speculation pauses for a trial of plain decoding."""
+        return self._trials[Mode.PLAIN].is_active
+
+    @property
+    def is_speculating(self) -> bool:
+        """Whether all sessions are to draft, for good or for a trial."""
+        return self.selector.mode is Mode.SPECULATIVE or self._trials[Mode.SPECULATIVE].is_active
+
+    def note_round(self, batch: VerdictBatch, now: float, share: float) -> None:
+        """A message of this share of the sessions; ``now``: seconds of service so far."""
+        self.probe.note_round(now, batch.num_tokens, share, self.rates[Mode.PLAIN])
+        for mode, trial in self._trials.items():
+            counts = (batch.drafting.num_rows > 0) is (mode is Mode.SPECULATIVE)
+            if trial.note_round(now, batch.num_tokens, share, self.rates[mode.other], counts=counts):
+                self.has_tried = True
+
+    def cancel_trials(self, now: float) -> None:
+        """End trials without a result: the load has changed."""
+        for mode, trial in self._trials.items():
+            trial.end(now, self.rates[mode.other])
+
+    def choose(self, load: Load) -> bool:
+        """Set mode and lengths; returns whether the mode has changed."""
+        sessions = load.sessions
+        useful = self._usefulness(sessions)
+        best = best_choice(useful, self.timer.times, self.timer.share, near=self.lengths.base_length)
+        plain_seconds = self.timer.plain_seconds(len(sessions))
+        if best is None or plain_seconds <= 0.0:
+            return False
+        rate = best.rate / (1.0 + imbalance(len(sessions)))
+        self.rates = {Mode.PLAIN: len(sessions) / plain_seconds, Mode.SPECULATIVE: rate}
+        has_changed = self._select_mode(load, plain_seconds)
+        if self.is_speculating:
+            self.lengths.set_lengths(sessions, useful, best, self.timer.times, self.timer.share)
+        elif not self.probe.is_active:
+            for session in sessions:
+                session.length = 0
+        if not self.is_speculating and not load.has_prompts and self._may_pay(useful):
+            self.probe.begin_if_due(load.now, sessions, self.acceptance.mean)
+        return has_changed
+
+    def _select_mode(self, load: Load, plain_seconds: float) -> bool:
+        other = self.selector.mode.other
+        is_free, self.has_tried = load.is_new or self.has_tried, False
+        if load.has_prompts:
+            self.selector.pause(load.now)
+        if self._trials[other].is_active or (load.has_prompts and other is Mode.SPECULATIVE):
+            return False
+        price_s = _switch_price(load, other, plain_seconds)
+        if self.selector.observe(load.now, self.rates, price_s, is_free=is_free):
+            self.probe.cancel(load.now)
+            if other is Mode.PLAIN:
+                self.acceptance.lighten()
+                self.probe.restart()
+            return True
+        if load.is_steady and not self.probe.is_active:
+            self._trials[other].begin_if_due(
+                load.now,
+                load.steady_s,
+                len(load.sessions),
+                self.rates,
+                is_known=self.timer.knows(other, len(load.sessions)),
+            )
+        return False
+
+    def _may_pay(self, useful: np.ndarray) -> bool:  # useful [B, K]
+        """Whether speculation would be worth it if more was accepted than expected."""
+        hoped = (1.0 - (1.0 - useful) * _HOPE_OF_ACCEPTANCE) * (useful > 0.0)
+        best = best_choice(hoped, self.timer.times, self.timer.share, near=self.lengths.base_length)
+        return best is not None and best.rate > self.rates[Mode.PLAIN]
+
+    def _usefulness(self, sessions: tuple[ControlledSession, ...]) -> np.ndarray:  # -> [B, K]
+        mean = self.acceptance.mean
+        for session in sessions:
+            session.expected = min(mean * session.acceptance.relative(mean), HIGHEST)
+        acceptance = np.array([session.expected for session in sessions])
+        limits = np.array([session.limit for session in sessions])
+        by_position = self.acceptance.by_position()[: limits.max()]
+        return usefulness(by_position, acceptance, limits, highest=HIGHEST)
+
+
+def _switch_price(load: Load, mode: Mode, plain_seconds: float) -> float:
+    """Seconds that a switch to the mode costs."""
+    num_rounds = _SWITCH_ROUNDS[mode]
+    if mode is Mode.SPECULATIVE:
+        num_rounds += sum(session.draft_lag for session in load.sessions) / _TOKENS_A_ROUND
+    return num_rounds * plain_seconds

@@ -1,0 +1,60 @@
+"""The switch between plain and speculative decoding of one target, with hysteresis in seconds.
+
+Switching costs time: drafts have to be brought the text that they lack, and a target begins to compute ahead only after
+a few plain steps. So the mode changes once the time lost in the current one, compared with the other, exceeds the price
+of the switch (the ski rental rule: at most twice the loss of a controller that knows the future). A mode that is hardly
+better takes over late, one that is much better soon, and two equal modes never alternate.
+"""
+
+from __future__ import annotations
+
+import enum
+
+_MIN_GAIN = {True: 0.03, False: 0.01}
+"""Least gain for which a switch is made: to speculation, and to plain decoding."""
+
+
+class Mode(enum.StrEnum):
+    """How the sessions of a target decode."""
+
+    PLAIN = "plain"
+    SPECULATIVE = "speculative"
+
+    @property
+    def other(self) -> Mode:
+        """The other of the two."""
+        return Mode.PLAIN if self is Mode.SPECULATIVE else Mode.SPECULATIVE
+
+
+class ModeSelector:
+    """The current mode, and the loss against the other one."""
+
+    def __init__(self) -> None:
+        self.mode = Mode.SPECULATIVE
+        self.num_switches = 0
+        self._loss_s = 0.0
+        self._observed_at: float | None = None
+
+    def observe(self, now: float, rates: dict[Mode, float], price_s: float, *, is_free: bool = False) -> bool:
+        """Whether the mode changes, given the expected tokens a second of both and the price of the switch in seconds.
+
+        ``is_free``: the switch costs nothing now, so the better mode is taken at once.
+        """
+        current, other = rates[self.mode], rates[self.mode.other]
+        gain = other / current - 1.0 if current > 0.0 else 0.0
+        interval_s = 0.0 if self._observed_at is None else now - self._observed_at
+        self._observed_at = now
+        self._loss_s = max(0.0, self._loss_s + interval_s * gain)
+        if gain <= _MIN_GAIN[self.mode is Mode.PLAIN] or not (is_free or self._loss_s > price_s):
+            return False
+        self.switch()
+        self.num_switches += 1
+        return True
+
+    def switch(self) -> None:
+        """Change the mode without counting it: for trials."""
+        self.mode, self._loss_s = self.mode.other, 0.0
+
+    def pause(self, now: float) -> None:
+        """Time until now does not count: no mode is in effect, as while prompts are computed."""
+        self._observed_at = now

@@ -1,0 +1,73 @@
+"""Timing of rounds: which of the rounds of one target's sessions say what plain and speculative decoding take."""
+
+from __future__ import annotations
+
+from outrider_coordinator.speculation.mode_selector import Mode
+from outrider_coordinator.speculation.step_times import StepTimes
+from outrider_coordinator.speculation.verdict_batch import VerdictBatch
+
+ROUNDS_NOT_AHEAD = 2
+"""Plain rounds in a row after which a target computes ahead."""
+_KNOWN_ROUNDS = 4
+"""Rounds of about so many rows after which their duration is known."""
+_WHOLE = 0.8
+"""Share of the sessions above which a message is of all of them, but for some that come or go."""
+_NEWEST = 0.1
+
+
+class RoundTimer:
+    """Durations of rounds, and the share of the sessions that are in one forward together."""
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        self.share = 1.0
+        """Of a speculative round: 1 unless sessions stand in groups that take turns, as where the draft has a device of
+        its own. Plain steps wait for each other.
+        """
+        self._num_plain_rounds = 0
+
+    def note(
+        self, batch: VerdictBatch, num_sessions: int, *, rows: int, tokens: int, seconds: float, is_settled: bool
+    ) -> bool:
+        """Time one message; returns whether it was a speculative round of known duration.
+
+        ``num_sessions`` are those whose prompts are computed; ``rows``, ``tokens`` and ``seconds`` are the forward's;
+        ``is_settled``: nearly all sessions that are to draft do.
+        """
+        if not batch.drafting.num_rows:
+            self._note_plain(batch, num_sessions)
+            return False
+        self._num_plain_rounds = 0
+        if rows == batch.num_rows and tokens == rows + batch.num_drafted and seconds > 0.0:
+            self.times.note_target(rows, tokens, seconds)
+        duration = batch.drafting.seconds
+        if duration is None or not is_settled:
+            return False
+        self._note_share(batch, num_sessions)
+        self.times.note_speculative(batch.num_rows, batch.draft_length, batch.num_drafted, duration)
+        return True
+
+    def _note_plain(self, batch: VerdictBatch, num_sessions: int) -> None:
+        self._num_plain_rounds += 1
+        if batch.num_rows < _WHOLE * num_sessions:
+            self._num_plain_rounds = 0  # sessions stand in groups, as after a probe, and will merge
+        if self._num_plain_rounds > ROUNDS_NOT_AHEAD and batch.plain.seconds:
+            self.times.note_plain(batch.num_rows, batch.plain.seconds)
+
+    def interrupt(self) -> None:
+        """Prompts are computed meanwhile: a target begins anew to compute ahead."""
+        self._num_plain_rounds = 0
+
+    def _note_share(self, batch: VerdictBatch, num_sessions: int) -> None:
+        share = min(1.0, batch.num_rows / max(num_sessions, 1))
+        self.share += _NEWEST * (share - self.share)
+
+    def knows(self, mode: Mode, num_sessions: int) -> bool:
+        """Whether rounds of this mode and of about so many sessions were timed."""
+        if mode is Mode.PLAIN:
+            return self.times.num_plain(num_sessions) >= _KNOWN_ROUNDS
+        return self.times.num_speculative(self.share * num_sessions) >= _KNOWN_ROUNDS
+
+    def plain_seconds(self, num_sessions: int) -> float:
+        """Expected duration of a plain round."""
+        return self.times.plain(num_sessions)

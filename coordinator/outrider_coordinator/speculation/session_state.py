@@ -1,0 +1,67 @@
+"""The state of one session that the draft length controller keeps."""
+
+from __future__ import annotations
+
+from outrider_coordinator.speculation.acceptance_estimate import PRIOR, SessionAcceptance
+
+_NEW_ROUNDS = 12
+
+
+class ControlledSession:
+    """Draft length, acceptance and timing of one session."""
+
+    __slots__ = (
+        "acceptance",
+        "draft_lag",
+        "expected",
+        "has_begun",
+        "has_drafted",
+        "length",
+        "limit",
+        "num_probes",
+        "num_rounds",
+        "probe_steps",
+        "round_began",
+    )
+
+    def __init__(self, limit: int) -> None:
+        """``limit``: upper bound of the draft length."""
+        self.limit = limit
+        self.length = 0
+        """Draft length of the next step."""
+        self.acceptance = SessionAcceptance()
+        self.expected = PRIOR
+        """Acceptance estimate of the session at the last choice."""
+        self.num_rounds = 0
+        """Verdicts so far on this target."""
+        self.has_drafted = False
+        """Whether the last step had draft tokens."""
+        self.round_began: float | None = None
+        """Time of the last verdict; None where the round since then cannot be timed."""
+        self.draft_lag = 0
+        """Committed tokens that the draft lacks."""
+        self.num_probes = 0
+        self.probe_steps = 0
+        """Steps that are left of the session's probe."""
+        self.has_begun = False
+        """Whether its prompt has been computed."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nearly all of its output is still to come."""
+        return self.num_rounds < _NEW_ROUNDS
+
+    def enter(self, length: int) -> None:
+        """The session moves to a target, which computes its prompt first."""
+        self.has_begun, self.round_began, self.num_rounds = False, None, 0
+        self.length = min(length, self.limit)
+
+    def note_verdict(self, now: float, num_drafted: int, draft_lag: int) -> float | None:
+        """One verdict; returns when the judged round began, or None where it cannot be timed.
+
+        A round in which a session starts to draft may include prefill of its draft, so it is not timed.
+        """
+        began = None if num_drafted and not self.has_drafted else self.round_began
+        self.round_began, self.has_drafted, self.draft_lag = now, num_drafted > 0, draft_lag
+        self.num_rounds += 1
+        return began
