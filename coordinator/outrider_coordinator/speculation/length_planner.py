@@ -14,8 +14,8 @@ START_LENGTHS = (4, 4, 2, 2, 4, 1, 3, 5, 2, 4, 1, 3)
 """Draft lengths of the first speculative rounds: they differ, so that prices can be told apart."""
 _MIN_GAIN = 1.02
 """Least ratio of rates for which another longest length is taken."""
-_ROUNDS_BETWEEN_VARIATIONS = 40
-_VARIATIONS = (1, -1, 2, -2)
+_ROUNDS_BETWEEN_VARIATIONS = 32
+_VARIATIONS = (-1, 1, -2, 2)
 
 
 class LengthPlanner:

@@ -12,6 +12,8 @@ _KNOWN_ROUNDS = 4
 """Rounds of about so many rows after which their duration is known."""
 _WHOLE = 0.8
 """Share of the sessions above which a message is of all of them, but for some that come or go."""
+_COLD_ROUNDS = 4
+"""The first speculative rounds of all: they take longer than any later ones, and are not counted."""
 _NEWEST = 0.1
 
 
@@ -24,7 +26,7 @@ class RoundTimer:
         """Of a speculative round: 1 unless sessions stand in groups that take turns, as where the draft has a device of
         its own. Plain steps wait for each other.
         """
-        self._num_plain_rounds = 0
+        self._num_plain_rounds = self._num_speculative_rounds = 0
 
     def note(
         self, batch: VerdictBatch, num_sessions: int, *, rows: int, tokens: int, seconds: float, is_settled: bool
@@ -42,6 +44,9 @@ class RoundTimer:
             self.times.note_target(rows, tokens, seconds)
         duration = batch.drafting.seconds
         if duration is None or not is_settled:
+            return False
+        self._num_speculative_rounds += 1
+        if self._num_speculative_rounds <= _COLD_ROUNDS:
             return False
         self._note_share(batch, num_sessions)
         self.times.note_speculative(batch.num_rows, batch.draft_length, batch.num_drafted, duration)
