@@ -52,7 +52,7 @@ class LinearFit:
 
     def predict(self, features: Sequence[float]) -> float:
         """The expected value; 0 before any observation."""
-        return sum(map(mul, self._fitted, features))
+        return float(sum(map(mul, self._fitted, features)))
 
     @property
     def coefficients(self) -> np.ndarray:  # [F]

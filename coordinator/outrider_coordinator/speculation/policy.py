@@ -11,15 +11,10 @@ import logging
 
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
-<<<<<<< HEAD
-from outrider_coordinator.speculation.controller import ControlledSession, DraftLengthController, Mode
-from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
-=======
-from outrider_coordinator.session.service_state import WithoutDraft
 from outrider_coordinator.speculation.controller import DraftLengthController
 from outrider_coordinator.speculation.mode_selector import Mode
 from outrider_coordinator.speculation.session_state import ControlledSession
->>>>>>> e15fafa (Split the draft length controller and mend what a GPU showed)
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 _log = logging.getLogger(__name__)
 
