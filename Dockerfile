@@ -6,30 +6,52 @@ ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt ./
 COPY scripts/image scripts/image
+
+# Each variant's dependencies are a layer of their own: a change of sources keeps it, and torch with it.
+FROM build AS build-coordinator
+RUN scripts/image/install_packages.sh /opt/outrider/env coordinator dependencies
+COPY README.md LICENSE ./
 COPY outrider outrider
 COPY coordinator coordinator
 COPY draft_service draft_service
 COPY target_service target_service
-
-FROM build AS build-coordinator
-RUN scripts/image/install_packages.sh /opt/outrider/env coordinator \
+RUN scripts/image/install_packages.sh /opt/outrider/env coordinator project \
  && scripts/image/check_packages.sh /opt/outrider/env coordinator
 
 FROM build AS build-cpu
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
-RUN TORCH_INDEX_URL=${TORCH_INDEX_URL} scripts/image/install_packages.sh /opt/outrider/env cpu \
+RUN TORCH_INDEX_URL=${TORCH_INDEX_URL} scripts/image/install_packages.sh /opt/outrider/env cpu dependencies
+COPY README.md LICENSE ./
+COPY outrider outrider
+COPY coordinator coordinator
+COPY draft_service draft_service
+COPY target_service target_service
+RUN scripts/image/install_packages.sh /opt/outrider/env cpu project \
  && scripts/image/check_packages.sh /opt/outrider/env cpu \
  && scripts/image/link_pair.sh /opt/outrider/env /opt/outrider/pair
 
 FROM build AS build-cuda
-RUN scripts/image/install_packages.sh /opt/outrider/env cuda \
+RUN scripts/image/install_packages.sh /opt/outrider/env cuda dependencies
+COPY README.md LICENSE ./
+COPY outrider outrider
+COPY coordinator coordinator
+COPY draft_service draft_service
+COPY target_service target_service
+RUN scripts/image/install_packages.sh /opt/outrider/env cuda project \
  && scripts/image/check_packages.sh /opt/outrider/env cuda \
  && scripts/image/link_pair.sh /opt/outrider/env /opt/outrider/pair
 
-# What all images share: nobody's user, no shell profile, a health check.
+# What all images share: an unprivileged user, no shell profile, a health check. scripts/release.sh sets VERSION and GIT_COMMIT.
 FROM ${PYTHON_IMAGE} AS base
+ARG VERSION=""
+ARG GIT_COMMIT=""
+LABEL org.opencontainers.image.title="Outrider" \
+      org.opencontainers.image.description="Speculative decoding as real microservices" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${GIT_COMMIT}"
 ENV PATH=/opt/outrider/env/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

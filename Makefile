@@ -2,11 +2,12 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
-	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$name && break; done)
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null && echo $$name && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+INSTALLED_DEMO := $(VENV)/.installed-demo
 PACKAGES := outrider draft_service/outrider_draft target_service/outrider_target coordinator/outrider_coordinator
 CHECKED := $(PACKAGES) tests tools scripts
 TEST_WORKERS ?= 2
@@ -15,7 +16,7 @@ SCENARIO ?=
 SEED ?=
 SCALE ?=
 
-.PHONY: help install demo test test-all soak check format proto docs golden
+.PHONY: help install release demo test test-all soak check format proto docs golden
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -23,14 +24,20 @@ help:  ## this list
 install: $(INSTALLED)  ## .venv with everything: services, SDK, tools
 
 $(INSTALLED): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --progress-bar off \
-		-c constraints.txt -e ".[engine,gateway,telemetry,download,dev]"
+	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.14 is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	PYTHON="$(PYTHON)" scripts/install.sh $(VENV) engine,gateway,telemetry,download,dev
+	@touch $@ $(INSTALLED_DEMO)
+
+$(INSTALLED_DEMO): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.14 is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	PYTHON="$(PYTHON)" scripts/install.sh $(VENV) engine,gateway
 	@touch $@
 
-demo: install  ## starts the three services on the embedded pair, streams, proves, measures
+demo: $(INSTALLED_DEMO)  ## starts the three services on the embedded pair, streams, proves, measures
 	$(BIN)/outrider demo
+
+release:  ## dist/: wheels, sdist, chart package; images where Docker is
+	scripts/release.sh
 
 test: install  ## the suite without its slow tests; TESTS=tests/cli for a part of it
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow" $(TESTS)

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from outrider.values import step_value
 
-FloatArray = NDArray[np.float32]
-IntArray = NDArray[np.int32]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.float32]
+    IntArray = NDArray[np.int32]
+else:  # names in annotations alone: the SDK works without numpy
+    FloatArray = IntArray = Any
 
 
 class AcceptanceMethod(enum.StrEnum):

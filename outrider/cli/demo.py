@@ -19,7 +19,7 @@ from outrider.cli.stack.preparation import prepare_stack
 from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
 from outrider.config import load_all
-from outrider.demo import DRAFT, TARGET
+from outrider.demo import DRAFT, TARGET, require_pair
 from outrider.demo.measure import Comparison, Workload, compare
 from outrider.demo.prompts import PROMPTS
 
@@ -65,6 +65,8 @@ def demo(
 
 def plan_demo(more: Mapping[Place, object], *, target: Path = TARGET, draft: Path = DRAFT) -> StackPlan:
     """The three services on a pair, with these settings beside what a demonstration always has."""
+    if target == TARGET or draft == DRAFT:
+        require_pair()
     settings = {
         ("target", "model"): str(target),
         ("draft", "model"): str(draft),

@@ -12,7 +12,9 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli.options import errors_as_lines
 from outrider.config import service_module
+from outrider.process.extras import require_extras
 
 _HELP = {
     "coordinator": "Start a coordinator alone; targets and drafts run elsewhere.",
@@ -21,9 +23,13 @@ _HELP = {
     "gateway": "Start an HTTP gateway alone: OpenAI's API in front of coordinators (--coordinator ADDRESS...).",
 }
 
+_EXTRAS = {"coordinator": "coordinator", "target": "engine", "draft": "engine"}
+
 
 def _starting(section: str) -> Callable[[list[str] | None], None]:
     def start(flags: Annotated[list[str] | None, typer.Argument(metavar="[FLAGS]...")] = None) -> None:
+        with errors_as_lines():
+            require_extras([_EXTRAS[section]], f"the {section} service")
         sys.argv = [f"outrider {section}", *(flags or ())]
         runpy.run_module(service_module(section), run_name="__main__", alter_sys=True)
 

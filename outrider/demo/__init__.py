@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from outrider.errors import ConfigError
+
 PAIR = Path(__file__).parent / "pair"
 TARGET = PAIR / "target"
 DRAFT = PAIR / "draft"
+
+
+def require_pair() -> None:
+    """``ConfigError`` where the pair, which is a wheel of its own, is not installed."""
+    if not (TARGET / "config.json").is_file():
+        raise ConfigError(
+            "", "the embedded pair is not installed: add the wheel outrider_demo_pair of this release, or use a clone"
+        )

@@ -64,7 +64,7 @@ class GenerateRequest(_message.Message):
     resume: Resumption
     add_special_tokens: bool
     skip_special_tokens: bool
-    def __init__(self, prompt_text: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[_sampling_pb2.TokenSequence, _Mapping]] = ..., chat: _Optional[_Union[_chat_pb2.Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., bad_words: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop_str_in_output: _Optional[bool] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., resumable: _Optional[bool] = ..., resume: _Optional[_Union[Resumption, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
+    def __init__(self, prompt_text: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[_sampling_pb2.TokenSequence, _Mapping]] = ..., chat: _Optional[_Union[_chat_pb2.Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., bad_words: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., include_stop_str_in_output: bool = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., resumable: bool = ..., resume: _Optional[_Union[Resumption, _Mapping]] = ..., add_special_tokens: bool = ..., skip_special_tokens: bool = ...) -> None: ...
 
 class Resumption(_message.Message):
     __slots__ = ("emitted_token_ids", "model")
@@ -150,7 +150,7 @@ class GenerationResult(_message.Message):
     has_logprobs: bool
     has_prompt_logprobs: bool
     trace_id: str
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop_token_id: _Optional[int] = ..., matched_stop_text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.PositionLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_sampling_pb2.PositionLogprobs, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., has_logprobs: _Optional[bool] = ..., has_prompt_logprobs: _Optional[bool] = ..., trace_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop_token_id: _Optional[int] = ..., matched_stop_text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.PositionLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_sampling_pb2.PositionLogprobs, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., has_logprobs: bool = ..., has_prompt_logprobs: bool = ..., trace_id: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("seed", "prompt_token_ids", "max_tokens", "acceptance_method", "request_id", "model", "num_emitted_tokens")
@@ -190,7 +190,7 @@ class Delta(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.PositionLogprobs]
     has_logprobs: bool
     progress: Progress
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.PositionLogprobs, _Mapping]]] = ..., has_logprobs: _Optional[bool] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.PositionLogprobs, _Mapping]]] = ..., has_logprobs: bool = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class StreamGenerateResponse(_message.Message):
     __slots__ = ("delta", "result", "started")
@@ -264,7 +264,7 @@ class GetModelInfoResponse(_message.Message):
     draft_length: float
     target_placement: ModelPlacement
     draft_placement: ModelPlacement
-    def __init__(self, target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., draft_attached: _Optional[bool] = ..., version: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., target_pages_free: _Optional[int] = ..., draft_pages_free: _Optional[int] = ..., draft_length_mode: _Optional[str] = ..., draft_length: _Optional[float] = ..., target_placement: _Optional[_Union[ModelPlacement, _Mapping]] = ..., draft_placement: _Optional[_Union[ModelPlacement, _Mapping]] = ...) -> None: ...
+    def __init__(self, target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., draft_attached: bool = ..., version: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., target_pages_free: _Optional[int] = ..., draft_pages_free: _Optional[int] = ..., draft_length_mode: _Optional[str] = ..., draft_length: _Optional[float] = ..., target_placement: _Optional[_Union[ModelPlacement, _Mapping]] = ..., draft_placement: _Optional[_Union[ModelPlacement, _Mapping]] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ("known_sha256",)

@@ -5,7 +5,7 @@ import warnings
 
 from outrider.v1 import generation_pb2 as outrider_dot_v1_dot_generation__pb2
 
-GRPC_GENERATED_VERSION = '1.84.0'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class GenerationServiceStub:
+class GenerationServiceStub(object):
     """Text generation.
     """
 
@@ -57,7 +57,7 @@ class GenerationServiceStub:
                 _registered_method=True)
 
 
-class GenerationServiceServicer:
+class GenerationServiceServicer(object):
     """Text generation.
     """
 
@@ -120,7 +120,7 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class GenerationService:
+class GenerationService(object):
     """Text generation.
     """
 

@@ -5,7 +5,7 @@ import warnings
 
 from outrider.v1 import link_pb2 as outrider_dot_v1_dot_link__pb2
 
-GRPC_GENERATED_VERSION = '1.84.0'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class DraftServiceStub:
+class DraftServiceStub(object):
     """A small model, or none, that proposes.
     """
 
@@ -47,7 +47,7 @@ class DraftServiceStub:
                 _registered_method=True)
 
 
-class DraftServiceServicer:
+class DraftServiceServicer(object):
     """A small model, or none, that proposes.
     """
 
@@ -86,7 +86,7 @@ def add_DraftServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class DraftService:
+class DraftService(object):
     """A small model, or none, that proposes.
     """
 
@@ -145,7 +145,7 @@ class DraftService:
             _registered_method=True)
 
 
-class TargetServiceStub:
+class TargetServiceStub(object):
     """The large model, that scores.
     """
 
@@ -167,7 +167,7 @@ class TargetServiceStub:
                 _registered_method=True)
 
 
-class TargetServiceServicer:
+class TargetServiceServicer(object):
     """The large model, that scores.
     """
 
@@ -206,7 +206,7 @@ def add_TargetServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class TargetService:
+class TargetService(object):
     """The large model, that scores.
     """
 

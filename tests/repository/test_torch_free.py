@@ -9,21 +9,25 @@ import pytest
 
 BLOCKED = ("torch", "transformers", "triton", "safetensors")
 
-BLOCKER = f"""
+BLOCKER = """
 import importlib.abc, sys
 
 class Blocker(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {BLOCKED!r}:
+        if name.partition(".")[0] in BLOCKED:
             raise ModuleNotFoundError("blocked: " + name, name=name)
 
 sys.meta_path.insert(0, Blocker())
 """
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, blocked: tuple[str, ...] = BLOCKED) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", BLOCKER + code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", f"BLOCKED = {blocked!r}\n{BLOCKER}{code}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -56,6 +60,48 @@ assert not {set(BLOCKED)!r} & set(sys.modules)
 """
     outcome = run(code)
     assert outcome.returncode == 0, outcome.stderr
+
+
+SERVER_ONLY = (
+    "numpy",
+    "tokenizers",
+    "jinja2",
+    "cryptography",
+    "uvloop",
+    "huggingface_hub",
+    "grpc_health",
+    "grpc_reflection",
+)
+
+
+@pytest.mark.parametrize("module", ["outrider", "outrider.client", "outrider.cli.app"])
+def test_the_base_install_imports_without_any_extra(module: str) -> None:
+    """The SDK and every command: what a command needs besides is told when it runs."""
+    outcome = run(f"import importlib; importlib.import_module({module!r})", (*BLOCKED, *SERVER_ONLY))
+    assert outcome.returncode == 0, outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "/m"], "needs torch, which is not installed: install outrider[engine]"),
+        (["target"], "needs torch, which is not installed: install outrider[engine]"),
+        (["coordinator"], "needs numpy, which is not installed: install outrider[coordinator]"),
+        (["demo"], "needs torch, which is not installed: install outrider[engine]"),
+        (["bench", "serve"], "this benchmark needs numpy"),
+    ],
+)
+def test_a_missing_extra_is_named_before_a_process_is_started(words: list[str], said: str) -> None:
+    code = f"""
+import subprocess
+subprocess.Popen = None
+from outrider.cli.app import app
+app({words!r})
+"""
+    outcome = run(code, (*BLOCKED, *SERVER_ONLY))
+    assert outcome.returncode == 1
+    assert outcome.stderr.startswith("error: ")
+    assert said in outcome.stderr
 
 
 def test_the_coordinator_process_runs_without_torch() -> None:

@@ -22,9 +22,9 @@ def benchmark(name: str) -> Any:  # noqa: ANN401 - a module
         return importlib.import_module(f"outrider.benchmarks.{name}")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing in {"torch", "transformers", "safetensors"}:
-            raise ConfigError("", f"this benchmark needs {missing}: install outrider[engine]") from error
-        raise
+        if missing == "outrider":
+            raise
+        raise ConfigError("", f"this benchmark needs {missing}: install outrider[engine]") from error
 
 
 def save(result: Any) -> None:  # noqa: ANN401 - a benchmark's result

@@ -15,7 +15,7 @@ from outrider.cli.stack.plan import Place, StackPlan
 from outrider.cli.stack.preflight import free_port
 from outrider.cli.stack.preparation import prepare_stack
 from outrider.config import load_all
-from outrider.demo import DRAFT, TARGET
+from outrider.demo import DRAFT, TARGET, require_pair
 from outrider.errors import ConfigError
 from outrider.generation import ModelInfo
 from outrider.types import NOISE_MARK, SYNTHETIC_MARK
@@ -59,8 +59,11 @@ def find_pair(target: Path | None, draft: Path | None, address: str | None) -> W
     """What the flags name; the embedded pair when they name nothing."""
     if draft is not None and target is None and address is None:
         raise ConfigError("--draft-model", "needs its target: give both folders, or neither for the embedded pair")
+    if address is None and target is None:
+        require_pair()
+        return Where(TARGET, DRAFT, None)
     if address is None:
-        return Where(TARGET, DRAFT, None) if target is None else Where(target, draft, None)
+        return Where(target, draft, None)
     if draft is not None:
         raise ConfigError("--draft-model", "has no part in measuring what runs at an address already")
     return Where(target, None, address)

@@ -15,6 +15,7 @@ from outrider.cli.stack.preflight import check, free_port
 from outrider.cli.stack.secret import make_link_secret
 from outrider.config import Effective, Settings
 from outrider.config.fields import DraftMethod
+from outrider.process.extras import require_extras
 from outrider.process.model_files import with_local_model
 
 
@@ -26,6 +27,7 @@ def prepare_stack(
     ``gpu_memory_utilization`` is the share of each GPU's memory for all that runs on it, in (0, 1]. ``serves_http``
     adds the gateway where the settings do not turn it off.
     """
+    require_extras(_extras(effective.settings), "starting the services")
     settings = _with_local_models(effective.settings)
     check(settings)
     http = plan_gateway(settings, explicit=effective.origins) if serves_http else GatewayPlan()
@@ -34,6 +36,12 @@ def prepare_stack(
     plan = plan_stack(placed.settings, explicit=effective.origins, free_port=free_port, secret=make_link_secret())
     note = "\n".join(filter(None, (placed.note, http.note)))
     return replace(plan, note=note, gateways=http.specs, http_url=http.url)
+
+
+def _extras(settings: Settings) -> list[str]:
+    sections = (settings.target, settings.draft, settings.coordinator)
+    is_watched = any(section.metrics_port is not None or section.trace_file is not None for section in sections)
+    return ["engine", *(["telemetry"] if is_watched else [])]
 
 
 def _with_local_models(settings: Settings) -> Settings:

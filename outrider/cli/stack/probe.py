@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 _TIMEOUT_S = 2.0
 
@@ -58,6 +57,8 @@ async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWr
 
 
 async def _says_serving(address: str) -> bool:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # not part of the base install
+
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         try:

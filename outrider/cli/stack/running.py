@@ -23,7 +23,6 @@ from outrider.cli.stack.supervisor import Stack
 from outrider.client import AsyncClient
 from outrider.errors import OutriderError
 from outrider.telemetry.progress import ByteProgress
-from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.types import ModelDescription
 
 ResultT = TypeVar("ResultT")
@@ -161,6 +160,11 @@ async def _inside_stack(plan: StackPlan, verbose: int, work: Callable[[], Corout
 
 
 async def _describe_models(plan: StackPlan) -> Described:
+    from outrider.transport.remote import (
+        RemoteDraft,
+        RemoteTarget,
+    )  # needs numpy, which is not part of the base install
+
     described: Described = {}
     for spec in plan.models:
         remote = (RemoteTarget if spec.name == "target" else RemoteDraft)(spec.address, plan.link)

@@ -81,7 +81,7 @@ async def trace_received(open_client: Callable[[], Client], asked: Asked, *, lis
     try:
         from outrider.transport.otlp import serve_otlp
     except ModuleNotFoundError as error:
-        raise ConfigError("listen", "needs OpenTelemetry: pip install 'outrider[telemetry]'") from error
+        raise ConfigError("listen", "needs OpenTelemetry: install outrider[telemetry]") from error
     received: list[Span] = []
     host, port = _host_and_port(listen)
     server = await serve_otlp(received.extend, host=host, port=port)

@@ -30,7 +30,7 @@ def metrics_served(settings: TargetSettings | DraftSettings | CoordinatorSetting
         from outrider.telemetry.metrics.endpoint import MetricsEndpoint
     except ImportError as error:
         raise ConfigError(
-            "metrics_port", "needs prometheus-client, which is not installed: pip install 'outrider[telemetry]'"
+            "metrics_port", "needs prometheus-client, which is not installed: install outrider[telemetry]"
         ) from error
     plain_host = "127.0.0.1" if settings.host.startswith("unix:") else settings.host
     endpoint = MetricsEndpoint(

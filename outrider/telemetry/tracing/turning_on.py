@@ -22,7 +22,7 @@ from outrider.telemetry.tracing.span import BuildSpans
 _log = logging.getLogger(__name__)
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_INSTALL = "opentelemetry is not installed: pip install 'outrider[telemetry]'"
+_INSTALL = "opentelemetry is not installed: install outrider[telemetry]"
 
 _SWITCH_INTERVAL_S = 5e-4
 """How long a thread that makes or encodes spans may keep the interpreter from those that serve; else it is 5 ms."""

@@ -1,20 +1,31 @@
-"""What can be seen of a certificate, its key and an authority before anybody connects."""
+"""Certificates, their keys and authorities, checked before anybody connects.
+
+The checks need ``cryptography``, which the base install leaves out: without it only the PEM markers are looked at, and
+the rest shows when a connection is made.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
-
 from outrider.errors import ConfigError
 from outrider.transport.security.files import read
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+except ModuleNotFoundError:
+    CAN_CHECK = False
+else:
+    CAN_CHECK = True
 
 
 def read_authority(setting: str, path: str) -> bytes:
     """The certificates of authorities, in PEM; ``ConfigError`` when the file holds none that is valid now."""
     content = read(setting, path)
+    if not CAN_CHECK:
+        return _require_pem(setting, path, content, "CERTIFICATE")
     certificates = _certificates(setting, path, content)
     if all(_untimely(certificate) for certificate in certificates):
         raise ConfigError(setting, f"{path}: {_untimely(certificates[0])}; a valid authority is needed")
@@ -24,6 +35,9 @@ def read_authority(setting: str, path: str) -> bytes:
 def read_pair(cert_setting: str, cert_path: str, key_setting: str, key_path: str) -> tuple[bytes, bytes]:
     """(private key, certificate chain), in PEM; ``ConfigError`` when they are no pair or not valid now."""
     chain, key = read(cert_setting, cert_path), read(key_setting, key_path)
+    if not CAN_CHECK:
+        _require_pem(cert_setting, cert_path, chain, "CERTIFICATE")
+        return _require_pem(key_setting, key_path, key, "PRIVATE KEY"), chain
     leaf = _certificates(cert_setting, cert_path, chain)[0]
     if _public_bytes_of_key(key_setting, key_path, key) != _public_bytes(leaf.public_key()):
         raise ConfigError(
@@ -32,6 +46,12 @@ def read_pair(cert_setting: str, cert_path: str, key_setting: str, key_path: str
     if problem := _untimely(leaf):
         raise ConfigError(cert_setting, f"{cert_path}: {problem}; a valid certificate is needed")
     return key, chain
+
+
+def _require_pem(setting: str, path: str, content: bytes, kind: str) -> bytes:
+    if f"{kind}-----".encode() not in content:
+        raise ConfigError(setting, f"{path} should hold PEM (BEGIN {kind})")
+    return content
 
 
 def _certificates(setting: str, path: str, content: bytes) -> list[x509.Certificate]:

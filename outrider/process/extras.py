@@ -1,0 +1,30 @@
+"""Extras of the package: what each command needs besides the base install, told before anything is started."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+
+from outrider.errors import ConfigError
+
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "coordinator": ("numpy", "tokenizers", "jinja2", "grpc_health", "grpc_reflection"),
+    "engine": ("torch", "transformers", "safetensors", "numpy", "tokenizers", "grpc_health", "grpc_reflection"),
+    "telemetry": ("prometheus_client", "opentelemetry.sdk"),
+}
+"""Extra: modules that it brings, as far as their lack would stop a process."""
+
+
+def require_extras(names: Iterable[str], what: str) -> None:
+    """``ConfigError`` that names the extras whose modules are not installed; ``what`` is what needs them."""
+    missing = {name: lacking for name in names if (lacking := next(filter(_is_missing, EXTRAS[name]), ""))}
+    if missing:
+        extras, modules = ",".join(missing), " and ".join(dict.fromkeys(missing.values()))
+        raise ConfigError("", f"{what} needs {modules}, which is not installed: install outrider[{extras}]")
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:  # of the package that it is in
+        return True

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Installs the built wheel alone, without extras, for each Python found; fails when that takes 60 MB or more, when torch or
+# numpy came with it, or when the SDK does not work with protobuf 7 or 6.
+#   check_base_install.sh DIST     PYTHONS="python3.11 python3.12 ..."   SERVER_PYTHON: an environment with the dev extras
+set -euo pipefail
+
+wheel="$(ls "${1:?the folder with the wheel}"/outrider-[0-9]*.whl)"
+root="$(cd "$(dirname "$0")/.." && pwd)"
+work="$(mktemp -d)"
+server=""
+trap '[[ -n "$server" ]] && kill "$server"; rm -rf "$work"' EXIT
+
+(cd "$root" && exec "${SERVER_PYTHON:-python}" -m tests.support.scripted_server "$work/address") &
+server=$!
+for _ in $(seq 300); do [[ -s "$work/address" ]] && break; sleep 0.1; done
+export OUTRIDER_ADDRESS="$(cat "$work/address")"
+
+for python in ${PYTHONS:-python3.11 python3.12 python3.13 python3.14}; do
+	"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "$python: not here"; continue; }
+	env="$work/$python"
+	mkdir -p "$(dirname "$env")"
+	"$python" -m venv "$env"
+	before="$(du -sk "$env" | cut -f1)"
+	"$env/bin/python" -m pip install --disable-pip-version-check --quiet "$wheel"
+	size=$((($(du -sk "$env" | cut -f1) - before) * 1024 / 1000000))
+	echo "$python: $size MB installed"
+	((size < 60)) || { echo "more than 60 MB" >&2; exit 1; }
+	for module in torch numpy tokenizers; do
+		if "$env/bin/python" -c "import $module" 2>/dev/null; then echo "$module came with it" >&2; exit 1; fi
+	done
+	for protobuf in 7 6; do
+		"$env/bin/python" -m pip install --disable-pip-version-check --quiet "protobuf==$protobuf.*"
+		(cd "$work" && "$env/bin/python" "$root/tests/support/sdk_smoke.py")
+	done
+	rm -rf "$env"
+done

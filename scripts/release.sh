@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Builds a release into dist/ (or $1): the wheel, the sdist with tests and docs, the embedded pair's wheel, the chart's
+# package, SHA256SUMS, and where Docker is the images, labelled with version and commit.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+dist="$(mkdir -p "${1:-dist}" && cd "${1:-dist}" && pwd)"
+PYTHON="${PYTHON:-python3}"
+version="$("$PYTHON" -c 'import re; print(re.search(r"__version__ = \"(.*)\"", open("outrider/__init__.py").read())[1])')"
+commit="$(git rev-parse HEAD 2>/dev/null || echo unknown)"
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+
+say() { echo "== $*"; }
+
+say "outrider $version at $commit"
+"$PYTHON" -m venv "$work/env"
+"$work/env/bin/python" -m pip install --disable-pip-version-check --quiet build
+# From a copy: a build leaves nothing in the project's folder, and takes only what git knows.
+mkdir "$work/source" "$work/pair"
+if git rev-parse --git-dir >/dev/null 2>&1; then
+	git archive --format=tar HEAD | tar -xf - -C "$work/source"
+else
+	cp -r . "$work/source"
+fi
+
+say "wheel and sdist"
+"$work/env/bin/python" -m build --outdir "$dist" "$work/source" >"$work/build.log" || { tail -30 "$work/build.log"; exit 1; }
+
+say "the embedded pair"
+mkdir -p "$work/pair/outrider/demo"
+cp -r "$work/source/outrider/demo/pair" "$work/pair/outrider/demo/pair"
+cp "$work/source/LICENSE" "$work/pair/LICENSE"
+cat >"$work/pair/pyproject.toml" <<TOML
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "outrider-demo-pair"
+version = "$version"
+description = "The pair of small models that outrider demo runs."
+requires-python = ">=3.11"
+license = "Apache-2.0"
+dependencies = ["outrider==$version"]
+
+[tool.setuptools]
+packages = ["outrider.demo.pair"]
+
+[tool.setuptools.package-data]
+"outrider.demo.pair" = ["**/*"]
+TOML
+"$work/env/bin/python" -m build --wheel --outdir "$dist" "$work/pair" >"$work/build.log" || { tail -30 "$work/build.log"; exit 1; }
+
+say "chart"
+tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -C "$work/source/k8s" -cf - outrider | gzip -n >"$dist/outrider-chart-$version.tgz"
+
+if docker info >/dev/null 2>&1; then
+	for variant in coordinator cpu cuda; do
+		say "image outrider:$version-$variant"
+		docker build --target "$variant" --build-arg VERSION="$version" --build-arg GIT_COMMIT="$commit" \
+			-t "outrider:$version-$variant" "$work/source"
+	done
+else
+	say "no Docker engine here: images are not built"
+fi
+
+(cd "$dist" && sha256sum ./*"$version"* >SHA256SUMS)
+ls -l "$dist"
