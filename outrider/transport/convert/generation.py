@@ -70,7 +70,7 @@ def request_writing(request: GenerationRequest) -> Work[pb.GenerateRequest]:
             cache_salt=request.cache_salt,
             resumable=request.resumable,
             resume=_resumption_to_proto(request.resume),
-            add_special_tokens=request.add_special_tokens,
+            add_special_tokens=request.add_special_tokens,  # type: ignore[arg-type] # None: unset
             skip_special_tokens=request.skip_special_tokens,
         )
         if request.prompt is not None:
