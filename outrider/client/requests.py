@@ -16,8 +16,7 @@ from outrider.cooperative import SLICE_ENTRIES, Work, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULT_MAX_TOKENS, DEFAULTABLE, TO_THE_END, GenerationRequest
 from outrider.requests import checks_of_request
-from outrider.telemetry.tracing.caller import active_context
-from outrider.telemetry.tracing.context import TraceContext
+from outrider.telemetry.tracing.context import TraceContext, active_context
 from outrider.types import AcceptanceMethod, SamplingParams
 
 DEFAULT_RESUME_TIMEOUT_S = 60.0

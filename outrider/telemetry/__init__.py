@@ -1,7 +1,4 @@
-"""What a running process says of itself: logging, and how it ends when it must.
-
-Knows no transport, no device and no request. Metrics and tracing come with a later issue.
-"""
+"""Telemetry of a process: logging, metrics and tracing, and the line that it ends with on an error."""
 
 from outrider.telemetry.endings import exit_cleanly
 from outrider.telemetry.logs import set_up_logging

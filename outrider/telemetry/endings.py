@@ -1,4 +1,4 @@
-"""How a process ends on an error of ours: one clear line on standard error and exit code 1, never a traceback."""
+"""End of a process on an error of ours: one line on standard error and exit code 1, without a traceback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from outrider.errors import OutriderError
 
 ERROR_PREFIX = "error: "
-"""Begins the line; whoever started the process finds its reason by it."""
+"""Start of the line, by which a parent process finds the reason."""
 
 
 @contextlib.contextmanager

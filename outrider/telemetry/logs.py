@@ -1,7 +1,7 @@
 """Logging of one process: lines for people on a terminal, one JSON object a line everywhere else.
 
 Library code only ever calls ``logging.getLogger(__name__)``; a process's ``__main__`` calls ``set_up_logging`` once.
-What a record carries besides its message is given as ``extra={"fields": {...}}`` and becomes keys of the object.
+Further fields of a record are given as ``extra={"fields": {...}}`` and become keys of the object.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -82,3 +83,22 @@ def _dropped_record(count: int) -> logging.LogRecord:
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     fields = getattr(record, "fields", {})
     return {**about_request.get(), **(fields if isinstance(fields, dict) else {})}
+
+
+class RateLimit:
+    """Rate limit for log lines that others can cause: one every ``interval_s`` seconds. For one thread."""
+
+    def __init__(self, interval_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = interval_s
+        self._clock = clock
+        self._last: float | None = None
+        self._num_suppressed = 0
+
+    def take(self) -> int | None:
+        """Number of lines suppressed since the last one, if this one may be logged; else None."""
+        now = self._clock()
+        if self._last is not None and now - self._last < self._interval_s:
+            self._num_suppressed += 1
+            return None
+        suppressed, self._num_suppressed, self._last = self._num_suppressed, 0, now
+        return suppressed

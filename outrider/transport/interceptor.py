@@ -16,7 +16,7 @@ from grpc_status import rpc_status
 
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.limits import LINK_FIELDS
-from outrider.telemetry.rate_limit import RateLimit
+from outrider.telemetry.logs import RateLimit
 from outrider.transport.field_counts import check_num_fields
 from outrider.transport.malformed import tolerant, well_formed
 from outrider.transport.status import to_status

@@ -145,11 +145,13 @@ def test_no_file_gets_the_number_of_a_closed_standard_stream() -> None:
     assert subprocess.run(closed, timeout=DEADLINE_S, check=False).returncode > 2
 
 
-@pytest.mark.parametrize("module", ["coordinator", "outrider_draft"])
+@pytest.mark.parametrize("module", ["outrider_coordinator", "outrider_draft"])
 def test_grpc_adds_no_line_of_its_own_to_a_log(module: str) -> None:
     """It would write one of its own when a port is taken."""
     environment = {key: value for key, value in os.environ.items() if key != "GRPC_VERBOSITY"}
-    more = {"coordinator": ("--target-address", "127.0.0.1:1"), "outrider_draft": ("--method", "ngram")}[module]
+    more = {"outrider_coordinator": ("--target-address", "127.0.0.1:1"), "outrider_draft": ("--method", "ngram")}[
+        module
+    ]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         command = [sys.executable, "-m", module, "--port", str(taken.getsockname()[1]), *more]
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)

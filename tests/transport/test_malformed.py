@@ -15,7 +15,7 @@ import pytest
 
 from outrider.errors import DeadlineError, OutriderError
 from outrider.generation import Delta, GenerationRequest
-from outrider.telemetry.rate_limit import RateLimit
+from outrider.telemetry.logs import RateLimit
 from outrider.transport.remote import RemoteTarget
 from outrider.v1 import generation_pb2, link_pb2
 from tests.support.scripted_generator import ScriptedGenerator

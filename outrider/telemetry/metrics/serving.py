@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
 from outrider.errors import ConfigError
 from outrider.readings import Reading
-from outrider.telemetry.build import commit
 
 _log = logging.getLogger(__name__)
 
@@ -18,6 +19,8 @@ SCRAPE_TIMEOUT_S = 5.0
 """How long a scrape waits for the event loop."""
 
 Read = Callable[[], Iterable[Reading]]
+
+_ROOT = Path(__file__).parents[3]
 
 
 @contextlib.contextmanager
@@ -61,6 +64,25 @@ def read_on(loop: asyncio.AbstractEventLoop, read: Read) -> Read:
 
 
 def build_info(model: str, version: str) -> Reading:
-    """What runs."""
-    labels = (("version", version), ("commit", commit()), ("model", model))
+    """Reading of the metric whose labels say what runs."""
+    labels = (("version", version), ("commit", _commit()), ("model", model))
     return Reading("outrider_build_info", 1, labels)
+
+
+def _commit() -> str:
+    """``GIT_COMMIT`` of the environment, else the checkout's commit; empty when neither is there."""
+    return os.environ.get("GIT_COMMIT", "") or _of_checkout(_ROOT / ".git")
+
+
+def _of_checkout(git: Path) -> str:
+    try:
+        if git.is_file():  # a linked worktree
+            git = Path(git.read_text(encoding="ascii").removeprefix("gitdir:").strip())
+        head = (git / "HEAD").read_text(encoding="ascii").strip()
+        if not head.startswith("ref:"):
+            return head
+        shared = git / "commondir"
+        common = git / shared.read_text(encoding="ascii").strip() if shared.is_file() else git
+        return (common / head.removeprefix("ref:").strip()).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -1,12 +1,13 @@
-"""Trace contexts as W3C writes them: parsed, written, made.
+"""Trace contexts in W3C's form: parsed, written, made, and that of the caller's active span.
 
-Plain Python, so that links and the SDK carry a context where no tracing is installed. Knows no spans and no exporters.
+Plain Python, so that links and the SDK carry a context where OpenTelemetry is not installed.
 """
 
 from __future__ import annotations
 
 import random
 import re
+import sys
 from dataclasses import dataclass
 
 TRACE_PARENT, TRACE_STATE = "traceparent", "tracestate"
@@ -22,13 +23,13 @@ _ids = random.Random(_random.getrandbits(256))
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """One span, as another process is told of it. Ids are lower-case hexadecimal digits."""
+    """Identity of a span, as it is sent to another process. Ids are lower-case hexadecimal digits."""
 
     trace_id: str
     span_id: str
     is_sampled: bool
     state: str = ""
-    """``tracestate``, handed on as it came."""
+    """``tracestate``, passed on unchanged."""
 
     @classmethod
     def parse(cls, trace_parent: str, state: str = "") -> TraceContext | None:
@@ -56,3 +57,22 @@ def new_trace_id() -> str:
 def new_span_id() -> str:
     """A span's id, never all zeros."""
     return f"{_ids.getrandbits(64) or 1:016x}"
+
+
+def active_context() -> TraceContext | None:
+    """Context of the span that is active in this program, where OpenTelemetry traces it; None without one.
+
+    OpenTelemetry is not imported: a program with an active span has imported it.
+    """
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    context = api.get_current_span().get_span_context()
+    if not context.is_valid:
+        return None
+    return TraceContext(
+        f"{context.trace_id:032x}",
+        f"{context.span_id:016x}",
+        bool(context.trace_flags & 1),
+        context.trace_state.to_header(),
+    )

@@ -25,8 +25,7 @@ from outrider.transport.convert.link_bounds import (
     check_score,
     command_within,
 )
-from outrider.transport.convert.one_of import Readers, read_one_of
-from outrider.transport.convert.ranges import out_of_range_breaks_the_contract
+from outrider.transport.convert.reading import Readers, out_of_range_breaks_the_contract, read_one_of
 from outrider.transport.convert.sampling import (
     mode_from_proto,
     mode_to_proto,

@@ -15,8 +15,7 @@ from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS
 from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
 from outrider.transport.convert.link_bounds import check_scores, event_within, shortened
-from outrider.transport.convert.one_of import Readers, read_one_of
-from outrider.transport.convert.ranges import out_of_range_breaks_the_contract
+from outrider.transport.convert.reading import Readers, out_of_range_breaks_the_contract, read_one_of
 from outrider.transport.convert.scores import (
     candidates_from_proto,
     candidates_to_proto,

@@ -18,7 +18,7 @@ from outrider.transport.convert.arrays import (
     tensor_from_proto,
     tensor_to_proto,
 )
-from outrider.transport.convert.one_of import Readers, read_one_of
+from outrider.transport.convert.reading import Readers, read_one_of
 from outrider.types import (
     CandidateLogprobs,
     DenseEvidence,
