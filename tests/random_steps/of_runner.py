@@ -7,6 +7,7 @@ grown, cut and forked says. Pages must add up after every step.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
 
@@ -67,9 +68,14 @@ class RunnerSteps:
     def _forward(self) -> None:
         rows = [self._row(sequence) for sequence in self._random.sample(self._live, self._num_rows())]
         wanted = [row for row in rows if row is not None]
-        if wanted:
+        if wanted and self._has_room([(row.sequence, len(row.token_ids)) for row in wanted]):
             logits = self.runner.forward(wanted)
             assert torch.isfinite(logits).all()
+
+    def _has_room(self, growths: Sequence[tuple[KVSequence, int]]) -> bool:
+        """Whether there are pages for so many more tokens of each: a scheduler asks for no more than that."""
+        manager = self.runner.sequences
+        return sum(manager.pages_needed(sequence, count) for sequence, count in growths) <= manager.pool.num_free
 
     def _num_rows(self) -> int:
         return self._random.randint(0, min(MOST_ROWS, len(self._live)))
@@ -95,9 +101,9 @@ class RunnerSteps:
             return
         sequence, token = self._random.choice(grown), self._random.randrange(self.runner.config.vocab_size)
         text = [*sequence.token_ids, token]
-        try:
-            anew = self.runner.sequences.open(len(text))
-        except OutOfPagesError:
+        anew = self.runner.sequences.open(len(text))
+        if not self._has_room([(sequence, 1), (anew, len(text))]):
+            self.runner.sequences.release(anew)
             return
         said = self.runner.forward([ForwardRow(sequence, [token], 1)])
         truth = self.runner.forward([ForwardRow(anew, text, 1)])
