@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider.errors import InvalidRequestError
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import Extend, Open
-from outrider.serving.session_table import check_ids
+from outrider.serving.session import check_ids
 
 
 def check_extend(opened: Open, item: Extend, *, vocab_size: int) -> None:

@@ -16,7 +16,8 @@ from outrider.ports import DraftCommand, DraftEvent, Extend, Open, Proposal
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.local_port import LocalPort
-from outrider.serving.session_table import UNBOUNDED, Limits, SessionLimits, SessionTable
+from outrider.serving.session import UNBOUNDED, Limits, SessionLimits
+from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
 from outrider.serving.worker import OnFailure
 from outrider.types import JudgingRule, ModelDescription, SamplingParams

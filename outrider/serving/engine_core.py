@@ -17,13 +17,13 @@ from typing import Any, Generic
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
 from outrider.recording import Recorder
-from outrider.serving.executor import CommonEvent, EventT, Executor, ExecutorOutput, ItemT, JobT, SequenceT
-from outrider.serving.idle_sessions import IdleSessions
+from outrider.serving.executor import CommonEvent, EventT, Executor, ExecutorOutput, ItemT, JobT
 from outrider.serving.input_processor import InputProcessor
 from outrider.serving.output_processor import OutputProcessor
 from outrider.serving.request import AnyRequest, Batch
 from outrider.serving.scheduler import Scheduler
-from outrider.serving.session_table import Session, SessionKey, SessionTable
+from outrider.serving.session import SequenceT, Session, SessionKey
+from outrider.serving.session_table import IdleSessions, SessionTable
 from outrider.serving.stats import ServiceStats
 from outrider.serving.timer_slack import LOOK_S
 from outrider.serving.token_budget import TokenBudget
@@ -66,7 +66,6 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._inputs = InputProcessor(sessions, executor, self._scheduler, self._outputs, stats)
         self._idle = IdleSessions(
             sessions,
-            sessions.session_limits.idle_timeout_s,
             is_busy=self._is_asked,
             end=self._inputs.expire,
             clock=clock,

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from outrider.errors import OutriderError
 from outrider.ports import Opened, Preempted, Refused, SessionFailed, SessionLost
 from outrider.prefix_hash import PrefixHash
-from outrider.serving.session_table import Session, TokenSequence
+from outrider.serving.session import SequenceT, Session
 from outrider.serving.token_budget import Job
 
 
@@ -67,7 +67,6 @@ class Answer(Protocol):
         ...
 
 
-SequenceT = TypeVar("SequenceT", bound=TokenSequence)
 ItemT = TypeVar("ItemT", bound=Item)
 JobT = TypeVar("JobT", bound=Job)
 EventT = TypeVar("EventT", bound=Answer)

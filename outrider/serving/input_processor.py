@@ -15,7 +15,8 @@ from outrider.serving.executor import CommonEvent, Executor, Item
 from outrider.serving.output_processor import OutputProcessor
 from outrider.serving.request import AnyRequest, Request, RequestStatus
 from outrider.serving.scheduler import Scheduler
-from outrider.serving.session_table import Session, SessionKey, SessionTable
+from outrider.serving.session import Session, SessionKey
+from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
 
 

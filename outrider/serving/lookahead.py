@@ -14,7 +14,7 @@ from typing import Any
 from outrider.errors import OutriderError
 from outrider.serving.executor import CommonEvent, Executor, QueuedForward
 from outrider.serving.request import AnyRequest, Batch, Request, RequestQueue, RequestStatus, ScheduledTokens
-from outrider.serving.session_table import Session, SessionKey
+from outrider.serving.session import Session, SessionKey
 from outrider.serving.stats import ServiceStats
 from outrider.serving.token_budget import Job
 

@@ -14,7 +14,8 @@ from typing import Any
 from outrider.serving.executor import Executor
 from outrider.serving.lookahead import Lookahead
 from outrider.serving.request import RequestQueue, ScheduledTokens
-from outrider.serving.session_table import Session, SessionTable
+from outrider.serving.session import Session
+from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import Job
 
 _MOST_AHEAD = 66

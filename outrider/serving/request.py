@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeAlias
 from outrider.ports import ItemTiming
 from outrider.recording import ItemRecord, PassRecord
 from outrider.serving.executor import CommonEvent, EventT, InFlightForward, ItemT, JobT, QueuedForward
-from outrider.serving.session_table import Session, SessionKey
+from outrider.serving.session import Session, SessionKey
 from outrider.serving.token_budget import is_running
 
 

@@ -15,7 +15,8 @@ from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.lookahead import Lookahead
 from outrider.serving.preemption import PageBudget
 from outrider.serving.request import AnyRequest, Batch, RequestQueue, RequestStatus, ScheduledTokens
-from outrider.serving.session_table import Session, SessionKey, SessionTable
+from outrider.serving.session import Session, SessionKey
+from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
 from outrider.serving.token_budget import (
     LONGEST_ABSENCE_NS,

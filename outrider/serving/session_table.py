@@ -1,143 +1,30 @@
-"""The rules of sessions that every service keeps: generations, tombstones, kept lengths, reservations.
-
-Owns which sessions are open on which link, the newest generation of each, and what text each holds. Refuses to know
-what is computed over that text, by whom, and where its KV lies: texts are kept by a ``SequenceStore``. Plain Python.
+"""Session table: which sessions are open on which link, the newest generation of each, and how sessions end.
 
 A session that was released, refused or has failed leaves a tombstone, and items for it are ignored, because they
-crossed the answer on the wire. Only ``Open`` with a higher generation brings it back.
+crossed the answer on the wire. Only ``Open`` with a higher generation brings it back. A session for which nothing comes
+for too long ends without one: what comes for it later is answered with ``SessionLost``, so its coordinator opens it
+again.
 """
 
 from __future__ import annotations
 
-import math
+import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.ports import Open, Opened, Preempted, Refused, Release, SessionFailed, SessionLost
-from outrider.prefix_hash import MAX_KEY_BYTES, PrefixHash
-from outrider.types import JudgingRule
+from outrider.prefix_hash import PrefixHash
+from outrider.serving.session import Limits, SequenceStore, SequenceT, Session, SessionKey, check_open
+
+_log = logging.getLogger(__name__)
 
 MAX_TOMBSTONES = 65_536
 """Tombstones kept for one link, the latest: an item can cross an answer only for a short while."""
-
-
-class TokenSequence(Protocol):
-    """Tokens that a session holds."""
-
-    @property
-    def length(self) -> int:
-        """How many."""
-        ...
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """Which."""
-        ...
-
-
-SequenceT = TypeVar("SequenceT", bound=TokenSequence)
-SequenceT_inv = TypeVar("SequenceT_inv", bound=TokenSequence)
-
-
-class SequenceStore(Protocol[SequenceT_inv]):
-    """Keeps texts; ``outrider.kv_cache.KVCacheManager`` is one."""
-
-    def open(self, max_length: int, cache_salt: str = "", prefix_hash_key: bytes = b"") -> SequenceT_inv:
-        """An empty text that can grow to ``max_length``."""
-        ...
-
-    def adopt_prefix(self, sequence: SequenceT_inv, token_ids: Sequence[int]) -> int:
-        """Give an empty text what is cached of ``token_ids``, always less than all; how many tokens that is."""
-        ...
-
-    def num_pages(self, sequence: SequenceT_inv) -> int:
-        """KV pages that it holds."""
-        ...
-
-    def commit(self, sequence: SequenceT_inv, length: int) -> None:
-        """The first ``length`` tokens are computed and final: others may share them."""
-        ...
-
-    def truncate(self, sequence: SequenceT_inv, length: int) -> None:
-        """Keep the first ``length`` tokens."""
-        ...
-
-    def prefix_hash(self, sequence: SequenceT_inv, length: int) -> PrefixHash:
-        """Prefix hash of the first ``length`` tokens."""
-        ...
-
-    def release(self, sequence: SequenceT_inv) -> None:
-        """Give back what it takes."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """How many sessions one link may have open, and how long one may stay unused."""
-
-    max_per_link: int | None = None
-    """More are refused; None: any number."""
-    idle_timeout_s: float | None = None
-    """A session for which nothing comes for so long ends; None: never."""
-
-
-UNBOUNDED = SessionLimits()
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a service can take."""
-
-    vocab_size: int
-    """Token ids are below this; 0: any."""
-    max_model_len: int
-    trims: bool
-    """A longer session is taken all the same, and kept as far as it fits (a draft); otherwise it fails."""
-    max_cached_tokens: int = 0
-    """Tokens that the whole KV cache has room for; 0: any number."""
-    retry_after_ms: int = 200
-    """What ``Refused`` and ``Preempted`` say."""
-    sessions: SessionLimits = UNBOUNDED
-
-    @property
-    def max_length(self) -> int:
-        """The longest session that is kept."""
-        return min(self.max_model_len, self.max_cached_tokens or self.max_model_len)
-
-
-SessionKey = tuple[int, int]
-
-
-@dataclass(slots=True)
-class Session(Generic[SequenceT]):
-    """One open session."""
-
-    link_id: int
-    open: Open
-    sequence: SequenceT
-    reserved_length: int
-    """Tokens that ``sequence`` can grow to."""
-    generation: int
-    """The newest item's."""
-    used_ns: int = 0
-    """When something last came for it."""
-    is_told_opened: bool = False
-    """Whether its ``Open`` was answered with ``Opened``."""
-    lookahead_credit: int = 0
-    """Plain steps that may yet be computed before they are asked for: what is left of a ``Prepare``."""
-    executor_state: object = None
-    """What the executor derives from ``open`` at the session's first item; it ends with the session."""
-    key: SessionKey = field(init=False)
-    """Its link and its number there; asked for many times an item."""
-    age: tuple[int, str, int, int] = field(init=False)
-    """Compares less than that of a younger session."""
-
-    def __post_init__(self) -> None:
-        self.key = self.link_id, self.open.session
-        self.age = self.open.arrival_ns, self.open.request_id, *self.key
+_CHECKS_PER_TIMEOUT = 4
+_NANOSECONDS = 1e9
 
 
 @dataclass(slots=True)
@@ -332,53 +219,45 @@ class SessionTable(Generic[SequenceT]):
             books.tombstones.popitem(last=False)
 
 
-def check_open(command: Open, limits: Limits) -> None:
-    """Raise ``InvalidRequestError`` naming the field for which a session cannot be opened here."""
-    _require(command.max_length >= 1, "max_length", "must be at least 1")
-    if not limits.trims:
-        _require(command.max_length <= limits.max_model_len, "max_length", f"must be at most {limits.max_model_len}")
-        room = limits.max_cached_tokens
-        _require(
-            not room or command.max_length <= room, "max_length", f"must be at most {room}: all that the pages hold"
-        )
-    _require(0 <= command.prompt_length <= command.max_length, "prompt_length", "must be from 0 to max_length")
-    highest = limits.vocab_size or math.inf
-    _require(1 <= command.num_token_ids <= highest, "num_token_ids", f"must be from 1 to {highest}")
-    _require(0 <= command.seed < 2**64, "seed", "must be from 0 to 2**64 - 1")
-    _require(len(command.prefix_hash_key) <= MAX_KEY_BYTES, "prefix_hash_key", f"has at most {MAX_KEY_BYTES} bytes")
-    is_greedy = command.judging_rule is JudgingRule.GREEDY
-    _require(is_greedy == (command.sampling.temperature == 0), "judging_rule", "greedy goes with temperature 0 alone")
-    _require((command.num_logprobs or 0) >= 0, "num_logprobs", "must not be negative")
-    _require((command.num_prompt_logprobs or 0) >= 0, "num_prompt_logprobs", "must not be negative")
-    _check_sampling(command, limits.vocab_size)
+class IdleSessions(Generic[SequenceT]):
+    """Sessions for which nothing comes for too long. ``end_all`` is due when ``next_check_s`` is 0."""
 
+    def __init__(
+        self,
+        session_table: SessionTable[SequenceT],
+        *,
+        is_busy: Callable[[SessionKey], bool],
+        end: Callable[[SessionKey], None],
+        clock: Callable[[], int],
+    ) -> None:
+        """``is_busy`` says whether a session waits for an answer; ``clock`` gives nanoseconds."""
+        self._session_table = session_table
+        timeout_s = session_table.session_limits.idle_timeout_s
+        self._timeout_ns = None if timeout_s is None else round(timeout_s * _NANOSECONDS)
+        self._is_busy, self._end, self._clock = is_busy, end, clock
+        self._next_ns = 0
 
-def _check_sampling(command: Open, vocab_size: int) -> None:
-    sampling = command.sampling
-    _require(math.isfinite(sampling.temperature), "temperature", "must be a number")
-    _require(sampling.temperature >= 0, "temperature", "must not be negative")
-    _require(0 < sampling.top_p <= 1, "top_p", "must be above 0 and at most 1")
-    _require(0 <= sampling.min_p <= 1, "min_p", "must be from 0 to 1")
-    _require(sampling.top_k >= -1, "top_k", "must be at least -1")
-    _require(sampling.repetition_penalty > 0, "repetition_penalty", "must be above 0")
-    _require(all(math.isfinite(bias) for _, bias in sampling.logit_bias), "logit_bias", "must be numbers")
-    check_ids("logit_bias", (token_id for token_id, _ in sampling.logit_bias), vocab_size)
-    check_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
-    check_ids("bad_words", (token_id for word in sampling.bad_words for token_id in word), vocab_size)
-    check_ids("eos_token_ids", command.eos_token_ids, vocab_size)
-    check_ids("banned_token_ids", command.banned_token_ids, vocab_size)
+    @property
+    def next_check_s(self) -> float | None:
+        """Seconds until the next look; None while there are no sessions."""
+        if self._timeout_ns is None or not len(self._session_table):
+            return None
+        return max(0, self._next_ns - self._clock()) / _NANOSECONDS
 
-
-def check_ids(name: str, token_ids: Iterable[int], limit: int) -> None:
-    """Raise ``InvalidRequestError`` unless every id is from 0 to ``limit`` - 1; a limit of 0 is none."""
-    ids = token_ids if isinstance(token_ids, tuple) else tuple(token_ids)
-    if not ids or (min(ids) >= 0 and (not limit or max(ids) < limit)):  # without a loop of ours: they may be many
-        return
-    wrong = next(token_id for token_id in ids if token_id < 0 or (limit and token_id >= limit))
-    bounds = f"from 0 to {limit - 1}" if limit else "at least 0"
-    raise InvalidRequestError(name, f"token id {wrong} must be {bounds}")
-
-
-def _require(holds: bool, name: str, message: str) -> None:
-    if not holds:
-        raise InvalidRequestError(name, message)
+    def end_all(self) -> None:
+        """End the sessions that have been idle for the timeout."""
+        if self._timeout_ns is None:
+            return
+        now = self._clock()
+        self._next_ns = now + self._timeout_ns // _CHECKS_PER_TIMEOUT
+        idle = []
+        for session in self._session_table.sessions():
+            if self._is_busy(session.key):
+                session.used_ns = now
+            elif now - session.used_ns >= self._timeout_ns:
+                idle.append(session.key)
+        for key in idle:
+            self._end(key)
+        if idle:
+            seconds = self._timeout_ns / _NANOSECONDS
+            _log.info("%d sessions of which nothing was heard for %g s were released", len(idle), seconds)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.serving.session_table import SessionKey
+from outrider.serving.session import SessionKey
 
 DEFAULT_MAX_BATCHED_TOKENS = 1024
 DEFAULT_PREFILL_BESIDE = 256

@@ -14,7 +14,7 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Score, Scores
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
-from outrider.serving.session_table import Session
+from outrider.serving.session import Session
 from outrider.types import ScoreForm, SparseScores, TokenScores, TypicalScores
 from outrider_target.jobs import ScoreJob, check_score
 from outrider_target.scoring_forward import ScoringForward

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from outrider.errors import InvalidRequestError
 from outrider.kv_cache import KVSequence
 from outrider.ports import Open, Score
-from outrider.serving.session_table import check_ids
+from outrider.serving.session import check_ids
 from outrider.types import CandidateLogprobs, JudgingRule, Support
 
 if TYPE_CHECKING:

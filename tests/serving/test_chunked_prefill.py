@@ -10,7 +10,8 @@ from outrider.ports import Extend, Open, Proposal, Release
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput
-from outrider.serving.session_table import Limits, Session, SessionTable
+from outrider.serving.session import Limits, Session
+from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import TokenBudget
 from outrider.types import JudgingRule, SamplingParams
 from outrider_draft.texts import PlainSequence, PlainSequences

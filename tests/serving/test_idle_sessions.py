@@ -6,7 +6,8 @@ from typing import Any
 
 from outrider.ports import Open, Proposal, Refused, Release, SessionLost
 from outrider.serving.engine_core import EngineCore
-from outrider.serving.session_table import Limits, SessionLimits, SessionTable
+from outrider.serving.session import Limits, SessionLimits
+from outrider.serving.session_table import SessionTable
 from outrider_draft.proposers.ngram import NgramProposer
 from outrider_draft.texts import PlainSequences
 from tests.support.core_driver import Driver, extend_item, open_session

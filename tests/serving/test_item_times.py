@@ -9,7 +9,8 @@ from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.recording import ItemRecord
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput
-from outrider.serving.session_table import Limits, Session, SessionTable
+from outrider.serving.session import Limits, Session
+from outrider.serving.session_table import SessionTable
 from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.service_spans import item_spans
 from outrider.types import JudgingRule, SamplingParams

@@ -12,7 +12,8 @@ from outrider.ports import EventBatch, Open, Opened, Prepare, Release, Score, Sc
 from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
-from outrider.serving.session_table import Limits, Session, SessionTable
+from outrider.serving.session import Limits, Session
+from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import TokenBudget
 from outrider.types import JudgingRule, SamplingParams, TokenScores
 from outrider_draft.texts import PlainSequence, PlainSequences

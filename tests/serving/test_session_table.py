@@ -11,8 +11,9 @@ from outrider.errors import NonFiniteLogitsError
 from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 from outrider.ports import Open, Release, SessionFailed, SessionLost
 from outrider.prefix_hash import prefix_hash
-from outrider.serving import session_table as ledger_module
-from outrider.serving.session_table import Limits, Session, SessionTable
+from outrider.serving import session_table as session_table_module
+from outrider.serving.session import Limits, Session
+from outrider.serving.session_table import SessionTable
 from outrider.types import JudgingRule, SamplingParams
 
 OPEN = Open(
@@ -158,7 +159,7 @@ def test_dropping_a_link_frees_its_sessions_alone(
 
 
 def test_tombstones_are_bounded(session_table: SessionTable[KVSequence], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "MAX_TOMBSTONES", 3)
+    monkeypatch.setattr(session_table_module, "MAX_TOMBSTONES", 3)
     for session in range(5):
         session_table.open(0, replace(OPEN, session=session))
         session_table.release(0, Release(session, 2))

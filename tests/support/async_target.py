@@ -7,7 +7,8 @@ from typing import Any
 from outrider.ports import Scores
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import InFlightForward, QueuedForward
-from outrider.serving.session_table import Limits, SessionTable
+from outrider.serving.session import Limits
+from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import TokenBudget
 from outrider_target.executor import TargetExecutor
 from outrider_target.jobs import ScoreJob

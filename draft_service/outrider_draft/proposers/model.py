@@ -29,7 +29,7 @@ from outrider.ports import Extend, Proposal
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
-from outrider.serving.session_table import Session
+from outrider.serving.session import Session
 from outrider_draft.items import check_extend, proposal_length
 from outrider_draft.proposers.passes import joined, single
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from outrider.errors import ConfigError
 from outrider.ports import Extend, Open, Proposal
 from outrider.serving.executor import Executor, ExecutorOutput
-from outrider.serving.session_table import Session
+from outrider.serving.session import Session
 from outrider.types import DenseEvidence, Evidence, SparseEvidence
 from outrider_draft.items import check_extend, proposal_length
 from outrider_draft.texts import PlainSequence

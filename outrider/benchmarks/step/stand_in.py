@@ -30,7 +30,8 @@ from outrider.ports import (
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.local_port import LocalPort
-from outrider.serving.session_table import Limits, Session, SessionTable
+from outrider.serving.session import Limits, Session
+from outrider.serving.session_table import SessionTable
 from outrider.types import ModelDescription, SparseEvidence, SparseScores, TokenScores
 from outrider_draft.texts import PlainSequence, PlainSequences
 

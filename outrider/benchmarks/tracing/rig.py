@@ -37,7 +37,8 @@ from outrider.ports import (
 from outrider.recording import Recorder
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import ExecutorOutput
-from outrider.serving.session_table import Limits, SessionTable
+from outrider.serving.session import Limits
+from outrider.serving.session_table import SessionTable
 from outrider.telemetry.tracing import Tracing
 from outrider.types import AcceptanceMethod, SamplingParams
 from outrider_coordinator.acceptance import JudgeRules

@@ -16,7 +16,8 @@ import pytest
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.ports import Open, Preempted, Prepare, Refused, Release, Score, Scores, SessionFailed
 from outrider.serving.engine_core import EngineCore
-from outrider.serving.session_table import Limits, SessionTable
+from outrider.serving.session import Limits
+from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import TokenBudget
 from outrider.types import AcceptanceMethod, JudgingRule, SamplingParams, Support
 from outrider_target.executor import TargetExecutor, next_token
