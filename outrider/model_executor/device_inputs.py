@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.kernels.paged_attention import DevicePlan, PagedRows
+from outrider.kernels.paged_attention import DevicePlan, PagedRows, plan_attention
 from outrider.kv_cache import PageTable
 from outrider.model_executor.input_batch import ForwardBatch
 from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch
@@ -128,6 +128,21 @@ def unpack(buffer: torch.Tensor, shape: BatchShape, frame: BatchFrame, num_logit
         counters=frame.counters,
     )
     return DeviceBatch(token_ids, positions, frame.attention_inputs(slots, paged), logit_indices[:num_logits])
+
+
+def inputs_on_cpu(batch: ForwardBatch, frame: BatchFrame, dtype: torch.dtype) -> DeviceBatch:
+    """A batch for PyTorch's own operations, which plan attention row by row."""
+    slots, device = torch.tensor(batch.slots), torch.device("cpu")
+    plans = [
+        plan_attention(batch, page_size=frame.page_size, window=window, device=device, dtype=dtype)
+        for window in frame.windows
+    ]
+    return DeviceBatch(
+        token_ids=torch.tensor(batch.token_ids),
+        positions=torch.tensor(batch.positions),
+        groups=tuple(AttentionInputs(slots, plan) for plan in plans),
+        logit_indices=torch.tensor(batch.logit_indices, dtype=torch.int64),
+    )
 
 
 def logit_indices_in(buffer: torch.Tensor, shape: BatchShape, num_logits: int) -> torch.Tensor:

@@ -17,11 +17,10 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.kernels.launching import has_kernels, num_processors
-from outrider.kernels.paged_attention import plan_attention
 from outrider.kernels.paged_attention.device_plan import num_counters
 from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool
 from outrider.model_executor.cuda_graphs import Captured, CaptureProgress, ForwardGraphs, capture_all
-from outrider.model_executor.device_inputs import BatchFrame, BatchShape, to_device, unpack
+from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, to_device, unpack
 from outrider.model_executor.draft_loop import DraftingRules, DraftRow, check_draft_rows
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of, plan_draft
@@ -31,7 +30,7 @@ from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, TokenLimits, check_rows, plan_checked
 from outrider.model_executor.kv_cache_sizing import graph_bytes, naming_what_lacks
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
-from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch
+from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.model_executor.loader.model import LoadedModel, LoadFormat, Ranks, load_model
 from outrider.model_executor.loader.weights import Progress
 from outrider.model_executor.worker_commands import (
@@ -225,25 +224,12 @@ class ModelRunner:
     def _inputs_of(self, command: WorkerCommand, drawn: torch.Tensor | None) -> DeviceBatch:
         """A forward's inputs where no graph takes them."""
         if not self.is_on_gpu:
-            return self._inputs_on_cpu(batch_of(command))
+            return inputs_on_cpu(batch_of(command), self._frame, self.dtype)
         numbers = to_device(command.numbers, self.device)
         if drawn is not None:
             numbers[: len(drawn)].copy_(drawn)
         shape, num_logits = shape_of(command)
         return unpack(numbers, shape, self._frame, num_logits)
-
-    def _inputs_on_cpu(self, batch: ForwardBatch) -> DeviceBatch:
-        device, slots = self.device, torch.tensor(batch.slots)
-        plans = [
-            plan_attention(batch, page_size=self.page_size, window=window, device=device, dtype=self.dtype)
-            for window in self._frame.windows
-        ]
-        return DeviceBatch(
-            token_ids=torch.tensor(batch.token_ids),
-            positions=torch.tensor(batch.positions),
-            groups=tuple(AttentionInputs(slots, plan) for plan in plans),
-            logit_indices=torch.tensor(batch.logit_indices, dtype=torch.int64),
-        )
 
     # Draft loops
 
