@@ -161,5 +161,5 @@ def _remembering_choice(shapes: Sequence[BatchShape]) -> Callable[[BatchShape], 
 def _copy_inputs_and_run(
     buffer: PinnedInputBuffer, model: Decoder, batch: DeviceBatch, kv_cache: KVCacheTensors
 ) -> torch.Tensor:
-    buffer.take_in()
+    buffer.copy_inputs()
     return model.hidden_states(batch, kv_cache)

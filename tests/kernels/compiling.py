@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from outrider.kernels.copy_inputs.kernel import _take_in_kernel
+from outrider.kernels.copy_inputs.kernel import _copy_inputs_kernel
 from outrider.kernels.draft_advance.kernel import _advance_kernel
 from outrider.kernels.draft_sampling.kernel import (
     _finish_kernel,
@@ -66,7 +66,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _streamed_gate_kernel: {**STREAMED, "HAS_BIAS": True},
     _add_up_kernel: {"HAS_BIAS": True, "SPLITS": 2, "BLOCK": 2048},
     _look_up_kernel: {"BLOCK": 2048},
-    _take_in_kernel: {"BLOCK": 2048},
+    _copy_inputs_kernel: {"BLOCK": 2048},
     _advance_kernel: {"PAGE_SIZE": 16, "ROWS": 256},
     _product_kernel: {**FEW, "BLOCK_N": 4, "BLOCK_K": 8192},
     _gated_kernel: {**FEW, "HAS_DELTA": True, "BLOCK_N": 8, "BLOCK_K": 2048},

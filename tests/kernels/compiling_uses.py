@@ -115,9 +115,9 @@ class Model:
         loop = DraftLoop(self.decoder, self.cache, self.frame, DraftingRules(), pages_per_row=PAGES)
         loop.launch(shape)
 
-    def take_in(self) -> None:
+    def copy_inputs(self) -> None:
         """What each launch begins with."""
-        PinnedInputBuffer(PAGES, GPU).take_in()
+        PinnedInputBuffer(PAGES, GPU).copy_inputs()
 
 
 def score(logits: torch.Tensor, wish: Wish, num_ids: int) -> None:
@@ -143,7 +143,7 @@ def main() -> None:
     seen = compile_only()
     with FakeTensorMode(), torch.inference_mode():
         draft = Model(torch.bfloat16)
-        draft.take_in()
+        draft.copy_inputs()
         for num_rows in (1, 2, 8, 24, 64, 256):
             draft.draft(StepShape(num_rows, 2))
             draft.draft(StepShape(num_rows, 1))

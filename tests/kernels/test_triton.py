@@ -16,7 +16,7 @@ KERNELS = {
     "_skinny_kernel", "_look_up_kernel", "_survey_kernel", "_histogram_kernel", "_gather_kernel", "_finish_kernel",
     "_streamed_kernel", "_streamed_gate_kernel", "_quarters_kernel", "_add_up_kernel",
     "_product_kernel", "_gated_kernel", "_turned_kernel", "_sum_norm_kernel",
-    "_take_in_kernel", "_advance_kernel", "_group_kernel", "_entropy_kernel", "_answer_kernel", "_cut_kernel",
+    "_copy_inputs_kernel", "_advance_kernel", "_group_kernel", "_entropy_kernel", "_answer_kernel", "_cut_kernel",
 }  # fmt: skip
 COMPILING = Path(__file__).with_name("compiling.py")
 

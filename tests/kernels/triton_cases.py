@@ -512,8 +512,8 @@ def test_a_launch_takes_in_what_was_put(count: int) -> None:
     input_buffer.put(numbers)
     numbers_put = numbers.copy()
     numbers[:] = -1  # the caller's again
-    input_buffer.take_in()
-    input_buffer.take_in()  # nothing is left to be taken in
+    input_buffer.copy_inputs()
+    input_buffer.copy_inputs()  # nothing is left to copy
     found = input_buffer.numbers.cpu().numpy()
     np.testing.assert_array_equal(found[:count], numbers_put)
     assert (found[count:] == -7).all()
@@ -528,7 +528,7 @@ def test_what_was_put_stays_until_a_launch_has_read_it() -> None:
     for number in range(rounds):
         work = (work @ work).tanh()
         input_buffer.put(np.full(4096 - number, number, dtype=np.int32))
-        input_buffer.take_in()
+        input_buffer.copy_inputs()
         found.append(input_buffer.numbers[: 4096 - number].clone())
     for number, taken in enumerate(found):
         assert (taken == number).all()

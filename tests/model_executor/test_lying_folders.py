@@ -7,22 +7,27 @@ one. Nothing is allocated for what a file only promises.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from outrider.errors import ConfigError, ModelError
+from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.kv_cache_sizing import check_weights_fit
+from outrider.model_executor.layers.contract import WeightTarget
 from outrider.model_executor.loader.checkpoint import read_checkpoint
 from outrider.model_executor.loader.tokenizer_files import check_tokenizer, read_tokenizer
 from outrider.model_executor.model_runner import ModelRunner
-from outrider.model_executor.models import read_model_config
+from outrider.model_executor.models import Decoder, ModelConfig, read_model_config
 from outrider.model_executor.models.config_schema import ConfigFile, RopeParameters, SpecialTokens
 from outrider.model_executor.models.weights import checkpoint_targets, weight_targets
 from outrider.tokenization.model_text import JSON_FILES
@@ -415,9 +420,18 @@ def test_the_shapes_that_are_checked_are_those_that_are_loaded(architecture: str
     if fields.get("mlp_bias") and architecture != "llama":
         fields = {}
     folder = build(architecture, **fields)
-    decoder = ModelRunner.load(folder, page_size=4, num_pages=8).model
-    loaded = {name: target.shape for name, target in weight_targets(decoder).items()}
-    assert {name: target.shape for name, target in checkpoint_targets(decoder.config).items()} == loaded
+    stored = {name: tuple(tensor.shape) for name, tensor in load_file(folder / "model.safetensors").items()}
+    config = read_model_config(folder)
+    assert {name: target.shape for name, target in checkpoint_targets(config).items()} == stored
+    sharded = [part_of_two(config, rank) for rank in range(2)]
+    assert all({name: target.shape for name, target in part.items()} == stored for part in sharded)
+    for name, shape in stored.items():
+        assert sum(part[name].num_values for part in sharded) >= math.prod(shape), name
+
+
+def part_of_two(config: ModelConfig, rank: int) -> dict[str, WeightTarget]:
+    ranks: Any = SimpleNamespace(shard=Shard(rank, 2))
+    return weight_targets(Decoder(config, dtype=config.dtype, device=torch.device("meta"), ranks=ranks))
 
 
 def test_weights_that_no_memory_holds_are_refused_before_they_are_made(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A launch takes in the numbers that the host left for it.
+"""Copy of a launch's inputs: numbers that the host put into pinned memory come to the device.
 
 Contract: ``box [1 + N]`` int32, in memory that host and device both reach, holds a count n of at most N and then n
 numbers. They come to ``out[:n]``, and the count becomes 0 when all were read: the host may then leave the next ones.
@@ -12,14 +12,14 @@ import torch
 from outrider.kernels.copy_inputs import reference
 from outrider.kernels.launching import has_kernels
 
-__all__ = ["take_in"]
+__all__ = ["copy_inputs"]
 
 
-def take_in(box: torch.Tensor, out: torch.Tensor) -> None:
+def copy_inputs(box: torch.Tensor, out: torch.Tensor) -> None:
     """From ``box`` [1 + N] int32 to ``out`` [N] int32 on the device, and say so in the box."""
     if has_kernels(out.device):
         from outrider.kernels.copy_inputs import kernel  # Triton is slow to import
 
-        kernel.take_in(box, out)
+        kernel.copy_inputs(box, out)
     else:
-        reference.take_in(box, out)
+        reference.copy_inputs(box, out)

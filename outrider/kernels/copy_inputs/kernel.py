@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""``inlet`` as one Triton kernel of one program: numbers are few, and the way to them is what takes time."""
+"""``copy_inputs`` as one Triton kernel of one program: numbers are few, and the way to them is what takes time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCK = 2048
 
 
 @triton.jit
-def _take_in_kernel(
+def _copy_inputs_kernel(
     box_ptr,  # [1 + N]
     numbers_ptr,  # [N]
     BLOCK: tl.constexpr,
@@ -34,9 +34,9 @@ def _take_in_kernel(
     tl.store(box_ptr, 0)
 
 
-def take_in(box: torch.Tensor, out: torch.Tensor) -> None:
+def copy_inputs(box: torch.Tensor, out: torch.Tensor) -> None:
     """See the contract."""
-    _take_in_kernel[(1,)](box, out, BLOCK=_BLOCK, num_warps=8, **launch_options(out))
+    _copy_inputs_kernel[(1,)](box, out, BLOCK=_BLOCK, num_warps=8, **launch_options(out))
     # Kernels that are placed early read positions, slots and pages before they wait, and each waits for its predecessor
     # alone. None is placed ahead of an ordinary launch, which this is.
     out.new_empty(1).zero_()

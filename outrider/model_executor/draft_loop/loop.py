@@ -92,7 +92,7 @@ class DraftLoop:
         self._sampler = make_sampler(model.device, mass=rules.support_mass, limit=rules.support_limit)
         self._barrier = torch.zeros(1, dtype=torch.int32, device=model.device)
         """Written by an ordinary launch, ahead of which no kernel is placed."""
-        self._take_in: Callable[[], None] | None = None
+        self._copy_inputs: Callable[[], None] | None = None
         self._captured: dict[StepShape, Callable[[], None]] = {}
         largest, draws = LoopShape(self.max_rows, MAX_STEPS, MAX_CATCH_UP), self.max_rows * MAX_STEPS
         self._input_buffer = PinnedInputBuffer(largest.num_fixed + self.max_rows * pages_per_row, model.device)
@@ -115,7 +115,7 @@ class DraftLoop:
     def run(self, shape: LoopShape, numbers: IntArray) -> None:
         """Draft by what ``pack_draft`` gave; returns before the device is done."""
         self._input_buffer.put(numbers)
-        (self._take_in or self._input_buffer.take_in)()
+        (self._copy_inputs or self._input_buffer.copy_inputs)()
         for step in range(shape.num_steps):
             own = StepShape(shape.num_rows, 1 if step else shape.catch_up)
             captured = self._captured.get(own)
@@ -145,7 +145,7 @@ class DraftLoop:
             if captured is not None:
                 self._captured[shape] = captured
             progress(done)
-        self._take_in = capture_within(bound, capturing, self._input_buffer.take_in)
+        self._copy_inputs = capture_within(bound, capturing, self._input_buffer.copy_inputs)
         progress(self.num_graphs)
 
     def launch(self, shape: StepShape) -> None:
