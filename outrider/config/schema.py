@@ -54,7 +54,7 @@ _DTYPE: Dtype = Field(
 )
 _PAGE_SIZE: Positive = Field(16, description="Tokens in a KV page.")
 _NUM_PAGES: Positive | None = Field(
-    None, description="KV pages; unset: what kv_cache_bytes holds, else a share of the free memory."
+    None, description="KV pages; unset: as many as kv_cache_bytes holds, else as a share of the free memory does."
 )
 _KV_CACHE_BYTES: Positive | None = Field(
     None, description="Bytes for the KV cache, on each rank; not together with num_pages."
@@ -65,13 +65,16 @@ _GPU_MEMORY_UTILIZATION: Share | None = Field(
     "what is free once the first two have theirs. Not together with num_pages or kv_cache_bytes.",
 )
 _PREFIX_CACHING: bool = Field(
-    True, description="Begin a session after the KV pages of its text that are cached, instead of computing them again."
+    True,
+    description="Start a session after the KV pages of its prompt that are in the prefix cache, instead of computing"
+    " them again.",
 )
 _MAX_BATCHED_TOKENS: Positive = Field(
-    1024, description="Most tokens in one forward; long prompts are cut into chunks of it."
+    1024, description="Maximum number of tokens in one forward; longer prompts are split into chunks."
 )
 _MAX_PREFILL_BESIDE: Positive = Field(
-    256, description="Most prompt tokens in a forward that also serves running sessions: they wait for it."
+    256,
+    description="Maximum number of prompt tokens in a forward that also decodes running sessions, which wait for it.",
 )
 _SERVED_REQUESTS: Positive = Field(
     256,
@@ -84,68 +87,75 @@ _SERVED_DRAFT_LENGTH: DraftLength = Field(
     " outrider serve takes the coordinator's.",
 )
 _GRAPH_TOKENS: Positive = Field(
-    1024, description="Tokens of a forward up to which CUDA graphs are captured; larger ones outlast their launches."
+    1024,
+    description="Tokens of a forward up to which CUDA graphs are captured; larger forwards take longer than"
+    " launching them.",
 )
 _GRAPH_MEMORY_MB: NonNegative | None = Field(
     None,
-    description="Most memory of CUDA graphs, in MiB; the largest forwards are left out first, 0 captures none. Unset: a"
-    " 24th of the GPU's memory, 2048 at most.",
+    description="Maximum memory of CUDA graphs, in MiB; the largest forwards are left out first, 0 captures none."
+    " Unset: a 24th of the GPU's memory, 2048 at most.",
 )
 _LOAD_FORMAT: LoadFormat = Field(
     "safetensors",
-    description="safetensors; for measuring, made on the device: dummy (noise) or synthetic (by the folder's recipe).",
+    description="safetensors; for measurements, weights made on the device: dummy (noise) or synthetic (the folder's"
+    " recipe).",
 )
 _TENSOR_PARALLEL_SIZE: Positive = Field(
-    1, description="Processes that share the model, each with a device of its own: from the one named on."
+    1, description="Processes that share the model, each on a device of its own, counted from the one named."
 )
 _ONE_SHOT_ALL_REDUCE: bool = Field(
     True,
-    description="Processes on GPUs of one host read small parts of sums from each other's memory, where a comparison at"
-    " the start finds that faster than NCCL; off: always NCCL.",
+    description="Use a one-shot all-reduce over symmetric memory for small sums on GPUs of one host, where a"
+    " comparison at the start finds it faster than NCCL; off: always NCCL.",
 )
 _NUM_AWAKE_PROCESSORS: NonNegative | None = Field(
     None,
-    description="Processors that this process keeps to, and keeps from idling while it has sessions: answers come"
-    " sooner, processor time is burnt. Unset: 1 beside a GPU, where there are 8 or more and no quota; 0 in pods.",
+    description="Processors that this process is bound to and keeps from idling while it has sessions: lower latency"
+    " for processor time. Unset: 1 with a GPU, on hosts with 8 processors or more and no quota; 0 in pods.",
 )
-_NUM_THREADS: Positive | None = Field(None, description="Threads for computing on a CPU; unset: one for each core.")
+_NUM_THREADS: Positive | None = Field(None, description="Threads that compute on a CPU; unset: one for each core.")
 _TLS_CERT_FILE: Text | None = Field(
-    None, description="Certificate chain (PEM) to serve with; set: only TLS is spoken. Read again when it changes."
+    None,
+    description="Certificate chain (PEM) to serve with; set: the server speaks TLS only. Read again when the file"
+    " changes.",
 )
 _TLS_KEY_FILE: Text | None = Field(None, description="Its private key (PEM, without a password).")
 _TLS_CLIENT_CA_FILE: Text | None = Field(
-    None, description="Authorities (PEM) of clients; set: callers must show a certificate of theirs (mutual TLS)."
+    None,
+    description="Authorities (PEM) of clients; set: clients must present a certificate signed by one of them (mutual"
+    " TLS).",
 )
 _SERVICE_TOKEN_FILE: Text | None = Field(
-    None, description="Bearer tokens, one a line, of which coordinators must bring one; unset: none is asked for."
+    None, description="Bearer tokens, one a line; coordinators must send one of them. Unset: no token is required."
 )
 _LINK_TIMEOUT_MS: Positive = Field(
     15_000,
-    description="A coordinator of which nothing is heard for so long, not even a heartbeat, is gone: its sessions are"
+    description="Time without any message from a coordinator, heartbeats included, after which its sessions are"
     " released.",
 )
 _MAX_SESSIONS_PER_LINK: Positive = Field(
     1024,
-    description="Sessions that a coordinator may have open here; more are refused. No less than its"
+    description="Maximum number of open sessions of a coordinator; more are refused. Not below its"
     " max_running_requests.",
 )
 _SESSION_IDLE_TIMEOUT_S: PositiveSeconds = Field(
     60.0,
-    description="A session for which nothing comes for so long gives up its pages; a coordinator that goes on with it"
+    description="Time without a command after which a session releases its KV pages; a coordinator that continues it"
     " opens it again.",
 )
 _HEALTH_PORT: Port | None = Field(
-    None, description="Port of health over HTTP: /livez, /readyz, /startupz; unset: only over gRPC."
+    None, description="Port of the health service over HTTP: /livez, /readyz, /startupz; unset: over gRPC only."
 )
 _HEALTH_HOST: Text | None = Field(
     None, description="Address that health_port listens on; unset: host, or 127.0.0.1 where that is a socket file."
 )
 _DRAIN_DELAY_S: Seconds = Field(
-    1.0, description="After SIGTERM, how long health says NOT_SERVING before calls are refused."
+    1.0, description="Time after SIGTERM in which health says NOT_SERVING and calls are still accepted."
 )
-_DRAIN_GRACE_S: Seconds = Field(30.0, description="After that, how long running streams may take to finish.")
+_DRAIN_GRACE_S: Seconds = Field(30.0, description="Time after that in which running streams may finish.")
 _METRICS_PORT: Port | None = Field(
-    None, description="Port of metrics for Prometheus over HTTP, at /metrics; unset: none are served."
+    None, description="Port of metrics for Prometheus over HTTP, at /metrics; unset: metrics are not served."
 )
 _METRICS_HOST: Text | None = Field(
     None, description="Address that metrics_port listens on; unset: host, or 127.0.0.1 where that is a socket file."
@@ -154,13 +164,14 @@ _VLLM_METRIC_NAMES: bool = Field(
     False, description="Serve metrics under vLLM's names too, where the meaning is the same (docs/metrics.md)."
 )
 _LOG_INTERVAL_S: Seconds = Field(
-    5.0, description="How often a busy process logs how fast it goes and where the time goes; 0: never."
+    5.0, description="Interval at which a busy process logs its throughput and the time of each stage; 0: never."
 )
 _TRACE_FILE: Text | None = Field(
     None,
-    description="Finished spans are appended to this file, OTLP's JSON a line; besides where OTEL_* says.",
+    description="File that finished spans are appended to, one OTLP JSON object a line, besides the exporters of"
+    " OTEL_*.",
 )
-_LOG_LEVEL: LogLevel = Field("info", description="Least level that is logged: debug, info, warning or error.")
+_LOG_LEVEL: LogLevel = Field("info", description="Lowest level that is logged: debug, info, warning or error.")
 
 
 class Section(BaseModel):
@@ -191,7 +202,7 @@ class TargetSettings(Section):
     kv_cache_bytes: Positive | None = _KV_CACHE_BYTES
     gpu_memory_utilization: Share | None = _GPU_MEMORY_UTILIZATION
     max_model_len: Positive | None = Field(
-        None, description="Longest prompt and output together, in tokens; unset: the model's."
+        None, description="Maximum length of prompt and output together, in tokens; unset: the model's."
     )
     prefix_caching: bool = _PREFIX_CACHING
     max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
@@ -257,7 +268,7 @@ class DraftSettings(Section):
     kv_cache_bytes: Positive | None = _KV_CACHE_BYTES
     gpu_memory_utilization: Share | None = _GPU_MEMORY_UTILIZATION
     max_model_len: Positive | None = Field(
-        None, description="Tokens after which the draft proposes nothing; unset: the model's limit."
+        None, description="Length after which the draft proposes nothing, in tokens; unset: the model's limit."
     )
     prefix_caching: bool = _PREFIX_CACHING
     max_batched_tokens: Positive = _MAX_BATCHED_TOKENS
@@ -268,12 +279,14 @@ class DraftSettings(Section):
     cuda_graph_memory_mb: NonNegative | None = _GRAPH_MEMORY_MB
     num_threads: Positive | None = _NUM_THREADS
     num_awake_processors: NonNegative | None = _NUM_AWAKE_PROCESSORS
-    prompt_lookup_max: Positive = Field(5, description="Longest run of tokens that ngram looks up.")
-    prompt_lookup_min: Positive = Field(5, description="Shortest run of tokens that ngram looks up.")
+    prompt_lookup_max: Positive = Field(5, description="Maximum length of the n-grams that are looked up, in tokens.")
+    prompt_lookup_min: Positive = Field(5, description="Minimum length of the n-grams that are looked up, in tokens.")
     support_mass: Share = Field(
-        0.999, description="Rejection: the draft draws from its likeliest tokens with this mass."
+        0.999, description="Rejection: the draft samples from its most likely tokens with this probability mass."
     )
-    support_limit: Positive = Field(1024, description="Rejection: and from at most so many tokens.")
+    support_limit: Positive = Field(
+        1024, description="Rejection: maximum number of tokens that the draft samples from."
+    )
     tls_cert_file: Text | None = _TLS_CERT_FILE
     tls_key_file: Text | None = _TLS_KEY_FILE
     tls_client_ca_file: Text | None = _TLS_CLIENT_CA_FILE
@@ -327,69 +340,79 @@ class CoordinatorSettings(Section):
     port: Port = Field(50050, description="Port to listen on.")
     target_address: Text = Field(
         "127.0.0.1:50051",
-        description="Where the targets are: host:port, unix:/path, several with commas; each address of a host is one.",
+        description="Addresses of the targets: host:port or unix:/path, separated by commas; each address of a host"
+        " is one target.",
     )
-    draft_address: Text | None = Field(None, description="Where the drafts are, likewise; unset: no speculation.")
+    draft_address: Text | None = Field(None, description="Addresses of the drafts, likewise; unset: no speculation.")
     resolve_interval_s: PositiveSeconds = Field(
-        5.0, description="How often those hosts are looked up again, for replicas that came or went."
+        5.0,
+        description="Interval at which the names of those hosts are resolved again, for replicas that were added or"
+        " removed.",
     )
     num_speculative_tokens: DraftLength = Field(
-        8, description="Most draft tokens in a step of requests that name no bound of their own; 0 is none."
+        8, description="Maximum draft length, for requests without one of their own; 0: no speculation."
     )
     draft_length: DraftLengthMode = Field(
         DraftLengthMode.AUTO,
-        description="auto: each step's length, 0 included, by expected throughput; fixed: always that many.",
+        description="auto: chosen for each step by expected throughput, 0 included; fixed: always the maximum.",
     )
     acceptance_method: Acceptance = Field(
-        AcceptanceMethod.REJECTION, description="Rule of requests that name none: rejection, coupled or typical."
+        AcceptanceMethod.REJECTION,
+        description="Acceptance rule of requests without one of their own: rejection, coupled or typical.",
     )
-    posterior_threshold: NonNegativeFloat = Field(0.09, description="Typical acceptance: the fixed bound.")
-    posterior_alpha: NonNegativeFloat = Field(0.3, description="Typical acceptance: the entropy's factor.")
+    posterior_threshold: NonNegativeFloat = Field(0.09, description="Typical acceptance: the fixed threshold.")
+    posterior_alpha: NonNegativeFloat = Field(0.3, description="Typical acceptance: the factor of the entropy.")
     disable_by_batch_size: NonNegative = Field(
-        0, description="No speculation while so many requests run or wait; on again when fewer do. 0: never off."
+        0,
+        description="Number of running and waiting requests from which on nothing is speculated, until there are"
+        " fewer; 0: no limit.",
     )
     draft_timeout_ms: Positive = Field(
         1000,
-        description="Longest that a step waits for the draft before it goes without; half of it where the draft answers"
-        " quickly, and no wait while it answers nothing.",
+        description="Maximum time that a step waits for a proposal before it continues without; half of it for a"
+        " draft that"
+        " usually answers quickly, and no wait while it does not answer at all.",
     )
     link_timeout_ms: Positive = Field(
         3000,
-        description="A target or draft of which nothing is heard for so long, not even a heartbeat, is gone: its"
-        " sessions go on elsewhere. Connecting may take as long.",
+        description="Time without any message from a target or draft, heartbeats included, after which its sessions"
+        " continue"
+        " elsewhere. Also the time that connecting may take.",
     )
-    target_timeout_s: PositiveSeconds = Field(60.0, description="How long requests wait for a lost target to be back.")
+    target_timeout_s: PositiveSeconds = Field(60.0, description="Time that requests wait for a lost target to return.")
     max_running_requests: Positive = Field(
         256, description="Requests that run at the same time, for each target that is attached."
     )
-    max_queue: NonNegative = Field(256, description="Requests that may wait; past it they are refused.")
+    max_queue: NonNegative = Field(256, description="Maximum number of waiting requests; more are refused.")
     num_awake_processors: NonNegative | None = Field(
         None,
-        description="Processors that this process keeps to, and keeps from idling while requests run: answers come"
-        " sooner, processor time is burnt. Unset: 1 where there are 8 or more and no quota; 0 in pods.",
+        description="Processors that this process is bound to and keeps from idling while requests run: lower"
+        " latency for"
+        " processor time. Unset: 1 on hosts with 8 processors or more and no quota; 0 in pods.",
     )
-    tokenizer: Text | None = Field(None, description="Folder of a tokenizer to use in place of the target's.")
+    tokenizer: Text | None = Field(None, description="Folder of a tokenizer that replaces the target's.")
     generation_config: Defaults = Field(
         GenerationConfig.AUTO,
         description="auto: temperature, top_p, top_k, min_p and repetition_penalty that a request leaves out are those"
         " of the target's generation_config.json; none: they are off.",
     )
     logprobs_mode: Logprobs = Field(
-        LogprobsMode.RAW, description="raw: of the model's distribution; processed: of the one that was drawn from."
+        LogprobsMode.RAW,
+        description="raw: of the model's distribution; processed: of the distribution that was sampled from.",
     )
     disable_logprobs: bool = Field(False, description="Refuse requests that ask for logprobs.")
     max_logprobs: MaxLogprobs = Field(
         20,
-        description="Most of the likeliest tokens that a request may ask for at each position, of prompt and output.",
+        description="Maximum number of logprobs that a request may ask for at each position of prompt and output.",
     )
     tls_cert_file: Text | None = _TLS_CERT_FILE
     tls_key_file: Text | None = _TLS_KEY_FILE
     tls_client_ca_file: Text | None = _TLS_CLIENT_CA_FILE
     api_token_file: Text | None = Field(
-        None, description="Bearer tokens, one a line, of which users must bring one; unset: none is asked for."
+        None, description="Bearer tokens, one a line; users must send one of them. Unset: no token is required."
     )
     link_tls_ca_file: Text | None = Field(
-        None, description="Authorities (PEM) of the target's and the draft's certificates; set: links speak TLS."
+        None, description="Authorities (PEM) of the certificates of target and draft; set: links speak TLS."
     )
     link_tls_cert_file: Text | None = Field(
         None, description="Certificate chain (PEM) to show them, where they ask for one (mutual TLS)."
@@ -399,16 +422,18 @@ class CoordinatorSettings(Section):
         None, description="Name that their certificates bear; unset: the host of the address."
     )
     link_token_file: Text | None = Field(
-        None, description="File whose first line is the bearer token to bring to the target and the draft."
+        None, description="File whose first line is the bearer token that is sent to target and draft."
     )
     allow_plaintext_link_token: bool = Field(
         False, description="Send that token to another host without TLS, where the network is trusted."
     )
     max_connection_age_s: PositiveSeconds | None = Field(
-        None, description="Age at which users' connections are asked to come anew, for load balancers; unset: never."
+        None,
+        description="Age at which users' connections are closed, so that a load balancer spreads them again; unset:"
+        " never.",
     )
     max_connection_age_grace_s: PositiveSeconds | None = Field(
-        None, description="How long what runs on such a connection may go on; unset: to its end."
+        None, description="Time that calls on such a connection may take to finish; unset: no limit."
     )
     health_port: Port | None = _HEALTH_PORT
     health_host: Text | None = _HEALTH_HOST
@@ -418,7 +443,7 @@ class CoordinatorSettings(Section):
     metrics_host: Text | None = _METRICS_HOST
     vllm_metric_names: bool = _VLLM_METRIC_NAMES
     max_traced_steps: NonNegative = Field(
-        256, description="Steps of a traced request that get spans of their own; the rest are counted."
+        256, description="Steps of a traced request with a span of their own; further steps are counted."
     )
     trace_file: Text | None = _TRACE_FILE
     log_level: LogLevel = _LOG_LEVEL
