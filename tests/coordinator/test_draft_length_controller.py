@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController, Mode
-from tests.coordinator.simulated_load import H200, Controlled, InTwoGroups, Load, TwoCores, expected_rate
+from tests.coordinator.simulated_load import (
+    H200,
+    Bursts,
+    BusyCoordinator,
+    Controlled,
+    InTwoGroups,
+    Load,
+    TwoCores,
+    expected_rate,
+)
 
 LENGTHS = range(1, 9)
 
@@ -57,6 +66,35 @@ def test_users_that_come_and_go_within_a_minute(acceptance: float) -> None:
         # Sessions that never end lack thousands of tokens by then, which have to be worth bringing to their drafts.
         assert load.rate(began + 3.0) > 0.88 * best_rate(pair, num_users, acceptance), num_users
     assert controlled.load.num_changes() <= 10
+
+
+@pytest.mark.parametrize("num_users", [32, 64, 128])
+def test_bursts_are_as_fast_as_plain_ones_where_speculation_is_slower(num_users: int) -> None:
+    """Few sessions are left when a burst ends, and speculation pays for them. The next burst must not begin with it."""
+    pair = BusyCoordinator()
+    chosen, plain = (
+        Bursts(Load(pair, lambda now, number: 0.82, seed=4), max_length=max_length) for max_length in (8, 0)
+    )
+    for burst in (chosen.burst, plain.burst):
+        burst(8)
+    seconds = [chosen.burst(num_users) for _ in range(6)]
+    plain_seconds = [plain.burst(num_users) for _ in range(6)]
+    assert seconds[0] < plain_seconds[0] / 0.85  # so many sessions were not seen before
+    assert sum(seconds) < sum(plain_seconds) / 0.95
+    assert sum(seconds[1:]) < sum(plain_seconds[1:]) / 0.96
+    assert chosen.controller.num_switches <= 2 * 6 + 2
+
+
+@pytest.mark.parametrize(("num_users", "least"), [(1, 1.45), (8, 1.15)])
+def test_bursts_are_faster_than_plain_ones_where_speculation_pays(num_users: int, least: float) -> None:
+    pair = BusyCoordinator()
+    chosen, plain = (
+        Bursts(Load(pair, lambda now, number: 0.82, seed=5), max_length=max_length) for max_length in (8, 0)
+    )
+    chosen.burst(64)
+    chosen.burst(num_users)
+    seconds, plain_seconds = (sum(arm.burst(num_users) for _ in range(4)) for arm in (chosen, plain))
+    assert seconds < plain_seconds / least
 
 
 def test_sessions_that_differ_get_lengths_that_differ() -> None:

@@ -14,11 +14,12 @@ from outrider_coordinator.speculation.round_timer import ROUNDS_NOT_AHEAD
 _PLAIN_ROUNDS = ROUNDS_NOT_AHEAD + 4
 _SPECULATIVE_ROUNDS = 5
 _LONGEST_S = 3.0
-_HOPE = {Mode.PLAIN: (1.3, 1.1), Mode.SPECULATIVE: (1.0, 1.0)}
-"""So many times faster than expected a mode may turn out: one that is unknown with about so many sessions, and one that
-was timed before. Speculation with more sessions than before is rather overestimated."""
-_STEADY_HOPE, _STEADY_S = 1.1, 30.0
-"""The same for speculation, once there have been about so many sessions for so long."""
+_HOPE_OF_PLAIN = {False: 1.3, True: 1.1}
+"""So many times faster than expected plain decoding may turn out: unknown with about so many sessions, and known."""
+_HOPE_OF_SPECULATION, _STEADY_S = 1.1, 30.0
+"""The same for speculation, once there have been about so many sessions for so long. Before that it has to be expected
+to be better, and is then switched to: with more sessions than before it is rather overestimated.
+"""
 _SHORTEST_PAUSE_S = {Mode.PLAIN: 4.0, Mode.SPECULATIVE: 30.0}
 _LONGEST_PAUSE_S = 60.0
 
@@ -45,9 +46,9 @@ class ModeTrial:
         """Begin a trial, if it is worth its price; ``steady_s``: for how long there have been about so many sessions;
         ``is_known``: the mode was timed with about so many.
         """
-        hope = _HOPE[self.mode][is_known]
-        if self.mode is Mode.SPECULATIVE and steady_s > _STEADY_S:
-            hope = _STEADY_HOPE
+        if self.mode is Mode.SPECULATIVE and steady_s < _STEADY_S:
+            return False
+        hope = _HOPE_OF_PLAIN[is_known] if self.mode is Mode.PLAIN else _HOPE_OF_SPECULATION
         if rates[self.mode] * hope < rates[self.mode.other]:
             return False
         is_first = not is_known and num_sessions.bit_length() not in self._tried
