@@ -13,7 +13,6 @@ from outrider.limits import MAX_TOKENS
 from outrider.types import AcceptanceMethod, FinishReason, ModelDescription, SamplingParams, TokenLogprob
 from outrider.values import step_value
 
-DEFAULT_MAX_TOKENS = 16
 TO_THE_END = MAX_TOKENS
 """``max_tokens`` that means as many as the model's length and the KV cache hold."""
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -42,7 +41,7 @@ class GenerationRequest:
     """Put around the prompt what the tokenizer puts around every text. None: around text, and not around a chat."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
-    max_tokens: int = DEFAULT_MAX_TOKENS
+    max_tokens: int = TO_THE_END
     sampling: SamplingParams = field(default_factory=SamplingParams)
     defaulted: frozenset[str] = frozenset()
     """Sampling parameters that are left to the server, which may know the model's own defaults."""

@@ -154,7 +154,7 @@ def figures_table(comparisons: Sequence[Comparison]) -> Table:
         "tokens/s",
         "without draft",
         "times as fast",
-        "acceptance",
+        "acceptance rate",
         "mean acceptance length",
         "tokens per target pass",
     ):
@@ -165,7 +165,7 @@ def figures_table(comparisons: Sequence[Comparison]) -> Table:
             f"{item.speed:.1f}",
             f"{item.plain_speed:.1f}",
             f"{item.ratio:.2f}",
-            _figure(item.acceptance),
+            _figure(item.acceptance_rate),
             _figure(item.mean_acceptance_length),
             f"{item.tokens_per_pass:.2f}",
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,24 +23,28 @@ from outrider.cli.options import (
     errors_as_lines,
     progress,
 )
-from outrider.cli.statistics import print_statistics
+from outrider.cli.statistics import acceptance_rate, print_statistics
 from outrider.client.requests import DEFAULT_RESUME_TIMEOUT_S
 from outrider.config.client import DEFAULT_ADDRESS
 from outrider.errors import InvalidRequestError
-from outrider.generation import DEFAULT_MAX_TOKENS
+from outrider.generation import GenerationResult
 
-Prompt = Annotated[str, typer.Argument(help="The text to go on from.", show_default=False)]
+Prompt = Annotated[
+    str | None, typer.Argument(help="The text to go on from; - reads standard input.", show_default=False)
+]
 _OFF = "off"
 
 
-def _option(name: str, text: str, default: str = _OFF) -> Any:  # noqa: ANN401 - typer's own type
+def _option(name: str, text: str, default: str = _OFF, *short: str) -> Any:  # noqa: ANN401 - typer's own type
     """An option whose default is the server's; what that is stands in its help."""
-    return typer.Option(name, help=f"{text} Default {default}.", show_default=False)
+    return typer.Option(name, *short, help=f"{text} Default {default}.", show_default=False)
 
 
 def generate(
-    prompt: Prompt,
+    prompt: Prompt = None,
     *,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and no stream.")] = False,
     address: Address = DEFAULT_ADDRESS,
     tls: UseTls = False,
     tls_ca_file: TlsCaFile = None,
@@ -46,7 +53,9 @@ def generate(
     tls_server_name: TlsServerName = None,
     token_file: TokenFilePath = None,
     allow_plaintext_token: AllowPlaintextToken = False,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = DEFAULT_MAX_TOKENS,
+    max_tokens: Annotated[
+        int | None, _option("--max-tokens", "Most tokens to generate.", "up to the end of the context")
+    ] = None,
     min_tokens: Annotated[int, typer.Option(help="No end before so many tokens are out.")] = 0,
     temperature: Annotated[
         float | None, typer.Option("--temperature", "-t", help="0 is greedy. Default the model's, else 1.")
@@ -72,7 +81,7 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past ends of sequence.")] = False,
     include_stop_str_in_output: Annotated[bool, typer.Option("--include-stop-str-in-output")] = False,
     num_speculative_tokens: Annotated[
-        int | None, _option("--num-speculative-tokens", "Draft length; 0: no speculation.", "the server's")
+        int | None, _option("--num-speculative-tokens", "Draft length; 0: no speculation.", "the server's", "-k")
     ] = None,
     acceptance_method: Annotated[
         str | None, _option("--acceptance-method", "rejection, coupled or typical.", "the server's")
@@ -102,11 +111,12 @@ def generate(
             allow_plaintext_token=allow_plaintext_token,
         ) as client,
     ):
-        if echo:
-            _write(prompt)
+        text = read_prompt(prompt, file)
+        if echo and not as_json:
+            _write(text)
         result = None
         for delta in client.stream(
-            prompt=prompt,
+            text,
             max_tokens=max_tokens,
             min_tokens=min_tokens,
             temperature=temperature,
@@ -131,11 +141,31 @@ def generate(
             resume_timeout=resume_timeout,
             request_id=request_id or None,
         ):
-            _write(delta.text)
+            if not as_json:
+                _write(delta.text)
             result = delta.result
-        _write("\n")
+        _write(f"{result_json(result)}\n" if as_json and result is not None else "\n")
         if stats and result is not None:
             print_statistics(progress, result)
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt: as it was given, of standard input for "-", or of a file."""
+    if (prompt is None) == (file is None):
+        raise InvalidRequestError("prompt", "should be a text, - for standard input, or --file PATH: one of them")
+    try:
+        if file is not None:
+            return file.read_text(encoding="utf-8")
+        return sys.stdin.read() if prompt == "-" else prompt or ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError("prompt", f"{file or 'standard input'} cannot be read: {error}") from error
+
+
+def result_json(result: GenerationResult) -> str:
+    """The result as one JSON object, its fields by name."""
+    facts = dataclasses.asdict(result)
+    facts["speculation"]["acceptance_rate"] = acceptance_rate(result.speculation)
+    return json.dumps(facts)
 
 
 def _write(text: str) -> None:

@@ -26,7 +26,6 @@ def statistics(result: GenerationResult) -> list[tuple[str, str]]:
         ("total", f"{1000 * timing.total:.1f} ms"),
         ("speed", _rate(tokens_per_second(result))),
         ("target passes", f"{stats.num_steps}"),
-        ("acceptance", _share(acceptance(stats))),
         ("acceptance rate", _share(acceptance_rate(stats))),
         ("mean acceptance length", f"{stats.mean_acceptance_length:.2f}" if stats.num_draft_tokens else "no data"),
         ("in draft", f"{1000 * timing.draft:.1f} ms"),
@@ -41,11 +40,6 @@ def tokens_per_second(result: GenerationResult) -> float | None:
     seconds = result.timing.total - result.timing.first_token
     tokens = result.usage.completion_tokens - 1
     return tokens / seconds if tokens > 0 and seconds > 0 else None
-
-
-def acceptance(stats: SpeculationStats) -> float | None:
-    """Accepted by judged tokens (those after a step's first rejection were not judged); None without any."""
-    return stats.num_accepted_tokens / stats.num_judged_tokens if stats.num_judged_tokens else None
 
 
 def acceptance_rate(stats: SpeculationStats) -> float | None:

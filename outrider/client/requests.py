@@ -14,7 +14,7 @@ from annotated_doc import Doc
 from outrider.client.chats import build_chat
 from outrider.cooperative import SLICE_ENTRIES, Work, run, slices_of
 from outrider.errors import InvalidRequestError
-from outrider.generation import DEFAULT_MAX_TOKENS, DEFAULTABLE, TO_THE_END, GenerationRequest
+from outrider.generation import DEFAULTABLE, TO_THE_END, GenerationRequest
 from outrider.requests import checks_of_request
 from outrider.telemetry.tracing.context import TraceContext, active_context
 from outrider.types import AcceptanceMethod, SamplingParams
@@ -53,7 +53,7 @@ class GenerateOptions(TypedDict, total=False):
         ),
     ]
     skip_special_tokens: Annotated[bool, Doc("Leave special tokens out of the text, True.")]
-    max_tokens: Annotated[int, Doc("Most tokens to generate, 16; with messages as many as there is room for.")]
+    max_tokens: Annotated[int | None, Doc("Most tokens to generate; None is up to the end of the model's context.")]
     min_tokens: Annotated[int, Doc("End and stop tokens are banned until so many tokens are out, 0.")]
     temperature: Annotated[
         float | None,
@@ -162,7 +162,7 @@ def building(options: GenerateOptions) -> Work[tuple[GenerationRequest, float | 
         chat=build_chat(given),
         add_special_tokens=_flag("add_special_tokens", given) if "add_special_tokens" in given else None,
         skip_special_tokens=_flag("skip_special_tokens", given, default=True),
-        max_tokens=given.get("max_tokens", TO_THE_END if "messages" in given else DEFAULT_MAX_TOKENS),
+        max_tokens=given.get("max_tokens", TO_THE_END),
         sampling=_sampling(given, allowed),
         defaulted=frozenset(name for name in DEFAULTABLE if name not in given),
         bad_words=_texts("bad_words", given.get("bad_words", ())),

@@ -58,10 +58,10 @@ class Comparison:
         return self.speed / self.plain_speed
 
     @property
-    def acceptance(self) -> float | None:
-        """Accepted by judged draft tokens; None when none was judged."""
-        num_judged = sum(stats.num_judged_tokens for stats in self._stats)
-        return sum(stats.num_accepted_tokens for stats in self._stats) / num_judged if num_judged else None
+    def acceptance_rate(self) -> float | None:
+        """Accepted by drafted tokens; None when none was drafted."""
+        num_drafted = sum(stats.num_draft_tokens for stats in self._stats)
+        return sum(stats.num_accepted_tokens for stats in self._stats) / num_drafted if num_drafted else None
 
     @property
     def mean_acceptance_length(self) -> float | None:

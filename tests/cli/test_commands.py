@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from typer.testing import CliRunner
 from outrider import __version__
 from outrider.cli.app import app
 from outrider.config import CoordinatorSettings
+from outrider.generation import TO_THE_END
+from tests.client.conftest import Service
 
 runner = CliRunner()
 
@@ -54,7 +57,7 @@ def test_config_shows_every_setting_and_its_origin(monkeypatch: pytest.MonkeyPat
         assert f"coordinator.{key}" in lines
     assert lines["coordinator.port"][:2] == ["1234", "flag"]
     assert lines["coordinator.max_queue"][:2] == ["9", "OUTRIDER_COORDINATOR_MAX_QUEUE"]
-    assert lines["coordinator.evidence"][:2] == ["sparse", "default"]
+    assert lines["coordinator.draft_length"][:2] == ["auto", "default"]
 
 
 @pytest.mark.parametrize(
@@ -120,3 +123,58 @@ def test_a_full_disk_is_one_line() -> None:
     assert ended.stderr.startswith("error: ")
     assert "No space left" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    made = Service()
+    yield made
+    made.close()
+
+
+def test_a_prompt_comes_from_an_argument_standard_input_or_a_file(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_ADDRESS", service.address)
+    (tmp_path / "prompt.txt").write_text("of a file")
+    outcomes = [
+        runner.invoke(app, ["generate", "typed", "--max-tokens", "2"]),
+        runner.invoke(app, ["generate", "-", "--max-tokens", "2"], input="piped"),
+        runner.invoke(app, ["generate", "--file", str(tmp_path / "prompt.txt"), "-k", "0", "--max-tokens", "2"]),
+    ]
+    assert [outcome.stdout for outcome in outcomes] == ["<0><1>\n"] * 3, outcomes[-1].stderr
+    assert [request.prompt for request in service.generator.requests] == ["typed", "piped", "of a file"]
+    assert service.generator.requests[2].num_speculative_tokens == 0
+
+
+@pytest.mark.parametrize("words", [[], ["x", "--file", "y"], ["--file", "/nowhere"]])
+def test_a_prompt_that_is_not_there_is_named(words: list[str], service: Service) -> None:
+    outcome = runner.invoke(app, ["generate", "-a", service.address, *words])
+    assert outcome.exit_code == 1
+    assert outcome.stderr.startswith("error: prompt: ")
+
+
+def test_a_result_is_one_json_object(service: Service) -> None:
+    outcome = runner.invoke(app, ["generate", "x", "--json", "--max-tokens", "3", "-a", service.address])
+    made = json.loads(outcome.stdout)
+    assert (made["text"], made["token_ids"], made["finish_reason"]) == ("<0><1><2>", [0, 1, 2], "length")
+    assert "acceptance_rate" in made["speculation"]
+
+
+def test_without_a_limit_the_server_decides(service: Service) -> None:
+    runner.invoke(app, ["generate", "x", "-a", service.address])
+    assert service.generator.requests[0].max_tokens == TO_THE_END
+
+
+def test_info_for_people_and_for_programs(service: Service) -> None:
+    shown = runner.invoke(app, ["info", "-a", service.address]).stdout
+    assert "4,096 tokens, prompt and output together" in shown
+    facts = json.loads(runner.invoke(app, ["info", "--json", "-a", service.address]).stdout)
+    assert (facts["target_model"], facts["max_model_len"]) == ("scripted", 4096)
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["info"], ["bench"], ["bench", "serve"], ["demo"]])
+def test_h_is_help(command: list[str]) -> None:
+    outcome = runner.invoke(app, [*command, "-h"])
+    assert outcome.exit_code == 0
+    assert "Usage" in outcome.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.cli.statistics import acceptance, acceptance_rate, statistics, tokens_per_second
+from outrider.cli.statistics import acceptance_rate, statistics, tokens_per_second
 from outrider.demo.measure import Comparison, Run
 from outrider.generation import GenerationResult, SpeculationStats, Timing, Usage
 from outrider.types import FinishReason
@@ -37,19 +37,17 @@ def result(
     )
 
 
-def test_acceptance_counts_judged_tokens_only() -> None:
+def test_the_acceptance_rate_counts_drafted_tokens() -> None:
     # Two steps kept all four, one kept one and rejected the next, one rejected the first.
     stats = result((1, 1, 0, 0, 2)).speculation
-    assert acceptance(stats) == 9 / 11
     assert acceptance_rate(stats) == pytest.approx(9 / 16)
 
 
 def test_without_a_draft_there_is_no_data() -> None:
     stats = result(()).speculation
-    assert acceptance(stats) is None
     assert acceptance_rate(stats) is None
     rows = dict(statistics(result(())))
-    assert rows["acceptance"] == rows["acceptance rate"] == rows["mean acceptance length"] == "no data"
+    assert rows["acceptance rate"] == rows["mean acceptance length"] == "no data"
 
 
 def test_speed_counts_tokens_after_the_first() -> None:
@@ -64,7 +62,7 @@ def test_statistics_say_where_the_time_went() -> None:
     assert rows["in target"] == "200.0 ms"
     assert rows["in accept"] == "10.0 ms"
     assert rows["on the wire"] == "20.0 ms"
-    assert rows["acceptance"] == "1.00"
+    assert rows["acceptance rate"] == "1.00"
 
 
 def test_a_comparison_takes_medians_and_sums() -> None:
@@ -74,6 +72,6 @@ def test_a_comparison_takes_medians_and_sums() -> None:
     assert comparison.speed == pytest.approx(21 / 2)
     assert comparison.plain_speed == pytest.approx(21 / 4)
     assert comparison.ratio == pytest.approx(2.0)
-    assert comparison.acceptance == pytest.approx(12 / 13)
+    assert comparison.acceptance_rate == pytest.approx(12 / 16)
     assert comparison.mean_acceptance_length == pytest.approx(1 + 12 / 4)
     assert comparison.tokens_per_pass == pytest.approx(21 / 5)

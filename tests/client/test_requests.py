@@ -37,7 +37,7 @@ BAD: list[tuple[str, Any]] = [
     ("max_tokens", True),
     ("max_tokens", 1 << 31),
     ("min_tokens", -1),
-    ("min_tokens", 17),
+    ("min_tokens", 2**31),
     ("temperature", -0.1),
     ("temperature", math.nan),
     ("temperature", math.inf),
@@ -209,7 +209,7 @@ def on_the_wire(**fields: Any) -> GenerationRequest:
         ("max_tokens", on_the_wire(max_tokens=0)),
         ("temperature", on_the_wire(sampling=SamplingParams(temperature=math.nan))),
         ("top_p", on_the_wire(sampling=SamplingParams(top_p=0))),
-        ("min_tokens", on_the_wire(sampling=SamplingParams(min_tokens=17))),
+        ("min_tokens", on_the_wire(max_tokens=16, sampling=SamplingParams(min_tokens=17))),
         ("stop", on_the_wire(stop=("",))),
     ],
 )

@@ -74,7 +74,14 @@ def test_generate_and_info_on_the_command_line(served: Command) -> None:
     options = ("--address", served.address())
     made = outrider("generate", "ab", "--max-tokens", "8", "-t", "0", "--ignore-eos", "--stats", *options)
     assert made.stdout.endswith("\n")
-    for name in ("time to first token", "acceptance", "mean acceptance length", "in draft", "in target", "on the wire"):
+    for name in (
+        "time to first token",
+        "acceptance rate",
+        "mean acceptance length",
+        "in draft",
+        "in target",
+        "on the wire",
+    ):
         assert name in made.stderr
     shown = outrider("info", *options).stdout
     assert re.search(r"^drafts +3 tokens in each step", shown, re.MULTILINE)

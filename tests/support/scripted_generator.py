@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from outrider.generation import (
+    TO_THE_END,
     Delta,
     GenerationRequest,
     GenerationResult,
@@ -25,6 +27,8 @@ from outrider.generation import (
 from outrider.limits import ModelLimits
 from outrider.types import AcceptanceMethod, FinishReason, TokenLogprob
 
+DEFAULT_LENGTH = 16
+"""Tokens of a request that names no most."""
 INFO = ModelInfo(
     target_model="scripted",
     draft_model="",
@@ -84,6 +88,8 @@ class ScriptedGenerator:
         self, request: GenerationRequest, *, deadline_s: float | None = None
     ) -> AsyncGenerator[Delta, None]:
         self.requests.append(request)
+        if request.max_tokens == TO_THE_END:
+            request = replace(request, max_tokens=DEFAULT_LENGTH)
         self.deadlines.append(deadline_s)
         self._note(num_asked=1)
         is_finished = False

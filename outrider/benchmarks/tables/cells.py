@@ -79,3 +79,9 @@ def commit(environment: Environment) -> str:
     if not environment.commit:
         return "not recorded"
     return environment.commit[:9] + (" with changes" if environment.has_local_changes else "")
+
+
+def acceptance_rate(figures: Mapping[str, Any]) -> float | None:
+    """Accepted by drafted tokens; the results have it in percent, as vLLM's benchmark does."""
+    percent = figures.get("spec_decode_acceptance_rate")
+    return None if percent is None else float(percent) / 100

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from outrider.benchmarks.samples import ratio
 from outrider.benchmarks.schema import Result
-from outrider.benchmarks.tables.cells import Row, device, median_of, notes, number, pair, table
+from outrider.benchmarks.tables.cells import Row, acceptance_rate, device, median_of, notes, number, pair, table
 
 
 def _serve_table(results: Sequence[Result]) -> str:
-    heads = ["run", "device", "pair", "T", "K", "users", "tok/s", "K = 0", "times as fast", "acceptance",
-             "accepted + 1", "TTFT ms", "TPOT ms", "K = 0"]  # fmt: skip
+    heads = ["run", "device", "pair", "T", "K", "users", "tok/s", "K = 0", "times as fast", "acceptance rate",
+             "mean acceptance length", "TTFT ms", "TPOT ms", "K = 0"]  # fmt: skip
     return table("Serving, three processes", heads, [_serve_row(result) for result in results], notes(results))
 
 
@@ -28,7 +28,7 @@ def _serve_row(result: Result) -> Row:
         number(median_of(result, "output_throughput", arm="speculation"), 1),
         number(median_of(result, "output_throughput", arm="baseline"), 1),
         number(median_of(result, "speedup"), 2),
-        number(figures.get("outrider_acceptance"), 2),
+        number(acceptance_rate(figures), 2),
         number(figures.get("spec_decode_acceptance_length"), 2),
         number(median_of(result, "ttft", arm="speculation"), 1),
         number(median_of(result, "tpot", arm="speculation"), 2),

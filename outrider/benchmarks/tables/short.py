@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from outrider.benchmarks.samples import median, ratio
 from outrider.benchmarks.schema import Result
-from outrider.benchmarks.tables.cells import median_of, number
+from outrider.benchmarks.tables.cells import acceptance_rate, median_of, number
 from outrider.benchmarks.tracing.run import NOT_SAMPLED, PLACES, SAMPLED, added_us
 from outrider.benchmarks.wire.run import plane_ratios
 
@@ -28,7 +28,7 @@ def _serve(result: Result) -> Iterable[Line]:
     total, *forwards = (median_of(result, f"step_{name}", arm="speculation") for name in ("total", "draft", "target"))
     if total is not None:
         yield "ms of a step outside draft and target", number(total - sum(value or 0.0 for value in forwards), 2)
-    yield "acceptance", number(result.figures["speculation"].get("outrider_acceptance"), 3)
+    yield "acceptance rate", number(acceptance_rate(result.figures["speculation"]), 3)
 
 
 def _medians(result: Result, name: str) -> list[float | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from outrider.cooperative import Work, run, slices_of
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.generation import (
-    DEFAULT_MAX_TOKENS,
     DEFAULTABLE,
     TO_THE_END,
     Delta,
@@ -102,7 +101,6 @@ def request_reading(message: pb.GenerateRequest, model: ModelLimits = ANY_MODEL)
     sampling = yield from sampling_reading(message.sampling)
     resume = (yield from _read_resumption(message.resume)) if message.HasField("resume") else None
     prompt = message.WhichOneof("prompt")
-    default_tokens = TO_THE_END if prompt == "chat" else DEFAULT_MAX_TOKENS
     adds_special = message.add_special_tokens if message.HasField("add_special_tokens") else None
     return GenerationRequest(
         prompt=message.prompt_text if prompt == "prompt_text" else None,
@@ -110,7 +108,7 @@ def request_reading(message: pb.GenerateRequest, model: ModelLimits = ANY_MODEL)
         chat=chat_from_proto(message.chat) if prompt == "chat" else None,
         add_special_tokens=adds_special,
         skip_special_tokens=message.skip_special_tokens or not message.HasField("skip_special_tokens"),
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else default_tokens,
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else TO_THE_END,
         sampling=sampling,
         defaulted=frozenset(name for name in DEFAULTABLE if not message.sampling.HasField(name)),
         bad_words=tuple(message.bad_words),
