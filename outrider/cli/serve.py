@@ -11,13 +11,15 @@ import typer
 from outrider.cli.facts import draft_length_text, model_text
 from outrider.cli.options import Verbose, errors_as_lines, output
 from outrider.cli.settings_flags import ConfigFile, SetOptions, SpeculativeConfig, parse_set
-from outrider.cli.stack.plan import Place, StackPlan
+from outrider.cli.stack.plan import Place, StackPlan, inheriting
 from outrider.cli.stack.preparation import prepare_stack
 from outrider.cli.stack.running import Described, run_until_signal
+from outrider.cli.stack.secret import LinkSecret, hold_tokens
 from outrider.config import CoordinatorSettings, load_all
 from outrider.errors import ConfigError
 from outrider.generation import ModelPlacement
 from outrider.telemetry import guard_output
+from outrider.transport.security.tokens import check_token
 
 
 def _flag(panel: str, text: str, *names: str) -> Any:  # noqa: ANN401 - typer's own type
@@ -105,6 +107,10 @@ HttpPort = Annotated[int | None, _serving("Port to listen on, HTTP. Default 8000
 ApiTokenFile = Annotated[
     str | None, _serving("File of API keys, one a line, asked for over HTTP and gRPC.", "--api-token-file")
 ]
+ApiKey = Annotated[
+    list[str] | None,
+    _serving("An API key, in place of a file; may be repeated. Others on this host can read it.", "--api-key"),
+]
 GenerationConfigFlag = Annotated[
     str | None,
     _serving("Sampling defaults: auto, the model's own, or none (vLLM: vllm). Default auto.", "--generation-config"),
@@ -148,6 +154,7 @@ def serve(
     http: Http = None,
     http_port: HttpPort = None,
     api_token_file: ApiTokenFile = None,
+    api_key: ApiKey = None,
     generation_config: GenerationConfigFlag = None,
     max_running_requests: MaxRunning = None,
     max_batched_tokens: MaxBatched = None,
@@ -200,9 +207,13 @@ def serve(
     guard_output()
     with errors_as_lines():
         flags["target", "model"] = _target(target, model)
+        keys = _held(api_key, api_token_file)
+        if keys is not None:
+            flags["coordinator", "api_token_file"] = keys.path
         flags.update(parse_set(set_options))
         effective = load_all(flags, speculative_config=speculative_config, config=config)
         plan = prepare_stack(effective, gpu_memory_utilization=_share(gpu_memory_utilization), serves_http=True)
+        plan = plan if keys is None else inheriting(plan, keys.descriptors)
         on_ready = partial(_print_ready, settings=effective.settings.coordinator)
         asyncio.run(run_until_signal(plan, verbose=verbose, on_ready=on_ready))
 
@@ -211,6 +222,15 @@ def _target(argument: str | None, option: str | None) -> str | None:
     if argument is not None and option not in {None, argument}:
         raise ConfigError("--model", f"is {option}, and the target was named {argument}; one of them should go")
     return argument if option is None else option
+
+
+def _held(keys: list[str] | None, file: str | None) -> LinkSecret | None:
+    """The keys of the command line, in memory."""
+    if not keys:
+        return None
+    if file is not None:
+        raise ConfigError("--api-key", "is given together with --api-token-file; one of them should go")
+    return hold_tokens([check_token("--api-key", key) for key in keys])
 
 
 def _share(value: float | None) -> float | None:

@@ -23,7 +23,7 @@ _HELP = {
     "gateway": "Start an HTTP gateway alone: OpenAI's API in front of coordinators (--coordinator ADDRESS...).",
 }
 
-_EXTRAS = {"coordinator": "coordinator", "target": "engine", "draft": "engine"}
+_EXTRAS = {"coordinator": "coordinator", "target": "engine", "draft": "engine", "gateway": "gateway"}
 
 
 def _starting(section: str) -> Callable[[list[str] | None], None]:

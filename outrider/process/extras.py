@@ -10,6 +10,7 @@ from outrider.errors import ConfigError
 EXTRAS: dict[str, tuple[str, ...]] = {
     "coordinator": ("numpy", "tokenizers", "jinja2", "grpc_health", "grpc_reflection"),
     "engine": ("torch", "transformers", "safetensors", "numpy", "tokenizers", "grpc_health", "grpc_reflection"),
+    "gateway": ("starlette", "uvicorn", "tokenizers", "jinja2"),
     "telemetry": ("prometheus_client", "opentelemetry.sdk"),
 }
 """Extra: modules that it brings, as far as their lack would stop a process."""

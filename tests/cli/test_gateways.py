@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from outrider.cli.services import _EXTRAS, SERVICES
 from outrider.cli.stack import gateways
 from outrider.cli.stack.gateways import plan_gateway
 from outrider.cli.stack.preflight import free_port
 from outrider.config import GatewaySettings, load, load_all
 from outrider.errors import ConfigError
 from outrider.gateway.__main__ import with_addresses
+from outrider.process.extras import EXTRAS
 
 
 def plan(**places: Any) -> gateways.GatewayPlan:
@@ -92,3 +94,7 @@ def test_flags_of_serve_are_understood() -> None:
 )
 def test_coordinators_are_named_one_after_the_other(words: str, addresses: str) -> None:
     assert load(GatewaySettings, with_addresses(words.split()), {}).coordinator_address == addresses
+
+
+def test_every_service_of_the_command_line_names_its_extra() -> None:
+    assert _EXTRAS.keys() == SERVICES.keys() and set(_EXTRAS.values()) <= EXTRAS.keys()

@@ -36,7 +36,7 @@ class Served:
 
     def __init__(self, model: Path, tokens: Path) -> None:
         self.http_port, self.tokens = free_port(), tokens
-        flags = ("--draft-model", str(model), "-k", "3", "--served-model-name", "tiny", "--api-token-file", str(tokens))
+        flags = ("--draft-model", str(model), "-k", "3", "--served-model-name", "tiny", "--api-key", "the-key")
         fixed = ("--set", "coordinator.draft_length=fixed", "--set", "target.num_pages=600")
         self.command = Command(str(model), *flags, *fixed, http_port=self.http_port)
         self.address = self.command.address()

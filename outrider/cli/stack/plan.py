@@ -214,6 +214,14 @@ def _health_url(section: TargetSettings | DraftSettings | CoordinatorSettings) -
     return f"http://{address_of(section.health_host or section.host, section.health_port)}/readyz"
 
 
+def inheriting(plan: StackPlan, descriptors: tuple[int, ...]) -> StackPlan:
+    """The plan with open files that those who face users inherit too."""
+    coordinator, *gateways = (
+        replace(spec, inherited=spec.inherited + descriptors) for spec in (plan.coordinator, *plan.gateways)
+    )
+    return replace(plan, coordinator=coordinator, gateways=tuple(gateways))
+
+
 def address_of(host: str, port: int) -> str:
     """How a process on this host reaches a server that listens there."""
     if host.startswith("unix:"):

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,25 +26,28 @@ class LinkSecret:
 
 def make_link_secret() -> LinkSecret:
     """A new token. On Linux it is in memory alone; elsewhere in a private folder that is removed at the end."""
-    token = secrets.token_urlsafe(_NUM_BYTES)
-    if hasattr(os, "memfd_create"):
-        return _in_memory(token)
-    return _in_folder(token)
+    return hold_tokens([secrets.token_urlsafe(_NUM_BYTES)])
 
 
-def _in_memory(token: str) -> LinkSecret:
+def hold_tokens(tokens: Sequence[str]) -> LinkSecret:
+    """A file of these tokens, one a line, for the stack's processes alone."""
+    text = "".join(f"{token}\n" for token in tokens)
+    return _in_memory(text) if hasattr(os, "memfd_create") else _in_folder(text)
+
+
+def _in_memory(text: str) -> LinkSecret:
     """An anonymous file: no folder has to be writable, and nothing is left when the last process has ended."""
-    descriptor = os.memfd_create("outrider-link-token")
+    descriptor = os.memfd_create("outrider-tokens")
     os.fchmod(descriptor, 0o600)
-    os.write(descriptor, f"{token}\n".encode())
+    os.write(descriptor, text.encode())
     # The number is the same in each process that inherits it.
     return LinkSecret(f"/proc/self/fd/{descriptor}", (descriptor,))
 
 
-def _in_folder(token: str) -> LinkSecret:
+def _in_folder(text: str) -> LinkSecret:
     folder = tempfile.mkdtemp(prefix="outrider-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = Path(folder, "link-token")
+    path = Path(folder, "tokens")
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(f"{token}\n")
+        file.write(text)
     return LinkSecret(str(path))
