@@ -14,6 +14,7 @@
     ├── UnauthenticatedError     the caller's token is missing or not known
     ├── UnavailableError         the other side is not there, or a link to it broke
     │   ├── LoadingError           it is there and still loads its model
+    │   ├── TlsError               what both sides expect of TLS does not fit
     │   └── LostTooOftenError      it was lost over one request again and again
     ├── DeadlineError            the caller's time is up
     ├── RequestCancelledError    the caller went away or asked to end it
@@ -89,6 +90,10 @@ class UnavailableError(OutriderError):
 
 class LoadingError(UnavailableError):
     """The other side is there and still loads its model: as it should be, for a while."""
+
+
+class TlsError(UnavailableError):
+    """What this side and the other expect of TLS does not fit: a certificate or a setting; the message says which."""
 
 
 class LostTooOftenError(UnavailableError):

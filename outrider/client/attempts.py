@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeGuard
 
@@ -16,12 +17,16 @@ from outrider.errors import (
     DeadlineError,
     LostTooOftenError,
     OutriderError,
+    ProtocolError,
     RequestCancelledError,
+    TlsError,
     UnavailableError,
 )
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+_OUT = 2
+"""Strikes after which an address is not waited for."""
 MAX_FRUITLESS = 30
 """How often in a row a request may be taken up without new output: more would be sending it for ever."""
 
@@ -61,6 +66,10 @@ class Attempts:
         """Without new output."""
         self._failing_since: float | None = None
         self._has_heard = False
+        self._is_answered = False
+        """Whether the call under way has been taken up."""
+        self._strikes: Counter[str] = Counter()
+        """Of addresses that no waiting helps, one after the other."""
         self._num_fruitless = 0
         """Times that the request was taken up since there was output."""
 
@@ -73,13 +82,16 @@ class Attempts:
             raise DeadlineError(f"no answer came within the timeout of {self._timeout_s:g} s")
         self._untried = self._untried or self._addresses.in_order()
         self._address = self._untried.pop(0)
+        self._is_answered = False
         return self._address, left
 
     def heard(self, *, is_output: bool) -> None:
         """The address has taken the request up, or gives new output."""
         if not self._has_heard or self._failing_since is not None:
             self._addresses.note_up(self._address)
-        self._has_heard, self._failing_since = True, None
+        self._has_heard = self._is_answered = True
+        self._failing_since = None
+        self._strikes.clear()
         if is_output:
             self._untried, self._num_rounds, self._num_fruitless = [], 0, 0
         else:
@@ -90,7 +102,8 @@ class Attempts:
         if self._may_retry(error):
             self._num_retries_left -= 1
             return self._pause_for_room(error)
-        if self._is_closed() or not self._may_pass(error):
+        self._note_strikes(error)
+        if self._is_closed() or not (self._may_pass(error) or self._is_elsewhere(error)):
             raise error
         if not isinstance(error, CapacityError):
             self._addresses.note_down(self._address)
@@ -98,7 +111,22 @@ class Attempts:
             if self._has_heard or not self._untried:
                 raise error
             return 0.0
+        if all(self._strikes[name] >= _OUT for name in self._addresses.names):
+            raise error
         return self._pause_or_raise(error, self._resume_timeout_s)
+
+    def _note_strikes(self, error: OutriderError) -> None:
+        """Once for no coordinator; twice for TLS, since a server that is ending may look like it."""
+        if self._is_elsewhere(error):
+            self._strikes[self._address] += _OUT
+        elif isinstance(error, TlsError):
+            self._strikes[self._address] += 1
+        else:
+            self._strikes[self._address] = 0
+
+    def _is_elsewhere(self, error: OutriderError) -> bool:
+        """Whether what answers at the address is no coordinator, or none that can serve the request."""
+        return isinstance(error, ProtocolError) and not self._is_answered
 
     def _may_retry(self, error: OutriderError) -> TypeGuard[CapacityError]:
         """Whether a server that had no room for a new request is to be asked again."""

@@ -19,7 +19,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from numpy.typing import NDArray
 
-from outrider.errors import LoadingError, OutriderError, ProtocolError, UnavailableError
+from outrider.errors import LoadingError, OutriderError, ProtocolError, TlsError, UnavailableError
 from outrider.limits import LINK_FIELDS
 from outrider.ports import DraftCommand, DraftEvent, DraftLink, EventBatch, TargetCommand, TargetEvent, TargetLink
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, open_channel
@@ -307,7 +307,7 @@ class _RemotePort:
             tls = self._security.tls_for(self.address)
             trouble = await asyncio.to_thread(explain, error.details() or "", self.address, tls)
             if trouble is not None:
-                raise UnavailableError(trouble) from error
+                raise TlsError(trouble) from error
 
     def _link_metadata(self) -> list[tuple[str, str]]:
         return [*(self._security.metadata() or ()), HEARTBEATS, *([CAPABILITY] if self._shares_memory else [])]

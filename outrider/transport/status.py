@@ -37,6 +37,8 @@ CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.LoadingError: grpc.StatusCode.UNAVAILABLE,
+    errors.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.TlsError: grpc.StatusCode.UNAVAILABLE,
     errors.LostTooOftenError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.RequestCancelledError: grpc.StatusCode.CANCELLED,
@@ -84,7 +86,7 @@ def from_rpc_error(error: grpc.RpcError, address: str, security: ClientSecurity 
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         trouble = explain(details, address, security.tls_for(address))
         if trouble is not None:
-            return errors.UnavailableError(trouble)
+            return errors.TlsError(trouble)
     return _from_foreign(error.code(), details, address)
 
 

@@ -18,7 +18,9 @@ from outrider.errors import (
     LoadingError,
     LostTooOftenError,
     OutriderError,
+    ProtocolError,
     RequestCancelledError,
+    TlsError,
     UnavailableError,
 )
 from tests.client.conftest import Service
@@ -269,3 +271,74 @@ def test_a_silent_address_is_given_up_for_one_that_speaks(service: Service, monk
             silent.close()
             assert client._addresses.in_order()[0] == service.address
             assert client.generate(prompt="x", max_tokens=1).token_ids == (0,)
+
+
+NO_COORDINATOR = ProtocolError("it answered UNIMPLEMENTED")
+WRONG_TLS = TlsError("its certificate has expired")
+
+
+@pytest.mark.parametrize("resume", [None, 60.0])
+def test_an_address_that_is_no_coordinator_is_passed_over(resume: float | None) -> None:
+    attempts = attempts_at("a", "b", resume=resume)
+    assert attempts.begin()[0] == "a"
+    assert attempts.failed(NO_COORDINATOR) == 0
+    assert attempts.begin()[0] == "b"
+    attempts.heard(is_output=True)
+
+
+@pytest.mark.parametrize("resume", [None, 60.0])
+def test_where_no_address_is_a_coordinator_that_is_the_error_at_once(resume: float | None) -> None:
+    attempts = attempts_at("a", "b", resume=resume)
+    attempts.begin()
+    assert attempts.failed(NO_COORDINATOR) == 0
+    attempts.begin()
+    with pytest.raises(ProtocolError, match="UNIMPLEMENTED"):
+        attempts.failed(NO_COORDINATOR)
+
+
+def test_a_coordinator_beside_one_that_is_none_is_waited_for() -> None:
+    clock = Clock()
+    attempts = attempts_at("a", "b", clock=clock, resume=60.0)
+    for _ in range(5):
+        errors = {"a": NO_COORDINATOR, "b": GONE}
+        for _ in range(2):
+            clock.now += attempts.failed(errors[attempts.begin()[0]])
+    while attempts.begin()[0] != "b":
+        attempts.failed(NO_COORDINATOR)
+    attempts.heard(is_output=True)
+
+
+def test_a_stream_that_breaks_its_contract_is_final() -> None:
+    attempts = attempts_at("a", "b", resume=60.0)
+    attempts.begin()
+    attempts.heard(is_output=True)
+    with pytest.raises(ProtocolError):
+        attempts.failed(NO_COORDINATOR)
+
+
+def test_wrong_tls_at_all_addresses_is_told_at_the_second_time() -> None:
+    clock = Clock()
+    attempts = attempts_at("a", "b", clock=clock, resume=60.0)
+    for _ in range(3):
+        attempts.begin()
+        clock.now += attempts.failed(WRONG_TLS)  # a server that is ending may look like it
+    attempts.begin()
+    with pytest.raises(TlsError, match="expired"):
+        attempts.failed(WRONG_TLS)
+    assert clock.now < 100.0 + LONGEST_PAUSE_S
+
+
+def test_wrong_tls_at_one_address_and_none_at_the_other_is_waited_for() -> None:
+    clock = Clock()
+    attempts = attempts_at("a", "b", clock=clock, resume=60.0)
+    errors = {"a": WRONG_TLS, "b": GONE}
+    for _ in range(8):
+        clock.now += attempts.failed(errors[attempts.begin()[0]])
+    assert clock.now < 160.0
+
+
+def test_tls_that_was_wrong_once_is_no_reason_to_end() -> None:
+    attempts = attempts_at("a", resume=60.0)
+    for error in (WRONG_TLS, GONE, WRONG_TLS, GONE):
+        attempts.begin()
+        attempts.failed(error)

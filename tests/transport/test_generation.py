@@ -11,12 +11,14 @@ import grpc
 import grpc.aio
 import pytest
 
-from outrider.errors import CapacityError
+from outrider import AsyncClient
+from outrider.errors import CapacityError, ProtocolError
 from outrider.generation import Delta, GenerationRequest
 from outrider.transport.remote_generation import RemoteGeneration
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.support.scripted_generator import INFO, ScriptedGenerator
+from tests.support.scripted_ports import ToyDraft, random_rows
 from tests.transport.conftest import Serve
 
 
@@ -146,3 +148,15 @@ async def test_a_request_that_failed_is_let_go_at_once(serve: Serve, method: str
     finally:
         gc.enable()
     assert held == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+async def test_an_address_of_another_service_is_passed_over(serve: Serve, resume: bool) -> None:
+    draft = await serve("draft", ToyDraft(random_rows(9, seed=1), 9))
+    coordinator = await serve("generation", ScriptedGenerator())
+    async with AsyncClient(draft.address, coordinator.address) as client, asyncio.timeout(30):
+        assert (await client.generate(prompt="x", max_tokens=1, resume=resume)).token_ids
+        assert await client.model_info() == INFO
+    async with AsyncClient(draft.address) as client, asyncio.timeout(30):
+        with pytest.raises(ProtocolError, match="UNIMPLEMENTED"):
+            await client.generate(prompt="x", max_tokens=1, resume=resume, resume_timeout=3600)

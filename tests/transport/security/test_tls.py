@@ -14,7 +14,7 @@ import pytest
 
 import outrider.transport.security
 from outrider import AsyncClient, Client, Tls
-from outrider.errors import ConfigError, OutriderError, UnavailableError
+from outrider.errors import ConfigError, OutriderError, TlsError, UnavailableError
 from outrider.process.discovery import RemoteReplicas
 from outrider.transport.remote import RemoteTarget
 from outrider.transport.security import ClientSecurity, ServerSecurity, ServerTls, client_credentials
@@ -29,7 +29,7 @@ async def ask(address: str, tls: Tls | bool | None) -> str:
 
 async def trouble(address: str, tls: Tls | bool | None) -> str:
     """What a user is told."""
-    with pytest.raises(UnavailableError) as caught:
+    with pytest.raises(TlsError) as caught:
         await ask(address, tls)
     return str(caught.value)
 
@@ -282,3 +282,13 @@ async def test_replicas_of_a_name_show_certificates_for_that_name(serve_with: Se
         else:
             with pytest.raises(UnavailableError, match=r"is not for 'drafts\.example'"):
                 await port.describe()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+async def test_wrong_tls_is_told_at_once_also_to_those_who_would_wait(
+    serve_with: ServeWith, authority: Authority, stranger: Authority, resume: bool
+) -> None:
+    address = at_localhost(await serve_with(ServerSecurity(ServerTls(**authority.issue()))))
+    async with AsyncClient(address, tls=Tls(ca_file=stranger.ca_file)) as client, asyncio.timeout(30):
+        with pytest.raises(TlsError, match="vouches for"):
+            await client.generate(prompt="x", max_tokens=1, resume=resume, resume_timeout=3600)
