@@ -42,7 +42,7 @@ def test_rpc_prints_a_line_a_case_and_saves_the_samples(runner: CliRunner, tmp_p
         (["rpc", "--tensor-bytes", "6"], "multiples of 4"),
         (["engine", "--load-format", "magic"], "safetensors, dummy, synthetic"),
         (["kernels", "--device", "cuda:99"], "there "),
-        (["kernels", "--device", "banana"], "should be cpu, cuda or cuda:N"),
+        (["kernels", "--device", "banana"], "should be auto, cpu, cuda or cuda:N"),
         (["serve", "--draft-model", "some"], "needs its target"),
         (["serve", "--json", "nowhere/some.json"], "nowhere is not a folder"),
     ],
