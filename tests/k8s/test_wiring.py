@@ -278,6 +278,14 @@ def test_in_one_pod_three_containers_share_sockets_and_memory(release: Releases)
         assert mounts["sockets"] == "/run/outrider"
 
 
+def test_models_are_made_ready_for_what_the_coordinator_asks(release: Releases) -> None:
+    for service in SERVICES:
+        flags = release("four-plus-one").flags(service)
+        assert [flag for flag in flags if "max-running-requests" in flag] == ["--max-running-requests=128"]
+        assert [flag for flag in flags if "num-speculative-tokens" in flag] == ["--num-speculative-tokens=5"]
+    assert not any("max-running-requests" in flag for flag in release("two-gpus").flags("target"))
+
+
 def test_gpus_follow_the_degree_and_the_hosts(release: Releases) -> None:
     def gpus(case: str, service: str, resource: str = "nvidia.com/gpu") -> int:
         container = release(case).workload_of(service).container(service)

@@ -62,6 +62,14 @@ unix:/run/outrider/{{ .name }}.sock
 {{- end }}
 {{- else }}
 - --device={{ .block.device }}
+{{- /* CUDA graphs are captured for what the coordinator will ask for. */}}
+{{- $coordinator := include "outrider.block" (dict "root" .root "name" "coordinator") | fromJson }}
+{{- $own := .block.settings }}
+{{- range list "max_running_requests" "num_speculative_tokens" }}
+{{- if and (hasKey $coordinator.settings .) (not (hasKey $own .)) }}
+- {{ printf "--%s=%v" (replace "_" "-" .) (get $coordinator.settings . | toJson) | quote }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- if ne .block.model.from "none" }}
 - --{{ ternary "tokenizer" "model" (eq .name "coordinator") }}={{ include "outrider.modelPath" .block.model }}
