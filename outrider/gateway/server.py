@@ -106,6 +106,7 @@ def _config(settings: GatewaySettings, endpoints: Endpoints, tokens: TokenFile |
         lifespan="off",
         log_config=None,
         access_log=False,
+        log_level="warning",
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.drain_grace_s)),
