@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence, Sized
 from typing import TypeVar
 
 ResultT = TypeVar("ResultT")
@@ -46,9 +46,14 @@ async def run_in_slices(work: Work[ResultT]) -> ResultT:
             pause_at = time.perf_counter() + SLICE_S
 
 
+def is_long(entries: Sized) -> bool:
+    """Whether work on a list has pauses: work on short ones alone is done in one turn, however busy the machine is."""
+    return len(entries) > SLICE_ENTRIES
+
+
 def slices_of(entries: Sequence[EntryT]) -> Iterator[Sequence[EntryT]]:
     """A list in parts of ``SLICE_ENTRIES``; a short one is its only part, as it is."""
-    if len(entries) <= SLICE_ENTRIES:
+    if not is_long(entries):
         yield entries
         return
     for start in range(0, len(entries), SLICE_ENTRIES):

@@ -23,6 +23,7 @@ EMPTY_PREFIX: PrefixHash = (b"", 0)
 """The hash of no tokens."""
 
 _BLOCK = struct.Struct(f"<{BLOCK_TOKENS}i")
+_BLOCKS_BETWEEN_PAUSES = 32
 _MULTIPLIER = 1_000_003
 _MODULUS = (1 << 61) - 1
 
@@ -56,13 +57,14 @@ class PrefixHasher:
         return self._behind(token_ids, length)
 
     def hash_blocks(self, token_ids: Sequence[int], length: int) -> Work[None]:
-        """Hash the full blocks of the first ``length`` tokens, with a pause after each."""
+        """Hash the full blocks of the first ``length`` tokens, with pauses in a long sequence."""
         while (end := BLOCK_TOKENS * len(self._blocks)) <= length:
             block = _BLOCK.pack(*token_ids[end - BLOCK_TOKENS : end])
             chain = blake2b(self._blocks[-1] + block, digest_size=CHAIN_BYTES, key=self._key)
             self._blocks.append(chain.digest())
             self._open_block()
-            yield
+            if len(self._blocks) % _BLOCKS_BETWEEN_PAUSES == 0:
+                yield
 
     def anew(self, token_ids: Sequence[int]) -> PrefixHash:
         """Hash of all of ``token_ids`` by the same key, whatever was hashed before."""

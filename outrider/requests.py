@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from outrider import limits
 from outrider.chat import check_chat
-from outrider.cooperative import Work, run, slices_of
+from outrider.cooperative import Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationRequest, Resumption
 from outrider.limits import MAX_DRAFT_LENGTH, MAX_LOGPROBS, MAX_SEED, MAX_TOKENS, ModelLimits
@@ -176,7 +176,8 @@ def _check_ids(name: str, token_ids: Sequence[int]) -> Work[None]:
         if not (_are_integers(part) and _are_within(part, 0, MAX_TOKENS)):
             for token_id in part:
                 _check_integer(name, token_id, 0, MAX_TOKENS)
-        yield
+        if is_long(token_ids):
+            yield
 
 
 def _check_below(name: str, token_ids: Sequence[int], num_token_ids: int) -> Work[None]:
@@ -184,7 +185,8 @@ def _check_below(name: str, token_ids: Sequence[int], num_token_ids: int) -> Wor
         if not _are_within(part, 0, num_token_ids - 1):
             wrong = next(token_id for token_id in part if not 0 <= token_id < num_token_ids)
             raise InvalidRequestError(name, f"token id {wrong} is not from 0 to {num_token_ids - 1}")
-        yield
+        if is_long(token_ids):
+            yield
 
 
 def _are_integers(values: Iterable[object]) -> bool:

@@ -8,6 +8,11 @@ import pytest
 
 from outrider import cooperative
 from outrider.cooperative import SLICE_ENTRIES, Work, run, run_in_slices, slices_of
+from outrider.generation import GenerationRequest
+from outrider.requests import checks_of_request
+from outrider.transport.convert.generation import request_reading, request_to_proto, request_writing
+from outrider.types import SamplingParams
+from outrider_coordinator.session.committed_tokens import CommittedTokens
 
 
 def counting(to: int) -> Work[int]:
@@ -60,3 +65,19 @@ def test_slices_are_the_list(length: int) -> None:
     parts = list(slices_of(entries))
     assert [entry for part in parts for entry in part] == entries
     assert all(len(part) <= SLICE_ENTRIES for part in parts)
+
+
+def test_work_on_a_short_request_has_no_pauses() -> None:
+    request = GenerationRequest(prompt_token_ids=(1, 2, 3), sampling=SamplingParams(bad_words=((4, 5),)))
+    message = request_to_proto(request)
+    tokens = CommittedTokens(range(1000))
+    for work in (checks_of_request(request), request_reading(message), request_writing(request), tokens.hash_blocks()):
+        assert list(work) == []
+
+
+def test_work_on_a_long_request_has_pauses() -> None:
+    request = GenerationRequest(prompt_token_ids=tuple(range(50_000)))
+    message = request_to_proto(request)
+    tokens = CommittedTokens(range(50_000))
+    for work in (checks_of_request(request), request_reading(message), request_writing(request), tokens.hash_blocks()):
+        assert len(list(work)) >= 5

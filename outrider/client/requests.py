@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypedDict
 from annotated_doc import Doc
 
 from outrider.client.chats import build_chat
-from outrider.cooperative import SLICE_ENTRIES, Work, run, slices_of
+from outrider.cooperative import SLICE_ENTRIES, Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULTABLE, TO_THE_END, GenerationRequest
 from outrider.requests import checks_of_request
@@ -265,11 +265,13 @@ def _token_ids(name: str, value: Any) -> Work[tuple[int, ...] | None]:  # noqa: 
         return None
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise InvalidRequestError(name, f"must be a list of token ids, not {value!r}")
+    entries: Sequence[Any] = value if isinstance(value, list | tuple) else tuple(value)
     token_ids: list[int] = []
-    for part in slices_of(value if isinstance(value, list | tuple) else tuple(value)):
+    for part in slices_of(entries):
         are_plain = set(map(type, part)) <= {int}  # nearly always, and far faster
         token_ids += part if are_plain else map(_plain_integer, part)
-        yield
+        if is_long(entries):
+            yield
     return tuple(token_ids)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from outrider.chat import ChatPrompt
 from outrider.config import CoordinatorSettings
 from outrider.config.fields import GenerationConfig
-from outrider.cooperative import Work, run, slices_of
+from outrider.cooperative import Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import TO_THE_END, GenerationRequest, Started
 from outrider.limits import BAD_WORDS_TOKENS, ModelLimits
@@ -170,7 +170,8 @@ class InputProcessor:
         allowed: dict[int, None] = {}
         for part in slices_of(request.sampling.allowed_token_ids):
             allowed.update(dict.fromkeys(part))
-            yield
+            if is_long(request.sampling.allowed_token_ids):
+                yield
         changes: dict[str, Any] = {"bad_words": bad_words, "allowed_token_ids": tuple(allowed)}
         return replace(request.sampling, **changes, **self._model_defaults(request.defaulted))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.cooperative import Work, run, slices_of
+from outrider.cooperative import Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.generation import (
     DEFAULTABLE,
@@ -80,7 +80,8 @@ def request_writing(request: GenerationRequest) -> Work[pb.GenerateRequest]:
             message.prompt_token_ids.SetInParent()
             for part in slices_of(request.prompt_token_ids):
                 message.prompt_token_ids.token_ids.extend(part)
-                yield
+                if is_long(request.prompt_token_ids):
+                    yield
     except ValueError as error:
         raise InvalidRequestError("request", f"holds a number out of range: {error}") from error
     return message

@@ -112,9 +112,13 @@ def read_ids(field: Sequence[int]) -> Work[tuple[int, ...]]:
 
 def _read_bad_words(words: Iterable[pb.TokenSequence]) -> Work[tuple[tuple[int, ...], ...]]:
     read = []
+    num_since = 0
     for word in words:
         read.append((yield from read_ids(word.token_ids)))
-        yield
+        num_since += len(read[-1])
+        if num_since > SLICE_ENTRIES:
+            num_since = 0
+            yield
     return tuple(read)
 
 
