@@ -15,11 +15,13 @@ from outrider.ports import (
     DraftEvent,
     Extend,
     Open,
+    Prepare,
     Proposal,
     Release,
     Score,
     Scores,
     SessionLost,
+    TargetCommand,
     TargetEvent,
 )
 from outrider.randomness.philox_numpy import gumbel
@@ -104,7 +106,7 @@ class BlockTarget:
         self.language = language
         self.sessions: dict[int, Held] = {}
 
-    def handle(self, commands: Iterable[Open | Score | Release]) -> list[TargetEvent]:
+    def handle(self, commands: Iterable[TargetCommand]) -> list[TargetEvent]:
         """One message in, its answers out."""
         events: list[TargetEvent] = []
         ready: list[tuple[Held, Score]] = []
@@ -113,6 +115,8 @@ class BlockTarget:
                 self.sessions[command.session] = Held(command, command.generation)
             elif isinstance(command, Release):
                 self.sessions.pop(command.session, None)
+            elif isinstance(command, Prepare):
+                continue  # leave to compute ahead, which is not made use of here
             elif (held := self.sessions.get(command.session)) is None:
                 events.append(SessionLost(command.session, command.generation, "not open"))
             elif lost := held.rewind(command):

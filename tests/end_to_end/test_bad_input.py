@@ -57,7 +57,7 @@ def test_a_bad_field_is_named_and_the_next_request_is_served(
     assert len(client.generate(prompt_token_ids=[1, 2, 3], max_tokens=2, temperature=0, ignore_eos=True).token_ids) == 2
 
 
-@pytest.mark.parametrize("arguments", [{"n": 2}, {"use_beam_search": True}, {"best_of": 2}], ids=str)
+@pytest.mark.parametrize("arguments", [{"use_beam_search": True}, {"best_of": 2}], ids=str)
 def test_what_is_not_offered_is_refused_by_name(client: Client, arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         client.generate(prompt="x", **arguments)

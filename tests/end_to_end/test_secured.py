@@ -145,7 +145,7 @@ def test_text_is_the_same_by_the_sdk_and_the_command_line(secured: Secured) -> N
 
 def test_the_command_line(secured: Secured) -> None:
     token = ["--token-file", str(secured.token_file)]
-    shown = run("info", *secured.flags, *token)
+    shown = run("info", "--json", *secured.flags, *token)
     assert (shown.returncode, "target_model" in shown.stdout) == (0, True), shown.stderr
     refused = run("info", *secured.flags)
     assert (refused.returncode, refused.stderr) == (1, "error: this service asks for a bearer token\n")

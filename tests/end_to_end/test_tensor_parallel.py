@@ -37,8 +37,8 @@ async def tokens(target_size: int, draft_size: int) -> list[tuple[int, ...]]:
         model,
         cached_tiny_model("qwen3", seed=1, num_hidden_layers=1),
         wire=True,
-        target_settings={"tensor_parallel_size": target_size},
-        draft_settings={"tensor_parallel_size": draft_size},
+        target_settings={"device": "cpu", "tensor_parallel_size": target_size},
+        draft_settings={"device": "cpu", "tensor_parallel_size": draft_size},
         draft_timeout_ms=60_000,
     ) as stack:
         assert stack.draft is not None
@@ -94,7 +94,19 @@ def shared_target(*flags: str) -> Iterator[Shared]:
             "--port",
             str(port),
         ),
-        *("--num-threads", "1", "--num-pages", "20", "--drain-delay-s", "0", "--tensor-parallel-size", "2", *flags),
+        *(
+            "--num-threads",
+            "1",
+            "--device",
+            "cpu",
+            "--num-pages",
+            "20",
+            "--drain-delay-s",
+            "0",
+            "--tensor-parallel-size",
+            "2",
+            *flags,
+        ),
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:

@@ -12,7 +12,6 @@ import grpc
 import grpc.aio
 import pytest
 
-import outrider.transport.security
 from outrider import AsyncClient, Client, Tls
 from outrider.errors import ConfigError, OutriderError, TlsError, UnavailableError
 from outrider.process.discovery import RemoteReplicas
@@ -51,12 +50,21 @@ def test_without_tls_nothing_needs_what_reads_certificates() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_tls_without_what_reads_certificates_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "outrider.transport.security.certificates", raising=False)
-    monkeypatch.delattr(outrider.transport.security, "certificates", raising=False)
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(ConfigError, match="needs the package cryptography"):
-        ServerTls("cert.pem", "key.pem").credentials()
+def test_without_cryptography_files_are_checked_for_pem(tmp_path: Path) -> None:
+    """In a process of its own: the modules that read certificates are imported anew."""
+    noise = tmp_path / "noise.pem"
+    noise.write_text("nothing")
+    code = f"""
+import sys; sys.modules["cryptography"] = None
+from outrider.errors import ConfigError
+from outrider.transport.security import ServerTls
+try:
+    ServerTls({str(noise)!r}, {str(noise)!r}).credentials()
+except ConfigError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True).stdout
+    assert said == f"tls_cert_file: {noise} should hold PEM (BEGIN CERTIFICATE)\n"
 
 
 async def test_tls_with_the_right_authority(serve_with: ServeWith, authority: Authority) -> None:
