@@ -61,7 +61,13 @@ def test_ctrl_c_stops_the_answer_alone(service: Service) -> None:
     service.generator.stop_after = 2
     command = [sys.executable, "-u", "-m", "outrider.cli", "chat", "-a", service.address, "--max-tokens", "3"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]
+    # A shell's background job ignores SIGINT, and its children would too.
+    process = subprocess.Popen(  # type: ignore[call-overload]
+        command,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+        **pipes,
+    )
     try:
         process.stdin.write("one\n")
         process.stdin.flush()

@@ -65,7 +65,8 @@ async def running() -> AsyncIterator[Replicas]:
         made.coordinator = Coordinator(
             RemoteReplicas(addresses([made.servers[target] for target in made.targets]), RemoteTarget, interval_s=0.1),
             RemoteReplicas(addresses([made.servers[draft] for draft in made.drafts]), RemoteDraft, interval_s=0.1),
-            CoordinatorSettings.model_validate({"draft_timeout_ms": 60_000}),
+            # Fixed: a draft as slow as its target would not pay.
+            CoordinatorSettings.model_validate({"draft_timeout_ms": 60_000, "draft_length": "fixed"}),
         )
         cleanup.push_async_callback(made.coordinator.close)
         await made.coordinator.start()

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.faults.processes import Process, as_flags, choose_port, without_settings
 from tests.faults.stack import NUM_PAGES, PAIR, Stack
 
-_MODULES = {"target": "outrider_target", "draft": "outrider_draft", "coordinator": "coordinator"}
+_MODULES = {"target": "outrider_target", "draft": "outrider_draft", "coordinator": "outrider_coordinator"}
 _STOP_DEADLINE_S = 120.0
 
 
