@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from outrider.cli.stack.probe import is_serving
+from tests.faults.ports import HeldPort
 from tests.faults.readings import Metrics, Usage, metrics_of, usage_of
 
 RESTART_DELAY_S = 0.5
@@ -21,21 +20,10 @@ RESTART_DELAY_S = 0.5
 START_DEADLINE_S = 240.0
 """Generous: a start imports torch, on a machine that may be busy."""
 _POLL_S = 0.05
-_PORTS = range(12_000, 32_000)
-"""Below the ports that the kernel gives to outgoing connections: nobody takes one while its service is away."""
 
 _SHOWN_LINES = 10
 
 Say = Callable[[str], None]
-
-
-def choose_port() -> int:
-    """A loopback port that is free now and that no outgoing connection will take."""
-    while True:
-        port = random.SystemRandom().choice(_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class Process:
@@ -107,7 +95,9 @@ class ServiceProcess(Process):
     """A target, draft or coordinator that this process starts, and starts again whenever it ends."""
 
     def __init__(self, name: str, module: str, flags: Mapping[str, object], *, folder: Path) -> None:
-        super().__init__(name, port=choose_port(), metrics_port=choose_port())
+        self._held = (HeldPort(), HeldPort())
+        port, metrics_port = (port.number for port in self._held)
+        super().__init__(name, port=port, metrics_port=metrics_port)
         self.log = folder / f"{name}.log"
         self._command = [module, *as_flags({**flags, "port": self.port, "metrics-port": self.metrics_port})]
         self._process: asyncio.subprocess.Process | None = None
@@ -144,6 +134,8 @@ class ServiceProcess(Process):
         self._signal(signal.SIGKILL)
         if self._keeper is not None:
             await self._keeper
+        for port in self._held:
+            port.close()
 
     def last_lines(self) -> str:
         """The end of its log."""

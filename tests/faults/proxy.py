@@ -12,7 +12,7 @@ import contextlib
 import enum
 from dataclasses import dataclass, field
 
-from tests.faults.processes import choose_port
+from tests.faults.ports import HeldPort
 
 _CHUNK_BYTES = 1 << 16
 
@@ -63,7 +63,8 @@ class Proxy:
     """Forwards connections to ``address``; listens at a port that stays the same."""
 
     def __init__(self, address: str) -> None:
-        self.port = choose_port()
+        self._held = HeldPort()
+        self.port = self._held.number
         self._host, _, port = address.rpartition(":")
         self._service_port = int(port)
         self._impairments = dict.fromkeys(Direction, NONE)
@@ -95,6 +96,7 @@ class Proxy:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._held.close()
 
     def impair(self, impairment: Impairment, *directions: Direction) -> None:
         """From now on, in these directions; all where none is named."""

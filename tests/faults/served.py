@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.faults.processes import Process, as_flags, choose_port, without_settings
+from tests.faults.ports import HeldPort
+from tests.faults.processes import Process, as_flags, without_settings
 from tests.faults.stack import NUM_PAGES, PAIR, Stack
 
 _MODULES = {"target": "outrider_target", "draft": "outrider_draft", "coordinator": "outrider_coordinator"}
@@ -91,7 +92,8 @@ async def run_served(output: Output) -> AsyncIterator[ServedStack]:
         log = Path(folder) / "serve.log"
         reading, writing = os.pipe()
         reader = os.fdopen(reading, "rb")
-        ports = {role: (choose_port(), choose_port()) for role in _MODULES}
+        held = {role: (HeldPort(), HeldPort()) for role in _MODULES}
+        ports = {role: (port.number, metrics_port.number) for role, (port, metrics_port) in held.items()}
         with log.open("wb") as file:
             serve = subprocess.Popen(
                 # Tied to this process's life, as the services are to the command's.
@@ -118,6 +120,8 @@ async def run_served(output: Output) -> AsyncIterator[ServedStack]:
             serve.kill()
             serve.communicate()
             reader.close()
+            for port in (port for pair in held.values() for port in pair):
+                port.close()
 
 
 def _fill_disk(pid: int, log: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.faults.processes import choose_port
+from tests.faults.ports import HeldPort
 from tests.faults.proxy import Direction, Impairment, Proxy
 
 DEADLINE_S = 30.0
@@ -33,13 +33,14 @@ async def echo() -> AsyncIterator[Echo]:
                 await writer.drain()
         writer.close()
 
-    port = choose_port()
-    server = await asyncio.start_server(answer, "127.0.0.1", port)
-    proxy = Proxy(f"127.0.0.1:{port}")
+    held = HeldPort()
+    server = await asyncio.start_server(answer, "127.0.0.1", held.number)
+    proxy = Proxy(f"127.0.0.1:{held.number}")
     await proxy.start()
     yield Echo(proxy)
     await proxy.close()
     server.close()
+    held.close()
 
 
 async def say(writer: asyncio.StreamWriter, reader: asyncio.StreamReader, words: bytes) -> bytes:
