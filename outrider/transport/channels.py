@@ -25,13 +25,27 @@ MAX_BACKOFF_MS = 2_000
 
 Options = list[tuple[str, int | str]]
 
-KEEPALIVE: Options = [
-    # A peer that is gone without a word is noticed in half a minute, also on an idle link: by a client, to look
-    # elsewhere, and by a server, to free what it held for that client.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
-]
+
+def keepalive(time_ms: int, timeout_ms: int) -> Options:
+    """A ping after ``time_ms`` without a byte from the peer; the connection ends when nothing comes for ``timeout_ms``
+    more. gRPC answers pings from its own threads, so that a peer which computes is not taken for one that is gone.
+    """
+    return [
+        ("grpc.keepalive_time_ms", time_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        # gRPC measures round trips by pings too. One of those that is under way keeps the keepalive's from being sent,
+        # and its own timeout is a minute.
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+KEEPALIVE = keepalive(20_000, 10_000)
+"""Of servers, to free what they hold for a client that is gone without a word, and of links, which have heartbeats."""
+CLIENT_KEEPALIVE = keepalive(5_000, 5_000)
+"""Of the SDK: a coordinator that is gone without a word is noticed within 10 s. gRPC's servers end a connection that
+pings more often than they allow; ours allow any number, and always did.
+"""
 
 
 def message_limits(max_bytes: int, *, max_received_bytes: int | None = None) -> Options:
@@ -41,7 +55,7 @@ def message_limits(max_bytes: int, *, max_received_bytes: int | None = None) -> 
 
 
 def _client_options(
-    max_bytes: int, tls: Tls | None, connect_attempt_ms: int | None = None, *, max_backoff_ms: int = MAX_BACKOFF_MS
+    max_bytes: int, tls: Tls | None, connect_attempt_ms: int | None, *, max_backoff_ms: int, keepalive: Options
 ) -> Options:
     attempt_ms = CONNECT_ATTEMPT_MS if connect_attempt_ms is None else connect_attempt_ms
     # A name in place of the address's own host: in the certificate, and as the authority that calls name.
@@ -49,7 +63,7 @@ def _client_options(
     return [
         *named,
         *message_limits(max_bytes),
-        *KEEPALIVE,
+        *keepalive,
         # Peers are named by whoever deploys them; a proxy of the environment is for the world outside.
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -84,10 +98,13 @@ def open_channel(
     max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES,
     connect_attempt_ms: int | None = None,
     max_backoff_ms: int = MAX_BACKOFF_MS,
+    keepalive: Options = KEEPALIVE,
 ) -> grpc.aio.Channel:
     """A channel of the running event loop; it connects when first used. ``ConfigError`` for files of no use."""
     tls = _tls(address, security)
-    options = _client_options(max_message_bytes, tls, connect_attempt_ms, max_backoff_ms=max_backoff_ms)
+    options = _client_options(
+        max_message_bytes, tls, connect_attempt_ms, max_backoff_ms=max_backoff_ms, keepalive=keepalive
+    )
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, client_credentials(tls), options=options)
@@ -100,10 +117,13 @@ def open_blocking_channel(
     max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES,
     connect_attempt_ms: int | None = None,
     max_backoff_ms: int = MAX_BACKOFF_MS,
+    keepalive: Options = KEEPALIVE,
 ) -> grpc.Channel:
     """A channel for plain Python; it connects when first used. ``ConfigError`` for files of no use."""
     tls = _tls(address, security)
-    options = _client_options(max_message_bytes, tls, connect_attempt_ms, max_backoff_ms=max_backoff_ms)
+    options = _client_options(
+        max_message_bytes, tls, connect_attempt_ms, max_backoff_ms=max_backoff_ms, keepalive=keepalive
+    )
     if tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, client_credentials(tls), options=options)
