@@ -1,17 +1,15 @@
 """The draft in process: ``ports.Draft`` over a proposer.
 
-Owns how a draft is put together, with a model or without, and warmed up. Refuses to know transports: ``__main__``
-serves it. Imports torch only when there is a model.
+Owns how a draft is put together and warmed up; what it proposes with is ``proposers.registry``'s. Refuses to know
+transports: ``__main__`` serves it. Imports torch only when there is a model.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from outrider import __version__
 from outrider.config import DraftSettings
-from outrider.config.fields import DraftMethod
 from outrider.ports import DraftCommand, DraftEvent, Extend, Open, Proposal
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.serving.engine_core import EngineCore
@@ -21,45 +19,46 @@ from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
 from outrider.serving.worker import OnFailure
 from outrider.types import JudgingRule, ModelDescription, SamplingParams
-from outrider_draft.proposers.ngram import LookupJob, NgramProposer
+from outrider_draft.proposers.base import UNLIMITED_LENGTH
+from outrider_draft.proposers.ngram import NgramProposer
+from outrider_draft.proposers.registry import LoadHooks, ServedProposer, load_proposer, without_kv
 from outrider_draft.settings import check_settings
-from outrider_draft.texts import PlainSequence, PlainSequences
 
 if TYPE_CHECKING:
-    from outrider.kv_cache import KVSequence
     from outrider.model_executor.cuda_graphs import CaptureProgress
     from outrider.model_executor.loader.weights import Progress
-    from outrider.model_executor.model_runner import ModelRunner
-    from outrider_draft.proposers.model import ModelProposer, ProposalJob
+    from outrider_draft.proposers.draft_model import ModelProposer
 
-    ModelCore = EngineCore[KVSequence, Extend, ProposalJob, Proposal]
-
-NgramCore = EngineCore[PlainSequence, Extend, LookupJob, Proposal]
-
-UNLIMITED_LENGTH = 2**31 - 1
-"""The longest session of a draft without a model."""
+DraftCore = EngineCore[Any, Extend, Any, Proposal]
 
 
 class DraftService(LocalPort[DraftCommand, DraftEvent]):
-    """A draft that runs a core, in a thread of its own, until it is closed."""
+    """A draft that runs a proposer, in a thread of its own, until it is closed."""
 
     def __init__(
         self,
-        core: ModelCore | NgramCore,
-        description: ModelDescription,
+        served: ServedProposer,
         *,
-        runner: ModelRunner | None = None,
+        max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+        max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+        session_limits: SessionLimits = UNBOUNDED,
         on_failure: OnFailure | None = None,
     ) -> None:
-        self.runner = runner
+        self.runner = runner = served.runner
         """None for a draft without a model."""
+        core = build_core(
+            served,
+            max_batched_tokens=max_batched_tokens,
+            max_prefill_beside=max_prefill_beside,
+            session_limits=session_limits,
+        )
         super().__init__(
             core,
-            description,
-            rehearsal=_rehearsal(description),
+            served.description,
+            rehearsal=_rehearsal(served.description),
             capture_seconds=0.0 if runner is None else runner.capture_seconds,
             on_failure=on_failure,
-            at_end=None if runner is None else runner.close,
+            at_end=served.close,
             prefix_cache=None if runner is None else runner.sequences.prefix_cache,
         )
 
@@ -77,16 +76,13 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
         ``progress`` counts bytes of weights, ``capture_progress`` CUDA graphs.
         """
         check_settings(settings)
-        if settings.method is DraftMethod.NGRAM:
-            return cls.with_ngram(
-                min_n=settings.prompt_lookup_min,
-                max_n=settings.prompt_lookup_max,
-                max_model_len=settings.max_model_len or UNLIMITED_LENGTH,
-                max_batched_tokens=settings.max_batched_tokens,
-                session_limits=_session_limits(settings),
-                on_failure=on_failure,
-            )
-        return _load_model(settings, progress, capture_progress, on_failure)
+        return cls(
+            load_proposer(settings, LoadHooks(progress, capture_progress, on_failure)),
+            max_batched_tokens=settings.max_batched_tokens,
+            max_prefill_beside=settings.max_prefill_beside,
+            session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),
+            on_failure=on_failure,
+        )
 
     @classmethod
     def with_ngram(
@@ -95,48 +91,31 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
         min_n: int,
         max_n: int,
         max_model_len: int = UNLIMITED_LENGTH,
-        max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
         session_limits: SessionLimits = UNBOUNDED,
         on_failure: OnFailure | None = None,
     ) -> DraftService:
         """A draft that looks up what followed the same words before."""
-        description = ModelDescription(
-            role="draft",
-            model_name="ngram",
-            architecture="",
-            vocab_size=0,
-            num_token_ids=0,
-            max_model_len=max_model_len,
-            version=__version__,
-        )
-        core = build_ngram_core(
-            min_n=min_n,
-            max_n=max_n,
-            max_model_len=max_model_len,
-            max_batched_tokens=max_batched_tokens,
-            session_limits=session_limits,
-        )
-        return cls(core, description, on_failure=on_failure)
+        served = without_kv(NgramProposer(min_n=min_n, max_n=max_n, max_model_len=max_model_len), name="ngram")
+        return cls(served, session_limits=session_limits, on_failure=on_failure)
 
-    @classmethod
-    def with_model(
-        cls,
-        proposer: ModelProposer,
-        description: ModelDescription,
-        *,
-        max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
-        max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
-        session_limits: SessionLimits = UNBOUNDED,
-        on_failure: OnFailure | None = None,
-    ) -> DraftService:
-        """A draft that draws from a small model."""
-        core = build_model_core(
-            proposer,
-            max_batched_tokens=max_batched_tokens,
-            max_prefill_beside=max_prefill_beside,
-            session_limits=session_limits,
-        )
-        return cls(core, description, runner=proposer.runner, on_failure=on_failure)
+
+def build_core(
+    served: ServedProposer,
+    *,
+    max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
+    max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
+    session_limits: SessionLimits = UNBOUNDED,
+) -> DraftCore:
+    """The synchronous part of a draft, for a worker's thread or for a test."""
+    limits = Limits(
+        served.description.vocab_size,
+        served.description.max_model_len,
+        trims=True,
+        max_cached_tokens=served.max_cached_tokens,
+        sessions=session_limits,
+    )
+    budget = TokenBudget(max_batched_tokens, max_prefill_beside)
+    return EngineCore(SessionTable(served.sequences, limits), served.executor, budget)
 
 
 def build_model_core(
@@ -144,23 +123,14 @@ def build_model_core(
     *,
     max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
     max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
-    session_limits: SessionLimits = UNBOUNDED,
-) -> ModelCore:
-    """The synchronous part of a draft with a model, for a worker's thread or for a test."""
+) -> DraftCore:
+    """The synchronous part of a draft with a model, for a test."""
+    from outrider_draft.proposers.draft_model import serve_model
+
     runner = proposer.runner
-    pool = runner.sequences.pool
-    limits = Limits(
-        runner.config.vocab_size,
-        runner.max_model_len,
-        trims=True,
-        max_cached_tokens=pool.num_pages * pool.page_size,
-        sessions=session_limits,
-    )
-    return EngineCore(
-        SessionTable(runner.sequences, limits),
-        proposer,
-        TokenBudget(max_batched_tokens, max_prefill_beside),
-    )
+    facts = ModelDescription("draft", "", "", runner.config.vocab_size, runner.config.vocab_size, runner.max_model_len)
+    served = serve_model(proposer, facts)
+    return build_core(served, max_batched_tokens=max_batched_tokens, max_prefill_beside=max_prefill_beside)
 
 
 def build_ngram_core(
@@ -169,42 +139,10 @@ def build_ngram_core(
     max_n: int,
     max_model_len: int = UNLIMITED_LENGTH,
     max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
-    session_limits: SessionLimits = UNBOUNDED,
-) -> NgramCore:
-    """The synchronous part of a draft without a model."""
-    limits = Limits(vocab_size=0, max_model_len=max_model_len, trims=True, sessions=session_limits)
-    proposer = NgramProposer(min_n=min_n, max_n=max_n)
-    return EngineCore(SessionTable(PlainSequences(), limits), proposer, TokenBudget(max_batched_tokens))
-
-
-def _load_model(
-    settings: DraftSettings,
-    progress: Progress | None,
-    capture_progress: CaptureProgress | None,
-    on_failure: OnFailure | None,
-) -> DraftService:
-    from outrider.model_executor.distributed.runner import open_runner
-    from outrider.model_executor.loader.description import describe_model
-    from outrider_draft.proposers.model import ModelProposer
-
-    runner = open_runner(settings, progress=progress, on_failure=on_failure)
-    description = describe_model(
-        "draft", settings.model or "", runner, load_format=settings.load_format, name=settings.served_model_name
-    )
-    runner.warm_up(capture_progress)
-    proposer = ModelProposer(runner)
-    return DraftService.with_model(
-        proposer,
-        description,
-        max_batched_tokens=settings.max_batched_tokens,
-        max_prefill_beside=settings.max_prefill_beside,
-        session_limits=_session_limits(settings),
-        on_failure=on_failure,
-    )
-
-
-def _session_limits(settings: DraftSettings) -> SessionLimits:
-    return SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s)
+) -> DraftCore:
+    """The synchronous part of a draft that looks up, for a test."""
+    proposer = NgramProposer(min_n=min_n, max_n=max_n, max_model_len=max_model_len)
+    return build_core(without_kv(proposer, name="ngram"), max_batched_tokens=max_batched_tokens)
 
 
 def _rehearsal(description: ModelDescription) -> list[DraftCommand]:

@@ -7,11 +7,14 @@ from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError
 from outrider.model_executor.loader.model_folder import require_model_folder
 from outrider.process.model_files import is_hub_id
+from outrider_draft.proposers.registry import LOADERS
 
 
 def check_settings(settings: DraftSettings) -> None:
     """Raise ``ConfigError`` when they ask for no draft, ``ModelError`` when the model's folder is none."""
     if settings.method is DraftMethod.NONE:
-        raise ConfigError("draft.method", "must be draft_model, with a model, or ngram for a draft to be served")
+        raise ConfigError(
+            "draft.method", f"must be one of {', '.join(LOADERS)}, or module:Class, for a draft to be served"
+        )
     if settings.method is DraftMethod.DRAFT_MODEL and not is_hub_id(settings.model or ""):
         require_model_folder(settings.model or "")

@@ -29,7 +29,14 @@ class DraftMethod(enum.StrEnum):
 
     DRAFT_MODEL = "draft_model"
     NGRAM = "ngram"
+    CUSTOM_CLASS = "custom_class"
+    """A user's own; ``draft.proposer`` names it."""
     NONE = "none"
+
+    @property
+    def has_model(self) -> bool:
+        """Whether ``draft.model`` is what proposes."""
+        return self is DraftMethod.DRAFT_MODEL
 
 
 class GenerationConfig(enum.StrEnum):
@@ -70,7 +77,8 @@ def _known_method(value: Any) -> Any:  # noqa: ANN401
         return DraftMethod.NGRAM
     if value in _ON_HIDDEN_STATES or value.endswith("mtp"):
         raise ValueError(
-            "should be draft_model, ngram or none (drafts that read the target's hidden states are not built yet)"
+            "should be draft_model, ngram, module:Class or none"
+            " (drafts that read the target's hidden states are not built yet)"
         )
     return value
 
@@ -81,6 +89,21 @@ def _known_dtype(value: Any) -> Any:  # noqa: ANN401
 
 def _known_logprobs(value: Any) -> Any:  # noqa: ANN401
     return value.removesuffix("_logprobs") if isinstance(value, str) else value
+
+
+def _known_class_path(value: str) -> str:
+    if not is_class_path(value):
+        raise ValueError("should be module:Class")
+    return value
+
+
+def is_class_path(value: object) -> bool:
+    """Whether a value names a class as ``package.module:Class``."""
+    return (
+        isinstance(value, str)
+        and all(part.isidentifier() for name in value.split(":", 1) for part in name.split("."))
+        and value.count(":") == 1
+    )
 
 
 def _known_device(value: str) -> str:
@@ -102,6 +125,7 @@ Logprobs = Annotated[LogprobsMode, BeforeValidator(_known_logprobs)]
 Acceptance = Annotated[AcceptanceMethod, BeforeValidator(_known_acceptance)]
 Defaults = Annotated[GenerationConfig, BeforeValidator(_known_generation_config)]
 Text = Annotated[str, Field(min_length=1)]
+ClassPath = Annotated[str, AfterValidator(_known_class_path)]
 Port = Annotated[Int, Field(ge=1, le=65535)]
 Positive = Annotated[Int, Field(ge=1)]
 NonNegative = Annotated[Int, Field(ge=0)]

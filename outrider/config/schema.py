@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from outrider.config.fields import (
     Acceptance,
+    ClassPath,
     Defaults,
     Device,
     DraftLength,
@@ -33,6 +34,7 @@ from outrider.config.fields import (
     Seconds,
     Share,
     Text,
+    is_class_path,
 )
 from outrider.types import AcceptanceMethod, LogprobsMode
 
@@ -249,7 +251,12 @@ class DraftSettings(Section):
 
     method: Method = Field(
         DraftMethod.NONE,
-        description="draft_model, ngram (prompt lookup, no model) or none; unset: draft_model where a model is set.",
+        description="draft_model, ngram (prompt lookup, no model), module:Class (a proposer of your own) or none; "
+        "unset: draft_model where a model is set.",
+    )
+    proposer: ClassPath | None = Field(
+        None,
+        description="Class of the proposer with method custom_class, as module:Class; method: module:Class sets both.",
     )
     model: Text | None = Field(
         None, description="Folder of the draft model in the Hugging Face layout, or its id on the Hub."
@@ -307,7 +314,11 @@ class DraftSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _method_from_model(cls, data: Any) -> Any:  # noqa: ANN401 - raw input
-        if not isinstance(data, dict) or data.get("method") is not None:
+        if not isinstance(data, dict):
+            return data
+        if is_class_path(data.get("method")):
+            return {**data, "method": DraftMethod.CUSTOM_CLASS, "proposer": data["method"]}
+        if data.get("method") is not None:
             return data
         # vLLM lets the model's name stand for the method.
         if data.get("model") == DraftMethod.NGRAM:
@@ -320,7 +331,9 @@ class DraftSettings(Section):
         _check_tls(self)
         if self.method is DraftMethod.DRAFT_MODEL and self.model is None:
             raise ValueError("model: is needed by method draft_model")
-        if self.method is not DraftMethod.DRAFT_MODEL and self.tensor_parallel_size != 1:
+        if (self.method is DraftMethod.CUSTOM_CLASS) != (self.proposer is not None):
+            raise ValueError("proposer: goes with method custom_class, and that with it")
+        if not self.method.has_model and self.tensor_parallel_size != 1:
             raise ValueError(
                 f"tensor_parallel_size: is {self.tensor_parallel_size}, and without a model there is nothing to share"
             )

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from outrider.config import DraftSettings, TargetSettings
-from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, ModelError
 
 _log = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ def with_local_model(settings: ModelT) -> ModelT:
     Downloads what the cache lacks, with a progress bar on a terminal. ``ModelError`` where the files cannot be had.
     """
     name = settings.model
-    if name is None or (isinstance(settings, DraftSettings) and settings.method is not DraftMethod.DRAFT_MODEL):
+    if name is None or (isinstance(settings, DraftSettings) and not settings.method.has_model):
         return settings
     if not is_hub_id(name):
         if settings.revision is not None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.model_executor.model_runner import ModelRunner
-from outrider_draft.proposers.model import ModelProposer
+from outrider_draft.proposers.draft_model import ModelProposer
 from tests.support.tiny_models import cached_tiny_model, load_reference
 
 

@@ -18,7 +18,7 @@ from outrider.randomness.philox_numpy import gumbel
 from outrider.randomness.streams import Stream
 from outrider.sampling.sampler import Sampler
 from outrider.types import AcceptanceMethod, DenseEvidence, SamplingParams, SparseEvidence
-from outrider_draft.proposers.model import ModelProposer
+from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
 from tests.support.core_driver import Driver, extend_item, open_session
 from tests.support.tiny_models import build_tiny_model, load_reference

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Preempted, Proposal, Refused
-from outrider_draft.proposers.model import ModelProposer
+from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
 from tests.support.core_driver import Driver, extend_item, open_session
 

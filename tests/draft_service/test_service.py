@@ -14,7 +14,8 @@ import pytest
 from outrider.config import DraftSettings
 from outrider.errors import ConfigError
 from outrider.ports import Draft, Opened, Proposal
-from outrider_draft.service import UNLIMITED_LENGTH, DraftService
+from outrider_draft.proposers.base import UNLIMITED_LENGTH
+from outrider_draft.service import DraftService
 from tests.support.core_driver import extend_item, open_session
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119]

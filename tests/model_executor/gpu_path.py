@@ -31,7 +31,7 @@ from outrider.types import (
     TokenScores,
     TypicalScores,
 )
-from outrider_draft.proposers.model import ModelProposer
+from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
 from outrider_target.executor import next_token
 from outrider_target.service import build_core

@@ -16,7 +16,7 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Prepare, Proposal, Refused, Release, Scores, SessionLost
 from outrider.sampling.sampler import Sampler
 from outrider.types import AcceptanceMethod, SamplingParams, ScoreForm, SparseEvidence, Support, TokenScores
-from outrider_draft.proposers.model import ModelProposer
+from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
 from outrider_target.executor import next_token
 from tests.support.async_target import AsyncTargetExecutor, lookahead_core

@@ -9,6 +9,7 @@ from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits, SessionLimits
 from outrider.serving.session_table import SessionTable
 from outrider_draft.proposers.ngram import NgramProposer
+from outrider_draft.proposers.text_executor import TextExecutor
 from outrider_draft.texts import PlainSequences
 from tests.support.core_driver import Driver, extend_item, open_session
 
@@ -25,7 +26,7 @@ class Clock:
 
 def drive(clock: Clock, *, max_per_link: int | None = None, idle_timeout_s: float | None = 60.0) -> Driver:
     limits = Limits(0, 1000, trims=True, sessions=SessionLimits(max_per_link, idle_timeout_s))
-    proposer = NgramProposer(min_n=1, max_n=2)
+    proposer = TextExecutor(NgramProposer(min_n=1, max_n=2))
     core: EngineCore[Any, Any, Any, Any] = EngineCore(SessionTable(PlainSequences(), limits), proposer, clock=clock)
     return Driver(core)
 

@@ -26,7 +26,7 @@ from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.session.state import SessionStatus
 from outrider_coordinator.speculation import DraftLengthPolicy
-from outrider_draft.proposers.model import ModelProposer
+from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core, build_ngram_core
 from outrider_target.service import build_core
 

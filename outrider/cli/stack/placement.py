@@ -12,7 +12,6 @@ from typing import TypeVar
 from outrider.cli.facts import device_text
 from outrider.cli.stack.gpus import Gpus
 from outrider.config import DraftSettings, Settings, TargetSettings
-from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError
 
 _SHARE = 0.9
@@ -50,7 +49,7 @@ def share_a_gpu(settings: Settings) -> bool:
 
 
 def _has_draft(settings: Settings) -> bool:
-    return settings.draft.method is DraftMethod.DRAFT_MODEL
+    return settings.draft.method.has_model
 
 
 def _choose(section: ModelT, gpus: Gpus, other: TargetSettings | DraftSettings | None) -> ModelT:

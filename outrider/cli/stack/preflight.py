@@ -26,7 +26,7 @@ def check(settings: Settings) -> None:
         needs_tokenizer=settings.coordinator.tokenizer is None,
         needs_weights=target.load_format == "safetensors",
     )
-    if draft.method is DraftMethod.DRAFT_MODEL and draft.model is not None:
+    if draft.method.has_model and draft.model is not None:
         check_model_folder(
             Path(draft.model), "draft", needs_tokenizer=False, needs_weights=draft.load_format == "safetensors"
         )

@@ -14,7 +14,6 @@ from outrider.cli.stack.plan import StackPlan, plan_stack
 from outrider.cli.stack.preflight import check, free_port
 from outrider.cli.stack.secret import make_link_secret
 from outrider.config import Effective, Settings
-from outrider.config.fields import DraftMethod
 from outrider.process.extras import require_extras
 from outrider.process.model_files import with_local_model
 
@@ -50,6 +49,6 @@ def _with_local_models(settings: Settings) -> Settings:
 
 
 def _may_need_gpu(settings: Settings) -> bool:
-    has_draft = settings.draft.method is DraftMethod.DRAFT_MODEL
+    has_draft = settings.draft.method.has_model
     devices = {settings.target.device, *([settings.draft.device] if has_draft else [])}
     return devices != {"cpu"}

@@ -14,7 +14,7 @@ from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Open, Proposal
 from outrider.types import AcceptanceMethod, SamplingParams, SparseEvidence
-from outrider_draft.proposers.model import ModelProposer
+from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_draft.service import build_model_core
 from tests.support.core_driver import Driver, extend_item, open_session
 from tests.support.tiny_models import cached_tiny_model

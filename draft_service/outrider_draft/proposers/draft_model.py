@@ -18,22 +18,45 @@ from dataclasses import dataclass, field
 
 import torch
 
+from outrider.config import DraftSettings
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.device_wait import mark_reached
+from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftRow, DraftTerms, fits_loop
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
+from outrider.model_executor.loader.description import describe_model
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Extend, Proposal
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
+from outrider.types import ModelDescription
 from outrider_draft.items import check_extend, proposal_length
 from outrider_draft.proposers.passes import joined, single
+from outrider_draft.proposers.registry import LoadHooks, ServedProposer
 
 DraftSession = Session[KVSequence]
+
+
+def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
+    """A draft model on its device, warmed up."""
+    runner = open_runner(settings, progress=hooks.progress, on_failure=hooks.on_failure)
+    description = describe_model(
+        "draft", settings.model or "", runner, load_format=settings.load_format, name=settings.served_model_name
+    )
+    runner.warm_up(hooks.capture_progress)
+    return serve_model(ModelProposer(runner), description)
+
+
+def serve_model(proposer: ModelProposer, description: ModelDescription) -> ServedProposer:
+    """A proposer over a runner that is loaded."""
+    runner = proposer.runner
+    pool = runner.sequences.pool
+    room = pool.num_pages * pool.page_size
+    return ServedProposer(proposer, runner.sequences, description, room, runner, runner.close)
 
 
 @dataclass(frozen=True, slots=True)

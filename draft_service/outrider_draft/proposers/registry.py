@@ -1,0 +1,91 @@
+"""Registry of proposers: a draft's method, by vLLM's name, and what the service runs for it.
+
+A new method is a module beside this one with a ``load`` of the same form, an entry in ``LOADERS`` and a member of
+``DraftMethod``. Modules are imported when their method is asked for, so that lookups need no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from outrider import __version__
+from outrider.config import DraftSettings
+from outrider.config.fields import DraftMethod
+from outrider.errors import ConfigError
+from outrider.ports import Extend, Proposal
+from outrider.serving.executor import Executor
+from outrider.serving.session import SequenceStore
+from outrider.serving.worker import OnFailure
+from outrider.types import ModelDescription
+from outrider_draft.proposers.base import Proposer
+from outrider_draft.proposers.text_executor import TextExecutor
+from outrider_draft.texts import PlainSequences
+
+if TYPE_CHECKING:
+    from outrider.model_executor.cuda_graphs import CaptureProgress
+    from outrider.model_executor.loader.weights import Progress
+    from outrider.model_executor.model_runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class LoadHooks:
+    """Who is told what while a proposer is loaded."""
+
+    progress: Progress | None = None
+    """Bytes of weights."""
+    capture_progress: CaptureProgress | None = None
+    """CUDA graphs."""
+    on_failure: OnFailure | None = None
+    """Another rank of the model was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedProposer:
+    """A proposer, and what the service has to know to run it."""
+
+    executor: Executor[Any, Extend, Any, Proposal]
+    sequences: SequenceStore[Any]
+    """What its sessions hold."""
+    description: ModelDescription
+    max_cached_tokens: int = 0
+    """Tokens that its KV cache has room for; 0: it has none."""
+    runner: ModelRunner | None = None
+    """None for a draft without a model."""
+    close: Callable[[], None] | None = None
+    """Called once nothing computes any more."""
+
+
+Loader: TypeAlias = "Callable[[DraftSettings, LoadHooks], ServedProposer]"
+
+LOADERS: Mapping[DraftMethod, str] = {
+    DraftMethod.DRAFT_MODEL: "outrider_draft.proposers.draft_model",
+    DraftMethod.NGRAM: "outrider_draft.proposers.ngram",
+    DraftMethod.CUSTOM_CLASS: "outrider_draft.proposers.custom",
+}
+"""The module of each method; its ``load`` is a ``Loader``."""
+
+
+def load_proposer(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
+    """What the settings' method is served by; ``ConfigError`` or ``ModelError`` says why it cannot be."""
+    path = LOADERS.get(settings.method)
+    if path is None:
+        raise ConfigError("draft.method", f"{settings.method} is no draft; drafts are {', '.join(LOADERS)}")
+    load = cast("Loader", importlib.import_module(path).load)
+    return load(settings, hooks)
+
+
+def without_kv(proposer: Proposer, settings: DraftSettings | None = None, name: str = "") -> ServedProposer:
+    """A proposer that keeps no KV, served; ``name`` is what it is called in the description."""
+    description = ModelDescription(
+        role="draft",
+        model_name=(settings.served_model_name if settings else None) or name,
+        architecture="",
+        vocab_size=proposer.vocab_size,
+        num_token_ids=proposer.vocab_size,
+        max_model_len=proposer.max_model_len,
+        version=__version__,
+    )
+    return ServedProposer(TextExecutor(proposer), PlainSequences(), description, close=proposer.close)

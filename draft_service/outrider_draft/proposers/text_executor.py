@@ -1,0 +1,130 @@
+"""Executor of proposers that keep no KV cache: sessions are texts, and an item costs one token of the budget.
+
+Owns what a proposer's answer may be: tokens that may be drawn, no more than were asked for, and evidence that fits
+them. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import IntegrityError, OutriderError
+from outrider.ports import Extend, Open, Proposal
+from outrider.serving.executor import Executor, ExecutorOutput
+from outrider.serving.session import Session
+from outrider.types import DenseEvidence, Evidence, SparseEvidence
+from outrider_draft.items import check_extend, proposal_length
+from outrider_draft.proposers.base import DraftTokens, ProposalRequest, Proposer
+from outrider_draft.texts import PlainSequence
+
+_log = logging.getLogger(__name__)
+
+_MAX_TOKEN_IDS = 2**31
+"""Texts are kept as 32-bit integers."""
+
+
+@dataclass(slots=True)
+class TextJob:
+    """One ``Extend`` under way."""
+
+    extend: Extend
+    text: PlainSequence
+    request: ProposalRequest
+    num_left: int = 1
+    """A proposal counts as one token of the budget."""
+    num_last: int = 1
+
+
+class TextExecutor(Executor[PlainSequence, Extend, TextJob, Proposal]):
+    """Serves one proposer."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self.proposer = proposer
+        self._vocab_size = proposer.vocab_size or _MAX_TOKEN_IDS
+
+    def check(self, session: Session[PlainSequence], item: Extend) -> Proposal | None:
+        """An empty proposal for a session past the limit; ``InvalidRequestError`` for a bad item."""
+        check_extend(session.open, item, vocab_size=self._vocab_size)
+        base = item.num_kept_tokens + len(item.token_ids)
+        return Proposal(item.session, item.generation, base, ()) if base > session.reserved_length else None
+
+    def begin(self, session: Session[PlainSequence], item: Extend) -> TextJob:
+        """The text is brought up to date at once."""
+        session.sequence.extend(item.token_ids)
+        request = session.executor_state
+        if not isinstance(request, ProposalRequest):
+            request = session.executor_state = ProposalRequest(session.open, session.sequence.token_ids)
+        request.num_tokens = proposal_length(session.open, item, reserved_length=session.reserved_length)
+        return TextJob(item, session.sequence, request)
+
+    def execute(self, batch: Sequence[tuple[TextJob, int]]) -> ExecutorOutput[Proposal]:
+        """Propose for every job."""
+        jobs = [job for job, _ in batch]
+        found = self._propose([job.request for job in jobs])
+        results = [self._answer(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
+        return ExecutorOutput(results=results, computed_ns=time.perf_counter_ns())
+
+    def _propose(self, requests: Sequence[ProposalRequest]) -> Sequence[DraftTokens | OutriderError]:
+        """A proposer that fails costs these sessions their draft, and the others nothing."""
+        try:
+            found = self.proposer.propose(requests)
+        except Exception as error:
+            name = type(self.proposer).__name__
+            _log.exception("%s failed; %d sessions go on without a draft", name, len(requests))
+            return [IntegrityError(f"{name} failed: {type(error).__name__}: {error}")] * len(requests)
+        if len(found) != len(requests):
+            name = type(self.proposer).__name__
+            return [IntegrityError(f"{name} answered {len(found)} of {len(requests)} requests")] * len(requests)
+        return found
+
+    def _answer(self, job: TextJob, found: DraftTokens | OutriderError) -> Proposal | OutriderError:
+        if isinstance(found, OutriderError):
+            return found
+        opened, base = job.request.open, job.text.length
+        token_ids = _drawable(found.token_ids, opened.num_token_ids)[: job.request.num_tokens]
+        evidence = certain_evidence(opened, token_ids) if found.evidence is None else _cut(found.evidence, token_ids)
+        # As of a draft with KV, all draft tokens but the last are held.
+        job.text.extend(token_ids[:-1])
+        return Proposal(job.extend.session, job.extend.generation, base, token_ids, evidence)
+
+
+def _drawable(token_ids: Sequence[int], num_token_ids: int) -> tuple[int, ...]:
+    """Those before the first that may not be drawn."""
+    ids = tuple(int(token_id) for token_id in token_ids)
+    known = next((i for i, token_id in enumerate(ids) if not 0 <= token_id < num_token_ids), len(ids))
+    return ids[:known]
+
+
+def _cut(evidence: Evidence, token_ids: Sequence[int]) -> Evidence:
+    """The rows of the first tokens."""
+    count = len(token_ids)
+    if not count:
+        return None
+    if isinstance(evidence, DenseEvidence):
+        return DenseEvidence(evidence.probs[:count])
+    if isinstance(evidence, SparseEvidence):
+        end = int(evidence.counts[:count].sum())
+        return SparseEvidence(evidence.counts[:count], evidence.token_ids[:end], evidence.probs[:end])
+    return evidence
+
+
+def certain_evidence(opened: Open, token_ids: Sequence[int]) -> Evidence:
+    """Rows with all probability on one token; None where the rule needs no evidence."""
+    if not token_ids or not opened.judging_rule.needs_evidence:
+        return None
+    if opened.judging_rule.is_dense:
+        return DenseEvidence(_one_hot(token_ids, opened.num_token_ids))
+    ones = np.ones(len(token_ids), dtype=np.float32)
+    return SparseEvidence(np.ones(len(token_ids), dtype=np.int32), np.array(token_ids, dtype=np.int32), ones)
+
+
+def _one_hot(token_ids: Sequence[int], width: int) -> NDArray[np.float32]:  # [K] -> [K, V]
+    rows = np.zeros((len(token_ids), width), dtype=np.float32)
+    rows[np.arange(len(token_ids)), list(token_ids)] = 1
+    return rows
