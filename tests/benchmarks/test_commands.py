@@ -72,7 +72,7 @@ def test_engine_measures_a_shape_that_has_no_weights(runner: CliRunner, tmp_path
     result = runner.invoke(app, [*arguments, "--load-format", "dummy", "--save", "noise"])
     assert result.exit_code == 0, result.output
     assert load(tmp_path / "benchmarks/results/noise.json").configuration["load_format"] == "dummy"
-    assert "Noise for weights" in result.stdout
+    assert "Random weights (" in result.stdout
 
 
 def test_engine_measures_a_model_that_processes_share(runner: CliRunner, tmp_path: Path) -> None:

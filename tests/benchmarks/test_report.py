@@ -48,7 +48,7 @@ def test_noise_for_weights_is_said_to_be_that() -> None:
     result = engine_result("one", synthetic=False)
     text = render([dataclasses.replace(result, configuration={**result.configuration, "load_format": "dummy"})])
     assert "some float32 †" in text
-    assert "† Noise for weights" in text
+    assert "† Random weights (" in text
 
 
 def test_a_step_without_its_forwards_has_a_table() -> None:

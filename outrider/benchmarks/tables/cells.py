@@ -1,4 +1,4 @@
-"""What all tables are made of: rows, marks, devices, figures. Knows no kind of result."""
+"""Parts that all tables share: rows, marks, devices, figures."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from outrider.benchmarks.schema import Environment, Label, Result
 Row = Sequence[str]
 
 _MARKS = {
-    "\\*": "A synthetic pair: random weights of a real model's shape, the acceptance chosen by whoever made it. "
-    "The times are those of the system; the acceptance is not a property of any model.",
-    "†": "Noise for weights (`--load-format dummy`): a shape alone, whose text and acceptance mean nothing.",
+    "\\*": "A synthetic pair: random weights in the shape of a real model, with an acceptance rate that was chosen "
+    "when the pair was made. The times are those of the system; the acceptance rate is not that of any model.",
+    "†": "Random weights (`--load-format dummy`): text and acceptance rate have no meaning.",
 }
 
 

@@ -10,8 +10,8 @@ from outrider.benchmarks.tables.cells import Row, acceptance_rate, device, media
 
 
 def _serve_table(results: Sequence[Result]) -> str:
-    heads = ["run", "device", "pair", "T", "K", "users", "tok/s", "K = 0", "times as fast", "acceptance rate",
-             "mean acceptance length", "TTFT ms", "TPOT ms", "K = 0"]  # fmt: skip
+    heads = ["run", "device", "pair", "T", "K", "users", "tok/s", "tok/s, K = 0", "speedup",
+             "acceptance rate", "mean acceptance length", "TTFT ms", "TPOT ms", "TPOT ms, K = 0"]  # fmt: skip
     return table("Serving, three processes", heads, [_serve_row(result) for result in results], notes(results))
 
 
@@ -42,7 +42,7 @@ def _steps_table(results: Sequence[Result]) -> str:
         [f"`{r.name}`", *(number(median_of(r, f"step_{stage}", arm="speculation"), 2) for stage in stages)]
         for r in results
     ]
-    return table("Where a step's time goes, ms, prompts included", ["run", *stages], rows, [])
+    return table("Step time by stage, ms, prefill included", ["run", *stages], rows, [])
 
 
 def serve_tables(results: Sequence[Result]) -> str:
@@ -52,7 +52,7 @@ def serve_tables(results: Sequence[Result]) -> str:
 
 def interference_table(results: Sequence[Result]) -> str:
     """Gaps of running requests, alone and beside a prefill."""
-    heads = ["run", "device", "pair", "K", "running", "prefill tokens", "p99 alone, ms", "p99 beside, ms", "times"]
+    heads = ["run", "device", "pair", "K", "running", "prefill tokens", "p99 without, ms", "p99 with, ms", "ratio"]
     rows = []
     for result in results:
         facts, gaps = result.configuration, [result.find("itl", arm=arm) for arm in ("alone", "beside a prefill")]
@@ -68,7 +68,7 @@ def interference_table(results: Sequence[Result]) -> str:
                 number(ratio(p99s[1], p99s[0]), 2),
             ]
         )
-    title = "What a long prompt does to running requests: gaps between messages"
+    title = "Gaps between messages of running requests while a long prompt is prefilled"
     return table(title, heads, rows, notes(results)) if rows else ""
 
 
