@@ -23,6 +23,7 @@ from outrider.prefix_hash import PrefixHash
 from outrider.types import (
     CandidateLogprobs,
     Evidence,
+    HiddenStates,
     JudgingRule,
     LogprobsMode,
     ModelDescription,
@@ -64,6 +65,9 @@ class Open:
     arrival_ns: int = 0
     """When the request arrived, in nanoseconds since 1970; the same for a session that is rebuilt. When pages run out,
     the session that arrived last is preempted."""
+    hidden_state_layers: tuple[int, ...] = ()
+    """A target: the layers whose hidden states a ``Score`` may ask for. Layer i is the residual stream after i layers,
+    0 the embedding, ``LAST_HIDDEN_STATE`` what the head reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,9 @@ class Extend:
     token_ids: tuple[int, ...]
     draft_length: int
     trace_parent: str = ""
+    hidden_states: HiddenStates | None = None
+    """For a draft that reads them: of the positions from the last kept token (or 0) to the last but one that it will
+    then hold. None: it takes what it can hold without, and its answer's ``base_length`` says how much that is."""
 
 
 @step_value(frozen=True, slots=True)
@@ -111,6 +118,9 @@ class Score:
     support: Support | None = None
     """For sparse rejection with K > 0; None otherwise."""
     trace_parent: str = ""
+    hidden_states_from: int | None = None
+    """Hidden states are wanted of all positions from this one on, the scored ones included; at least
+    ``num_kept_tokens``. None: of none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +160,19 @@ class Scores:
     form: ScoreForm
     logprobs: tuple[CandidateLogprobs, ...] = ()  # [K+1] when wanted (with DenseScores: its own rows instead)
     prompt_logprobs: tuple[CandidateLogprobs, ...] = ()  # of the prompt tokens brought, the session's first left out
+    hidden_states: HiddenStates | None = None
+    """Where they were asked for: of the positions that were not sent as ``HiddenStateChunk`` before, up to the last
+    draft token's."""
+
+
+@step_value(frozen=True, slots=True)
+class HiddenStateChunk:
+    """Hidden states of a part of a ``Score``'s positions, sent before its answer: prompts are long."""
+
+    session: int
+    generation: int
+    """Of the ``Score``."""
+    states: HiddenStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +259,7 @@ class ItemTiming:
 DraftCommand = Open | Extend | Release
 TargetCommand = Open | Score | Prepare | Release
 DraftEvent = Proposal | Opened | Preempted | SessionLost | SessionFailed | Refused
-TargetEvent = Scores | Opened | Preempted | SessionLost | SessionFailed | Refused
+TargetEvent = Scores | HiddenStateChunk | Opened | Preempted | SessionLost | SessionFailed | Refused
 
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)

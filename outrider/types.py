@@ -9,6 +9,7 @@ Shape letters: ``K`` draft length, ``S`` support width, ``V`` vocabulary.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -201,6 +202,49 @@ SYNTHETIC_MARK, NOISE_MARK = " (synthetic)", " (noise)"
 """Behind the name of a model whose weights nobody trained, so that no figure of it is taken for a model's."""
 
 
+LAST_HIDDEN_STATE = -1
+"""The layer id of what the head reads: the last layer's output, normalised."""
+
+
+@step_value(frozen=True, slots=True)
+class HiddenStates:
+    """Hidden states of consecutive positions of one session, the chosen layers' side by side: [N, F], row-major.
+
+    A target makes them and a draft reads them; between the two they are bytes.
+    """
+
+    start: int
+    """The first position."""
+    num_rows: int
+    width: int
+    """F: layers times the model's hidden size."""
+    dtype: str
+    """"float32", "bfloat16" or "float16", little-endian."""
+    payload: bytes
+    """``num_rows * width`` values."""
+
+    @property
+    def end(self) -> int:
+        """One past the last position."""
+        return self.start + self.num_rows
+
+    def between(self, start: int, end: int) -> HiddenStates:
+        """Those of the positions from ``start`` to ``end`` - 1, which must be among them."""
+        if (start, end) == (self.start, self.end):
+            return self
+        row_bytes = len(self.payload) // self.num_rows if self.num_rows else 0
+        payload = self.payload[(start - self.start) * row_bytes : (end - self.start) * row_bytes]
+        return HiddenStates(start, end - start, self.width, self.dtype, payload)
+
+    def followed_by(self, others: Sequence[HiddenStates]) -> HiddenStates:
+        """With those of the positions that follow, of the same layers and type."""
+        if not others:
+            return self
+        payload = b"".join((self.payload, *(part.payload for part in others)))
+        num_rows = self.num_rows + sum(part.num_rows for part in others)
+        return HiddenStates(self.start, num_rows, self.width, self.dtype, payload)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What a service says of itself and its model."""
@@ -234,5 +278,12 @@ class ModelDescription:
     version: str = ""
     tensor_parallel_size: int = 1
     """Processes that share the model, each with its part."""
+    hidden_size: int = 0
+    """Of a target: values of one layer's hidden state. Of a draft that reads such: what its target must have. 0: not
+    said, or none are read."""
+    num_layers: int = 0
+    """Of a target: it has hidden states 0, the embedding, to this, the last layer's, and ``LAST_HIDDEN_STATE``."""
+    hidden_state_layers: tuple[int, ...] = ()
+    """Of a draft: the layers whose hidden states it reads, as ``Open.hidden_state_layers`` has them."""
     heartbeat_interval_ms: int = 0
     """How often it sends a heartbeat on each link; 0: never, as in process, where no link falls silent."""

@@ -17,7 +17,7 @@ from typing import Any, Generic
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
 from outrider.recording import Recorder
-from outrider.serving.executor import CommonEvent, EventT, Executor, ExecutorOutput, ItemT, JobT
+from outrider.serving.executor import EventT, Executor, ExecutorOutput, ItemT, JobT
 from outrider.serving.input_processor import InputProcessor
 from outrider.serving.output_processor import OutputProcessor
 from outrider.serving.request import AnyRequest, Batch
@@ -73,7 +73,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     # A step.
 
-    def step(self) -> list[tuple[int, EventBatch[EventT | CommonEvent]]]:
+    def step(self) -> list[tuple[int, EventBatch[Any]]]:
         """Schedule a batch, execute it, process its outputs; returns messages, each with the number of its link.
 
         A forward of an asynchronous executor outlives the step that starts it. Meanwhile steps take in what arrives and
@@ -110,7 +110,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._in_flight.append(batch)
         return True
 
-    def _process_outputs(self, finished: _Finished | None) -> list[tuple[int, EventBatch[EventT | CommonEvent]]]:
+    def _process_outputs(self, finished: _Finished | None) -> list[tuple[int, EventBatch[Any]]]:
         """Answer the requests of a batch. The next batch starts before messages are made of the answers, so that the
         device does not wait for that.
         """

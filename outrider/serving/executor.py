@@ -86,7 +86,7 @@ class ExecutorOutput(Generic[EventT_co]):
     """When the model was done and sampling began, by the core's clock, which is ``time.perf_counter_ns``."""
     used_graph: bool = False
     """Whether a captured forward was replayed."""
-    pushed: Sequence[tuple[int, EventT_co]] = ()
+    pushed: Sequence[tuple[int, Any]] = ()
     """Events that answer no item, each with the number of its link. They leave with the next message."""
 
 

@@ -39,7 +39,7 @@ class TokenizerFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms")
+    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms", "hidden_size", "num_layers", "hidden_state_layers")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,9 @@ class ModelDescription(_message.Message):
     DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
     BOS_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     role: str
     model_name: str
     architecture: str
@@ -82,7 +85,10 @@ class ModelDescription(_message.Message):
     device_name: str
     bos_token_id: int
     heartbeat_interval_ms: int
-    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ...) -> None: ...
+    hidden_size: int
+    num_layers: int
+    hidden_state_layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., hidden_state_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("num_received_messages",)
@@ -91,7 +97,7 @@ class Heartbeat(_message.Message):
     def __init__(self, num_received_messages: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session", "generation", "sampling", "seed", "judging_rule", "prompt_length", "max_length", "eos_token_ids", "num_token_ids", "num_logprobs", "num_prompt_logprobs", "logprobs_mode", "banned_token_ids", "request_id", "trace_id", "cache_salt", "prefix_hash_key", "arrival_ns")
+    __slots__ = ("session", "generation", "sampling", "seed", "judging_rule", "prompt_length", "max_length", "eos_token_ids", "num_token_ids", "num_logprobs", "num_prompt_logprobs", "logprobs_mode", "banned_token_ids", "request_id", "trace_id", "cache_salt", "prefix_hash_key", "arrival_ns", "hidden_state_layers")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +116,7 @@ class Open(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASH_KEY_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_NS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
     sampling: _sampling_pb2.SamplingParams
@@ -128,7 +135,8 @@ class Open(_message.Message):
     cache_salt: str
     prefix_hash_key: bytes
     arrival_ns: int
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., judging_rule: _Optional[_Union[JudgingRule, str]] = ..., prompt_length: _Optional[int] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_token_ids: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[_sampling_pb2.LogprobsMode, str]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prefix_hash_key: _Optional[bytes] = ..., arrival_ns: _Optional[int] = ...) -> None: ...
+    hidden_state_layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., judging_rule: _Optional[_Union[JudgingRule, str]] = ..., prompt_length: _Optional[int] = ..., max_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_token_ids: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[_sampling_pb2.LogprobsMode, str]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., prefix_hash_key: _Optional[bytes] = ..., arrival_ns: _Optional[int] = ..., hidden_state_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("session", "generation")
@@ -139,7 +147,7 @@ class Release(_message.Message):
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Extend(_message.Message):
-    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_chain", "prefix_rest", "token_ids", "draft_length", "trace_parent")
+    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_chain", "prefix_rest", "token_ids", "draft_length", "trace_parent", "hidden_states")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +156,7 @@ class Extend(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
     num_kept_tokens: int
@@ -156,7 +165,8 @@ class Extend(_message.Message):
     token_ids: bytes
     draft_length: int
     trace_parent: str
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_chain: _Optional[bytes] = ..., prefix_rest: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., draft_length: _Optional[int] = ..., trace_parent: _Optional[str] = ...) -> None: ...
+    hidden_states: HiddenStates
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_chain: _Optional[bytes] = ..., prefix_rest: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., draft_length: _Optional[int] = ..., trace_parent: _Optional[str] = ..., hidden_states: _Optional[_Union[HiddenStates, _Mapping]] = ...) -> None: ...
 
 class SparseEvidence(_message.Message):
     __slots__ = ("counts", "token_ids", "probs")
@@ -176,6 +186,24 @@ class Evidence(_message.Message):
     dense: _tensor_pb2.Tensor
     def __init__(self, sparse: _Optional[_Union[SparseEvidence, _Mapping]] = ..., dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
 
+class HiddenStates(_message.Message):
+    __slots__ = ("start", "values")
+    START_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    values: _tensor_pb2.Tensor
+    def __init__(self, start: _Optional[int] = ..., values: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
+
+class HiddenStateChunk(_message.Message):
+    __slots__ = ("session", "generation", "states")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    generation: int
+    states: HiddenStates
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., states: _Optional[_Union[HiddenStates, _Mapping]] = ...) -> None: ...
+
 class Proposal(_message.Message):
     __slots__ = ("session", "generation", "base_length", "token_ids", "evidence")
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -191,7 +219,7 @@ class Proposal(_message.Message):
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
 
 class Score(_message.Message):
-    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_chain", "prefix_rest", "token_ids", "draft_token_ids", "support_counts", "support_token_ids", "trace_parent")
+    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_chain", "prefix_rest", "token_ids", "draft_token_ids", "support_counts", "support_token_ids", "trace_parent", "hidden_states_from")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +230,7 @@ class Score(_message.Message):
     SUPPORT_COUNTS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATES_FROM_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
     num_kept_tokens: int
@@ -212,7 +241,8 @@ class Score(_message.Message):
     support_counts: bytes
     support_token_ids: bytes
     trace_parent: str
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_chain: _Optional[bytes] = ..., prefix_rest: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., trace_parent: _Optional[str] = ...) -> None: ...
+    hidden_states_from: int
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_chain: _Optional[bytes] = ..., prefix_rest: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., trace_parent: _Optional[str] = ..., hidden_states_from: _Optional[int] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("session", "generation", "num_steps")
@@ -275,7 +305,7 @@ class CandidateLogprobs(_message.Message):
     def __init__(self, token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class Scores(_message.Message):
-    __slots__ = ("session", "generation", "base_length", "tokens", "sparse", "typical", "dense", "logprobs", "prompt_logprobs")
+    __slots__ = ("session", "generation", "base_length", "tokens", "sparse", "typical", "dense", "logprobs", "prompt_logprobs", "hidden_states")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +315,7 @@ class Scores(_message.Message):
     DENSE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
     base_length: int
@@ -294,7 +325,8 @@ class Scores(_message.Message):
     dense: DenseScores
     logprobs: _containers.RepeatedCompositeFieldContainer[CandidateLogprobs]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[CandidateLogprobs]
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Union[TokenScores, _Mapping]] = ..., sparse: _Optional[_Union[SparseScores, _Mapping]] = ..., typical: _Optional[_Union[TypicalScores, _Mapping]] = ..., dense: _Optional[_Union[DenseScores, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[CandidateLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[CandidateLogprobs, _Mapping]]] = ...) -> None: ...
+    hidden_states: HiddenStates
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Union[TokenScores, _Mapping]] = ..., sparse: _Optional[_Union[SparseScores, _Mapping]] = ..., typical: _Optional[_Union[TypicalScores, _Mapping]] = ..., dense: _Optional[_Union[DenseScores, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[CandidateLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[CandidateLogprobs, _Mapping]]] = ..., hidden_states: _Optional[_Union[HiddenStates, _Mapping]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session", "generation", "num_cached_tokens")
@@ -443,20 +475,22 @@ class TargetCommands(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class TargetEvent(_message.Message):
-    __slots__ = ("scores", "session_lost", "session_failed", "refused", "opened", "preempted")
+    __slots__ = ("scores", "session_lost", "session_failed", "refused", "opened", "preempted", "hidden_states")
     SCORES_FIELD_NUMBER: _ClassVar[int]
     SESSION_LOST_FIELD_NUMBER: _ClassVar[int]
     SESSION_FAILED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
     scores: Scores
     session_lost: SessionLost
     session_failed: SessionFailed
     refused: Refused
     opened: Opened
     preempted: Preempted
-    def __init__(self, scores: _Optional[_Union[Scores, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ...) -> None: ...
+    hidden_states: HiddenStateChunk
+    def __init__(self, scores: _Optional[_Union[Scores, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., hidden_states: _Optional[_Union[HiddenStateChunk, _Mapping]] = ...) -> None: ...
 
 class TargetEvents(_message.Message):
     __slots__ = ("events", "report", "item_timings_ns", "plane_offer", "heartbeat")

@@ -178,7 +178,7 @@ class _Rig:
         while self.core.has_work and not batches and self.executor.num_ended == num_ended:
             if self.core.pause_s:
                 self.executor.is_done = True  # time passes
-            batches = self.core.step()  # type: ignore[assignment]
+            batches = self.core.step()
         for _, batch in batches:
             for event, timing in batch.timed():
                 if isinstance(event, Opened):

@@ -40,7 +40,7 @@ CASES: dict[str, Case] = {
         events.draft_events_from_proto,
     ),
     "target events": (
-        values.batches(st.one_of(values.scores, values.common_events)),
+        values.batches(st.one_of(values.scores, values.chunks, values.common_events)),
         events.target_events_to_proto,
         events.target_events_from_proto,
     ),

@@ -30,6 +30,7 @@ from outrider.types import (
     DenseEvidence,
     DenseScores,
     FinishReason,
+    HiddenStates,
     JudgingRule,
     LogprobsMode,
     ModelDescription,
@@ -118,6 +119,17 @@ sampling = st.builds(
     bad_words=st.lists(ids, max_size=3).map(tuple),
     allowed_token_ids=ids,
 )
+
+
+@st.composite
+def hidden_states(draw: st.DrawFn) -> HiddenStates:
+    dtype, num_bytes = draw(st.sampled_from([("float32", 4), ("bfloat16", 2), ("float16", 2)]))
+    rows, width = draw(st.integers(0, 3)), draw(st.integers(1, 4))
+    size = rows * width * num_bytes
+    return HiddenStates(draw(u32), rows, width, dtype, draw(st.binary(min_size=size, max_size=size)))
+
+
+layers = st.lists(st.integers(-1, 99), max_size=3).map(tuple)
 opens = st.builds(
     ports.Open,
     session=u64,
@@ -138,6 +150,7 @@ opens = st.builds(
     prefix_hash_key=st.binary(max_size=64),
     cache_salt=st.text(max_size=8),
     arrival_ns=u64,
+    hidden_state_layers=layers,
 )
 releases = st.builds(ports.Release, u64, u64)
 prepares = st.builds(ports.Prepare, u64, u64, st.integers(0, 1 << 16))
@@ -150,6 +163,7 @@ extends = st.builds(
     token_ids=ids,
     draft_length=u32,
     trace_parent=text,
+    hidden_states=st.none() | hidden_states(),
 )
 scores_wanted = st.builds(
     ports.Score,
@@ -161,6 +175,7 @@ scores_wanted = st.builds(
     draft_token_ids=ids,
     support=st.none() | supports(),
     trace_parent=text,
+    hidden_states_from=st.none() | u32,
 )
 logprobs = st.builds(TokenLogprob, u32, single, u32)
 
@@ -175,7 +190,8 @@ def candidate_logprobs(draw: st.DrawFn) -> CandidateLogprobs:
 
 positions = st.lists(candidate_logprobs(), max_size=2).map(tuple)
 proposals = st.builds(ports.Proposal, u64, u64, u32, ids, evidence)
-scores = st.builds(ports.Scores, u64, u64, u32, forms, positions, positions)
+scores = st.builds(ports.Scores, u64, u64, u32, forms, positions, positions, st.none() | hidden_states())
+chunks = st.builds(ports.HiddenStateChunk, u64, u64, hidden_states())
 common_events = st.one_of(
     st.builds(ports.Opened, u64, u64, u32),
     st.builds(ports.Preempted, u64, u64, u32),
@@ -212,6 +228,9 @@ descriptions = st.builds(
     acceptance_methods=st.lists(methods, max_size=3, unique=True).map(tuple),
     tensor_planes=st.lists(st.sampled_from(["inline", "shared_memory"]), max_size=3, unique=True).map(tuple),
     version=text,
+    hidden_size=u32,
+    num_layers=u32,
+    hidden_state_layers=layers,
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,

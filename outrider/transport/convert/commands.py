@@ -18,6 +18,7 @@ from outrider.transport.convert.arrays import (
     token_ids_from_bytes,
     token_ids_to_bytes,
 )
+from outrider.transport.convert.hidden_states import hidden_states_from_proto, write_hidden_states
 from outrider.transport.convert.link_bounds import (
     check_extend,
     check_open,
@@ -67,6 +68,7 @@ def open_to_proto(command: ports.Open) -> pb.Open:
         prefix_hash_key=command.prefix_hash_key,
         cache_salt=command.cache_salt,
         arrival_ns=command.arrival_ns,
+        hidden_state_layers=command.hidden_state_layers,
     )
 
 
@@ -95,6 +97,7 @@ def open_from_proto(message: pb.Open, model: ModelLimits = ANY_MODEL) -> ports.O
         prefix_hash_key=message.prefix_hash_key,
         cache_salt=message.cache_salt,
         arrival_ns=message.arrival_ns,
+        hidden_state_layers=tuple(message.hidden_state_layers),
     )
 
 
@@ -117,6 +120,8 @@ def write_extend(message: pb.Extend, command: ports.Extend) -> None:
     message.draft_length = command.draft_length
     if command.trace_parent:
         message.trace_parent = command.trace_parent
+    if command.hidden_states is not None:
+        write_hidden_states(message.hidden_states, command.hidden_states)
 
 
 def extend_from_proto(message: pb.Extend) -> ports.Extend:
@@ -130,6 +135,7 @@ def extend_from_proto(message: pb.Extend) -> ports.Extend:
         token_ids_from_bytes("token_ids", message.token_ids, LINK_TOKEN_IDS),
         message.draft_length,
         message.trace_parent,
+        hidden_states_from_proto(message.hidden_states) if message.HasField("hidden_states") else None,
     )
 
 
@@ -146,6 +152,8 @@ def write_score(message: pb.Score, command: ports.Score) -> None:
         message.support_token_ids = ints_to_bytes(command.support.token_ids)
     if command.trace_parent:
         message.trace_parent = command.trace_parent
+    if command.hidden_states_from is not None:
+        message.hidden_states_from = command.hidden_states_from
 
 
 def score_from_proto(message: pb.Score) -> ports.Score:
@@ -160,6 +168,7 @@ def score_from_proto(message: pb.Score) -> ports.Score:
         tuple(message.draft_token_ids),
         _support_from_proto(message.support_counts, message.support_token_ids),
         message.trace_parent,
+        message.hidden_states_from if message.HasField("hidden_states_from") else None,
     )
 
 

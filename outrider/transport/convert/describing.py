@@ -42,6 +42,9 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
         version=description.version,
         tensor_parallel_size=description.tensor_parallel_size,
         heartbeat_interval_ms=description.heartbeat_interval_ms,
+        hidden_size=description.hidden_size,
+        num_layers=description.num_layers,
+        hidden_state_layers=description.hidden_state_layers,
     )
 
 
@@ -75,6 +78,9 @@ def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
         version=message.version,
         tensor_parallel_size=message.tensor_parallel_size or 1,
         heartbeat_interval_ms=message.heartbeat_interval_ms,
+        hidden_size=message.hidden_size,
+        num_layers=message.num_layers,
+        hidden_state_layers=tuple(message.hidden_state_layers),
     )
 
 

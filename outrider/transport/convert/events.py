@@ -14,6 +14,7 @@ from outrider import ports
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS
 from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
+from outrider.transport.convert.hidden_states import hidden_states_from_proto, write_hidden_states
 from outrider.transport.convert.link_bounds import check_scores, event_within, shortened
 from outrider.transport.convert.reading import Readers, out_of_range_breaks_the_contract, read_one_of
 from outrider.transport.convert.scores import (
@@ -57,6 +58,8 @@ def write_scores(message: pb.Scores, event: ports.Scores, place: Place) -> None:
         message.logprobs.extend(candidates_to_proto(event.logprobs))
     if event.prompt_logprobs:
         message.prompt_logprobs.extend(candidates_to_proto(event.prompt_logprobs))
+    if event.hidden_states is not None:
+        write_hidden_states(message.hidden_states, event.hidden_states)
 
 
 def scores_from_proto(message: pb.Scores, fetch: Fetch = fetch_nothing) -> ports.Scores:
@@ -69,7 +72,16 @@ def scores_from_proto(message: pb.Scores, fetch: Fetch = fetch_nothing) -> ports
         form_from_proto(message, fetch),
         candidates_from_proto(message.logprobs),
         candidates_from_proto(message.prompt_logprobs),
+        hidden_states_from_proto(message.hidden_states) if message.HasField("hidden_states") else None,
     )
+
+
+def _chunk_from_proto(message: pb.HiddenStateChunk) -> ports.HiddenStateChunk | ports.SessionFailed:
+    return event_within(_read_chunk, message)
+
+
+def _read_chunk(message: pb.HiddenStateChunk) -> ports.HiddenStateChunk:
+    return ports.HiddenStateChunk(message.session, message.generation, hidden_states_from_proto(message.states))
 
 
 def _lost_from_proto(message: pb.SessionLost) -> ports.SessionLost:
@@ -100,6 +112,9 @@ _COMMON_READERS: Readers = {
     "session_failed": _failed_from_proto,
     "refused": _refused_from_proto,
 }
+
+
+_TARGET_READERS: Readers = {**_COMMON_READERS, "hidden_states": _chunk_from_proto}
 
 
 def _write_common(
@@ -135,6 +150,10 @@ def _write_draft_event(message: pb.DraftEvent, event: ports.DraftEvent, place: P
 def _write_target_event(message: pb.TargetEvent, event: ports.TargetEvent, place: Place) -> None:
     if isinstance(event, ports.Scores):
         write_scores(message.scores, event, place)
+    elif isinstance(event, ports.HiddenStateChunk):
+        chunk = message.hidden_states
+        chunk.session, chunk.generation = event.session, event.generation
+        write_hidden_states(chunk.states, event.states)
     else:
         _write_common(message, event)
 
@@ -214,7 +233,7 @@ def _draft_event_from_proto(message: pb.DraftEvent, fetch: Fetch) -> ports.Draft
 def _target_event_from_proto(message: pb.TargetEvent, fetch: Fetch) -> ports.TargetEvent:
     if message.HasField("scores"):  # nearly always
         return event_within(scores_from_proto, message.scores, fetch)
-    event: ports.TargetEvent = read_one_of(message, "event", _COMMON_READERS)
+    event: ports.TargetEvent = read_one_of(message, "event", _TARGET_READERS)
     return event
 
 

@@ -50,6 +50,7 @@ def check_open(message: pb.Open, model: ModelLimits = ANY_MODEL) -> None:
     limits.REQUEST_ID.check("trace_id", len(message.trace_id))
     limits.CACHE_SALT.check("cache_salt", len(message.cache_salt))
     limits.LINK_HASH.check("prefix_hash_key", len(message.prefix_hash_key))
+    limits.LINK_HIDDEN_LAYERS.check("hidden_state_layers", len(message.hidden_state_layers))
 
 
 def check_extend(message: pb.Extend) -> None:
@@ -90,6 +91,7 @@ def check_description(message: pb.ModelDescription) -> None:
         limits.LINK_TEXT.check("tokenizer_files", len(file.name))
     limits.TOKENIZER_BYTES.check("tokenizer_files", sum(len(file.content) for file in message.tokenizer_files))
     limits.LINK_ENDING_TOKEN_IDS.check("eos_token_ids", len(message.eos_token_ids))
+    limits.LINK_HIDDEN_LAYERS.check("hidden_state_layers", len(message.hidden_state_layers))
     limits.LINK_FILES.check("tokenizer_files", len(message.tokenizer_files))
     limits.LINK_FILES.check("acceptance_methods", len(message.acceptance_methods))
     limits.LINK_FILES.check("tensor_planes", len(message.tensor_planes))

@@ -1,0 +1,92 @@
+"""Hidden states on a link: what does not agree with itself, and what is too large, is refused before it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from outrider.errors import ProtocolError
+from outrider.limits import LINK_HIDDEN_LAYERS, LINK_HIDDEN_STATE_BYTES
+from outrider.ports import Rejected, Scores, SessionFailed
+from outrider.transport.convert import commands, events
+from outrider.types import HiddenStates
+from outrider.v1 import link_pb2 as pb
+from outrider.v1 import tensor_pb2
+
+STATES = HiddenStates(4, 3, 2, "bfloat16", bytes(range(12)))
+
+
+def message(change: Callable[[tensor_pb2.Tensor], None]) -> pb.DraftCommands:
+    found = pb.DraftCommands()
+    extend = found.commands.add().extend
+    extend.hidden_states.values.dtype = "float32"
+    extend.hidden_states.values.shape.extend((2, 3))
+    extend.hidden_states.values.inline = bytes(24)
+    commands.draft_commands_from_proto(found)
+    change(extend.hidden_states.values)
+    return found
+
+
+def set_shape(*shape: int) -> Callable[[tensor_pb2.Tensor], None]:
+    def change(tensor: tensor_pb2.Tensor) -> None:
+        del tensor.shape[:]
+        tensor.shape.extend(shape)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_shape(2),
+        set_shape(2, 4),
+        set_shape(0, 3),
+        set_shape(24, 0),
+        lambda tensor: setattr(tensor, "dtype", "int32"),
+        lambda tensor: setattr(tensor, "dtype", "bfloat16"),
+        lambda tensor: setattr(tensor, "inline", bytes(23)),
+        lambda tensor: tensor.ClearField("inline"),
+        lambda tensor: tensor.shared_memory.CopyFrom(tensor_pb2.SharedMemoryRegion(length_bytes=24)),
+    ],
+)
+def test_states_that_do_not_agree_with_themselves_break_the_contract(
+    change: Callable[[tensor_pb2.Tensor], None],
+) -> None:
+    with pytest.raises(ProtocolError, match="hidden_states"):
+        commands.draft_commands_from_proto(message(change))
+
+
+@pytest.mark.parametrize("shape", [(1, LINK_HIDDEN_STATE_BYTES.most // 4 + 1), (1 << 40, 1 << 40), (1, 2, 3)])
+def test_too_many_end_their_session_alone(shape: tuple[int, ...]) -> None:
+    (rejected,) = commands.draft_commands_from_proto(message(set_shape(*shape)))
+    assert isinstance(rejected, Rejected)
+    assert rejected.error.field == "hidden_states"
+
+
+def test_too_many_layers_end_their_session_alone() -> None:
+    found = pb.TargetCommands()
+    found.commands.add().open.hidden_state_layers.extend(range(LINK_HIDDEN_LAYERS.most + 1))
+    (rejected,) = commands.target_commands_from_proto(found)
+    assert isinstance(rejected, Rejected)
+
+
+def test_too_many_in_an_answer_fail_their_session_alone() -> None:
+    found = pb.TargetEvents()
+    states = found.events.add().hidden_states.states.values
+    states.dtype = "float32"
+    states.shape.extend((1, LINK_HIDDEN_STATE_BYTES.most))
+    states.inline = b""
+    (event,) = events.target_events_from_proto(found).events
+    assert isinstance(event, SessionFailed)
+    assert not isinstance(event, Scores)
+
+
+def test_rows_are_cut_and_joined() -> None:
+    assert STATES.end == 7
+    assert STATES.between(4, 7) is STATES
+    assert STATES.between(5, 6) == HiddenStates(5, 1, 2, "bfloat16", bytes(range(4, 8)))
+    first, rest = STATES.between(4, 5), [STATES.between(5, 6), STATES.between(6, 7)]
+    assert first.followed_by(rest) == STATES
+    assert first.followed_by([]) is first
+    assert STATES.between(5, 5).payload == b""
