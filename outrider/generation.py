@@ -67,7 +67,7 @@ class GenerationRequest:
     trace_state: str = ""
     """W3C's ``tracestate``, handed on as it is."""
     resumable: bool = False
-    """A stream begins with ``Started``, and each delta carries its ``Progress``."""
+    """A stream begins with ``Started``, and its deltas carry ``Progress`` a few times a second."""
     resume: Resumption | None = None
 
 

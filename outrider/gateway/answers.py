@@ -16,6 +16,10 @@ from outrider.generation import Delta, GenerationResult
 _log = logging.getLogger(__name__)
 _DONE = b"data: [DONE]\n\n"
 
+# Made once: ``json.dumps`` with options makes an encoder for each call.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode_ascii = json.JSONEncoder(separators=(",", ":")).encode
+
 Json = dict[str, Any]
 
 
@@ -64,6 +68,6 @@ def encode_events(events: Iterable[Json]) -> bytes:
 def encode_json(value: object) -> bytes:
     """JSON in UTF-8; half of a surrogate pair, which is no text, is written as its escape."""
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        return _encode(value).encode()
     except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":")).encode()
+        return _encode_ascii(value).encode()

@@ -165,7 +165,8 @@ def result_of(deltas: list[Delta]) -> GenerationResult:
     return deltas[-1].result
 
 
-async def test_a_resumable_stream_says_first_what_it_was_started_with() -> None:
+async def test_a_resumable_stream_says_first_what_it_was_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider_coordinator.requests.request_state.PROGRESS_INTERVAL_S", 0.0)
     first, *rest = await deltas_of(
         ask(resumable=True, max_tokens=1000), target=ToyTarget(ROWS, 8, max_model_len=60), acceptance_method="coupled"
     )
@@ -181,6 +182,13 @@ async def test_a_resumable_stream_says_first_what_it_was_started_with() -> None:
     assert all(delta.started is None and delta.progress is not None for delta in rest)
     progress = rest[-1].progress
     assert progress is not None and progress.speculation == result.speculation
+
+
+async def test_how_far_a_call_is_comes_with_its_first_output_and_then_at_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider_coordinator.requests.request_state.PROGRESS_INTERVAL_S", 3600.0)
+    _, first, *rest = await deltas_of(ask(resumable=True, max_tokens=20))
+    assert first.progress is not None and first.progress.speculation.num_steps > 0
+    assert rest and all(delta.progress is None for delta in rest)
 
 
 async def test_a_stream_that_is_not_to_be_resumable_says_neither() -> None:

@@ -27,7 +27,7 @@ class OutputCollector:
         """Given out, those before this included."""
         self._held_progress: Progress | None = None
         self._progress: Progress | None = None
-        """With the last output that was released."""
+        """What was released and not yet given out."""
         self._held: list[StepEnded] = []
         self._released: list[StepEnded] = []
         self._ending: GenerationResult | OutriderError | None = None
@@ -35,16 +35,16 @@ class OutputCollector:
         """What the reader waits for."""
 
     def put(self, step: StepEnded, progress: Progress | None = None) -> None:
-        """New output, which the reader is to have with the next ``release``."""
+        """New output, which the reader is to have with the next ``release``, and at times how far the call is."""
         self._held.append(step)
-        self._held_progress = progress
+        self._held_progress = progress or self._held_progress
 
     def release(self) -> None:
         """The reader may have what was put."""
         if self._held:
             self._released += self._held
             self._held = []
-            self._progress = self._held_progress
+            self._progress, self._held_progress = self._held_progress or self._progress, None
             self._wake()
 
     def end(self, ending: GenerationResult | OutriderError) -> None:
@@ -77,7 +77,8 @@ class OutputCollector:
             logprobs = tuple(logprob for some in found for logprob in some) if found else None
         self._num_tokens += len(token_ids)
         text = self._take_text(self._num_tokens if result is None else None)
-        return Delta(text, token_ids, logprobs, result, progress=self._progress)
+        progress, self._progress = self._progress, None
+        return Delta(text, token_ids, logprobs, result, progress=progress)
 
     async def _wait(self) -> None:
         self._news = asyncio.get_running_loop().create_future()

@@ -17,6 +17,9 @@ from outrider_coordinator.stats.request_timings import RequestTimings
 from outrider_coordinator.tracing import RequestTrace
 from outrider_coordinator.tracing.requests import NOT_TRACED
 
+PROGRESS_INTERVAL_S = 0.25
+"""How often a resumable stream says how far it is: said with every delta, it was a tenth of the coordinator's work."""
+
 
 class RequestState:
     """A request from its admission to the queue to its end; then nothing of it is left to cancel."""
@@ -40,6 +43,8 @@ class RequestState:
         self._unbooked: list[tuple[StepEnded | DraftWaitEnded, float, float]] = []
         """What happened in its steps, when it was heard of and when the next command was made; not yet counted."""
         self._output_collector = OutputCollector(loop.output.take_text, num_tokens=len(loop.plan.emitted_token_ids))
+        self._next_progress = 0.0
+        """When a resumable stream says again how far it is; by the clock of ``note``."""
         self._draft_timer = DeadlineTimer()
         self._timers: set[asyncio.TimerHandle] = set()
         """Those that have not rung."""
@@ -89,7 +94,7 @@ class RequestState:
                 timings.step_ended(arrived, handled, said.timing)
                 self._count(said)
                 timings.note_output(handled)
-                self._output_collector.put(said, self._progress() if self.loop.plan.tells_progress else None)
+                self._output_collector.put(said, self._progress(handled))
             else:
                 timings.draft_wait_ended(arrived, handled, said.timing)
 
@@ -138,7 +143,10 @@ class RequestState:
         for timer in self._timers:
             timer.cancel()
 
-    def _progress(self) -> Progress:
+    def _progress(self, now: float) -> Progress | None:
+        if not self.loop.plan.tells_progress or now < self._next_progress:
+            return None
+        self._next_progress = now + PROGRESS_INTERVAL_S
         return Progress(self.loop.spec_stats.summary(), self.request_timings.summary())
 
     def _result(self, finish: Finish) -> GenerationResult:
