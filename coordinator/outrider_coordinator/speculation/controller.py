@@ -10,8 +10,8 @@ from __future__ import annotations
 from outrider_coordinator.speculation.catch_up import CatchUp
 from outrider_coordinator.speculation.mode_choice import Load, ModeChoice
 from outrider_coordinator.speculation.mode_selector import Mode
+from outrider_coordinator.speculation.round_timer import VerdictBatch
 from outrider_coordinator.speculation.session_state import ControlledSession
-from outrider_coordinator.speculation.verdict_batch import VerdictBatch
 
 _LONGEST_INTERVAL_S = 0.25
 """Longest interval between two messages of a target that is busy."""

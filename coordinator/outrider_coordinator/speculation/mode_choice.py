@@ -16,10 +16,9 @@ from outrider_coordinator.speculation.acceptance_probe import AcceptanceProbe
 from outrider_coordinator.speculation.draft_length import best_choice, usefulness
 from outrider_coordinator.speculation.length_planner import LengthPlanner
 from outrider_coordinator.speculation.mode_selector import Mode, ModeSelector
-from outrider_coordinator.speculation.round_timer import RoundTimer
+from outrider_coordinator.speculation.round_timer import RoundTimer, VerdictBatch
 from outrider_coordinator.speculation.session_state import ControlledSession
 from outrider_coordinator.speculation.trials import ModeTrial
-from outrider_coordinator.speculation.verdict_batch import VerdictBatch
 
 _SWITCH_ROUNDS = {Mode.PLAIN: 6.0, Mode.SPECULATIVE: 10.0}
 """Price of a switch to each mode, in plain rounds."""
