@@ -13,11 +13,11 @@ from outrider.config import DraftSettings
 from outrider.ports import DraftCommand, DraftEvent, Extend, Open, Proposal
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.serving.engine_core import EngineCore
-from outrider.serving.local_port import LocalPort
+from outrider.serving.in_process.engine_thread import OnFailure
+from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import UNBOUNDED, Limits, SessionLimits
 from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
-from outrider.serving.worker import OnFailure
 from outrider.types import JudgingRule, ModelDescription, SamplingParams
 from outrider_draft.proposers.base import UNLIMITED_LENGTH
 from outrider_draft.proposers.ngram import NgramProposer
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DraftCore = EngineCore[Any, Extend, Any, Proposal]
 
 
-class DraftService(LocalPort[DraftCommand, DraftEvent]):
+class DraftService(InProcessService[DraftCommand, DraftEvent]):
     """A draft that runs a proposer, in a thread of its own, until it is closed."""
 
     def __init__(
@@ -55,10 +55,10 @@ class DraftService(LocalPort[DraftCommand, DraftEvent]):
         super().__init__(
             core,
             served.description,
-            rehearsal=_rehearsal(served.description),
+            warm_up_commands=_warm_up_commands(served.description),
             capture_seconds=0.0 if runner is None else runner.capture_seconds,
             on_failure=on_failure,
-            at_end=served.close,
+            on_closed=served.close,
             prefix_cache=None if runner is None else runner.sequences.prefix_cache,
         )
 
@@ -145,7 +145,7 @@ def build_ngram_core(
     return build_core(without_kv(proposer, name="ngram"), max_batched_tokens=max_batched_tokens)
 
 
-def _rehearsal(description: ModelDescription) -> list[DraftCommand]:
+def _warm_up_commands(description: ModelDescription) -> list[DraftCommand]:
     sampled = Open(
         session=0,
         generation=0,

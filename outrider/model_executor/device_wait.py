@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from outrider.serving.timer_slack import LOOK_S, be_punctual
+from outrider.serving.timer_slack import POLL_INTERVAL_S, reduce_timer_slack
 
 
 def mark_reached(device: torch.device) -> Callable[[], None]:
@@ -46,9 +46,9 @@ def wait_for(reached: torch.cuda.Event) -> None:
 
 def wait_until(is_done: Callable[[], bool]) -> None:
     """Return soon after ``is_done`` has become true, leaving the processor to others meanwhile."""
-    be_punctual()
+    reduce_timer_slack()
     while not is_done():
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _has_one_processor() -> bool:

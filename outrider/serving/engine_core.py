@@ -2,7 +2,7 @@
 
 A step schedules a batch, executes it and processes its outputs. ``InputProcessor`` turns commands into requests,
 ``Scheduler`` chooses the batch, the service's ``Executor`` computes it, ``OutputProcessor`` makes messages of the
-answers. Deterministic and without threads: ``outrider.serving.worker`` gives it one. Knows no models, devices and
+answers. Deterministic and without threads: ``outrider.serving.in_process`` gives it one. Knows no models, devices and
 transports.
 """
 
@@ -18,14 +18,15 @@ from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
 from outrider.recording import Recorder
 from outrider.serving.executor import EventT, Executor, ExecutorOutput, ItemT, JobT
+from outrider.serving.idle_sessions import IdleSessions
 from outrider.serving.input_processor import InputProcessor
 from outrider.serving.output_processor import OutputProcessor
 from outrider.serving.request import AnyRequest, Batch
 from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import SequenceT, Session, SessionKey
-from outrider.serving.session_table import IdleSessions, SessionTable
+from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
-from outrider.serving.timer_slack import LOOK_S
+from outrider.serving.timer_slack import POLL_INTERVAL_S
 from outrider.serving.token_budget import TokenBudget
 
 _MAX_STEPS_WITHOUT_FORWARD = 32
@@ -35,7 +36,7 @@ other.
 
 
 class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
-    """Implements ``outrider.serving.worker.Core`` over a session table and an executor."""
+    """Implements ``outrider.serving.in_process.engine_thread.Core`` over a session table and an executor."""
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def _forward_pause_s(self) -> float:
         if self._in_flight:
             oldest = self._in_flight[0]
-            return 0.0 if oldest.may_be_followed or oldest.forward.is_done() else LOOK_S
+            return 0.0 if oldest.may_be_followed or oldest.forward.is_done() else POLL_INTERVAL_S
         return self._scheduler.delay_s
 
     @property

@@ -18,11 +18,11 @@ from outrider.ports import Open, Score, TargetCommand, TargetEvent
 from outrider.ports import Scores as ScoresEvent
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.serving.engine_core import EngineCore
-from outrider.serving.local_port import LocalPort
+from outrider.serving.in_process.engine_thread import OnFailure
+from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import UNBOUNDED, Limits, SessionLimits
 from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PREFILL_BESIDE, TokenBudget
-from outrider.serving.worker import OnFailure
 from outrider.types import JudgingRule, ModelDescription, SamplingParams
 from outrider_target.executor import TargetExecutor
 from outrider_target.jobs import ScoreJob
@@ -30,7 +30,7 @@ from outrider_target.jobs import ScoreJob
 TargetCore = EngineCore[KVSequence, Score, ScoreJob, ScoresEvent]
 
 
-class TargetService(LocalPort[TargetCommand, TargetEvent]):
+class TargetService(InProcessService[TargetCommand, TargetEvent]):
     """A target that runs ``runner``, in a thread of its own, until it is closed."""
 
     def __init__(
@@ -55,10 +55,10 @@ class TargetService(LocalPort[TargetCommand, TargetEvent]):
         super().__init__(
             core,
             description,
-            rehearsal=_rehearsal(description),
+            warm_up_commands=_warm_up_commands(description),
             capture_seconds=runner.capture_seconds,
             on_failure=on_failure,
-            at_end=runner.close,
+            on_closed=runner.close,
             prefix_cache=runner.sequences.prefix_cache,
         )
 
@@ -117,7 +117,7 @@ def build_core(
     )
 
 
-def _rehearsal(description: ModelDescription) -> list[TargetCommand]:
+def _warm_up_commands(description: ModelDescription) -> list[TargetCommand]:
     sampled = Open(
         session=0,
         generation=0,

@@ -29,7 +29,7 @@ from outrider.ports import (
 )
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.executor import Executor, ExecutorOutput
-from outrider.serving.local_port import LocalPort
+from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import Limits, Session
 from outrider.serving.session_table import SessionTable
 from outrider.types import ModelDescription, SparseEvidence, SparseScores, TokenScores
@@ -140,22 +140,22 @@ def score(job: StandInJob[Score], acceptance: float) -> Scores:
     return Scores(item.session, item.generation, base, form)
 
 
-def make_draft(*, busy_s: float, acceptance: float, note: Note) -> LocalPort[DraftCommand, DraftEvent]:
+def make_draft(*, busy_s: float, acceptance: float, note: Note) -> InProcessService[DraftCommand, DraftEvent]:
     """A draft that takes ``busy_s`` for a proposal."""
     executor: StandInExecutor[Extend, Proposal] = StandInExecutor(
         lambda job: propose(job, acceptance), busy_s=busy_s, note=note
     )
-    return LocalPort(EngineCore(_session_table(), executor), _description("draft"))
+    return InProcessService(EngineCore(_session_table(), executor), _description("draft"))
 
 
 def make_target(
     *, busy_s: float, acceptance: float, note: Note, max_model_len: int = MAX_MODEL_LEN
-) -> LocalPort[TargetCommand, TargetEvent]:
+) -> InProcessService[TargetCommand, TargetEvent]:
     """A target that takes ``busy_s`` to score."""
     executor: StandInExecutor[Score, Scores] = StandInExecutor(
         lambda job: score(job, acceptance), busy_s=busy_s, note=note
     )
-    return LocalPort(EngineCore(_session_table(), executor), _description("target", max_model_len))
+    return InProcessService(EngineCore(_session_table(), executor), _description("target", max_model_len))
 
 
 def _session_table() -> SessionTable[PlainSequence]:

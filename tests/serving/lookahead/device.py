@@ -18,7 +18,7 @@ from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_f
 from outrider.ports import Score, Scores
 from outrider.prefix_hash import prefix_hash
 from outrider.sampling.fused_scoring import Scoring
-from outrider.sampling.process import needs_adjusting
+from outrider.sampling.parameters import needs_adjusting
 from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.scoring import score
 from outrider.serving.executor import QueuedForward

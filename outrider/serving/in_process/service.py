@@ -1,7 +1,7 @@
-"""A port of this process: a description, a core in its thread, and links to it.
+"""In-process service: a description, an engine core in its thread, and links to it.
 
-What ``ports.Draft`` and ``ports.Target`` have in common when the service runs in process. Refuses to know which of the
-two it is.
+What ``ports.Draft`` and ``ports.Target`` have in common when the service runs in this process. Does not know which of
+the two it is.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from outrider.kv_cache import PrefixCache
 from outrider.ports import Opened, Refused, SessionFailed, SessionLost
 from outrider.readings import Reading
 from outrider.recording import Recorder
+from outrider.serving.in_process.engine_thread import Core, EngineThread, OnFailure
+from outrider.serving.in_process.link import LocalLink
 from outrider.serving.stats import ServiceStats
-from outrider.serving.worker import Core, EngineWorker, LocalLink, OnFailure
 from outrider.types import ModelDescription
 
 CommandT = TypeVar("CommandT")
@@ -38,11 +39,12 @@ class CountedCore(Core[CommandT_contra, EventT], Protocol[CommandT_contra, Event
         ...
 
 
-class LocalPort(Generic[CommandT, EventT]):
-    """``on_failure`` is called from the engine's thread if its core ever raises; every link is broken by then.
+class InProcessService(Generic[CommandT, EventT]):
+    """A draft or target that computes in a thread of this process.
 
-    ``rehearsal`` is what a first request would send: ``warm_up`` sends it. ``at_end`` is called once nothing
-    computes any more.
+    ``warm_up`` sends ``warm_up_commands``, which are what a first request would send. ``on_failure`` is called from the
+    engine thread if its core ever raises; every link is broken by then. ``on_closed`` is called once nothing computes
+    any more.
     """
 
     def __init__(
@@ -50,24 +52,24 @@ class LocalPort(Generic[CommandT, EventT]):
         core: CountedCore[CommandT, EventT],
         description: ModelDescription,
         *,
-        rehearsal: Sequence[CommandT] = (),
+        warm_up_commands: Sequence[CommandT] = (),
         capture_seconds: float = 0.0,
         on_failure: OnFailure | None = None,
-        at_end: Callable[[], None] | None = None,
+        on_closed: Callable[[], None] | None = None,
         prefix_cache: PrefixCache | None = None,
     ) -> None:
-        self._at_end = at_end
+        self._on_closed = on_closed
         self.description = description
         self._core = core
-        self._rehearsal = tuple(rehearsal)
+        self._warm_up_commands = tuple(warm_up_commands)
         self._capture_seconds = capture_seconds
         self._prefix_cache = prefix_cache
-        self._worker = EngineWorker(core, name=f"{description.role}-engine", on_failure=on_failure)
+        self._thread = EngineThread(core, name=f"{description.role}-engine", on_failure=on_failure)
 
     @property
     def is_alive(self) -> bool:
         """Whether links can be opened; False after a failure and after ``close``."""
-        return self._worker.is_alive
+        return self._thread.is_alive
 
     @property
     def num_sessions(self) -> int:
@@ -114,15 +116,15 @@ class LocalPort(Generic[CommandT, EventT]):
 
     async def attach(self) -> LocalLink[CommandT, EventT]:
         """Open a link; ``UnavailableError`` when the service has stopped."""
-        return self._worker.attach()
+        return self._thread.attach()
 
     async def warm_up(self) -> None:
-        """Serve the rehearsal in the engine's own thread, as requests will be; ``UnavailableError`` if that fails."""
-        if not self._rehearsal:
+        """Serve the warm-up commands in the engine thread, as requests will be; ``UnavailableError`` if that fails."""
+        if not self._warm_up_commands:
             return
         link = await self.attach()
         try:
-            link.send(self._rehearsal)
+            link.send(self._warm_up_commands)
             async for batch in link.events():
                 if any(isinstance(event, SessionLost | SessionFailed | Refused) for event in batch.events):
                     raise UnavailableError(f"the warm-up was answered with {batch.events}")
@@ -136,6 +138,6 @@ class LocalPort(Generic[CommandT, EventT]):
 
     async def close(self) -> None:
         """Stop after the step in progress; links break. Idempotent."""
-        await asyncio.to_thread(self._worker.close)
-        if self._at_end is not None:
-            await asyncio.to_thread(self._at_end)
+        await asyncio.to_thread(self._thread.close)
+        if self._on_closed is not None:
+            await asyncio.to_thread(self._on_closed)

@@ -1,8 +1,7 @@
-"""The thread that owns a device, and the links through which event loops reach it.
+"""Engine thread: the one thread in which a service computes, and that owns its device.
 
-Owns the one thread in which a service computes, the hand-over of commands and events between it and any number of
-asyncio loops, and what becomes of the links when it stops. Refuses to know what a command means: that is the
-``Core``'s, which is synchronous and needs no thread. Imports no torch.
+Runs an engine core, which is synchronous and needs no thread, and breaks all links when it stops. Knows no meaning of a
+command.
 
 The thread takes everything that has arrived on all links, hands it to the core, lets it take one step, delivers the
 events, and waits on a condition when there is nothing to do, or when the core says that what there is can wait.
@@ -11,31 +10,24 @@ events, and waits on a condition when there is nothing to do, or when the core s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
 from outrider.recording import Recorder
-from outrider.serving.timer_slack import be_punctual
+from outrider.serving.in_process.link import MAX_PENDING_COMMANDS, LocalLink
+from outrider.serving.timer_slack import reduce_timer_slack
 
 _log = logging.getLogger(__name__)
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
-
-MAX_PENDING_COMMANDS = 100_000
-"""Commands of one link that the thread has not taken yet; past it the link breaks. One outstanding command a session
-never comes near."""
-MAX_UNREAD_BATCHES = 10_000
-"""Event batches that a link's reader has not taken yet; past it the link breaks."""
 
 OnFailure = Callable[[BaseException], None]
 
@@ -100,84 +92,7 @@ class _Drop(Generic[CommandT, EventT]):
     done: Callable[[], None]
 
 
-class LocalLink(Generic[CommandT, EventT]):
-    """``ports.Link`` to a worker in this process; made by ``EngineWorker.attach``, used on the loop it was made on."""
-
-    def __init__(self, worker: EngineWorker[CommandT, EventT], link_id: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.link_id = link_id
-        self.num_pending = 0
-        """Commands that the thread has not taken yet; guarded by the worker's lock."""
-        self._worker = worker
-        self._loop = loop
-        self._batches: deque[EventBatch[EventT]] = deque()
-        self._changed = asyncio.Event()
-        self._broken: str | None = None
-        self._closed: asyncio.Future[None] | None = None
-
-    def send(self, commands: Sequence[CommandT]) -> None:
-        """Queue one message and return at once; ``UnavailableError`` when the link is gone."""
-        if self._closed is not None:
-            raise UnavailableError("the link is closed")
-        if self._broken is not None:
-            raise UnavailableError(self._broken)
-        if not self._worker.submit(self, tuple(commands)):
-            self.break_off(f"more than {MAX_PENDING_COMMANDS} commands are waiting")
-            raise UnavailableError(self._broken)
-
-    async def events(self) -> AsyncIterator[EventBatch[EventT]]:
-        """The answers, to one reader; ends after ``close``, raises ``UnavailableError`` when the link breaks."""
-        while True:
-            while self._batches:
-                yield self._batches.popleft()
-            if self._closed is not None:
-                return
-            if self._broken is not None:
-                raise UnavailableError(self._broken)
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def close(self) -> None:
-        """Release the link's sessions; they are gone when this returns. Idempotent."""
-        if self._closed is None:
-            self._closed = self._loop.create_future()
-            self._changed.set()
-            self._worker.drop(self, self._confirm_closed)
-        await asyncio.shield(self._closed)
-
-    def deliver(self, batch: EventBatch[EventT]) -> None:
-        """Hand events to the reader. For the worker, from any thread; ``RuntimeError`` when the loop is gone."""
-        self._loop.call_soon_threadsafe(self._append, batch)
-
-    def break_off(self, reason: str) -> None:
-        """Make the reader and later senders see ``UnavailableError``. From any thread; the sessions are released."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-            self._loop.call_soon_threadsafe(self._break, reason)
-        self._broken = self._broken or reason
-
-    def _append(self, batch: EventBatch[EventT]) -> None:
-        if self._closed is not None:
-            return
-        self._batches.append(batch)
-        self._changed.set()
-        if len(self._batches) > MAX_UNREAD_BATCHES:
-            self._batches.clear()
-            self.break_off(f"its reader left {MAX_UNREAD_BATCHES} messages unread")
-
-    def _break(self, reason: str) -> None:
-        self._broken = self._broken or reason
-        self._changed.set()
-        self._worker.drop(self, _do_nothing)
-
-    def _confirm_closed(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._set_closed)
-
-    def _set_closed(self) -> None:
-        if self._closed is not None and not self._closed.done():
-            self._closed.set_result(None)
-
-
-class EngineWorker(Generic[CommandT, EventT]):
+class EngineThread(Generic[CommandT, EventT]):
     """Runs a core in a thread of its own. ``on_failure`` is called in that thread, once, if the core ever raises."""
 
     def __init__(
@@ -243,7 +158,7 @@ class EngineWorker(Generic[CommandT, EventT]):
             raise UnavailableError(self._gone)
 
     def _run(self) -> None:
-        be_punctual()
+        reduce_timer_slack()
         try:
             while (inbox := self._take()) is not None:
                 self._turn(inbox)
@@ -314,7 +229,3 @@ class EngineWorker(Generic[CommandT, EventT]):
         for entry in inbox:
             if isinstance(entry, _Drop):
                 entry.done()
-
-
-def _do_nothing() -> None:
-    """Nobody waits for this link's release."""

@@ -1,4 +1,4 @@
-"""The engine's thread and the links to it."""
+"""Engine thread and links to it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
 from outrider.recording import Recorder
-from outrider.serving import worker as worker_module
-from outrider.serving.worker import EngineWorker
+from outrider.serving.in_process import engine_thread
+from outrider.serving.in_process import link as link_module
+from outrider.serving.in_process.engine_thread import EngineThread
 
 DEADLINE_S = 20.0
 
@@ -84,8 +85,8 @@ async def core() -> EchoCore:
 
 
 @pytest.fixture
-async def worker(core: EchoCore) -> AsyncIterator[EngineWorker[str, str]]:
-    engine: EngineWorker[str, str] = EngineWorker(core)
+async def thread(core: EchoCore) -> AsyncIterator[EngineThread[str, str]]:
+    engine: EngineThread[str, str] = EngineThread(core)
     yield engine
     core.gate.set()
     await asyncio.to_thread(engine.close)
@@ -96,8 +97,8 @@ async def next_events(events: AsyncIterator[EventBatch[str]]) -> tuple[str, ...]
     return batch.events
 
 
-async def test_answers_come_in_order(worker: EngineWorker[str, str]) -> None:
-    link = worker.attach()
+async def test_answers_come_in_order(thread: EngineThread[str, str]) -> None:
+    link = thread.attach()
     events = link.events()
     link.send(["a", "b"])
     link.send(["c"])
@@ -105,9 +106,9 @@ async def test_answers_come_in_order(worker: EngineWorker[str, str]) -> None:
 
 
 async def test_what_arrives_during_a_step_goes_into_the_next_one_together(
-    core: EchoCore, worker: EngineWorker[str, str]
+    core: EchoCore, thread: EngineThread[str, str]
 ) -> None:
-    first, second = worker.attach(), worker.attach()
+    first, second = thread.attach(), thread.attach()
     core.gate.clear()
     first.send(["a"])
     assert await asyncio.to_thread(core.entered.wait, DEADLINE_S)
@@ -120,8 +121,8 @@ async def test_what_arrives_during_a_step_goes_into_the_next_one_together(
     assert [[command for _, command in step] for step in core.steps] == [["a"], ["b", "c", "d"]]
 
 
-async def test_what_can_wait_is_joined_by_what_comes_meanwhile(core: EchoCore, worker: EngineWorker[str, str]) -> None:
-    link = worker.attach()
+async def test_what_can_wait_is_joined_by_what_comes_meanwhile(core: EchoCore, thread: EngineThread[str, str]) -> None:
+    link = thread.attach()
     core.pauses = [DEADLINE_S] * 3
     link.send(["a"])
     async with asyncio.timeout(DEADLINE_S):
@@ -134,16 +135,16 @@ async def test_what_can_wait_is_joined_by_what_comes_meanwhile(core: EchoCore, w
     assert [[command for _, command in step] for step in core.steps] == [["a", "b"]]
 
 
-async def test_what_can_wait_goes_when_its_time_is_up(core: EchoCore, worker: EngineWorker[str, str]) -> None:
-    link = worker.attach()
+async def test_what_can_wait_goes_when_its_time_is_up(core: EchoCore, thread: EngineThread[str, str]) -> None:
+    link = thread.attach()
     core.pauses = [0.001] * 4
     link.send(["a"])
     assert await next_events(link.events()) == ("a",)
     assert core.pauses == []
 
 
-async def test_close_releases_and_ends_the_events(core: EchoCore, worker: EngineWorker[str, str]) -> None:
-    link = worker.attach()
+async def test_close_releases_and_ends_the_events(core: EchoCore, thread: EngineThread[str, str]) -> None:
+    link = thread.attach()
     link.send(["a"])
     await link.close()
     assert core.dropped == [link.link_id]
@@ -163,8 +164,8 @@ async def test_a_crash_breaks_every_link_and_tells(core: EchoCore) -> None:
         failures.append(error)
         told.set()
 
-    worker: EngineWorker[str, str] = EngineWorker(core, on_failure=on_failure)
-    links = [worker.attach(), worker.attach()]
+    thread: EngineThread[str, str] = EngineThread(core, on_failure=on_failure)
+    links = [thread.attach(), thread.attach()]
     links[0].send(["crash"])
     for link in links:
         with pytest.raises(UnavailableError, match="device lost"):
@@ -174,28 +175,28 @@ async def test_a_crash_breaks_every_link_and_tells(core: EchoCore) -> None:
         await asyncio.wait_for(link.close(), DEADLINE_S)
     assert await asyncio.to_thread(told.wait, DEADLINE_S)
     assert [str(error) for error in failures] == ["device lost"]
-    assert not worker.is_alive
+    assert not thread.is_alive
     with pytest.raises(UnavailableError):
-        worker.attach()
-    await asyncio.to_thread(worker.close)
+        thread.attach()
+    await asyncio.to_thread(thread.close)
 
 
 async def test_closing_the_worker_breaks_links_and_releases_their_sessions(
-    core: EchoCore, worker: EngineWorker[str, str]
+    core: EchoCore, thread: EngineThread[str, str]
 ) -> None:
-    link = worker.attach()
+    link = thread.attach()
     waiting = asyncio.create_task(next_events(link.events()))
-    await asyncio.to_thread(worker.close)
+    await asyncio.to_thread(thread.close)
     with pytest.raises(UnavailableError, match="shut down"):
         await asyncio.wait_for(waiting, DEADLINE_S)
     assert core.dropped == [link.link_id]
 
 
 async def test_a_flood_breaks_its_own_link_alone(
-    core: EchoCore, worker: EngineWorker[str, str], monkeypatch: pytest.MonkeyPatch
+    core: EchoCore, thread: EngineThread[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "MAX_PENDING_COMMANDS", 8)
-    flooding, other = worker.attach(), worker.attach()
+    monkeypatch.setattr(engine_thread, "MAX_PENDING_COMMANDS", 8)
+    flooding, other = thread.attach(), thread.attach()
     core.gate.clear()
     other.send(["a"])
     assert await asyncio.to_thread(core.entered.wait, DEADLINE_S)
@@ -213,10 +214,10 @@ async def test_a_flood_breaks_its_own_link_alone(
 
 
 async def test_a_reader_that_never_reads_loses_its_link(
-    core: EchoCore, worker: EngineWorker[str, str], monkeypatch: pytest.MonkeyPatch
+    core: EchoCore, thread: EngineThread[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "MAX_UNREAD_BATCHES", 3)
-    idle, other = worker.attach(), worker.attach()
+    monkeypatch.setattr(link_module, "MAX_UNREAD_BATCHES", 3)
+    idle, other = thread.attach(), thread.attach()
     idle.send(["x"] * 5)
     other.send(["done"])
     assert await next_events(other.events()) == ("done",)
@@ -226,29 +227,30 @@ async def test_a_reader_that_never_reads_loses_its_link(
 
 
 def test_a_loop_that_went_away_costs_only_its_own_link(core: EchoCore) -> None:
-    worker: EngineWorker[str, str] = EngineWorker(core)
+    thread: EngineThread[str, str] = EngineThread(core)
 
     async def leave() -> None:
         core.gate.clear()
-        worker.attach().send(["a"])
+        thread.attach().send(["a"])
 
     asyncio.run(leave())
     core.gate.set()
 
     async def ask() -> tuple[str, ...]:
-        link = worker.attach()
+        link = thread.attach()
         link.send(["b"])
         return await next_events(link.events())
 
     assert asyncio.run(ask()) == ("b",)
-    worker.close()
+    thread.close()
     assert 0 in core.dropped
 
 
 def test_imports_no_torch() -> None:
     code = (
         "import sys, outrider_draft.service\n"
-        "from outrider.serving import engine_core, local_port, worker\n"
+        "from outrider.serving import engine_core\n"
+        "from outrider.serving.in_process import service\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -256,12 +258,12 @@ def test_imports_no_torch() -> None:
 
 async def test_idle_sessions_are_looked_for_while_nothing_comes(core: EchoCore) -> None:
     core.checks = [0.0, 0.0]
-    worker: EngineWorker[str, str] = EngineWorker(core)
+    thread: EngineThread[str, str] = EngineThread(core)
     try:
         async with asyncio.timeout(DEADLINE_S):
             while core.num_checks < 2:
                 await asyncio.sleep(0.001)
-        link = worker.attach()
+        link = thread.attach()
         core.checks = [0.0]
         link.send(["a"])
         async for batch in link.events():
@@ -269,4 +271,4 @@ async def test_idle_sessions_are_looked_for_while_nothing_comes(core: EchoCore) 
             break
         assert core.num_checks == 3
     finally:
-        worker.close()
+        thread.close()
