@@ -4,8 +4,8 @@ Owns the sampling parameters' meaning, the drawing of tokens and the forms in wh
 sessions, no links.
 """
 
+from outrider.sampling.logits_processors.process import process_logits
 from outrider.sampling.logprobs import prompt_logprobs
-from outrider.sampling.process import process_logits
 from outrider.sampling.proposing import Drawn, propose
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.scoring import ScoreOutcome, ScoreRequest, score

@@ -8,9 +8,8 @@ import numpy as np
 
 from outrider.errors import ProtocolError
 from outrider.ports import Open
-from outrider.sampling.forms import form_of, sparse_form
 from outrider.sampling.rows import ScoreRequest
-from outrider.types import Support
+from outrider.types import JudgingRule, Support
 
 
 def keep_contract(requests: Sequence[ScoreRequest], vocab_size: int) -> bool:
@@ -24,7 +23,7 @@ def keep_contract(requests: Sequence[ScoreRequest], vocab_size: int) -> bool:
         return False
     supports: list[Support] = []
     for request in drafting:
-        if request.session.metadata.form is sparse_form:
+        if request.open.judging_rule is JudgingRule.REJECTION:
             if request.support is None or not 0 < len(request.support.counts) == len(request.draft_token_ids):
                 return False
             supports.append(request.support)
@@ -47,7 +46,7 @@ def broken_contract(request: ScoreRequest, vocab_size: int) -> ProtocolError | N
     limit = _limit(request.open, vocab_size)
     if any(not 0 <= token_id < limit for token_id in request.draft_token_ids):
         return _contract_broken("draft_token_ids", f"ids must be from 0 to {limit - 1}")
-    if form_of(request.open) is not sparse_form:
+    if request.open.judging_rule is not JudgingRule.REJECTION:
         return None
     return _broken_support(request, limit)
 

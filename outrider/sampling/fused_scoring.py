@@ -24,13 +24,12 @@ from outrider.kernels.scoring import Findings, Found, Launch, launch
 from outrider.model_executor.device_inputs import to_device
 from outrider.sampling.checks import row_error
 from outrider.sampling.contract import broken_contract, keep_contract
-from outrider.sampling.forms import coupled_form, greedy_form, typical_form
+from outrider.sampling.logits_processors.process import adjust_logits
 from outrider.sampling.metadata import SamplingMetadata
 from outrider.sampling.positions import Layout, lay_out
-from outrider.sampling.process import adjust_logits
 from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.scoring import ScoreOutcome, score
-from outrider.types import FloatArray, IntArray, ScoreForm, SparseScores, TokenScores, TypicalScores
+from outrider.types import FloatArray, IntArray, JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores
 
 _SHORT = 2
 """``Found.UNFIT`` from here on: where the cuts are, the kernels could not tell."""
@@ -185,11 +184,11 @@ class _Answers:
 
     def form(self, metadata: SamplingMetadata, request: ScoreRequest, span: slice, first_id: int) -> ScoreForm:
         """One session's scores from the rows of its span; its supports begin at ``first_id``."""
-        if metadata.form is greedy_form:
+        if metadata.rule is JudgingRule.GREEDY:
             return TokenScores(tuple(self._likeliest[span]))
-        if metadata.form is coupled_form:
+        if metadata.rule is JudgingRule.COUPLED:
             return TokenScores(tuple(self._raced[span]))
-        if metadata.form is typical_form:
+        if metadata.rule is JudgingRule.TYPICAL:
             drafts = slice(span.start, span.stop - 1)
             return TypicalScores(
                 self._support_probs[first_id : first_id + len(request.draft_token_ids)],
@@ -244,9 +243,9 @@ def begin_scoring(logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bo
 
 def _column(metadata: SamplingMetadata) -> int:
     """Where the kernels leave the token that follows a text."""
-    if metadata.form is greedy_form:
+    if metadata.rule is JudgingRule.GREEDY:
         return Found.ARGMAX
-    return Found.RACED if metadata.form is coupled_form else Found.OUTSIDE
+    return Found.RACED if metadata.rule is JudgingRule.COUPLED else Found.OUTSIDE
 
 
 def _first_error(finite: Sequence[bool], largest: Sequence[float], bound: float) -> OutriderError | None:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.kernels.ordering import ascending, largest
 from outrider.ports import Open
-from outrider.sampling.ordering import ascending, largest
 from outrider.types import CandidateLogprobs, FloatArray, IntArray
 
 _FEW_CANDIDATES = 4

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from outrider.kernels.scoring import Wish, ask
 from outrider.ports import Open
-from outrider.sampling.forms import Form, coupled_form, form_of, greedy_form, sparse_form, typical_form
-from outrider.sampling.process import SMALLEST_TEMPERATURE, needs_adjusting
-from outrider.sampling.rows import is_greedy, is_truncated
+from outrider.sampling.parameters import SMALLEST_TEMPERATURE, is_greedy, is_truncated, needs_adjusting
+from outrider.types import JudgingRule
 
+_FUSED_RULES = {JudgingRule.GREEDY, JudgingRule.COUPLED, JudgingRule.REJECTION, JudgingRule.TYPICAL}
 _PAST_FLOAT32 = 2.0**128 - 2.0**103
 """The least that float32 rounds to infinity."""
 
@@ -18,7 +18,7 @@ _PAST_FLOAT32 = 2.0**128 - 2.0**103
 class SamplingMetadata:
     """Of one session."""
 
-    form: Form
+    rule: JudgingRule
     is_fused: bool
     """Whether there are kernels for it."""
     is_adjusted: bool
@@ -35,7 +35,7 @@ class SamplingMetadata:
     @classmethod
     def of(cls, open_: Open) -> SamplingMetadata:
         """The metadata of a session."""
-        form, sampling = form_of(open_), open_.sampling
+        rule, sampling = open_.judging_rule, open_.sampling
         is_cut = not is_greedy(open_) and is_truncated(sampling)
         temperature = 1.0 if is_greedy(open_) else max(sampling.temperature, SMALLEST_TEMPERATURE)
         draft, last = (
@@ -47,11 +47,11 @@ class SamplingMetadata:
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,
             )
-            for wish in _wishes(form)
+            for wish in _wishes(rule)
         )
         return cls(
-            form=form,
-            is_fused=open_.num_logprobs is None and form in {greedy_form, coupled_form, sparse_form, typical_form},
+            rule=rule,
+            is_fused=open_.num_logprobs is None and rule in _FUSED_RULES,
             is_adjusted=needs_adjusting(open_),
             draft=draft,
             last=last,
@@ -60,11 +60,11 @@ class SamplingMetadata:
         )
 
 
-def _wishes(form: Form) -> tuple[Wish, Wish]:
+def _wishes(rule: JudgingRule) -> tuple[Wish, Wish]:
     """What is wished of the row of a draft token with a support, and of all others."""
-    if form is sparse_form:
+    if rule is JudgingRule.REJECTION:
         return Wish.DRAWS | Wish.EXCLUDES, Wish.DRAWS
-    if form is typical_form:
+    if rule is JudgingRule.TYPICAL:
         return Wish.ENTROPY, Wish.DRAWS
-    wish = Wish.COUPLED if form is coupled_form else Wish(0)
+    wish = Wish.COUPLED if rule is JudgingRule.COUPLED else Wish(0)
     return wish, wish

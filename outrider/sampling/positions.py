@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.kernels.scoring import NO_IDS, Rows, Words, place
-from outrider.sampling.forms import sparse_form, typical_form
 from outrider.sampling.metadata import SamplingMetadata
 from outrider.sampling.rows import ScoreRequest
-from outrider.types import Support
+from outrider.types import JudgingRule, Support
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +63,9 @@ def lay_out(
 
 def _support(request: ScoreRequest, metadata: SamplingMetadata) -> Support | None:
     """The ids that its rows ask about, if any."""
-    if metadata.form is sparse_form and request.support is not None and len(request.support.token_ids):
+    if metadata.rule is JudgingRule.REJECTION and request.support is not None and len(request.support.token_ids):
         return request.support
-    if metadata.form is typical_form and request.draft_token_ids:
+    if metadata.rule is JudgingRule.TYPICAL and request.draft_token_ids:
         ids = np.array(request.draft_token_ids, dtype=np.int32)
         return Support(np.ones_like(ids), ids)
     return None

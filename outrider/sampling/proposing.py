@@ -17,8 +17,9 @@ from outrider.errors import OutriderError
 from outrider.randomness.streams import Stream
 from outrider.sampling.checks import row_errors
 from outrider.sampling.draws import race, race_among, stream_rows
-from outrider.sampling.process import process_logits
-from outrider.sampling.rows import LogitRow, is_coupled, is_greedy
+from outrider.sampling.logits_processors.process import process_logits
+from outrider.sampling.parameters import is_coupled, is_greedy
+from outrider.sampling.rows import LogitRow
 from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS, choose_support
 from outrider.types import FloatArray, IntArray
 

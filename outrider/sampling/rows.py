@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from outrider.ports import Open
-from outrider.types import JudgingRule, SamplingParams, Support
-
-if TYPE_CHECKING:
-    from outrider.sampling.session import SessionSampling
+from outrider.sampling.parameters import needs_history
+from outrider.sampling.session import SessionSampling
+from outrider.types import Support
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,30 +104,3 @@ def _spans(rows: Sequence[LogitRow]) -> Iterator[RowSpan]:
         if stop == len(rows) or rows[stop].session is not rows[start].session:
             yield RowSpan(rows[start].session, rows[start:stop], start)
             start = stop
-
-
-def is_greedy(open_: Open) -> bool:
-    """Whether the most likely token is taken."""
-    return open_.judging_rule is JudgingRule.GREEDY
-
-
-def is_coupled(open_: Open) -> bool:
-    """Whether tokens are drawn with the noise that draft and target share."""
-    return open_.judging_rule is JudgingRule.COUPLED
-
-
-def is_truncated(sampling: SamplingParams) -> bool:
-    """Whether min-p, top-k or top-p cut the distribution, where one is drawn from."""
-    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-
-
-def has_penalties(sampling: SamplingParams) -> bool:
-    """Whether any penalty is on."""
-    return bool(
-        sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty,
-    )
-
-
-def needs_history(sampling: SamplingParams) -> bool:
-    """Whether the tokens before a position change its distribution, beyond how many they are."""
-    return has_penalties(sampling) or bool(sampling.bad_words)

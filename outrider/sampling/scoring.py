@@ -19,8 +19,8 @@ from outrider.errors import IntegrityError, OutriderError
 from outrider.sampling.checks import row_errors
 from outrider.sampling.contract import broken_contract
 from outrider.sampling.forms import Form, Group, Scored, form_of
+from outrider.sampling.logits_processors.process import process_logits
 from outrider.sampling.logprobs import log_softmax_rows, position_logprobs
-from outrider.sampling.process import process_logits
 from outrider.sampling.rows import LogitRow, ScoreRequest
 from outrider.types import CandidateLogprobs, DenseScores, LogprobsMode, ScoreForm
 

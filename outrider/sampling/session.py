@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from outrider.ports import Open
+from outrider.sampling.logits_processors.token_rules import TokenRules
 from outrider.sampling.metadata import SamplingMetadata
-from outrider.sampling.token_rules import TokenRules
 
 
 class SessionSampling:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.sampling.ordering import largest, leading_mass
+from outrider.kernels.ordering import largest, leading_mass
 
 DEFAULT_SUPPORT_MASS = 0.999
 DEFAULT_SUPPORT_LIMIT = 1024

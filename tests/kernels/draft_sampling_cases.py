@@ -19,7 +19,7 @@ from outrider.kernels.draft_sampling.reference import ReferenceSampler
 from outrider.randomness.philox_torch import StreamRows
 from outrider.randomness.streams import Stream
 from outrider.sampling.draws import race, race_among
-from outrider.sampling.process import process_logits
+from outrider.sampling.logits_processors.process import process_logits
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.types import SamplingParams

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.sampling.bad_words import BadWords
+from outrider.sampling.logits_processors.bad_words import BadWords
 
 Words = list[tuple[int, ...]]
 

@@ -67,6 +67,6 @@ def test_numbers_of_64_bits_and_fractions_keep_their_bits() -> None:
 def test_metadata_is_made_once_for_each_session() -> None:
     one, other = SessionSampling(opening(seed=1)), SessionSampling(opening(seed=1, temperature=0.0))
     assert one.metadata is one.metadata
-    assert other.metadata.form is not one.metadata.form
+    assert other.metadata.rule is not one.metadata.rule
     found = [SessionSampling(opening(seed=seed)).metadata.last for seed in (1, 2, 1)]
     assert found[0] == found[2] != found[1]

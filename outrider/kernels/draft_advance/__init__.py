@@ -8,27 +8,11 @@ one. The token itself is where the sampler left it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
-
 from outrider.kernels.draft_advance import reference
+from outrider.kernels.draft_advance.layout import LoopState
 from outrider.kernels.launching import has_kernels
 
 __all__ = ["LoopState", "advance"]
-
-
-@dataclass(frozen=True, slots=True)
-class LoopState:
-    """What a step of R rows reads, and the next one reads changed."""
-
-    step: torch.Tensor  # [1] int32
-    positions: torch.Tensor  # [R] int32
-    slots: torch.Tensor  # [R] int32
-    context_lengths: torch.Tensor  # [R] int32
-    parameters: torch.Tensor  # [R, NUM_COLUMNS] int32
-    page_starts: torch.Tensor  # [R+1] int32, into pages
-    pages: torch.Tensor  # [any] int32
 
 
 def advance(state: LoopState, page_size: int) -> None:

@@ -15,7 +15,7 @@ from outrider.kernels.draft_sampling.layout import NUM_COLUMNS, Column
 from outrider.kernels.launching import launch_options
 
 if TYPE_CHECKING:
-    from outrider.kernels.draft_advance import LoopState
+    from outrider.kernels.draft_advance.layout import LoopState
 
 _POSITION = tl.constexpr(int(Column.POSITION))
 _LENGTH = tl.constexpr(int(Column.LENGTH))

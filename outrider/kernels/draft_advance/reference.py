@@ -9,7 +9,7 @@ import torch
 from outrider.kernels.draft_sampling.layout import Column
 
 if TYPE_CHECKING:
-    from outrider.kernels.draft_advance import LoopState
+    from outrider.kernels.draft_advance.layout import LoopState
 
 
 def advance(state: LoopState, page_size: int) -> None:

@@ -8,10 +8,10 @@ likeliest tokens with at least ``mass``, ``limit`` of them at most, scaled to 1,
 lowest id goes first, in every choice. A row with logits that are not finite, or with nothing to draw, draws -1 and
 hurts no other.
 
-Min-p, top-k and top-p cut a row first, in this order and as ``outrider.sampling.truncation`` has it, as far as
-the ``limit`` likeliest tokens go: a set that would reach further ends there, and the mass of what min-p and top-k
-leave counts as all of it where they cut beyond. What a target cuts off decides what is emitted; what a draft cuts off
-decides only what it proposes. Cut coupled rows race among what is left, ``limit`` tokens at most.
+Min-p, top-k and top-p cut a row first, in this order and as ``logits_processors.truncation`` of ``outrider.sampling``
+does, as far as the ``limit`` likeliest tokens go: a set that would reach further ends there, and the mass of what
+min-p and top-k leave counts as all of it where they cut beyond. What a target cuts off decides what is emitted; what a
+draft cuts off decides only what it proposes. Cut coupled rows race among what is left, ``limit`` tokens at most.
 
 Promised of sparse: what is reported is what was drawn from, bit for bit (the race runs over the logarithms of the
 float32 numbers that are reported). The set is the reference's but where float32 decides: probabilities are within 4

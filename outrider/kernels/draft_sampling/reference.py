@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.draft_sampling.layout import MAX_BANNED, Column, DraftSink, Method
+from outrider.kernels.ordering import largest
 from outrider.randomness.philox_torch import StreamRows
 from outrider.randomness.streams import MASK, Stream
 from outrider.sampling.draws import race, race_among
-from outrider.sampling.ordering import largest
 from outrider.sampling.support import choose_support
 
 _MASKED = float("-inf")

@@ -17,8 +17,7 @@ from outrider.kv_cache import KVCacheManager, KVSequence
 from outrider.model_executor.input_batch import TokenLimits
 from outrider.ports import Open
 from outrider.randomness.streams import Stream
-from outrider.sampling.process import SMALLEST_TEMPERATURE
-from outrider.sampling.rows import is_coupled, is_greedy, is_truncated
+from outrider.sampling.parameters import SMALLEST_TEMPERATURE, is_coupled, is_greedy, is_truncated
 
 MAX_CATCH_UP = 2
 """Tokens that a row may append before its first draw: after a step that kept every draft token they are two."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.ports import Open
-from outrider.sampling.bad_words import BadWords
+from outrider.sampling.logits_processors.bad_words import BadWords
 
 
 @dataclass(frozen=True, slots=True)

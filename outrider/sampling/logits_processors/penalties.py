@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.sampling.rows import LogitRow, RowSpan, has_penalties
-from outrider.sampling.workspace import Workspace
+from outrider.sampling.logits_processors.workspace import Workspace
+from outrider.sampling.parameters import has_penalties
+from outrider.sampling.rows import LogitRow, RowSpan
 
 Counts = NDArray[np.float32]
 

@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from outrider.sampling.ordering import largest, leading_mass
-from outrider.sampling.rows import RowSpan, is_greedy
-from outrider.sampling.workspace import Workspace
+from outrider.kernels.ordering import largest, leading_mass
+from outrider.sampling.logits_processors.workspace import Workspace
+from outrider.sampling.parameters import is_greedy
+from outrider.sampling.rows import RowSpan
 from outrider.types import SamplingParams
 
 _MASKED = float("-inf")

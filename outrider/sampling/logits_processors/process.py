@@ -15,16 +15,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from outrider.ports import Open
-from outrider.sampling.penalties import apply_penalties
-from outrider.sampling.rows import LogitRow, RowSpan, has_penalties, is_greedy, spans_of
-from outrider.sampling.token_rules import TokenRules
-from outrider.sampling.truncation import truncate
-from outrider.sampling.workspace import Workspace
+from outrider.sampling.logits_processors.penalties import apply_penalties
+from outrider.sampling.logits_processors.token_rules import TokenRules
+from outrider.sampling.logits_processors.truncation import truncate
+from outrider.sampling.logits_processors.workspace import Workspace
+from outrider.sampling.parameters import SMALLEST_TEMPERATURE, has_token_rules, is_greedy
+from outrider.sampling.rows import LogitRow, RowSpan, spans_of
 
 _MASKED = float("-inf")
-SMALLEST_TEMPERATURE = 1e-30
-"""Below it a division could overflow; the distribution is one-hot long before."""
 
 
 def process_logits(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V] float32 -> [N, V] float32
@@ -47,26 +45,9 @@ def adjust_logits(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V]
     return workspace.logits
 
 
-def needs_adjusting(open_: Open) -> bool:
-    """Whether ``adjust_logits`` does more than to keep ids below the limit."""
-    return _has_rules(open_) or has_penalties(open_.sampling)
-
-
-def _has_rules(open_: Open) -> bool:
-    """Whether single tokens are banned or moved."""
-    sampling = open_.sampling
-    return bool(
-        sampling.allowed_token_ids
-        or sampling.min_tokens
-        or sampling.logit_bias
-        or sampling.bad_words
-        or open_.banned_token_ids
-    )
-
-
 def _adjust(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
     _limit_ids(workspace, spans)
-    ruled = [span for span in spans if _has_rules(span.open)]
+    ruled = [span for span in spans if has_token_rules(span.open)]
     rules = [span.session.token_rules(workspace.vocab_size, workspace.logits.device) for span in ruled]
     _ban(workspace, ruled, rules)
     _add_bias(workspace, ruled, rules)

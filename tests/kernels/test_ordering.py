@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.sampling.ordering import largest
+from outrider.kernels.ordering import largest
 
 
 def best_first(row: list[float]) -> list[int]:

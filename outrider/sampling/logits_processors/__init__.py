@@ -1,0 +1,1 @@
+"""Logits processors: sampling parameters applied to rows of logits, in vLLM's order."""
