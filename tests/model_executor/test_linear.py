@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from outrider.model_executor.distributed.sharding import Shard
-from outrider.model_executor.layers.contract import LayerContext, Residual
-from outrider.model_executor.layers.linear import Axis, Features, Linear, LinearMethod, LinearSpec, Parameter
+from outrider.model_executor.layers.context import LayerContext
+from outrider.model_executor.layers.contract import Residual
+from outrider.model_executor.layers.linear import Features, Linear
+from outrider.model_executor.layers.linear_method import Axis, LinearMethod, LinearSpec, Parameter
 from outrider.model_executor.layers.linear_methods import UnquantizedLinear
 from outrider.model_executor.layers.norm import RmsNorm
 

@@ -431,7 +431,7 @@ def test_the_shapes_that_are_checked_are_those_that_are_loaded(architecture: str
 
 def part_of_two(config: ModelConfig, rank: int) -> dict[str, WeightTarget]:
     ranks: Any = SimpleNamespace(shard=Shard(rank, 2))
-    return weight_targets(Decoder(config, dtype=config.dtype, device=torch.device("meta"), ranks=ranks))
+    return weight_targets(Decoder(config, dtype=config.dtype, device=torch.device("meta"), communicator=ranks))
 
 
 def test_weights_that_no_memory_holds_are_refused_before_they_are_made(folder: Path) -> None:

@@ -24,9 +24,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from outrider.errors import UnavailableError
-from outrider.model_executor.distributed.collectives import Collectives
 from outrider.model_executor.distributed.command_stream import CommandReceiver, CommandSender
-from outrider.model_executor.distributed.communicator import CpuExchange, open_gpu_exchange
+from outrider.model_executor.distributed.communicator import Communicator
+from outrider.model_executor.distributed.device_communicators import CpuCommunicator, open_gpu_communicator
 from outrider.model_executor.distributed.heartbeats import ENDED, Heartbeats
 from outrider.model_executor.distributed.local_ranks import LocalRanks
 from outrider.model_executor.distributed.rank_connections import Listener, Meeting, Purpose, connect
@@ -61,12 +61,12 @@ class Member(abc.ABC):
     def wait_for_loss(self, error: BaseException) -> None:
         """A collective failed. Return only when it is clear that this is not because a rank is lost."""
 
-    def open_collectives(self, device: torch.device, dtype: torch.dtype) -> Collectives:
+    def open_communicator(self, device: torch.device, dtype: torch.dtype) -> Communicator:
         """What the ranks sum and join with; every rank calls it at the same point."""
         shard = Shard(self.place.rank, self.place.size)
         if device.type == "cuda":
-            return open_gpu_exchange(shard, device, dtype, one_shot=self._one_shot)
-        return CpuExchange(shard, self.wait_for_loss)
+            return open_gpu_communicator(shard, device, dtype, one_shot=self._one_shot)
+        return CpuCommunicator(shard, self.wait_for_loss)
 
     def least(self, value: int) -> int:
         """The least of what the ranks say; every rank calls it at the same point."""

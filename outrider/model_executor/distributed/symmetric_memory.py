@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from outrider.kernels.sum_norm import SharedRows, flag_bytes
-from outrider.model_executor.distributed.collectives import Norm
+from outrider.model_executor.distributed.communicator import Norm
 from outrider.model_executor.distributed.sharding import Shard
 
 MEASURED_BYTES = (16 << 10, 64 << 10, 256 << 10, 1 << 20)
@@ -37,7 +37,7 @@ class SymmetricMemory:
         """Whether a part fits, and is laid out so."""
         return 0 < part.nbytes <= len(self.buffer) and part.nbytes % _ALIGNMENT_BYTES == 0 and part.is_contiguous()
 
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's ``part``."""
         place = self.buffer[: part.nbytes].view(part.dtype).view(part.shape)
         summed: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(place, part, "sum", self.group_name)
@@ -54,7 +54,7 @@ class SymmetricMemory:
         part = torch.full((3, 64), float(self.rows.rank + 1), dtype=dtype, device=device)
         total = self.rows.size * (self.rows.size + 1) / 2
         hidden, norm = torch.zeros_like(part), _Plain(torch.ones(64, dtype=dtype, device=device))
-        found = bool((self.sum(part) == total).all())
+        found = bool((self.all_reduce(part) == total).all())
         for times in (1, 2, 3):
             normed = self.add_and_norm(hidden, part, norm)
             found &= bool((hidden == times * total).all()) and bool(((normed - 1).abs() < _TOLERANCE).all())

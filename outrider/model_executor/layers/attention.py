@@ -11,15 +11,17 @@ import torch
 from outrider.kernels.paged_attention import paged_attention
 from outrider.kernels.rope_and_cache import Angles, HeadLayout
 from outrider.kv_cache import KVCacheSpec
-from outrider.model_executor.layers.contract import AttentionInputs, LayerContext, Residual, Weights, whole
-from outrider.model_executor.layers.linear import Features, Linear, QueryTarget
+from outrider.model_executor.layers.context import LayerContext
+from outrider.model_executor.layers.contract import AttentionInputs, Residual, Weights, whole
+from outrider.model_executor.layers.linear import Features, Linear
+from outrider.model_executor.layers.linear_method import QueryTarget
 
 
 class Attention:
     """One layer's attention over its keys and values in the cache."""
 
     def __init__(self, context: LayerContext, layer: int) -> None:
-        config, part, shard = context.config, context.part, context.ranks.shard
+        config, part, shard = context.config, context.part, context.communicator.shard
         size = config.head_dim
         self.kv_cache_spec = KVCacheSpec(part.num_kv_heads, size, config.sliding_windows[layer])
         self._heads = HeadLayout(part.num_heads, part.num_kv_heads, size, config.rms_norm_eps)

@@ -1,4 +1,4 @@
-"""Layer contract: what a layer is built from, which tensors of a checkpoint fill it, and what it reads in a forward.
+"""Layer contract: which tensors of a checkpoint fill a layer, and what it reads in a forward.
 
 Shape letters: ``T`` tokens of a forward, ``N`` rows that get logits, ``A`` partial sums.
 """
@@ -6,19 +6,15 @@ Shape letters: ``T`` tokens of a forward, ``N`` rows that get logits, ``A`` part
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from outrider.kernels.few_tokens import MAX_TOKENS, NormedInput
 from outrider.kernels.paged_attention import AttentionPlan, DevicePlan
-from outrider.model_executor.distributed.collectives import Collectives, Norm
-
-if TYPE_CHECKING:
-    from outrider.model_executor.layers.linear import LinearMethod, LinearSpec
-    from outrider.model_executor.models.config import ModelConfig
+from outrider.model_executor.distributed.communicator import Communicator, Norm
 
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 """Types of tensors on file that are converted to the model's."""
@@ -66,26 +62,6 @@ def whole(parameter: torch.Tensor, shape: Sequence[int] | None = None) -> Weight
     return WeightTarget(parameter, tuple(parameter.shape if shape is None else shape))
 
 
-@dataclass(frozen=True, slots=True)
-class LayerContext:
-    """What all layers of a rank's model are built from."""
-
-    config: ModelConfig
-    """The whole model's."""
-    part: ModelConfig
-    """What this rank computes."""
-    dtype: torch.dtype
-    device: torch.device
-    ranks: Collectives
-    linear_method: Callable[[LinearSpec], LinearMethod]
-    """How linear layers keep their weights."""
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether one rank holds the whole model."""
-        return self.ranks.shard.size == 1
-
-
 class ResidualNorm(Norm, Protocol):
     """The norm at the beginning of a block."""
 
@@ -102,18 +78,18 @@ class Residual:
     delta: torch.Tensor | None
     """[T, hidden], or partial sums [A, T, hidden] float32, of the block before; None: nothing."""
     norm: ResidualNorm
-    ranks: Collectives
+    communicator: Communicator
 
     def normed(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum of the stream and what was to be added, which may be ``hidden`` written over, and it normalised."""
         if self.delta is None:
             return self.hidden, self.norm(self.hidden)
-        return self.hidden, self.ranks.add_and_norm(self.hidden, self.delta, self.norm)
+        return self.hidden, self.communicator.add_and_norm(self.hidden, self.delta, self.norm)
 
     def unnormed(self) -> NormedInput | None:
         """The same for kernels that add and normalise themselves: few tokens, no sum of ranks. None for others."""
         is_whole = self.delta is None or self.delta.dim() == self.hidden.dim()
-        if self.ranks.shard.size > 1 or not is_whole or not 0 < self.hidden.shape[0] <= MAX_TOKENS:
+        if self.communicator.shard.size > 1 or not is_whole or not 0 < self.hidden.shape[0] <= MAX_TOKENS:
             return None
         return NormedInput(self.hidden, self.delta, self.norm.weight, self.norm.eps)
 

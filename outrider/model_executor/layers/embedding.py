@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.embedding import look_up
-from outrider.model_executor.layers.contract import LayerContext, Weights, WeightTarget
+from outrider.model_executor.layers.context import LayerContext
+from outrider.model_executor.layers.contract import Weights, WeightTarget
 
 
 class VocabRows:
     """Rows of the embedding. A token whose row another rank holds is looked up as zeros, so that ranks' rows add up."""
 
     def __init__(self, context: LayerContext) -> None:
-        config, shard = context.config, context.ranks.shard
+        config, shard = context.config, context.communicator.shard
         own, num_rows = shard.vocab(config), shard.vocab_rows(config)
         is_whole = context.is_alone
         size = config.hidden_size

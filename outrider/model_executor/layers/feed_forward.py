@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from outrider.model_executor.layers.contract import LayerContext, Residual, Weights
+from outrider.model_executor.layers.context import LayerContext
+from outrider.model_executor.layers.contract import Residual, Weights
 from outrider.model_executor.layers.linear import Features, Linear
 
 
@@ -16,7 +17,7 @@ class GatedMlp:
 
     def __init__(self, context: LayerContext, layer: int) -> None:
         config = context.config
-        own = context.ranks.shard.inner(config)
+        own = context.communicator.shard.inner(config)
         gate, up, inner = (Features(config.intermediate_size, own, name) for name in ("gate_proj", "up_proj", ""))
         hidden, output = Features.all(config.hidden_size), Features.all(config.hidden_size, "down_proj")
         self.gate_up = Linear(context, hidden, (gate, up), bias=config.mlp_bias)

@@ -14,7 +14,7 @@ import torch
 from outrider.kernels.few_tokens import Matrix
 from outrider.kernels.linear import PreparedWeight, prepare_weight
 from outrider.model_executor.layers.contract import Residual
-from outrider.model_executor.layers.linear import Axis, LinearMethod, LinearSpec, Parameter, QueryTarget
+from outrider.model_executor.layers.linear_method import Axis, LinearMethod, LinearSpec, Parameter, QueryTarget
 
 _MAX_SECOND_COPY_BYTES = 64 << 20
 

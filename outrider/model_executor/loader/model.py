@@ -14,7 +14,7 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.kv_cache.sizing import DEFAULT_MAX_SEQUENCES, KVCacheRequest
-from outrider.model_executor.distributed.collectives import ALONE, Collectives
+from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
 from outrider.model_executor.kv_cache_sizing import check_weights_fit, choose_num_pages, graph_bytes, naming_what_lacks
 from outrider.model_executor.loader.checkpoint import read_checkpoint
 from outrider.model_executor.loader.weights import Progress, fill_weights, load_weights
@@ -36,7 +36,7 @@ class Ranks(Protocol):
         """How rank 0 tells the others a command; None for the others."""
         ...
 
-    def open_collectives(self, device: torch.device, dtype: torch.dtype) -> Collectives:
+    def open_communicator(self, device: torch.device, dtype: torch.dtype) -> Communicator:
         """What they sum and join with; every rank calls it at the same point."""
         ...
 
@@ -91,10 +91,10 @@ def load_model(
     length = _choose_length(config, max_model_len)
     chosen_dtype, chosen_device = _choose_dtype(config, dtype), torch.device(device)
     with torch.inference_mode(), naming_what_lacks(chosen_device):
-        collectives = ALONE if ranks is None else ranks.open_collectives(chosen_device, chosen_dtype)
-        collectives.shard.check(config)
-        check_weights_fit(config, chosen_dtype, chosen_device, collectives.shard.size)
-        decoder = Decoder(config, dtype=chosen_dtype, device=chosen_device, ranks=collectives)
+        communicator = SINGLE_RANK if ranks is None else ranks.open_communicator(chosen_device, chosen_dtype)
+        communicator.shard.check(config)
+        check_weights_fit(config, chosen_dtype, chosen_device, communicator.shard.size)
+        decoder = Decoder(config, dtype=chosen_dtype, device=chosen_device, communicator=communicator)
         if load_format == "dummy":
             fill_weights(decoder, noise(decoder))
         elif load_format == "synthetic":

@@ -4,7 +4,7 @@ Owns the order of computation. What families do differently is read from ``Model
 (``families``); how weights are kept and which kernels compute is the layers' to choose.
 
 Of several ranks that share a model each has a decoder of its part; what a block's last product gives is then a part of
-a sum, and logits are of a part of the vocabulary, which ``Collectives`` puts together. What a block gives is added to
+a sum, and logits are of a part of the vocabulary; a ``Communicator`` puts them together. What a block gives is added to
 the residual stream by the norm that comes next, so that both are one pass over it.
 """
 
@@ -16,10 +16,11 @@ import torch
 
 from outrider.kernels.rope_and_cache import Angles
 from outrider.kv_cache import KVCacheLayout
-from outrider.model_executor.distributed.collectives import ALONE, Collectives
+from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.attention import Attention
-from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, LayerContext, Residual, Weights, whole
+from outrider.model_executor.layers.context import LayerContext
+from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, Residual, Weights, whole
 from outrider.model_executor.layers.embedding import VocabRows
 from outrider.model_executor.layers.linear import Features, Linear
 from outrider.model_executor.layers.linear_methods import LINEAR_METHODS, UnquantizedLinear
@@ -33,7 +34,7 @@ class DecoderLayer:
     """Attention and feed-forward, each normalised before and added after."""
 
     def __init__(self, context: LayerContext, layer: int) -> None:
-        self._ranks = context.ranks
+        self._communicator = context.communicator
         self.attention_norm = _make_norm(context)
         self.attention = Attention(context, layer)
         self.feed_forward_norm = _make_norm(context)
@@ -50,8 +51,10 @@ class DecoderLayer:
         """Add ``delta``, what the layer before gave, and the attention's to ``hidden`` [T, hidden], which is
         overwritten or left alone; returns the sum and what is to be added next.
         """
-        hidden, delta = self.attention(Residual(hidden, delta, self.attention_norm, self._ranks), kv, angles, inputs)
-        return self.feed_forward(Residual(hidden, delta, self.feed_forward_norm, self._ranks))
+        hidden, delta = self.attention(
+            Residual(hidden, delta, self.attention_norm, self._communicator), kv, angles, inputs
+        )
+        return self.feed_forward(Residual(hidden, delta, self.feed_forward_norm, self._communicator))
 
     def weights(self) -> Weights:
         """The layer's tensors."""
@@ -65,17 +68,17 @@ class Decoder:
     """A whole model, or a rank's part of it, its parameters uninitialised until they are loaded."""
 
     def __init__(
-        self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, ranks: Collectives = ALONE
+        self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, communicator: Communicator = SINGLE_RANK
     ) -> None:
         self.config = config
         """The whole model's."""
-        self.shard = ranks.shard
-        self.part = ranks.shard.part_of(config)
+        self.shard = communicator.shard
+        self.part = communicator.shard.part_of(config)
         """What is computed here."""
         self.dtype = dtype
         self.device = device
-        self._ranks = ranks
-        context = LayerContext(config, self.part, dtype, device, ranks, LINEAR_METHODS[config.quantization])
+        self._communicator = communicator
+        context = LayerContext(config, self.part, dtype, device, communicator, LINEAR_METHODS[config.quantization])
         self._vocab = VocabRows(context)
         self.layers = [DecoderLayer(context, layer) for layer in range(config.num_layers)]
         self.norm = _make_norm(context)
@@ -101,12 +104,12 @@ class Decoder:
 
     def hidden_states(self, batch: DeviceBatch, kv_cache: KVCacheTensors) -> torch.Tensor:
         """All layers and the last normalisation: [T, hidden]."""
-        hidden = self._ranks.sum(self._vocab.look_up(batch.token_ids))  # [T, hidden]
+        hidden = self._communicator.all_reduce(self._vocab.look_up(batch.token_ids))  # [T, hidden]
         angles = self._rotary.angles(batch.positions, self.dtype)
         delta: torch.Tensor | None = None
         for number, (layer, group) in enumerate(zip(self.layers, self._groups, strict=True)):
             hidden, delta = layer(hidden, delta, kv_cache.layer(number), angles, batch.groups[group])
-        return Residual(hidden, delta, self.norm, self._ranks).normed()[1]
+        return Residual(hidden, delta, self.norm, self._communicator).normed()[1]
 
     def logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] of the chosen rows of ``hidden``, as computed: of the weights' type, in memory of their own."""
@@ -116,7 +119,9 @@ class Decoder:
 
     def head_logits(self, hidden: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
         """Logits [N, V] of the model's own type of the chosen rows of ``hidden``, of all where ``indices`` is None."""
-        logits = self._ranks.join(self.head(hidden if indices is None else hidden.index_select(0, indices)))
+        logits = self._communicator.all_gather(
+            self.head(hidden if indices is None else hidden.index_select(0, indices))
+        )
         return logits[:, : self.config.vocab_size].contiguous()
 
     def _make_head(self, context: LayerContext) -> Linear:

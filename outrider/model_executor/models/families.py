@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import ModelError
-from outrider.model_executor.layers.contract import FeedForward, LayerContext
+from outrider.model_executor.layers.context import LayerContext
+from outrider.model_executor.layers.contract import FeedForward
 from outrider.model_executor.layers.feed_forward import GatedMlp
 
 Fields = Mapping[str, Any]

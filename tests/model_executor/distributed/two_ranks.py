@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from outrider.model_executor.distributed.collectives import Collectives
-from outrider.model_executor.distributed.communicator import CpuExchange
+from outrider.model_executor.distributed.communicator import Communicator
+from outrider.model_executor.distributed.device_communicators import CpuCommunicator
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.layers.feed_forward import GatedMlp
@@ -40,8 +40,8 @@ class BothRun:
     def __init__(self, rank: int) -> None:
         self.shard = Shard(rank, SIZE)
 
-    def open_collectives(self, device: torch.device, dtype: torch.dtype) -> Collectives:
-        return CpuExchange(self.shard, lambda error: None)
+    def open_communicator(self, device: torch.device, dtype: torch.dtype) -> Communicator:
+        return CpuCommunicator(self.shard, lambda error: None)
 
     def least(self, value: int) -> int:
         return value

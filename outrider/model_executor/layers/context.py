@@ -1,0 +1,35 @@
+"""Layer context: what all layers of one rank's model are built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.model_executor.distributed.communicator import Communicator
+from outrider.model_executor.layers.linear_method import LinearMethod, LinearSpec
+
+if TYPE_CHECKING:
+    from outrider.model_executor.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerContext:
+    """Configuration, types, ranks and weight format of a model."""
+
+    config: ModelConfig
+    """The whole model's."""
+    part: ModelConfig
+    """What this rank computes."""
+    dtype: torch.dtype
+    device: torch.device
+    communicator: Communicator
+    linear_method: Callable[[LinearSpec], LinearMethod]
+    """How linear layers keep their weights."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one rank holds the whole model."""
+        return self.communicator.shard.size == 1

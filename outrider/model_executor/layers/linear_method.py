@@ -1,0 +1,105 @@
+"""Linear method: the interface between a linear layer and the format of its weight.
+
+A method says which parameters it is filled through and chooses the kernels; ``linear_methods`` has those that there
+are.
+
+Shape letters: ``T`` tokens, ``K`` features in, ``N`` features out, ``A`` partial sums.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from outrider.kernels.rope_and_cache import Angles, HeadLayout, turn_and_store
+from outrider.kernels.swiglu import swiglu
+from outrider.model_executor.layers.contract import FLOAT_TYPES, Residual
+
+
+class Axis(enum.Enum):
+    """What a dimension of a linear layer's parameter stands for."""
+
+    OUT = enum.auto()
+    """One for each feature that comes out."""
+    IN = enum.auto()
+    """One for each feature that goes in."""
+    ONE = enum.auto()
+    """A single one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A tensor of a linear layer, to be filled from the checkpoint."""
+
+    tensor: torch.Tensor
+    axes: tuple[Axis, ...]
+    file_types: tuple[str, ...] = FLOAT_TYPES
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """What a linear layer's method is made for: the features that this rank holds."""
+
+    in_features: int
+    out_features: int
+    has_bias: bool
+    dtype: torch.dtype
+    device: torch.device
+    tied_to: torch.Tensor | None = None
+    """The embedding [N, K] that is the weight; it is looked up too, so it stays."""
+
+    def empty(self, *size: int) -> torch.Tensor:
+        """A parameter of the model's own type, to be filled."""
+        return torch.empty(*size, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTarget:
+    """Where a fused query, key and value product ends: heads normalised and turned, keys and values in the cache."""
+
+    kv: torch.Tensor  # [S, 2, H_kv, D]
+    slots: torch.Tensor  # [T]
+    angles: Angles
+    heads: HeadLayout
+    norm_weight: torch.Tensor | None  # [H + H_kv, D]; None: heads are not normalised
+
+
+class LinearMethod(abc.ABC):
+    """How one linear layer's weight is kept and multiplied with: y = x W^T (+ b).
+
+    Made empty; filled through ``parameters``; ``prepare`` is called when all of them are there; then it computes. What
+    comes before and after a product can be taken over by a method whose kernels do several steps at once; here each is
+    a step of its own.
+    """
+
+    @abc.abstractmethod
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The tensors to fill, by the last part of their names: ``weight``, ``bias``, ..."""
+
+    @abc.abstractmethod
+    def prepare(self) -> object:
+        """Turn what was loaded into the form that computes fastest. Idempotent."""
+
+    @abc.abstractmethod
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, K] to [T, N]."""
+
+    def partial_sums(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is."""
+        return self(x)
+
+    def gated(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream [T, K], and silu(gate) * up [T, N / 2] of it normalised; the gate is the product's first half."""
+        hidden, x = source.normed()
+        return hidden, swiglu(self(x))
+
+    def queries(self, source: Residual, target: QueryTarget) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream [T, K], and the queries [T, H, D] of it normalised; keys and values go to the ``target``."""
+        hidden, x = source.normed()
+        return hidden, turn_and_store(
+            self.partial_sums(x), target.kv, target.slots, target.angles, target.heads, norm_weight=target.norm_weight
+        )
