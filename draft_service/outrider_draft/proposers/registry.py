@@ -17,8 +17,8 @@ from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError
 from outrider.ports import Extend, Proposal
 from outrider.serving.executor import Executor
+from outrider.serving.in_process.engine_thread import OnFailure
 from outrider.serving.session import SequenceStore
-from outrider.serving.worker import OnFailure
 from outrider.types import ModelDescription
 from outrider_draft.proposers.base import Proposer
 from outrider_draft.proposers.text_executor import TextExecutor
