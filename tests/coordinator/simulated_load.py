@@ -59,6 +59,14 @@ class BusyCoordinator(H200):
 
 
 @dataclass(frozen=True)
+class SlowLinks(H200):
+    """The same with links that take so long that speculation gains a fifth at most."""
+
+    def between(self, rows: int) -> float:
+        return 3.0 + 0.1 * rows
+
+
+@dataclass(frozen=True)
 class TwoCores(H200):
     """A processor: times grow with tokens, and the draft is deep beside the target."""
 
@@ -173,7 +181,7 @@ class Controlled:
             session = ControlledSession(self._max_length)
             self.controller.enter(session)
             self.sessions.append(session)
-            self._lags[session] = 128
+            self._lags[session] = -1 if self.controller.will_draft(128) else 128
 
     def run(self, num_users: int, seconds: float) -> Load:
         self.resize(num_users)

@@ -12,6 +12,7 @@ from tests.coordinator.simulated_load import (
     Controlled,
     InTwoGroups,
     Load,
+    SlowLinks,
     TwoCores,
     expected_rate,
 )
@@ -95,6 +96,37 @@ def test_bursts_are_faster_than_plain_ones_where_speculation_pays(num_users: int
     chosen.burst(num_users)
     seconds, plain_seconds = (sum(arm.burst(num_users) for _ in range(4)) for arm in (chosen, plain))
     assert seconds < plain_seconds / least
+
+
+@pytest.mark.parametrize("pair", [H200(), SlowLinks()])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_one_user_after_the_other_speculates_whatever_the_first_drafts_come_to(pair: H200, seed: int) -> None:
+    """A few unlucky drafts of a session say little; at the next one's start nothing is forgotten."""
+    users = Bursts(Load(pair, lambda now, number: 0.8, seed=seed))
+    users.burst(1)
+    num_users = 20
+    seconds = sum(users.burst(1) for _ in range(num_users))
+    fixed_seconds = 8e-3 + (users.num_tokens - 1) / max(expected_rate(pair, 1, length, 0.8) for length in LENGTHS)
+    assert seconds < num_users * fixed_seconds / 0.95
+    assert users.controller.num_switches <= 2
+
+
+def test_drafts_compute_prompts_at_once_where_decoding_speculates_and_few_prompts_wait() -> None:
+    users = Bursts(Load(H200(), lambda now, number: 0.9))
+    controller = users.controller
+    session = ControlledSession(8)
+    controller.enter(session)
+    assert not controller.will_draft(128)  # nothing is known yet
+    controller.leave(session)
+    users.burst(1)
+    controller.enter(session)
+    assert controller.mode is Mode.SPECULATIVE
+    assert controller.will_draft(128)
+    assert not controller.will_draft(100_000)
+    others = [ControlledSession(8) for _ in range(8)]
+    for other in others:
+        controller.enter(other)
+    assert not controller.will_draft(128)
 
 
 def test_sessions_that_differ_get_lengths_that_differ() -> None:

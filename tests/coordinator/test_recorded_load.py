@@ -44,7 +44,7 @@ class Replay:
         found, times = self.controller._batch, self.controller._choice.timer.times
         seconds = found.drafting.seconds
         if seconds and times.num_speculative(found.num_rows) >= 8:
-            expected = times.speculative(found.num_rows, found.draft_length, found.num_drafted)
+            expected = times.speculative(found.num_rows, found.draft_length).at(found.num_drafted)
             self.errors.append((expected - seconds) / seconds)
         self.controller.end(rows=rows, tokens=tokens, seconds=MICROSECONDS * microseconds)
         self.controller.choose()

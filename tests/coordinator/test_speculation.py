@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from outrider.limits import MAX_DRAFT_LENGTH
+from outrider.ports import ForwardReport
+from outrider.transport.outbox import Outbox
+from outrider_coordinator.requests.session_driver import call_after_commands
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
@@ -43,7 +48,7 @@ def test_the_load_switches_a_controlled_policy_off_too() -> None:
     policy.set_load(2)
     assert policy.length(session) == 0
     assert policy.why_none(session) is WithoutDraft.LOAD
-    assert not policy.will_draft(session)
+    assert not policy.will_draft(session, 100)
 
 
 def test_a_request_bounds_what_a_controller_chooses() -> None:
@@ -67,7 +72,7 @@ def test_nothing_is_drafted_on_a_target_that_takes_a_prompt_in() -> None:
     policy.enter(coming, "a")
     assert policy.length(running) == 0
     assert policy.why_none(running) is WithoutDraft.PROMPTS
-    assert not policy.will_draft(coming)  # its draft is brought the prompt later, so that the first token comes sooner
+    assert not policy.will_draft(coming, 100)  # its draft is brought it later, so that the first token comes sooner
     assert policy.length(elsewhere) > 0
     policy.leave(coming)
     assert policy.length(running) > 0
@@ -77,3 +82,51 @@ def test_without_a_draft_nothing_is_wanted() -> None:
     policy = DraftLengthPolicy(8, has_draft=False, is_controlled=True)
     assert not policy.is_controlled
     assert policy.length(policy.session(5)) == 0
+
+
+def test_a_message_is_learned_from_when_it_is_chosen_or_before_the_next_one() -> None:
+    policy = DraftLengthPolicy(8, is_controlled=True)
+    session = policy.session(None)
+    policy.enter(session, "target")
+    controller = policy.controller("target")
+    assert controller is not None
+    ended: list[int] = []
+    controller.end = lambda **counts: ended.append(len(counts))  # type: ignore[method-assign]
+    policy.begin("target", 1.0)
+    assert policy.end("target", None)
+    assert ended == []  # the commands that follow from the message come first
+    policy.choose("target")
+    policy.choose("target")
+    assert ended == [0]
+    policy.begin("target", 2.0)
+    policy.end("target", ForwardReport(1, 2, 3, 4, 5, 6, 7))
+    policy.begin("target", 3.0)
+    assert ended == [0, 3]
+    assert not policy.end("another", None)
+
+
+async def test_what_can_wait_comes_after_the_commands_were_taken_to_be_written() -> None:
+    loop, outbox, order = asyncio.get_running_loop(), Outbox[str](), list[str]()
+
+    async def write() -> None:
+        async for message in outbox.take():
+            order.append(message)
+
+    done = asyncio.Event()
+
+    def learn() -> None:
+        order.append("learned")
+        done.set()
+
+    def send() -> None:
+        outbox.put("written")
+        order.append("sent")
+
+    writing = asyncio.create_task(write())
+    await asyncio.sleep(0)
+    loop.call_soon(send)  # as a dispatch scheduler does
+    call_after_commands(learn)
+    await done.wait()
+    assert order == ["sent", "written", "learned"]
+    outbox.close()
+    await writing

@@ -10,7 +10,7 @@ import pytest
 from outrider_coordinator.speculation.acceptance_estimate import PRIOR, AcceptanceEstimate, SessionAcceptance
 from outrider_coordinator.speculation.draft_length import best_choice, choice_of, usefulness
 from outrider_coordinator.speculation.linear_fit import LinearFit
-from outrider_coordinator.speculation.step_times import StepTimes
+from outrider_coordinator.speculation.step_times import RoundPrice, StepTimes
 
 
 def fit() -> LinearFit:
@@ -92,8 +92,8 @@ class Linear:
     def __init__(self, constant: float, step: float, token: float) -> None:
         self._constant, self._step, self._token = constant, step, token
 
-    def speculative(self, rows: float, draft_length: int, drafted: float) -> float:
-        return self._constant + self._step * draft_length + self._token * drafted
+    def speculative(self, rows: float, draft_length: int) -> RoundPrice:
+        return RoundPrice(self._constant + self._step * draft_length, self._token)
 
 
 @pytest.mark.parametrize("times", [Linear(5.0, 0.8, 0.1), Linear(5.0, 0.2, 0.6), Linear(1.0, 2.0, 0.0)])
@@ -105,7 +105,7 @@ def test_the_choice_is_the_best_of_all(times: Linear) -> None:
 
     def rate(lengths: tuple[int, ...]) -> float:
         tokens = 3 + sum(useful[row, :length].sum() for row, length in enumerate(lengths))
-        return float(tokens / times.speculative(3, max(lengths), sum(lengths)))
+        return float(tokens / times.speculative(3, max(lengths)).at(sum(lengths)))
 
     every = [lengths for lengths in itertools.product(range(5), repeat=3) if any(lengths)]
     assert chosen.rate == pytest.approx(rate(chosen.lengths))
@@ -126,7 +126,7 @@ def test_rounds_take_what_was_measured_whatever_the_forwards_said() -> None:
         times.note_draft(4, 32, 4e-3)
         times.note_speculative(8, 4, 32, 11e-3)
         times.note_plain(8, 4.3e-3)
-    assert times.speculative(8, 4, 32) == pytest.approx(11e-3, rel=0.01)
+    assert times.speculative(8, 4).at(32) == pytest.approx(11e-3, rel=0.01)
     assert times.plain(8) == pytest.approx(4.3e-3, rel=0.01)
-    assert times.speculative(8, 2, 16) < 11e-3
+    assert times.speculative(8, 2).at(16) < 11e-3
     assert (times.num_plain(8), times.num_speculative(8), times.num_plain(64)) == (30, 30, 0)

@@ -28,6 +28,10 @@ from outrider_coordinator.session.target_events import scored_draft
 from outrider_coordinator.stats.request_timings import RequestTimings
 
 _now = RequestTimings.now
+_TURNS_TO_SEND = 3
+"""Turns of the event loop after which the commands of this turn are written: they are put together in the next one and
+taken by the stream in the one after.
+"""
 
 
 class Lifecycle(Protocol):
@@ -89,8 +93,7 @@ class SessionDriver:
                     handled = self._on_target_event(request, event, None, timing, handled)
         self._lifecycle.answered()
         if self._policy.end(replica, batch.report):
-            # After the commands of this turn, as all that can wait.
-            asyncio.get_running_loop().call_soon(self._policy.choose, replica)
+            call_after_commands(partial(self._policy.choose, replica))
         self._output.put([request for request, _, _ in heard])
 
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
@@ -206,6 +209,12 @@ class SessionDriver:
 
     def _time_out_draft(self, request: RequestState, step: int) -> None:
         self.deliver(request, partial(request.loop.draft_timed_out, step))
+
+
+def call_after_commands(work: Callable[[], None], turns: int = _TURNS_TO_SEND) -> None:
+    """What can wait: call once the commands of this turn of the event loop are on their way."""
+    loop = asyncio.get_running_loop()
+    loop.call_soon(work if turns == 1 else partial(call_after_commands, work, turns - 1))
 
 
 @contextmanager

@@ -169,7 +169,7 @@ def _draft_length(session: SessionState) -> int:
 
 def _will_draft(session: SessionState) -> bool:
     """Whether the step after a prefill, which brings one token, will ask the draft."""
-    wanted = int(session.policy.will_draft(session.speculation))
+    wanted = int(session.policy.will_draft(session.speculation, session.tokens.length))
     return _room_for(session, wanted, session.tokens.length + 1, session.output.num_remaining - 2) > 0
 
 

@@ -15,8 +15,10 @@ _PRIOR_TOKENS = 8.0
 """Judged tokens that the prior counts for."""
 _POSITION_TOKENS = 32.0
 """Judged tokens that count for positions not differing."""
-_SESSION_TOKENS = 8.0
-"""Judged tokens that the overall mean counts for in a session's own acceptance."""
+_SESSION_TOKENS = 32.0
+"""Judged tokens that the overall mean counts for in a session's own acceptance: sessions differ by about 0.07, and
+fewer tokens of one say less than that.
+"""
 _SESSION_MEMORY = 128.0
 _MEMORY, _MEMORY_ROUNDS = 256.0, 16.0
 """Judged tokens after which one counts for a third: a number, and more where a round brings many."""

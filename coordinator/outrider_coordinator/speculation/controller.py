@@ -16,6 +16,10 @@ from outrider_coordinator.speculation.session_state import ControlledSession
 _LONGEST_INTERVAL_S = 0.25
 """Longest interval between two messages of a target that is busy."""
 _ROUNDS_BETWEEN_CHOICES = {Mode.PLAIN: 16, Mode.SPECULATIVE: 4}
+_LONGEST_PROMPT_AT_ONCE, _PROMPTS_AT_ONCE = 512, 2
+"""Prompts that a draft computes beside the target: longer ones and more of them would hold up first tokens where both
+share a device.
+"""
 _SETTLED = 0.8
 """Share of the sessions that are to draft, above which rounds are those of all."""
 
@@ -30,6 +34,8 @@ class DraftLengthController:
         self._num_prompts = 0
         self._batch = VerdictBatch(0.0)
         self._rounds_since_choice = self._magnitude = 0
+        self._has_prompts_ended = False
+        """Since the last choice: sessions that waited for others' prompts go on, so the next choice is due."""
         self._busy_s = self._steady_since = 0.0
         """Seconds of service, by which exploration is budgeted, and their reading when the load last changed much."""
 
@@ -119,6 +125,7 @@ class DraftLengthController:
         if not session.has_begun:
             session.has_begun = True
             self._num_prompts -= 1
+            self._has_prompts_ended |= not self._num_prompts
         if num_drafted:
             session.acceptance.note(num_drafted, num_accepted, self._choice.acceptance.mean)
             self._choice.acceptance.note(num_drafted, num_accepted, session.expected)
@@ -164,7 +171,7 @@ class DraftLengthController:
         """Choose anew, if it is time to; to be called between messages. Whether the mode has changed."""
         if not self._sessions or self._choice.is_trying_plain or not self._is_due:
             return False
-        self._rounds_since_choice = 0
+        self._rounds_since_choice, self._has_prompts_ended = 0, False
         magnitude = len(self._sessions).bit_length()
         if magnitude != self._magnitude:
             self._magnitude, self._steady_since = magnitude, self._busy_s
@@ -180,11 +187,26 @@ class DraftLengthController:
             self._busy_s - self._steady_since,
             has_prompts=self._num_prompts > 0,
             is_new=2 * sum(session.is_new for session in self._sessions) > len(self._sessions),
+            has_drafted=any(session.has_ever_drafted for session in self._sessions),
         )
 
     @property
     def _is_due(self) -> bool:
-        if self._choice.lengths.is_starting or self._choice.has_tried:
+        if self._num_prompts:  # nothing is drafted until they are computed, and they are not to wait for a choice
+            return self.mode is Mode.SPECULATIVE and self._has_grown
+        is_starting = self._choice.is_speculating and self._choice.lengths.is_starting
+        if is_starting or self._choice.has_tried or self._has_prompts_ended:
             return self._rounds_since_choice > 0
         has_load_changed = len(self._sessions).bit_length() != self._magnitude
         return has_load_changed or self._rounds_since_choice > _ROUNDS_BETWEEN_CHOICES[self.mode]
+
+    @property
+    def _has_grown(self) -> bool:
+        return len(self._sessions).bit_length() > self._magnitude
+
+    def will_draft(self, num_tokens: int) -> bool:
+        """Whether a session with a prompt of so many tokens that has just entered will draft soon after it, so that its
+        draft is to compute the prompt too: under a load that speculates already, and while few prompts wait.
+        """
+        is_known = self.mode is Mode.SPECULATIVE and not self._choice.lengths.is_starting and not self._has_grown
+        return is_known and num_tokens <= _LONGEST_PROMPT_AT_ONCE and self._num_prompts <= _PROMPTS_AT_ONCE

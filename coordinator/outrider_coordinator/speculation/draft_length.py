@@ -13,6 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
+from outrider_coordinator.speculation.step_times import RoundPrice
+
 _LENGTHS_PAST_BEST = 2
 """Lengths that are looked at past the best: the rate falls there."""
 _THRESHOLD_ROUNDS = 3
@@ -22,8 +24,8 @@ _THRESHOLD_ROUNDS = 3
 class Times(Protocol):
     """``StepTimes``, as far as the choice asks."""
 
-    def speculative(self, rows: float, draft_length: int, drafted: float) -> float:
-        """Seconds of a speculative round."""
+    def speculative(self, rows: float, draft_length: int) -> RoundPrice:
+        """Seconds of a speculative round, by its drafted tokens."""
         ...
 
 
@@ -104,26 +106,25 @@ def longest_of(useful: np.ndarray) -> int:  # useful [B, K]
 def choice_of(useful: np.ndarray, draft_length: int, times: Times, share: float = 1.0) -> Choice:  # useful [B, K]
     """The best lengths up to ``draft_length``, which at least one session has."""
     useful = useful[:, :draft_length]
+    rows = len(useful)
+    price = times.speculative(share * rows, draft_length)
+    best_row = int(useful[:, -1].argmax())
     drafts = useful > 0.0
-    found = _expected(useful, drafts, times, share)
+    found = _expected(useful, drafts, price, share)
     for _ in range(_THRESHOLD_ROUNDS):
-        drafts = useful > max(_seconds_of_a_token(found, times, share, len(useful)) * found.rate, 0.0)
-        drafts[int(useful[:, -1].argmax())] = True  # what is not of use to anybody is another choice's
-        better = _expected(useful, drafts, times, share)
+        drafted = share * sum(found.lengths)
+        seconds_of_a_token = price.at(drafted) - price.at(max(drafted - share, 0.0))
+        drafts = useful > max(seconds_of_a_token * found.rate, 0.0)
+        drafts[best_row] = True  # what is not of use to anybody is another choice's
+        better = _expected(useful, drafts, price, share)
         if better.rate <= found.rate:
             return found
         found = better
     return found
 
 
-def _expected(useful: np.ndarray, drafts: np.ndarray, times: Times, share: float) -> Choice:  # both [B, K]
-    rows, drafted = len(useful), int(drafts.sum())
-    seconds = times.speculative(share * rows, useful.shape[1], share * drafted)
-    tokens = rows + float(useful[drafts].sum())
-    return Choice(tuple(drafts.sum(axis=1).tolist()), useful.shape[1], tokens, seconds)
-
-
-def _seconds_of_a_token(found: Choice, times: Times, share: float, rows: int) -> float:
-    """What one drafted token less would spare."""
-    drafted = share * sum(found.lengths)
-    return (found.seconds - times.speculative(share * rows, found.draft_length, max(drafted - share, 0.0))) or 0.0
+def _expected(useful: np.ndarray, drafts: np.ndarray, price: RoundPrice, share: float) -> Choice:  # both [B, K]
+    rows = len(useful)
+    lengths = drafts.sum(axis=1).tolist()
+    tokens = rows + float((useful * drafts).sum())
+    return Choice(tuple(lengths), useful.shape[1], tokens, price.at(share * sum(lengths)))

@@ -1,15 +1,15 @@
 """Least squares that forgets: a linear model of a time, fitted to the observations made lately.
 
 Owns the normal equations, the prior that stands in where observations say nothing, and what is left out as an outlier.
-Knows no clock: the unit of memory is an observation.
+Knows no clock: the unit of memory is an observation. Plain numbers, not arrays: with two or three features a call into
+numpy takes longer than the arithmetic, and every round of a target makes some of these.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from operator import mul
-
-import numpy as np
 
 _NOISE = 0.1
 """Standard deviation of an observation, as a share of what is usual: the prior is weighed against it."""
@@ -29,10 +29,11 @@ class LinearFit:
 
     def __init__(self, prior: Sequence[float], spread: Sequence[float], *, memory: float = 100.0) -> None:
         """``memory``: observations after which one counts for a third."""
-        self._prior, self._spread = np.array(prior), np.array(spread)
-        self._keep = float(np.exp(-1.0 / memory))
-        self._gram = np.zeros((len(prior), len(prior)))
-        self._moment = np.zeros(len(prior))
+        self._prior = tuple(prior)
+        self._precision = tuple((_NOISE / each) ** 2 for each in spread)
+        self._keep = math.exp(-1.0 / memory)
+        self._gram = [[0.0] * len(prior) for _ in prior]
+        self._moment = [0.0] * len(prior)
         self._scale = 0.0
         self._num_outliers = 0
         self._coefficients: tuple[float, ...] | None = None
@@ -42,27 +43,26 @@ class LinearFit:
         """One observation."""
         if self._is_outlier(features, value):
             return
-        x = np.asarray(features, dtype=float)
-        self._gram = self._keep * self._gram + np.outer(x, x)
-        self._moment = self._keep * self._moment + value * x
-        weight = max(1.0 - self._keep, 1.0 / (self.num_observations + 1))
+        keep = self._keep
+        self._gram = [
+            [keep * entry + x * y for entry, y in zip(row, features, strict=True)]
+            for row, x in zip(self._gram, features, strict=True)
+        ]
+        self._moment = [keep * entry + value * x for entry, x in zip(self._moment, features, strict=True)]
+        weight = max(1.0 - keep, 1.0 / (self.num_observations + 1))
         self._scale += weight * (abs(value) - self._scale)
         self.num_observations += 1
         self._coefficients = None
 
     def predict(self, features: Sequence[float]) -> float:
         """The expected value; 0 before any observation."""
-        return float(sum(map(mul, self._fitted, features)))
+        return float(sum(map(mul, self.coefficients, features)))
 
     @property
-    def coefficients(self) -> np.ndarray:  # [F]
+    def coefficients(self) -> tuple[float, ...]:  # [F]
         """As fitted now."""
-        return np.array(self._fitted)
-
-    @property
-    def _fitted(self) -> tuple[float, ...]:
         if self._coefficients is None:
-            self._coefficients = tuple(self._solve().tolist())
+            self._coefficients = self._fit()
         return self._coefficients
 
     def _is_outlier(self, features: Sequence[float], value: float) -> bool:
@@ -71,18 +71,35 @@ class LinearFit:
         self._num_outliers = self._num_outliers + 1 if is_far else 0
         return is_far
 
-    def _solve(self) -> np.ndarray:
+    def _fit(self) -> tuple[float, ...]:
         if not self.num_observations:
-            return np.zeros(len(self._prior))
-        precision = (_NOISE / self._spread) ** 2
-        free = np.ones(len(self._prior), dtype=bool)
+            return (0.0,) * len(self._prior)
+        free = list(range(len(self._prior)))
         while True:
-            found = np.zeros(len(self._prior))
-            gram = self._gram[np.ix_(free, free)] + np.diag(precision[free])
-            moment = self._moment[free] + precision[free] * self._prior[free] * self._scale
-            found[free] = np.linalg.solve(gram, moment)
-            negative = (found < 0.0) & free
-            negative[0] = False
-            if not negative.any():
-                return found
-            free &= ~negative
+            found = dict(zip(free, self._solve(free), strict=True))
+            negative = [index for index in free[1:] if found[index] < 0.0]
+            if not negative:
+                return tuple(found.get(index, 0.0) for index in range(len(self._prior)))
+            free = [index for index in free if index not in negative]
+
+    def _solve(self, free: Sequence[int]) -> list[float]:
+        """The coefficients of the features that are ``free``; the others are 0."""
+        gram = [[self._gram[i][j] + (self._precision[i] if i == j else 0.0) for j in free] for i in free]
+        moment = [self._moment[i] + self._precision[i] * self._prior[i] * self._scale for i in free]
+        return _solve_positive(gram, moment)
+
+
+def _solve_positive(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination of a positive definite system, which needs no pivots; overwrites both."""
+    size = len(right)
+    for pivot in range(size):
+        for row in range(pivot + 1, size):
+            factor = matrix[row][pivot] / matrix[pivot][pivot]
+            for column in range(pivot, size):
+                matrix[row][column] -= factor * matrix[pivot][column]
+            right[row] -= factor * right[pivot]
+    found = [0.0] * size
+    for row in reversed(range(size)):
+        known = sum(matrix[row][column] * found[column] for column in range(row + 1, size))
+        found[row] = (right[row] - known) / matrix[row][row]
+    return found

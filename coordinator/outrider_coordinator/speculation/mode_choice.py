@@ -43,6 +43,8 @@ class Load:
     """Whether prompts are being computed."""
     is_new: bool
     """Whether most sessions have nearly all of their output before them."""
+    has_drafted: bool
+    """Whether any session has had draft tokens on this target."""
 
     @property
     def is_steady(self) -> bool:
@@ -117,7 +119,9 @@ class ModeChoice:
 
     def _select_mode(self, load: Load, plain_seconds: float) -> bool:
         other = self.selector.mode.other
-        is_free, self.has_tried = load.is_new or self.has_tried, False
+        # What a new session's first few drafts came to is no reason to switch: too little was judged.
+        is_free = self.has_tried or (load.is_new and not (other is Mode.PLAIN and load.has_drafted))
+        self.has_tried = False
         if load.has_prompts:
             self.selector.pause(load.now)
         if self._trials[other].is_active or (load.has_prompts and other is Mode.SPECULATIVE):
@@ -136,6 +140,7 @@ class ModeChoice:
                 len(load.sessions),
                 self.rates,
                 is_known=self.timer.knows(other, len(load.sessions)),
+                is_below_known=self.timer.times.has_speculated_above(self.timer.share * len(load.sessions)),
             )
         return False
 

@@ -44,6 +44,8 @@ class DraftLengthPolicy:
         self._num_requests = 0
         self._controllers: dict[object, DraftLengthController] = {}
         self._controller_of: dict[ControlledSession, DraftLengthController] = {}
+        self._ended: dict[DraftLengthController, ForwardReport | None] = {}
+        """Whose last message was heard but not learned from yet, and that message's report."""
 
     def set_load(self, num_requests: int) -> None:
         """Say how many requests run or wait."""
@@ -87,11 +89,14 @@ class DraftLengthPolicy:
         controller = self._controller_of.get(session)
         return session.limit if controller is None else controller.length(session)
 
-    def will_draft(self, session: ControlledSession) -> bool:
-        """Whether it is to draft once its prompt was taken in, so that its draft needs the prompt too."""
-        if self.is_off_by_load:
+    def will_draft(self, session: ControlledSession, num_tokens: int) -> bool:
+        """Whether it drafts as soon as its prompt of ``num_tokens`` was taken in, so that its draft needs that too."""
+        if self.is_off_by_load or not session.limit:
             return False
-        return bool(not self.is_controlled and session.limit)
+        if not self.is_controlled:
+            return True
+        controller = self._controller_of.get(session)
+        return controller is not None and controller.will_draft(num_tokens)
 
     def is_catching_up(self, session: ControlledSession) -> bool:
         """Whether the session's draft is to be brought its text, for steps to come."""
@@ -119,18 +124,26 @@ class DraftLengthPolicy:
         """A message of the target has come; verdicts follow, then ``end``."""
         controller = self._controllers.get(target)
         if controller is not None:
+            self._learn(controller)
             controller.begin(now)
 
     def end(self, target: object, report: ForwardReport | None) -> bool:
-        """All of the message was heard; whether there is anything to ``choose``."""
+        """All of the message was heard; whether there is anything to learn and to ``choose``."""
         controller = self._controllers.get(target)
         if controller is None:
             return False
+        self._ended[controller] = report
+        return True
+
+    def _learn(self, controller: DraftLengthController) -> None:
+        """Take in what the last message said of times and acceptance, unless that was done."""
+        if controller not in self._ended:
+            return
+        report = self._ended.pop(controller)
         if report is None:
             controller.end()
         else:
             controller.end(rows=report.batch_size, tokens=report.num_tokens, seconds=_seconds(report))
-        return True
 
     def note_proposals(self, target: object, batch: EventBatch[DraftEvent]) -> None:
         """A message of a draft has come, for sessions of the target."""
@@ -152,10 +165,13 @@ class DraftLengthPolicy:
         return tuple(self._controllers.values())
 
     def choose(self, target: object) -> None:
-        """Let the target's controller choose anew, if it is time to; between messages."""
+        """Let the target's controller learn from the last message, and choose anew if it is time to; once the commands
+        that follow from the message were sent.
+        """
         controller = self._controllers.get(target)
         if controller is None:
             return
+        self._learn(controller)
         num_switches = controller.num_switches
         if controller.choose():
             level = logging.INFO if controller.num_switches != num_switches else logging.DEBUG

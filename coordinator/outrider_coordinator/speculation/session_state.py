@@ -16,6 +16,7 @@ class ControlledSession:
         "expected",
         "has_begun",
         "has_drafted",
+        "has_ever_drafted",
         "length",
         "limit",
         "num_probes",
@@ -36,6 +37,8 @@ class ControlledSession:
         """Verdicts so far on this target."""
         self.has_drafted = False
         """Whether the last step had draft tokens."""
+        self.has_ever_drafted = False
+        """Whether any step on this target had."""
         self.round_began: float | None = None
         """Time of the last verdict; None where the round since then cannot be timed."""
         self.draft_lag = 0
@@ -54,6 +57,7 @@ class ControlledSession:
     def enter(self, length: int) -> None:
         """The session moves to a target, which computes its prompt first."""
         self.has_begun, self.round_began, self.num_rounds = False, None, 0
+        self.has_drafted = self.has_ever_drafted = False
         self.length = min(length, self.limit)
 
     def note_verdict(self, now: float, num_drafted: int, draft_lag: int) -> float | None:
@@ -64,4 +68,5 @@ class ControlledSession:
         began = None if num_drafted and not self.has_drafted else self.round_began
         self.round_began, self.has_drafted, self.draft_lag = now, num_drafted > 0, draft_lag
         self.num_rounds += 1
+        self.has_ever_drafted |= num_drafted > 0
         return began

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from outrider_coordinator.speculation.linear_fit import LinearFit
 
@@ -16,6 +17,23 @@ _NUM_KEPT = 9
 """Rounds of a kind that are kept."""
 _NUM_TRIMMED = 4
 """One in so many of those, at either end, is left out of the mean: a few rounds are held up by something else."""
+_DOUBT_ROUNDS = 2.0
+"""Rounds that count for the linear models where those and what was seen of one length differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPrice:
+    """Expected duration of speculative rounds by their drafted tokens: the larger of two lines."""
+
+    seconds: float
+    """Without a drafted token."""
+    per_token: float
+    least_seconds: float = 0.0
+    least_per_token: float = 0.0
+
+    def at(self, drafted: float) -> float:
+        """Seconds of a round with so many drafted tokens, of all rows."""
+        return max(self.seconds + self.per_token * drafted, self.least_seconds + self.least_per_token * drafted)
 
 
 class _Seen:
@@ -89,17 +107,28 @@ class StepTimes:
         beside = 0.0 if seen is None else seen.seconds - self._plain.predict((1.0, seen.rows))
         return self._plain.predict((1.0, rows)) + beside
 
-    def speculative(self, rows: float, draft_length: int, drafted: float) -> float:
-        """Expected seconds of a speculative round."""
+    def speculative(self, rows: float, draft_length: int) -> RoundPrice:
+        """Expected seconds of a speculative round, by its drafted tokens."""
+        target, draft = self._target.coefficients, self._draft.coefficients
+        drafting = draft[0] + draft[1] * draft_length
+        scoring = self._target.predict((1.0, rows, rows)) + self._between.predict((1.0, rows))
+        # Both models' forwards come one after the other: where times scatter, a draft of no use must not seem to pay.
+        return RoundPrice(
+            scoring + drafting + self._beside(rows, draft_length),
+            target[2] + draft[2],
+            self.plain(rows) + drafting,
+            draft[2],
+        )
+
+    def _beside(self, rows: float, draft_length: int) -> float:
+        """What rounds of the nearest length took besides what the linear models expect of them."""
         lengths = self._seen[_magnitude(rows)]
         nearest = min((length for length in lengths if length), key=lambda k: abs(k - draft_length), default=None)
-        beside = 0.0
-        if nearest is not None:
-            seen = lengths[nearest]
-            beside = seen.seconds - self._linear(seen.rows, nearest, seen.drafted)
-        expected = self._linear(rows, draft_length, drafted) + beside
-        # Both models' forwards come one after the other: where times scatter, a draft of no use must not seem to pay.
-        return max(expected, self.plain(rows) + self._draft.predict((1.0, draft_length, drafted)))
+        if nearest is None:
+            return 0.0
+        seen = lengths[nearest]
+        trust = seen.count / (seen.count + _DOUBT_ROUNDS)
+        return trust * (seen.seconds - self._linear(seen.rows, nearest, seen.drafted))
 
     def num_plain(self, rows: float) -> int:
         """Plain rounds of about so many rows that were seen."""
@@ -109,6 +138,13 @@ class StepTimes:
     def num_speculative(self, rows: float) -> int:
         """Speculative rounds of about so many rows that were seen."""
         return sum(seen.count for length, seen in self._seen[_magnitude(rows)].items() if length)
+
+    def has_speculated_above(self, rows: float) -> bool:
+        """Whether speculative rounds of many more rows were seen."""
+        return any(
+            magnitude > _magnitude(rows) and any(seen.count for length, seen in lengths.items() if length)
+            for magnitude, lengths in self._seen.items()
+        )
 
     def _seen_of(self, rows: int, draft_length: int) -> _Seen:
         return self._seen[_magnitude(rows)].setdefault(draft_length, _Seen())

@@ -18,7 +18,8 @@ _HOPE_OF_PLAIN = {False: 1.3, True: 1.1}
 """So many times faster than expected plain decoding may turn out: unknown with about so many sessions, and known."""
 _HOPE_OF_SPECULATION, _STEADY_S = 1.1, 30.0
 """The same for speculation, once there have been about so many sessions for so long. Before that it has to be expected
-to be better, and is then switched to: with more sessions than before it is rather overestimated.
+to be better, and is then switched to: with more sessions than before it is rather overestimated. With fewer than before
+it is rather underestimated, so that the first trial need not wait.
 """
 _SHORTEST_PAUSE_S = {Mode.PLAIN: 4.0, Mode.SPECULATIVE: 30.0}
 _LONGEST_PAUSE_S = 60.0
@@ -41,17 +42,24 @@ class ModeTrial:
         return self._excursion is not None
 
     def begin_if_due(
-        self, now: float, steady_s: float, num_sessions: int, rates: dict[Mode, float], *, is_known: bool
+        self,
+        now: float,
+        steady_s: float,
+        num_sessions: int,
+        rates: dict[Mode, float],
+        *,
+        is_known: bool,
+        is_below_known: bool,
     ) -> bool:
         """Begin a trial, if it is worth its price; ``steady_s``: for how long there have been about so many sessions;
-        ``is_known``: the mode was timed with about so many.
+        ``is_known``: the mode was timed with about so many; ``is_below_known``: speculation was timed with more.
         """
-        if self.mode is Mode.SPECULATIVE and steady_s < _STEADY_S:
+        is_first = not is_known and num_sessions.bit_length() not in self._tried
+        if self.mode is Mode.SPECULATIVE and steady_s < _STEADY_S and not (is_first and is_below_known):
             return False
         hope = _HOPE_OF_PLAIN[is_known] if self.mode is Mode.PLAIN else _HOPE_OF_SPECULATION
         if rates[self.mode] * hope < rates[self.mode.other]:
             return False
-        is_first = not is_known and num_sessions.bit_length() not in self._tried
         if not is_first and not self._budget.is_due(now):
             return False
         self._tried.add(num_sessions.bit_length())
