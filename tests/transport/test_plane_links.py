@@ -14,10 +14,11 @@ import pytest
 
 from outrider.ports import EventBatch, Score, Scores, SessionFailed
 from outrider.prefix_hash import EMPTY_PREFIX
+from outrider.tensor_plane import shared_file
 from outrider.transport import pumping
 from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.transport.convert.events import target_events_from_proto, target_events_to_proto
-from outrider.transport.planes import shared_file, writer
+from outrider.transport.planes import writer
 from outrider.transport.planes.reader import SharedReader
 from outrider.transport.planes.writer import SharedWriter
 from outrider.transport.remote import RemoteTarget

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from outrider.errors import ProtocolError
-from outrider.transport.planes import shared_file, writer
+from outrider.tensor_plane import shared_file
+from outrider.transport.planes import writer
 from outrider.transport.planes.reader import SharedReader
 from outrider.transport.planes.writer import MIN_TENSOR_BYTES, SharedWriter
 from outrider.types import FloatArray

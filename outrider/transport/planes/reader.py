@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ProtocolError
-from outrider.transport.planes import shared_file
+from outrider.tensor_plane import shared_file
 from outrider.v1.tensor_pb2 import SharedMemoryRegion
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.transport.planes import shared_file
+from outrider.tensor_plane import shared_file
 from outrider.types import FloatArray
 from outrider.v1.tensor_pb2 import SharedMemoryRegion
 

@@ -1,0 +1,119 @@
+"""A communicator of two processes: NCCL between GPUs, gloo through main memory.
+
+It is apart from the group that shares a model: own store, own stream. NCCL's watchdog, which would end the process when
+a transfer hangs, is off for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
+from torch.distributed.distributed_c10d import PrefixStore
+
+from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.values import PlaneKind
+
+WRITER, READER = 0, 1
+"""Ranks."""
+_POLL_S = 0.0002
+_WATCHDOG_OFF = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "NCCL_NVLS_ENABLE": "0",
+}
+
+
+class Communicator:
+    """Two processes. ``transfer`` blocks its thread until the bytes are across, at most for the deadline."""
+
+    def __init__(self, kind: PlaneKind, rank: int, store: TCPStore, device: torch.device, limits: PlaneLimits) -> None:
+        self._limits = limits
+        self._is_aborted = False
+        self.device = device if kind is PlaneKind.NCCL else torch.device("cpu")
+        self._stream: Any = _stream(kind, device)
+        self._store = store
+        self._group = _open_group(kind, rank, PrefixStore("tensor-plane", store), limits)
+
+    def send(self, content: torch.Tensor, ready: torch.cuda.Event | None) -> None:
+        """Send when ``ready``; ``RuntimeError`` when it does not get through."""
+        self._transfer(lambda: self._group.send([content], READER, 0), ready)
+
+    def receive(self, content: torch.Tensor) -> None:
+        """Receive; ``RuntimeError`` when nothing comes."""
+        self._transfer(lambda: self._group.recv([content], WRITER, 0), None)
+
+    def abort(self) -> None:
+        """Give up what is under way; a thread inside it comes back, by its deadline at the latest."""
+        self._is_aborted = True
+        with contextlib.suppress(RuntimeError):
+            self._group.abort()
+
+    def _transfer(self, start: Callable[[], Any], ready: torch.cuda.Event | None) -> None:
+        if self._stream is None:
+            if ready is not None:
+                ready.synchronize()
+            start().wait(datetime.timedelta(seconds=self._limits.transfer_s))
+            return
+        with torch.cuda.stream(self._stream):
+            if ready is not None:
+                self._stream.wait_event(ready)
+            start().wait()  # orders the stream, not the thread
+            done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+        until = time.monotonic() + self._limits.opening_s  # the first transfer connects
+        while not done.query():
+            if self._is_aborted or time.monotonic() > until:
+                raise RuntimeError("the transfer was given up")
+            time.sleep(_POLL_S)
+
+
+def _stream(kind: PlaneKind, device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if kind is PlaneKind.NCCL else None  # type: ignore[no-untyped-call]
+
+
+def _open_group(kind: PlaneKind, rank: int, store: PrefixStore, limits: PlaneLimits) -> Any:  # noqa: ANN401 - no types
+    timeout = datetime.timedelta(seconds=limits.opening_s)
+    if kind is PlaneKind.NCCL:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        with _environment(_WATCHDOG_OFF):
+            return dist.ProcessGroupNCCL(store, rank, 2, options)
+    gloo: Any = ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [ProcessGroupGloo.create_device(hostname=_own_address(store))]
+    options._timeout = timeout
+    options._threads = 1
+    return gloo(store, rank, 2, options)
+
+
+def _own_address(store: PrefixStore) -> str:
+    """The address of this host that the other end reaches: the one from which the store is reached."""
+    underlying: Any = store.underlying_store
+    with socket.socket(socket.AF_INET6 if ":" in underlying.host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((underlying.host, underlying.port))
+        return str(probe.getsockname()[0])
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables that are read while a communicator is made; those of others stay as they were."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

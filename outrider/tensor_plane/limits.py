@@ -1,0 +1,21 @@
+"""Limits of the tensor plane's connections: how large, and how long anything may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneLimits:
+    """Of one connection; both ends have the same defaults."""
+
+    ring_bytes: int = 64 << 20
+    """Bytes of a ring."""
+    transfer_s: float = 3.0
+    """Longest time of a transfer, and of waiting for one."""
+    opening_s: float = 20.0
+    """Longest time of opening one plane and sending its probes."""
+    silence_s: float = 5.0
+    """Time without any message after which the peer is gone; heartbeats are ten times as frequent."""
+    unread_s: float = 10.0
+    """Time after which what nobody fetched is given up."""

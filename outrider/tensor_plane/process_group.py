@@ -1,0 +1,233 @@
+"""Point to point over ``torch.distributed`` as a plane: NCCL between GPUs, gloo through main memory.
+
+The writer keeps a ring like the reader's, from which a helper thread sends. The reader's helper thread receives each
+announced transfer into its own ring. No thread that anybody waits for is inside a collective, so a transfer that hangs
+is noticed outside, and the communicator is aborted.
+"""
+
+from __future__ import annotations
+
+import datetime
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from outrider.tensor_plane.communicator import READER, WRITER, Communicator
+from outrider.tensor_plane.control import Message
+from outrider.tensor_plane.endpoints import Details, ReaderEnd, WriterEnd, recorded_event
+from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.values import PlaneKind, StaleReferenceError
+
+
+@dataclass(slots=True)
+class _Transfer:
+    begin: int
+    end: int
+    sequences: list[int]
+    ready: torch.cuda.Event | None = None
+
+
+class _Helper:
+    """A thread inside the communicator, and what is seen of it from outside."""
+
+    def __init__(self, name: str, work: Callable[[_Transfer], None]) -> None:
+        self._work = work
+        self._waiting: queue.SimpleQueue[_Transfer | None] = queue.SimpleQueue()
+        self._began: float | None = None
+        self._trouble: str | None = None
+        self._is_idle = threading.Condition()
+        self._num_left = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, transfer: _Transfer) -> None:
+        with self._is_idle:
+            self._num_left += 1
+        self._waiting.put(transfer)
+
+    def wait_until_idle(self, deadline_s: float) -> None:
+        """Return when all transfers are done or have failed."""
+        with self._is_idle:
+            self._is_idle.wait_for(lambda: not self._num_left or self._trouble is not None, deadline_s)
+
+    def trouble(self, now: float, deadline_s: float) -> str | None:
+        began = self._began
+        if self._trouble is None and began is not None and now - began > deadline_s:
+            return f"a transfer takes longer than {deadline_s:g} s"
+        return self._trouble
+
+    def stop(self) -> None:
+        """Let the thread end after the transfer it is in."""
+        self._waiting.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (transfer := self._waiting.get()) is not None:
+            self._began = time.monotonic()
+            try:
+                self._work(transfer)
+            except (RuntimeError, OSError) as error:
+                self._trouble = " ".join(str(error).split())[:200] or type(error).__name__
+            self._began = None
+            with self._is_idle:
+                self._num_left -= 1
+                self._is_idle.notify_all()
+            if self._trouble is not None:
+                return
+
+
+class ProcessGroupWriter(WriterEnd):
+    """The sending end, which serves the store."""
+
+    def __init__(
+        self,
+        kind: PlaneKind,
+        capacity: int,
+        device: torch.device,
+        *,
+        host: str,
+        limits: PlaneLimits,
+        announce: Callable[[Message], None],
+    ) -> None:
+        """``announce`` sends a message to the reader, before each transfer."""
+        self.capacity = capacity
+        self._kind, self._device, self._host, self._limits = kind, device, host, limits
+        self._announce = announce
+        self._ring = _make_ring(kind, capacity, device)
+        # Bound here, since a store that is given a port listens on every interface.
+        listener = socket.create_server((host, 0))
+        self._port: int = listener.getsockname()[1]
+        self._store = TCPStore(
+            host,
+            self._port,
+            is_master=True,
+            timeout=datetime.timedelta(seconds=limits.opening_s),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        self._communicator: Communicator | None = None
+        self._helper = _Helper("tensor-plane-send", self._send)
+
+    def details(self) -> Details:
+        """Where the store is."""
+        return {"host": self._host, "port": self._port, "capacity": self.capacity}
+
+    def connect(self) -> None:
+        """Form the group with a reader that does the same now."""
+        self._communicator = Communicator(self._kind, WRITER, self._store, self._device, self._limits)
+
+    def write(self, content: torch.Tensor, offset: int, sequences: Mapping[int, tuple[int, int]]) -> None:
+        """Copy into the ring, from which the helper sends."""
+        end = offset + content.numel()
+        self._ring[offset:end].copy_(content, non_blocking=True)
+        self._helper.put(_Transfer(offset, end, list(sequences), recorded_event(content.device)))
+
+    def synchronize(self) -> None:
+        """Wait for the helper."""
+        self._helper.wait_until_idle(self._limits.opening_s)
+
+    def trouble(self, now: float, deadline_s: float) -> str | None:
+        """What became of the helper."""
+        return self._helper.trouble(now, deadline_s)
+
+    def close(self) -> None:
+        """Abort."""
+        self._helper.stop()
+        if self._communicator is not None:
+            self._communicator.abort()
+            self._communicator = None
+        self._helper.join(self._limits.transfer_s)
+
+    def _send(self, transfer: _Transfer) -> None:
+        communicator = self._communicator
+        if communicator is None:
+            raise ConnectionError("the plane is closed")
+        self._announce({"type": "put", "begin": transfer.begin, "end": transfer.end, "of": transfer.sequences})
+        communicator.send(self._ring[transfer.begin : transfer.end], transfer.ready)
+
+
+class ProcessGroupReader(ReaderEnd):
+    """The receiving end."""
+
+    def __init__(self, kind: PlaneKind, details: Details, device: torch.device, *, limits: PlaneLimits) -> None:
+        """Form the group; ``RuntimeError`` when the writer is not there in time."""
+        self._limits = limits
+        store = TCPStore(
+            str(details["host"]), int(details["port"]), timeout=datetime.timedelta(seconds=limits.opening_s)
+        )
+        self.capacity = int(details["capacity"])
+        self._ring = _make_ring(kind, self.capacity, device)
+        self._communicator: Communicator | None = Communicator(kind, READER, store, device, limits)
+        self._arrived: set[int] = set()
+        self._changed = threading.Condition()
+        self._helper = _Helper("tensor-plane-receive", self._receive)
+
+    def announce(self, message: Message) -> None:
+        """Receive what the writer is about to send."""
+        begin, end, sequences = int(message["begin"]), int(message["end"]), [int(one) for one in message["of"]]
+        if not 0 <= begin < end <= self._ring.numel():
+            raise ConnectionError(f"bytes {begin} to {end} of a ring of {self._ring.numel()}")
+        self._helper.put(_Transfer(begin, end, sequences))
+
+    def wait(self, sequence: int, deadline_s: float) -> None:
+        """Wait for the helper."""
+        with self._changed:
+            until = time.monotonic() + deadline_s
+            while sequence not in self._arrived:
+                left = until - time.monotonic()
+                trouble = self._helper.trouble(time.monotonic(), deadline_s)
+                if left <= 0 or trouble or self._communicator is None:
+                    raise StaleReferenceError(f"the tensor did not arrive within {deadline_s:g} s ({trouble})")
+                self._changed.wait(left)
+            self._arrived.discard(sequence)
+
+    def read(self, out: torch.Tensor, offset: int) -> torch.cuda.Event | None:
+        """Copy out of the ring."""
+        out.copy_(self._ring[offset : offset + out.numel()], non_blocking=True)
+        return recorded_event(out.device)
+
+    def raise_floor(self, floor: int) -> None:
+        """Forget what nobody reads."""
+        with self._changed:
+            self._arrived = {sequence for sequence in self._arrived if sequence >= floor}
+
+    def trouble(self, now: float, deadline_s: float) -> str | None:
+        """What became of the helper."""
+        return self._helper.trouble(now, deadline_s)
+
+    def close(self) -> None:
+        """Abort."""
+        self._helper.stop()
+        communicator, self._communicator = self._communicator, None
+        if communicator is not None:
+            communicator.abort()
+        with self._changed:
+            self._changed.notify_all()
+        self._helper.join(self._limits.transfer_s)
+
+    def _receive(self, transfer: _Transfer) -> None:
+        communicator = self._communicator
+        try:
+            if communicator is None:
+                raise ConnectionError("the plane is closed")
+            communicator.receive(self._ring[transfer.begin : transfer.end])
+            with self._changed:
+                self._arrived.update(transfer.sequences)
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+
+
+def _make_ring(kind: PlaneKind, capacity: int, device: torch.device) -> torch.Tensor:
+    if kind is PlaneKind.NCCL:
+        return torch.empty(capacity, dtype=torch.uint8, device=device)
+    return torch.empty(capacity, dtype=torch.uint8, pin_memory=device.type == "cuda")

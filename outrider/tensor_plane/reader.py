@@ -1,0 +1,264 @@
+"""The reading end of connections: a draft's, one for each target whose tensors it reads.
+
+Owns that every reference is read at most once and none that is stale. A thread for each connection answers the writer,
+so that heartbeats go on while the service computes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from outrider.tensor_plane.control import ControlConnection, Message, connect
+from outrider.tensor_plane.endpoints import PeerFacts, ReaderEnd
+from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.opening import OPENING_ERRORS, open_reader
+from outrider.tensor_plane.values import PlaneKind, PlaneOffer, PlaneReference, PlaneReport, StaleReferenceError
+
+_log = logging.getLogger(__name__)
+
+
+class _Plane:
+    """One plane that is open, and what of it was read."""
+
+    def __init__(self, kind: PlaneKind, end: ReaderEnd) -> None:
+        self.kind, self.end = kind, end
+        self.lock = threading.Lock()
+        """Held while bytes are copied: what is given up is not being read."""
+        self.floor = 0
+        self.was_read: set[int] = set()
+        self.copying: list[tuple[torch.cuda.Event, int]] = []
+        self.is_reported = False
+
+    def check(self, sequence: int) -> None:
+        if sequence < self.floor or sequence in self.was_read:
+            raise StaleReferenceError(f"tensor {sequence} has been given up, or read before")
+
+    def finished(self) -> list[int]:
+        """Sequence numbers of copies that a GPU has ended since."""
+        done = [sequence for event, sequence in self.copying if event.query()]  # type: ignore[no-untyped-call]
+        if done:
+            self.copying = [(event, sequence) for event, sequence in self.copying if sequence not in done]
+        return done
+
+    def raise_floor(self, floor: int) -> None:
+        with self.lock:
+            self.floor = max(self.floor, floor)
+            self.was_read = {sequence for sequence in self.was_read if sequence >= self.floor}
+            for event, sequence in self.copying:
+                if sequence < self.floor:
+                    event.synchronize()
+            self.end.raise_floor(self.floor)
+
+
+class PlaneReader:
+    """Tensors from one writer. ``read`` is called by one thread, the rest may be by any."""
+
+    def __init__(self, offer: PlaneOffer, device: torch.device, *, limits: PlaneLimits | None = None) -> None:
+        """Connect; ``UnavailableError`` when the writer cannot be reached."""
+        self.device = device
+        self.limits = limits or PlaneLimits()
+        self.report: PlaneReport | None = None
+        """What the writer chose; None until it has."""
+        self.is_closed = False
+        self._is_choosing = True
+        self._planes: dict[bytes, _Plane] = {}
+        self._changed = threading.Condition()
+        self._control: ControlConnection = connect(offer)
+        self._answers: dict[str, Callable[[Message], None]] = {
+            "hello": self._on_hello,
+            "try": self._on_try,
+            "probe": self._on_probe,
+            "put": self._on_put,
+            "use": self._on_use,
+            "drop": self._on_drop,
+            "floor": self._on_floor,
+        }
+        self._thread = threading.Thread(target=self._run, name="tensor-plane-reader", daemon=True)
+        self._thread.start()
+
+    def wait_for_report(self, timeout_s: float) -> PlaneReport | None:
+        """What the writer chose; None when it has not within the time, or is gone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.report is not None or self.is_closed, timeout_s)
+            return self.report
+
+    def has(self, reference: PlaneReference) -> bool:
+        """Whether a reference is to a plane of this connection."""
+        return reference.plane_id in self._planes
+
+    def read(self, reference: PlaneReference, out: torch.Tensor) -> None:
+        """Fetch the bytes of a reference into ``out``, contiguous, and give their place back.
+
+        ``StaleReferenceError`` when they are not there any more, were read before, or do not come in time; ``out`` is
+        then undefined. On a GPU the copy is queued on the current stream.
+        """
+        plane = self._planes.get(reference.plane_id)
+        if plane is None:
+            raise StaleReferenceError("the plane of this tensor is closed")
+        content = out.view(-1).view(torch.uint8)
+        if content.numel() != reference.num_bytes:
+            raise StaleReferenceError(f"the tensor has {reference.num_bytes} bytes, not {content.numel()}")
+        if not 0 <= reference.offset_bytes <= plane.end.capacity - reference.num_bytes:
+            raise StaleReferenceError(f"byte {reference.offset_bytes} is outside a ring of {plane.end.capacity}")
+        plane.check(reference.sequence)
+        plane.end.wait(reference.sequence, self.limits.transfer_s)
+        with plane.lock:
+            plane.check(reference.sequence)
+            try:
+                event = plane.end.read(content, reference.offset_bytes)
+            except (OSError, RuntimeError) as error:
+                raise StaleReferenceError(f"the tensor cannot be read: {error}") from error
+            plane.was_read.add(reference.sequence)
+            if event is not None:
+                plane.copying.append((event, reference.sequence))
+            done = plane.finished() if event is not None else [reference.sequence]
+        self._say_done(reference.plane_id, done)
+
+    def close(self) -> None:
+        """End the connection and free everything; idempotent."""
+        self.is_closed = True
+        self._control.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(2 * self.limits.transfer_s)
+
+    def _run(self) -> None:
+        heard_at = said_at = time.monotonic()
+        beat_s = self.limits.silence_s / 10
+        try:
+            while not self.is_closed:
+                for message in self._control.receive(beat_s):
+                    heard_at = time.monotonic()
+                    self._answer(message)
+                if time.monotonic() - heard_at > self.limits.silence_s + self.limits.opening_s * self._is_choosing:
+                    raise TimeoutError(f"nothing was heard of it for {self.limits.silence_s:g} s")
+                self._look_after_planes()
+                if time.monotonic() - said_at > beat_s:
+                    self._control.send({"type": "alive"})
+                    said_at = time.monotonic()
+        except OSError as error:
+            if not self.is_closed:
+                _log.info("the writer of this tensor plane is gone: %s", error)
+        finally:
+            self.close()
+            with self._changed:
+                planes, self._planes = self._planes, {}
+                self._changed.notify_all()
+            for plane in planes.values():
+                plane.end.close()
+
+    def _answer(self, message: Message) -> None:
+        handler = self._answers.get(message["type"])
+        if handler is None:
+            return  # of a later version
+        try:
+            handler(message)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConnectionError(f"a message that cannot be read: {error}") from error
+
+    def _look_after_planes(self) -> None:
+        now = time.monotonic()
+        for plane_id, plane in list(self._planes.items()):
+            if plane.copying and plane.lock.acquire(blocking=False):
+                done = plane.finished()
+                plane.lock.release()
+                self._say_done(plane_id, done)
+            trouble = plane.end.trouble(now, self.limits.transfer_s)
+            if trouble is not None and not plane.is_reported:
+                plane.is_reported = True
+                self._control.send({"type": "broken", "plane": plane_id.hex(), "reason": trouble})
+
+    def _say_done(self, plane_id: bytes, sequences: list[int]) -> None:
+        if sequences:
+            try:
+                self._control.send({"type": "done", "plane": plane_id.hex(), "sequences": sequences})
+            except OSError as error:
+                _log.debug("the writer is gone: %s", error)  # the connection's thread sees it too
+
+    def _on_hello(self, message: Message) -> None:
+        self._is_choosing = True
+        self._control.send({"type": "hello", "facts": PeerFacts.of(self.device).to_message()})
+
+    def _on_try(self, message: Message) -> None:
+        kind = PlaneKind(message["kind"])
+        answer: Message = {"type": "opened"}
+        try:
+            end = open_reader(kind, message["details"], self.device, limits=self.limits)
+            self._planes[bytes.fromhex(message["plane"])] = _Plane(kind, end)
+        except OPENING_ERRORS as error:
+            answer["reason"] = " ".join(str(error).split())[:200] or type(error).__name__
+        self._control.send(answer)
+
+    def _on_probe(self, message: Message) -> None:
+        answer: Message = {"type": "probed"}
+        out = torch.empty(int(message["bytes"]), dtype=torch.uint8, device=self.device)
+        try:
+            end = self._planes[bytes.fromhex(message["plane"])].end
+            end.wait(int(message["sequence"]), self.limits.opening_s)
+            event = end.read(out, 0)
+            if event is not None:
+                event.synchronize()
+            if message["digest"]:
+                answer["digest"] = hashlib.sha256(out.cpu().numpy().tobytes()).hexdigest()
+        except (KeyError, OSError, RuntimeError, StaleReferenceError) as error:
+            answer["reason"] = " ".join(str(error).split())[:200]
+        self._control.send(answer)
+
+    def _on_put(self, message: Message) -> None:
+        plane = self._planes.get(bytes.fromhex(message["plane"]))
+        if plane is not None:
+            plane.end.announce(message)
+
+    def _on_use(self, message: Message) -> None:
+        reasons = tuple((str(kind), str(reason)) for kind, reason in message["reasons"])
+        report = PlaneReport(PlaneKind(message["kind"]), float(message["ms"]), reasons)
+        with self._changed:
+            self.report, self._is_choosing = report, False
+            self._changed.notify_all()
+
+    def _on_drop(self, message: Message) -> None:
+        plane = self._planes.pop(bytes.fromhex(message["plane"]), None)
+        if plane is not None:
+            plane.end.close()
+
+    def _on_floor(self, message: Message) -> None:
+        plane = self._planes.get(bytes.fromhex(message["plane"]))
+        if plane is not None:
+            plane.raise_floor(int(message["below"]))
+        self._control.send(message)
+
+
+class PlaneReaders:
+    """All connections of one service that reads."""
+
+    def __init__(self, device: torch.device, *, limits: PlaneLimits | None = None) -> None:
+        self._device, self._limits = device, limits or PlaneLimits()
+        self._readers: dict[bytes, PlaneReader] = {}
+        # An interpreter that ends under a thread inside torch ends with an abort.
+        atexit.register(self.close)
+
+    def accept(self, offer: PlaneOffer) -> PlaneReader:
+        """Connect to the writer that made an offer; ``UnavailableError`` when it cannot be reached."""
+        self._readers = {key: each for key, each in self._readers.items() if not each.is_closed}
+        reader = self._readers[offer.offer_id] = PlaneReader(offer, self._device, limits=self._limits)
+        return reader
+
+    def read(self, reference: PlaneReference, out: torch.Tensor) -> None:
+        """Fetch the bytes of a reference, whichever writer it is of; as ``PlaneReader.read``."""
+        for reader in list(self._readers.values()):
+            if reader.has(reference):
+                reader.read(reference, out)
+                return
+        raise StaleReferenceError("the plane of this tensor is closed, or was never open here")
+
+    def close(self) -> None:
+        """End all connections; idempotent."""
+        atexit.unregister(self.close)
+        for reader in self._readers.values():
+            reader.close()

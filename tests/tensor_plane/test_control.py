@@ -1,0 +1,122 @@
+"""Who may connect: the holder of an offer, once; strangers neither get in nor hold anybody up."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from outrider.errors import UnavailableError
+from outrider.tensor_plane.control import ControlConnection, ControlListener, Message, connect
+from outrider.tensor_plane.values import ID_BYTES, PlaneOffer
+
+
+@pytest.fixture
+def listener() -> Iterator[ControlListener]:
+    found = ControlListener("127.0.0.1")
+    yield found
+    found.close()
+
+
+def expected(listener: ControlListener) -> tuple[PlaneOffer, queue.Queue[ControlConnection]]:
+    offer = PlaneOffer.new(listener.host, listener.port)
+    connected: queue.Queue[ControlConnection] = queue.Queue()
+    listener.expect(offer, connected.put)
+    return offer, connected
+
+
+def received(connection: ControlConnection, count: int) -> list[Message]:
+    found: list[Message] = []
+    while len(found) < count:
+        found += connection.receive(10)
+    return found
+
+
+def test_messages_go_both_ways_whole_and_in_order(listener: ControlListener) -> None:
+    offer, connected = expected(listener)
+    reader, writer = connect(offer), connected.get(timeout=10)
+    sent = [{"type": "put", "number": number, "text": "x" * (number * 5000)} for number in range(30)]
+    for message in sent:
+        writer.send(message)
+    assert received(reader, len(sent)) == sent
+    reader.send({"type": "done"})
+    assert received(writer, 1) == [{"type": "done"}]
+    assert writer.receive(0) == []
+    reader.close()
+    with pytest.raises(OSError):
+        received(writer, 1)
+    writer.close()
+
+
+def test_an_offer_is_good_once(listener: ControlListener) -> None:
+    offer, connected = expected(listener)
+    connect(offer).close()
+    connected.get(timeout=10).close()
+    with pytest.raises(UnavailableError, match="not the writer"):
+        connect(offer)
+
+
+def test_a_wrong_token_leaves_the_offer_to_its_holder(listener: ControlListener) -> None:
+    offer, connected = expected(listener)
+    with pytest.raises(UnavailableError, match="not the writer"):
+        connect(replace(offer, token=bytes(ID_BYTES)))
+    with pytest.raises(UnavailableError, match="not the writer"):
+        connect(replace(offer, offer_id=bytes(ID_BYTES)))
+    connect(offer).close()
+    connected.get(timeout=10).close()
+
+
+def test_a_writer_that_does_not_know_the_token_is_not_trusted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        offer = PlaneOffer.new("127.0.0.1", server.getsockname()[1])
+
+        def pretend(connected: socket.socket) -> None:
+            connected.sendall(bytes(16))
+            connected.recv(100)
+            connected.sendall(bytes(32))
+
+        import threading
+
+        threading.Thread(target=lambda: pretend(server.accept()[0]), daemon=True).start()
+        with pytest.raises(UnavailableError, match="does not know its own offer"):
+            connect(offer)
+
+
+def test_strangers_who_say_nothing_hold_nobody_up(listener: ControlListener) -> None:
+    silent = [socket.create_connection((listener.host, listener.port)) for _ in range(20)]
+    offer, connected = expected(listener)
+    begin = time.monotonic()
+    connect(offer).close()
+    connected.get(timeout=10).close()
+    assert time.monotonic() - begin < 4  # less than a handshake may take
+    for stranger in silent:
+        stranger.close()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x03abc"])
+def test_what_is_no_message_ends_the_connection(content: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    connection = ControlConnection(ours)
+    theirs.sendall(content)
+    with pytest.raises(ConnectionError):
+        connection.receive(5)
+    theirs.close()
+    connection.close()
+
+
+def test_an_offer_that_nobody_serves_is_unavailable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        offer = PlaneOffer.new("127.0.0.1", server.getsockname()[1])
+    with pytest.raises(UnavailableError, match="cannot be reached"):
+        connect(offer)
+
+
+def test_ids_and_tokens_are_not_repeated_and_not_shown() -> None:
+    offers = [PlaneOffer.new("127.0.0.1", 1) for _ in range(100)]
+    assert len({offer.offer_id for offer in offers} | {offer.token for offer in offers}) == 200
+    assert offers[0].token.hex() not in repr(offers[0])
+    assert repr(offers[0].token) not in repr(offers[0])

@@ -1,0 +1,212 @@
+"""Tensors between threads of one process: the same bytes, once, whatever the plane."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from outrider.tensor_plane.endpoints import PeerFacts, why_not
+from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.reader import PlaneReader, PlaneReaders
+from outrider.tensor_plane.values import PlaneKind, PlaneReference, StaleReferenceError
+from outrider.tensor_plane.writer import AUTOMATIC, PlaneWriter, PlaneWriters
+from tests.tensor_plane.peers import CPU, LIMITS, OPENING_S, impatient
+
+KINDS = [PlaneKind.SHARED_MEMORY, PlaneKind.GLOO]
+
+
+class Pair:
+    """Both ends, as many of each as a test wants."""
+
+    def __init__(self) -> None:
+        self.closing: list[PlaneWriters | PlaneReaders] = []
+
+    def writers(self, *kinds: PlaneKind, limits: PlaneLimits = LIMITS) -> PlaneWriters:
+        made = PlaneWriters(CPU, kinds=kinds, limits=limits)
+        self.closing.append(made)
+        return made
+
+    def readers(self, limits: PlaneLimits = LIMITS) -> PlaneReaders:
+        made = PlaneReaders(CPU, limits=limits)
+        self.closing.append(made)
+        return made
+
+    def connected(self, *kinds: PlaneKind, limits: PlaneLimits = LIMITS) -> tuple[PlaneWriter, PlaneReader]:
+        return introduce(self.writers(*kinds, limits=limits), self.readers(limits))
+
+
+def introduce(writers: PlaneWriters, readers: PlaneReaders) -> tuple[PlaneWriter, PlaneReader]:
+    offer = writers.offer()
+    reader = readers.accept(offer)
+    assert reader.wait_for_report(OPENING_S) is not None
+    writer = writers.writer(offer.offer_id)
+    assert writer is not None
+    return writer, reader
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    for end in made.closing:
+        end.close()
+
+
+def put(writer: PlaneWriter, rows: torch.Tensor, *sizes: int) -> list[PlaneReference]:
+    references = writer.put(rows, sizes or [rows.shape[0]])
+    assert references is not None
+    return references
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_arrive_as_they_were(pair: Pair, kind: PlaneKind, dtype: torch.dtype) -> None:
+    writer, reader = pair.connected(kind)
+    assert writer.report.kind == kind
+    assert reader.report is not None
+    assert reader.report.kind == kind
+    for step in range(20):
+        rows = torch.randn(6, 3, 40 + step).to(dtype)
+        first, second = put(writer, rows, 2, 4)
+        outs = torch.full_like(rows[2:], torch.nan), torch.full_like(rows[:2], torch.nan)
+        reader.read(second, outs[0])  # in any order
+        reader.read(first, outs[1])
+        assert torch.equal(torch.cat(outs[::-1]), rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_unread_is_written_over_and_a_full_ring_says_so(pair: Pair, kind: PlaneKind) -> None:
+    writer, reader = pair.connected(kind, limits=impatient(ring_bytes=1 << 20))
+    rows = [torch.full((1, 200_000), value, dtype=torch.uint8) for value in range(6)]
+    references = [writer.put(each, [1]) for each in rows]
+    assert [reference is not None for reference in references] == [True] * 5 + [False]
+    out = torch.empty(200_000, dtype=torch.uint8)
+    for value, reference in enumerate(references[:5]):
+        assert reference is not None
+        reader.read(reference[0], out)
+        assert (out == value).all()
+    assert_soon(lambda: writer.put(rows[5], [1]) is not None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reference_is_read_once(pair: Pair, kind: PlaneKind) -> None:
+    writer, reader = pair.connected(kind)
+    rows = torch.ones(2, 100)
+    (reference,) = put(writer, rows)
+    reader.read(reference, torch.empty_like(rows))
+    begin = time.monotonic()
+    with pytest.raises(StaleReferenceError, match="read before"):
+        reader.read(reference, torch.empty_like(rows))
+    assert time.monotonic() - begin < LIMITS.transfer_s
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_nobody_fetches_is_given_up_and_then_stale(pair: Pair, kind: PlaneKind) -> None:
+    writer, reader = pair.connected(kind, limits=impatient(unread_s=0.3))
+    (late,) = put(writer, torch.ones(2, 100))
+    assert_soon(lambda: writer.num_unread == 0)
+    with pytest.raises(StaleReferenceError, match="given up"):
+        reader.read(late, torch.empty(2, 100))
+    (fresh,) = put(writer, torch.ones(2, 100))
+    reader.read(fresh, torch.empty(2, 100))
+
+
+def test_a_reference_of_a_closed_plane_or_of_another_size_is_stale(pair: Pair) -> None:
+    writers, readers = pair.writers(PlaneKind.SHARED_MEMORY), pair.readers()
+    writer, reader = introduce(writers, readers)
+    (reference,) = put(writer, torch.ones(2, 100))
+    with pytest.raises(StaleReferenceError, match="800 bytes"):
+        readers.read(reference, torch.empty(3, 100))
+    reader.close()
+    with pytest.raises(StaleReferenceError, match="closed"):
+        readers.read(reference, torch.empty(2, 100))
+    assert_soon(lambda: writer.is_closed)
+    assert writer.put(torch.ones(2, 100), [2]) is None
+
+
+def test_a_reference_outside_the_ring_reads_nothing(pair: Pair) -> None:
+    from dataclasses import replace
+
+    writer, reader = pair.connected(PlaneKind.SHARED_MEMORY)
+    (reference,) = put(writer, torch.ones(2, 100))
+    with pytest.raises(StaleReferenceError):
+        reader.read(replace(reference, offset_bytes=LIMITS.ring_bytes - 8), torch.empty(2, 100))
+
+
+def test_the_fastest_plane_is_chosen_and_the_reasons_are_told(pair: Pair) -> None:
+    writer, reader = pair.connected(*AUTOMATIC)
+    report = reader.report
+    assert report is not None
+    assert report == writer.report
+    assert report.kind is PlaneKind.SHARED_MEMORY  # a socket takes longer
+    assert report.round_trip_ms > 0
+    reasons = dict(report.reasons)
+    assert reasons["cuda_ipc"] == "one side has no GPU"
+    assert reasons["gloo"].endswith("ms a probe")
+    assert "shared_memory (" in report.text()
+
+
+def test_without_a_plane_tensors_travel_inline(pair: Pair) -> None:
+    writer, _ = pair.connected(PlaneKind.INLINE)
+    assert writer.report.kind is PlaneKind.INLINE
+    assert writer.put(torch.ones(2, 100), [2]) is None
+    assert not writer.is_closed
+
+
+def test_the_next_plane_takes_over_from_one_that_fails(pair: Pair) -> None:
+    writer, reader = pair.connected(PlaneKind.SHARED_MEMORY, PlaneKind.GLOO)
+    assert writer.report.kind == "shared_memory"
+    (lost,) = put(writer, torch.ones(2, 100))
+    assert writer._chosen is not None
+    writer._chosen.trouble = "it was cut"
+    assert_soon(lambda: writer.report.kind == "gloo")
+    assert dict(writer.report.reasons)["shared_memory"] == "it was cut"
+    with pytest.raises(StaleReferenceError):
+        reader.read(lost, torch.empty(2, 100))
+    rows = torch.randn(2, 100)
+    (reference,) = put(writer, rows)
+    out = torch.empty_like(rows)
+    reader.read(reference, out)
+    assert torch.equal(out, rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_writer_has_several_readers_and_one_reader_several_writers(pair: Pair, kind: PlaneKind) -> None:
+    targets = [pair.writers(kind) for _ in range(2)]
+    drafts = [pair.readers() for _ in range(2)]
+    ends = {(t, d): introduce(targets[t], drafts[d])[0] for t in range(2) for d in range(2)}
+    rows = {key: torch.randn(3, 50) for key in ends}
+    references = {key: put(writer, rows[key])[0] for key, writer in ends.items()}
+    for (target, draft), reference in references.items():
+        with pytest.raises(StaleReferenceError):
+            drafts[1 - draft].read(reference, torch.empty(3, 50))
+        out = torch.empty(3, 50)
+        drafts[draft].read(reference, out)
+        assert torch.equal(out, rows[target, draft])
+
+
+def test_which_planes_two_processes_can_use() -> None:
+    cpu = PeerFacts("a", "cpu", "", "2")
+    gpu = PeerFacts("a", "cuda", "GPU-1", "2")
+    other = PeerFacts("a", "cuda", "GPU-2", "2")
+    far = PeerFacts("b", "cuda", "GPU-3", "2")
+    assert not why_not(PlaneKind.CUDA_IPC, gpu, gpu)
+    assert not why_not(PlaneKind.CUDA_IPC, gpu, other)
+    assert "hosts" in why_not(PlaneKind.CUDA_IPC, gpu, far)
+    assert "no GPU" in why_not(PlaneKind.CUDA_IPC, gpu, cpu)
+    assert "one GPU" in why_not(PlaneKind.NCCL, gpu, gpu)
+    assert not why_not(PlaneKind.NCCL, gpu, far)
+    assert "versions" in why_not(PlaneKind.NCCL, gpu, PeerFacts("b", "cuda", "GPU-3", "3"))
+    assert "hosts" in why_not(PlaneKind.SHARED_MEMORY, gpu, far)
+    assert not why_not(PlaneKind.GLOO, cpu, far)
+
+
+def assert_soon(holds: object, within_s: float = 20.0) -> None:
+    assert callable(holds)
+    until = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
