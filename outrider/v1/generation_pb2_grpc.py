@@ -62,28 +62,28 @@ class GenerationServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """Generates and answers once.
+        """Generates text and returns one response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerate(self, request, context):
-        """Generates and streams. A cancelled call frees its pages within a step.
+        """Generates text and streams it. The pages of a cancelled call are free within a step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """Facts of what is served.
+        """Returns facts about the served models.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTokenizer(self, request, context):
-        """The files of what turns text into token ids, for callers that tokenize themselves.
+        """Returns the files of the tokenizer, for callers that tokenize themselves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DraftServiceStub(object):
-    """A small model, or none, that proposes.
+    """Proposes draft tokens.
     """
 
     def __init__(self, channel):
@@ -48,11 +48,11 @@ class DraftServiceStub(object):
 
 
 class DraftServiceServicer(object):
-    """A small model, or none, that proposes.
+    """Proposes draft tokens.
     """
 
     def Describe(self, request, context):
-        """Facts of the draft.
+        """Returns the description of the draft.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_DraftServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DraftService(object):
-    """A small model, or none, that proposes.
+    """Proposes draft tokens.
     """
 
     @staticmethod
@@ -146,7 +146,7 @@ class DraftService(object):
 
 
 class TargetServiceStub(object):
-    """The large model, that scores.
+    """Scores committed and draft tokens with the large model.
     """
 
     def __init__(self, channel):
@@ -168,11 +168,11 @@ class TargetServiceStub(object):
 
 
 class TargetServiceServicer(object):
-    """The large model, that scores.
+    """Scores committed and draft tokens with the large model.
     """
 
     def Describe(self, request, context):
-        """Facts of the target.
+        """Returns the description of the target.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -207,7 +207,7 @@ def add_TargetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TargetService(object):
-    """The large model, that scores.
+    """Scores committed and draft tokens with the large model.
     """
 
     @staticmethod
