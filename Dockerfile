@@ -48,7 +48,7 @@ FROM ${PYTHON_IMAGE} AS base
 ARG VERSION=""
 ARG GIT_COMMIT=""
 LABEL org.opencontainers.image.title="Outrider" \
-      org.opencontainers.image.description="Speculative decoding as real microservices" \
+      org.opencontainers.image.description="Speculative decoding as gRPC microservices" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${GIT_COMMIT}"

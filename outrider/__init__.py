@@ -1,4 +1,4 @@
-"""Outrider: speculative decoding as real microservices.
+"""Outrider: speculative decoding as gRPC microservices.
 
 ``Client`` and ``AsyncClient`` are loaded when first asked for, so that importing a value or an error costs no gRPC.
 """

@@ -1,4 +1,4 @@
-"""The ``outrider`` command: its subcommands and ``--version``. Each subcommand is one module beside this one."""
+"""The ``outrider`` command: subcommands and ``--version``. Each subcommand is a module of this package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Annotated
 
-# gRPC reads it when it is imported. Its own lines are not ours, and errors of calls are told without them.
+# gRPC reads the variable on import. Its log lines are off: failed calls raise errors with the same information.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import typer
@@ -27,7 +27,7 @@ from outrider.telemetry.output import drain_output
 
 app = typer.Typer(
     name="outrider",
-    help="Speculative decoding as real microservices.",
+    help="Speculative decoding as gRPC microservices.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -53,11 +53,11 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Speculative decoding as real microservices."""
+    """Speculative decoding as gRPC microservices."""
 
 
 def main() -> None:
-    """The console script. Output that cannot be written, to a full disk say, is one line and exit code 1."""
+    """Run the console script. Output that cannot be written (full disk) ends it with one line and exit code 1."""
     try:
         app()
     except OSError as error:

@@ -45,16 +45,18 @@ def chat(
     token_file: TokenFilePath = None,
     allow_plaintext_token: AllowPlaintextToken = False,
     system: Annotated[str | None, typer.Option("--system", "-s", help="System message.", show_default=False)] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.", show_default=False)] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Maximum number of tokens of an answer.", show_default=False)
+    ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", "-t", help="0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus mass; 1 is off.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="How many of the likeliest tokens are kept.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Repeats a conversation.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling mass; 1 is off.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Number of most likely tokens that are kept.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed, which repeats a conversation.")] = None,
     num_speculative_tokens: Annotated[int | None, typer.Option("--num-speculative-tokens", "-k")] = None,
     acceptance_method: Annotated[str | None, typer.Option(help="rejection, coupled or typical.")] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Say after each answer where its time went.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print statistics after each answer.")] = False,
 ) -> None:
-    """Talk with a model that has a chat template; answers are streamed, and the conversation is kept."""
+    """Chat with a model that has a chat template. Answers are streamed."""
     options = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -88,7 +90,7 @@ def chat(
 
 
 class Conversation:
-    """The messages so far, and a client that answers them."""
+    """The messages of a conversation, and the client."""
 
     def __init__(self, client: Client, system: str | None, options: dict[str, Any]) -> None:
         self._client, self._options = client, options
@@ -96,11 +98,11 @@ class Conversation:
         self.messages: list[dict[str, str]] = list(self._first)
 
     def forget(self) -> None:
-        """Begin anew, with the same system message."""
+        """Clear the conversation, keeping the system message."""
         self.messages = list(self._first)
 
     def ask(self, said: str) -> Generator[Delta, None, None]:
-        """The answer as it comes. What was said of it is kept when it is stopped; nothing is when it fails."""
+        """Stream the answer. A stopped answer is kept as far as it came; a failed one is not."""
         asked = [*self.messages, {"role": "user", "content": said}]
         texts: list[str] = []
         try:
@@ -120,7 +122,7 @@ class Conversation:
 
 
 def _messages(first: str | None) -> Iterator[str]:
-    """What the user says: the first message, then lines of the terminal, or of a file, up to its end."""
+    """The user's messages: the argument, then lines of standard input until its end."""
     if first is not None:
         yield first
     is_terminal = sys.stdin.isatty()

@@ -1,4 +1,4 @@
-"""``outrider config``: every setting, its value now and where that comes from."""
+"""``outrider config``: every setting, its value and the source of the value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def config(
     set_options: SetOptions = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only settings that are not at their default.")] = False,
 ) -> None:
-    """Show every setting as `outrider serve` would use it, and where its value comes from."""
+    """Show every setting as `outrider serve` would use it, and the source of its value."""
     with errors_as_lines():
         rows = effective_rows(_load(speculative_config, config, set_options))
     table = Table("setting", "value", "from", "variable", box=None, pad_edge=False)

@@ -1,4 +1,4 @@
-"""``outrider demo``: the embedded pair as three services; streams, proves exactness, measures."""
+"""``outrider demo``: runs the embedded pair as three services, checks exactness and measures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def demo(
     runs: Annotated[int, typer.Option(min=1, help="Interleaved runs of each measurement.")] = 5,
     verbose: Verbose = 0,
 ) -> None:
-    """Start three services on the embedded pair, stream code, prove that greedy output is exact, measure the gain."""
+    """Start three services with the embedded pair, stream code, check that greedy output is exact, and measure."""
     course = Course(num_speculative_tokens, max_tokens, runs)
     with errors_as_lines():
         more = {

@@ -29,22 +29,20 @@ from outrider.config.client import DEFAULT_ADDRESS
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationResult
 
-Prompt = Annotated[
-    str | None, typer.Argument(help="The text to go on from; - reads standard input.", show_default=False)
-]
+Prompt = Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.", show_default=False)]
 _OFF = "off"
 
 
 def _option(name: str, text: str, default: str = _OFF, *short: str) -> Any:  # noqa: ANN401 - typer's own type
-    """An option whose default is the server's; what that is stands in its help."""
-    return typer.Option(name, *short, help=f"{text} Default {default}.", show_default=False)
+    """An option whose default is the server's, which the help names."""
+    return typer.Option(name, *short, help=f"{text} Default: {default}.", show_default=False)
 
 
 def generate(
     prompt: Prompt = None,
     *,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and no stream.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a stream.")] = False,
     address: Address = DEFAULT_ADDRESS,
     tls: UseTls = False,
     tls_ca_file: TlsCaFile = None,
@@ -54,48 +52,62 @@ def generate(
     token_file: TokenFilePath = None,
     allow_plaintext_token: AllowPlaintextToken = False,
     max_tokens: Annotated[
-        int | None, _option("--max-tokens", "Most tokens to generate.", "up to the end of the context")
+        int | None, _option("--max-tokens", "Maximum number of tokens to generate.", "up to the end of the context")
     ] = None,
-    min_tokens: Annotated[int, typer.Option(help="No end before so many tokens are out.")] = 0,
+    min_tokens: Annotated[int, typer.Option(help="Minimum number of tokens before the output may end.")] = 0,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", "-t", help="0 is greedy. Default the model's, else 1.")
+        float | None, typer.Option("--temperature", "-t", help="0 is greedy. Default: the model's, else 1.")
     ] = None,
-    top_p: Annotated[float | None, _option("--top-p", "Nucleus mass; 1 is off.", "the model's, else 1")] = None,
+    top_p: Annotated[
+        float | None, _option("--top-p", "Nucleus sampling mass; 1 is off.", "the model's, else 1")
+    ] = None,
     top_k: Annotated[
-        int | None, _option("--top-k", "How many of the likeliest are kept; 0 keeps all.", "the model's, else 0")
+        int | None,
+        _option("--top-k", "Number of most likely tokens that are kept; 0 keeps all.", "the model's, else 0"),
     ] = None,
     min_p: Annotated[
-        float | None, _option("--min-p", "Drops tokens below this share of the likeliest's.", "the model's, else 0")
+        float | None,
+        _option("--min-p", "Drop tokens below this fraction of the largest probability.", "the model's, else 0"),
     ] = None,
     repetition_penalty: Annotated[
-        float | None, _option("--repetition-penalty", "Above 1 discourages seen tokens.", "the model's, else 1")
+        float | None,
+        _option("--repetition-penalty", "Values above 1 discourage repeated tokens.", "the model's, else 1"),
     ] = None,
-    frequency_penalty: Annotated[float, typer.Option(help="Per occurrence in the output, -2 to 2.")] = 0.0,
-    presence_penalty: Annotated[float, typer.Option(help="Once for a token in the output, -2 to 2.")] = 0.0,
-    logit_bias: Annotated[list[str] | None, typer.Option(metavar="ID=BIAS", help="May be repeated.")] = None,
-    bad_words: Annotated[list[str] | None, typer.Option("--bad-word", help="Never completed. May be repeated.")] = None,
-    allowed_token_ids: Annotated[list[int] | None, typer.Option("--allowed-token-id", help="May be repeated.")] = None,
-    seed: Annotated[int | None, _option("--seed", "Repeats a generation.", "random")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends it. May be repeated.")] = None,
-    stop_token_ids: Annotated[list[int] | None, typer.Option("--stop-token-id", help="May be repeated.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past ends of sequence.")] = False,
+    frequency_penalty: Annotated[float, typer.Option(help="Penalty per occurrence in the output, -2 to 2.")] = 0.0,
+    presence_penalty: Annotated[float, typer.Option(help="Penalty for tokens in the output, -2 to 2.")] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(metavar="ID=BIAS", help="Bias of a token's logit. May be repeated.")
+    ] = None,
+    bad_words: Annotated[
+        list[str] | None, typer.Option("--bad-word", help="Text that is never completed. May be repeated.")
+    ] = None,
+    allowed_token_ids: Annotated[
+        list[int] | None, typer.Option("--allowed-token-id", help="Token that may be drawn. May be repeated.")
+    ] = None,
+    seed: Annotated[int | None, _option("--seed", "Seed, which repeats a generation.", "random")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string. May be repeated.")] = None,
+    stop_token_ids: Annotated[
+        list[int] | None, typer.Option("--stop-token-id", help="Stop token. May be repeated.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after an end of sequence.")] = False,
     include_stop_str_in_output: Annotated[bool, typer.Option("--include-stop-str-in-output")] = False,
     num_speculative_tokens: Annotated[
-        int | None, _option("--num-speculative-tokens", "Draft length; 0: no speculation.", "the server's", "-k")
+        int | None,
+        _option("--num-speculative-tokens", "Maximum draft length; 0 turns speculation off.", "the server's", "-k"),
     ] = None,
     acceptance_method: Annotated[
         str | None, _option("--acceptance-method", "rejection, coupled or typical.", "the server's")
     ] = None,
-    timeout: Annotated[float | None, _option("--timeout", "Seconds until it is given up.", "none")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption, here or elsewhere.")] = False,
-    resume_timeout: Annotated[
-        float, typer.Option(help="Seconds that an interruption may last.")
-    ] = DEFAULT_RESUME_TIMEOUT_S,
-    request_id: Annotated[str, typer.Option(help="Names the request in logs.")] = "",
-    echo: Annotated[bool, typer.Option("--echo", help="Write the prompt first.")] = False,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="Say afterwards how fast it was and where the time went.")
+    timeout: Annotated[float | None, _option("--timeout", "Deadline in seconds.", "none")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume after an interruption, at any of the addresses.")
     ] = False,
+    resume_timeout: Annotated[
+        float, typer.Option(help="Maximum duration of an interruption, in seconds.")
+    ] = DEFAULT_RESUME_TIMEOUT_S,
+    request_id: Annotated[str, typer.Option(help="Id of the request in logs.")] = "",
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt first.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print statistics afterwards.")] = False,
 ) -> None:
     """Generate text and stream it to the terminal."""
     with (
@@ -150,7 +162,7 @@ def generate(
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt: as it was given, of standard input for "-", or of a file."""
+    """The prompt: the argument, standard input for "-", or a file."""
     if (prompt is None) == (file is None):
         raise InvalidRequestError("prompt", "should be a text, - for standard input, or --file PATH: one of them")
     try:
@@ -162,7 +174,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def result_json(result: GenerationResult) -> str:
-    """The result as one JSON object, its fields by name."""
+    """The result as one JSON object."""
     facts = dataclasses.asdict(result)
     facts["speculation"]["acceptance_rate"] = acceptance_rate(result.speculation)
     return json.dumps(facts)

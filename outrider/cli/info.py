@@ -1,4 +1,4 @@
-"""``outrider info``: what a server serves."""
+"""``outrider info``: facts about the served models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def info(
     token_file: TokenFilePath = None,
     allow_plaintext_token: AllowPlaintextToken = False,
 ) -> None:
-    """Show what is served: models, devices, limits, load."""
+    """Show the served models, their devices, limits and load."""
     with (
         errors_as_lines(),
         connect(
@@ -64,7 +64,7 @@ def info(
 
 
 def info_lines(facts: ModelInfo) -> list[tuple[str, str]]:
-    """(name, value) as people read them."""
+    """(name, value) pairs for the terminal."""
     lines = [("target", facts.target_model), *_placed(facts.target_placement, facts.target_pages_free)]
     if facts.draft_model:
         lines.append(("draft", facts.draft_model + ("" if facts.draft_attached else ", not attached now")))

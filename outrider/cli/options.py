@@ -1,4 +1,4 @@
-"""Flags that several commands share, and what an error of ours looks like on a terminal."""
+"""Flags shared by several commands, and the form of errors on the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.errors import OutriderError
 from outrider.transport.security import TokenFile
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
-"""For a command's ``context_settings``."""
+"""Value of a command's ``context_settings``."""
 
 Address = Annotated[
     str,
@@ -23,35 +23,40 @@ Address = Annotated[
         "-a",
         envvar="OUTRIDER_ADDRESS",
         show_envvar=True,
-        help="Where the coordinator is: host:port or unix:/path; several by commas.",
+        help="Address of the coordinator: host:port or unix:/path; several separated by commas.",
         rich_help_panel="Server",
     ),
 ]
-UseTls = Annotated[bool, typer.Option("--tls", help="Speak TLS, trusting public authorities.")]
+UseTls = Annotated[bool, typer.Option("--tls", help="Use TLS with the public certificate authorities.")]
 TlsCaFile = Annotated[
-    str | None, typer.Option("--tls-ca-file", help="Speak TLS, trusting these authorities (PEM). OUTRIDER_TLS_CA_FILE.")
+    str | None,
+    typer.Option("--tls-ca-file", help="Use TLS with these certificate authorities (PEM). OUTRIDER_TLS_CA_FILE."),
 ]
 TlsCertFile = Annotated[
-    str | None, typer.Option("--tls-cert-file", help="Certificate to show, for mutual TLS. OUTRIDER_TLS_CERT_FILE.")
+    str | None, typer.Option("--tls-cert-file", help="Client certificate, for mutual TLS. OUTRIDER_TLS_CERT_FILE.")
 ]
-TlsKeyFile = Annotated[str | None, typer.Option("--tls-key-file", help="Its private key. OUTRIDER_TLS_KEY_FILE.")]
+TlsKeyFile = Annotated[
+    str | None, typer.Option("--tls-key-file", help="Private key of the client certificate. OUTRIDER_TLS_KEY_FILE.")
+]
 TlsServerName = Annotated[
     str | None, typer.Option("--tls-server-name", help="Name in the server's certificate. OUTRIDER_TLS_SERVER_NAME.")
 ]
 TokenFilePath = Annotated[
     str | None,
-    typer.Option("--token-file", help="File with the bearer token; the variable OUTRIDER_API_TOKEN holds it itself."),
+    typer.Option("--token-file", help="File with the bearer token. OUTRIDER_API_TOKEN holds the token itself."),
 ]
 AllowPlaintextToken = Annotated[
-    bool, typer.Option("--allow-plaintext-token", help="Send the token without TLS, where the network is trusted.")
+    bool, typer.Option("--allow-plaintext-token", help="Send the token without TLS, in a trusted network.")
 ]
-Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more; -vv shows the services' logs.")]
+Verbose = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="Show more output; -vv shows the logs of the services.")
+]
 
 progress = Console(stderr=True, highlight=False, soft_wrap=True)
-"""What is on its way, for people; never part of a command's result."""
+"""Progress messages, on standard error."""
 
 output = Console(highlight=False, soft_wrap=True)
-"""A command's result."""
+"""Results of commands, on standard output."""
 
 
 def connect(
@@ -65,7 +70,7 @@ def connect(
     token_file: str | None,
     allow_plaintext_token: bool,
 ) -> Client:
-    """A client as the flags say; what they leave open the environment says."""
+    """Return a client configured by the flags, or by the environment where a flag is absent."""
     named = Tls(tls_ca_file, tls_cert_file, tls_key_file, tls_server_name)
     return Client(
         address,
@@ -77,7 +82,7 @@ def connect(
 
 @contextlib.contextmanager
 def errors_as_lines() -> Iterator[None]:
-    """An ``OutriderError`` becomes one line on standard error and exit code 1."""
+    """Turn an ``OutriderError`` into one line on standard error and exit code 1."""
     try:
         yield
     except OutriderError as error:

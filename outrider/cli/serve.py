@@ -1,4 +1,4 @@
-"""``outrider serve``: the three services on this host, as one command."""
+"""``outrider serve``: all services on this host, as one command."""
 
 from __future__ import annotations
 
@@ -31,92 +31,115 @@ _model, _speculation, _gpus, _serving = (
 )
 
 Target = Annotated[
-    str | None, typer.Argument(help="The target: a folder in the Hugging Face layout, or an id on its Hub.")
+    str | None,
+    typer.Argument(help="Target model: a folder in the Hugging Face layout, or an id on the Hugging Face Hub."),
 ]
-Model = Annotated[str | None, _model("The target, as vLLM's users may name it.", "--model")]
+Model = Annotated[str | None, _model("Target model, as an option.", "--model")]
 Revision = Annotated[str | None, _model("Branch, tag or commit of the target on the Hub. Default main.", "--revision")]
 ServedModelName = Annotated[
-    str | None, _model("Name in answers, metrics and traces. Default the Hub's or the folder's.", "--served-model-name")
+    str | None,
+    _model("Model name in responses, metrics and traces. Default: the id or the folder's name.", "--served-model-name"),
 ]
-Tokenizer = Annotated[str | None, _model("Folder of a tokenizer in place of the target's.", "--tokenizer")]
-LoadFormat = Annotated[str | None, _model("safetensors, dummy (noise) or synthetic (by recipe).", "--load-format")]
+Tokenizer = Annotated[str | None, _model("Folder of a tokenizer that replaces the target's.", "--tokenizer")]
+LoadFormat = Annotated[
+    str | None, _model("safetensors, dummy (random weights) or synthetic (from a recipe).", "--load-format")
+]
 Dtype = Annotated[str | None, _model("auto, float32, bfloat16 or float16, for both models.", "--dtype")]
-DraftDtype = Annotated[str | None, _model("Another type for the draft.", "--draft-dtype")]
+DraftDtype = Annotated[str | None, _model("Type of the draft, if different.", "--draft-dtype")]
 MaxModelLen = Annotated[
-    int | None, _model("Longest prompt and output together, in tokens. Default the model's.", "--max-model-len")
+    int | None,
+    _model("Maximum length of prompt and output together, in tokens. Default: the model's.", "--max-model-len"),
 ]
 
 DraftModel = Annotated[
-    str | None, _speculation("The draft: a folder or an id; none: no speculation.", "--draft-model", "--spec-model")
+    str | None,
+    _speculation(
+        "Draft model: a folder or an id. Without one there is no speculation.", "--draft-model", "--spec-model"
+    ),
 ]
-DraftRevision = Annotated[str | None, _speculation("Likewise of the draft.", "--draft-revision")]
+DraftRevision = Annotated[
+    str | None, _speculation("Branch, tag or commit of the draft on the Hub. Default main.", "--draft-revision")
+]
 Method = Annotated[str | None, _speculation("draft_model, ngram or none.", "--method", "--spec-method")]
 DraftLength = Annotated[
-    int | None, _speculation("Most draft tokens a step. Default 8.", "--num-speculative-tokens", "--spec-tokens", "-k")
+    int | None,
+    _speculation(
+        "Maximum number of draft tokens per step. Default 8.", "--num-speculative-tokens", "--spec-tokens", "-k"
+    ),
 ]
 Acceptance = Annotated[
     str | None, _speculation("rejection, coupled or typical. Default rejection.", "--acceptance-method")
 ]
 DisableByBatch = Annotated[
-    int | None, _speculation("No speculation while so many requests run or wait.", "--disable-by-batch-size")
+    int | None,
+    _speculation("Number of running or waiting requests from which speculation is off.", "--disable-by-batch-size"),
 ]
 
 Device = Annotated[str | None, _gpus("auto, cpu, cuda or cuda:N, for both models. Default auto.", "--device")]
-DraftDevice = Annotated[str | None, _gpus("Another device for the draft.", "--draft-device")]
-TensorParallel = Annotated[int | None, _gpus("GPUs that share the target. Default 1.", "--tensor-parallel-size", "-tp")]
-DraftTensorParallel = Annotated[int | None, _gpus("The same for the draft. Default 1.", "--draft-tensor-parallel-size")]
+DraftDevice = Annotated[str | None, _gpus("Device of the draft, if different.", "--draft-device")]
+TensorParallel = Annotated[
+    int | None, _gpus("Number of GPUs of the target. Default 1.", "--tensor-parallel-size", "-tp")
+]
+DraftTensorParallel = Annotated[
+    int | None, _gpus("Number of GPUs of the draft. Default 1.", "--draft-tensor-parallel-size")
+]
 MemoryShare = Annotated[
     float | None,
     _gpus(
-        "Share of each GPU's memory to use, in (0, 1]; models on one GPU split it.",
+        "Fraction of each GPU's memory to use, in (0, 1]; models on one GPU divide it.",
         "--gpu-memory-utilization",
         "--device-memory-utilization",
     ),
 ]
 KVCacheBytes = Annotated[
-    int | None, _gpus("Bytes of the target's KV cache.", "--kv-cache-bytes", "--kv-cache-memory-bytes")
+    int | None, _gpus("Size of the target's KV cache in bytes.", "--kv-cache-bytes", "--kv-cache-memory-bytes")
 ]
 PageSize = Annotated[int | None, _gpus("Tokens in a KV page. Default 16.", "--page-size", "--block-size")]
 PrefixCaching = Annotated[
     bool | None,
     _gpus(
-        "Reuse the KV pages of texts with the same beginning. Default on.",
+        "Reuse the KV pages of common prefixes. Default on.",
         "--enable-prefix-caching/--no-enable-prefix-caching",
     ),
 ]
-EnforceEager = Annotated[bool, _gpus("No CUDA graphs.", "--enforce-eager")]
-NumThreads = Annotated[int | None, _gpus("CPU threads of each model.", "--num-threads")]
+EnforceEager = Annotated[bool, _gpus("Do not use CUDA graphs.", "--enforce-eager")]
+NumThreads = Annotated[int | None, _gpus("Number of CPU threads of each model.", "--num-threads")]
 
 Host = Annotated[str | None, _serving("Address to listen on. Default 127.0.0.1.", "--host")]
-Port = Annotated[int | None, _serving("Port to listen on, gRPC. Default 50050.", "--port", "-p")]
+Port = Annotated[int | None, _serving("Port of the gRPC API. Default 50050.", "--port", "-p")]
 MaxRunning = Annotated[
     int | None,
-    _serving("Requests that run at the same time. Default 256.", "--max-running-requests", "--max-num-seqs"),
+    _serving("Maximum number of running requests. Default 256.", "--max-running-requests", "--max-num-seqs"),
 ]
 MaxBatched = Annotated[
     int | None,
-    _serving("Most tokens in a forward. Default 1024.", "--max-batched-tokens", "--max-num-batched-tokens"),
+    _serving(
+        "Maximum number of tokens in a forward. Default 1024.", "--max-batched-tokens", "--max-num-batched-tokens"
+    ),
 ]
-MaxLogprobs = Annotated[int | None, _serving("Most logprobs a position. Default 20.", "--max-logprobs")]
+MaxLogprobs = Annotated[int | None, _serving("Maximum number of logprobs per position. Default 20.", "--max-logprobs")]
 MetricsPort = Annotated[
     int | None,
-    _serving("Port of the coordinator's metrics; the target's and draft's are the next two.", "--metrics-port"),
+    _serving("Port of the coordinator's metrics; the target and the draft use the next two.", "--metrics-port"),
 ]
-Http = Annotated[bool | None, _serving("OpenAI's API over HTTP. Default on.", "--http/--no-http")]
-HttpPort = Annotated[int | None, _serving("Port to listen on, HTTP. Default 8000.", "--http-port")]
+Http = Annotated[bool | None, _serving("Serve the OpenAI-compatible HTTP API. Default on.", "--http/--no-http")]
+HttpPort = Annotated[int | None, _serving("Port of the HTTP API. Default 8000.", "--http-port")]
 ApiTokenFile = Annotated[
-    str | None, _serving("File of API keys, one a line, asked for over HTTP and gRPC.", "--api-token-file")
+    str | None, _serving("File with the API keys, one per line, required for HTTP and gRPC.", "--api-token-file")
 ]
 ApiKey = Annotated[
     list[str] | None,
-    _serving("An API key, in place of a file; may be repeated. Others on this host can read it.", "--api-key"),
+    _serving("API key, instead of a file; may be repeated. Other users of this host can read it.", "--api-key"),
 ]
 GenerationConfigFlag = Annotated[
     str | None,
-    _serving("Sampling defaults: auto, the model's own, or none (vLLM: vllm). Default auto.", "--generation-config"),
+    _serving(
+        "Sampling defaults: auto (the model's generation_config.json) or none (vLLM: vllm). Default auto.",
+        "--generation-config",
+    ),
 ]
 LogLevel = Annotated[str | None, _serving("debug, info, warning or error.", "--log-level")]
-DisableLogStats = Annotated[bool, _serving("Log no figures while requests run.", "--disable-log-stats")]
+DisableLogStats = Annotated[bool, _serving("Do not log throughput while requests run.", "--disable-log-stats")]
 
 _METRICS_ORDER = ("coordinator", "target", "draft")
 
@@ -166,7 +189,7 @@ def serve(
     set_options: SetOptions = None,
     verbose: Verbose = 0,
 ) -> None:
-    """Start draft, target, coordinator and HTTP gateway on this host; print the addresses when all is ready."""
+    """Start draft, target, coordinator and HTTP gateway on this host, and print the addresses when all are ready."""
     log_interval_s = 0.0 if disable_log_stats else None
     flags: dict[Place, Any] = {
         ("target", "revision"): revision,
@@ -225,7 +248,7 @@ def _target(argument: str | None, option: str | None) -> str | None:
 
 
 def _held(keys: list[str] | None, file: str | None) -> LinkSecret | None:
-    """The keys of the command line, in memory."""
+    """The API keys of the command line, kept in memory."""
     if not keys:
         return None
     if file is not None:
@@ -244,12 +267,12 @@ def _both(key: str, value: object, draft_value: object = None) -> dict[Place, An
 
 
 def _metrics_ports(first: int | None) -> dict[Place, Any]:
-    """One after the other, so that the three do not collide."""
+    """Consecutive ports for the services."""
     return {} if first is None else {(name, "metrics_port"): first + i for i, name in enumerate(_METRICS_ORDER)}
 
 
 def _print_ready(plan: StackPlan, described: Described, settings: CoordinatorSettings) -> None:
-    """In one write, so that a reader who leaves after the first line breaks nothing."""
+    """Print all lines in one write, so that a reader may close the pipe after the first line."""
     lines = [f"Outrider is ready at {plan.address}"]
     if plan.http_url:
         lines.append(f"  OpenAI's API: {plan.http_url}")

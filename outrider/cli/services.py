@@ -17,10 +17,10 @@ from outrider.config import service_module
 from outrider.process.extras import require_extras
 
 _HELP = {
-    "coordinator": "Start a coordinator alone; targets and drafts run elsewhere.",
-    "target": "Start a target service alone.",
-    "draft": "Start a draft service alone.",
-    "gateway": "Start an HTTP gateway alone: OpenAI's API in front of coordinators (--coordinator ADDRESS...).",
+    "coordinator": "Start a coordinator only; targets and drafts run elsewhere.",
+    "target": "Start a target service only.",
+    "draft": "Start a draft service only.",
+    "gateway": "Start an HTTP gateway only: the OpenAI-compatible API for coordinators (--coordinator ADDRESS...).",
 }
 
 _EXTRAS = {"coordinator": "coordinator", "target": "engine", "draft": "engine", "gateway": "gateway"}

@@ -18,12 +18,17 @@ from outrider.types import SamplingParams
 
 _HEADS = ("what", "batch", "tokens", "context", "median ms", "floor ms", "times the floor")
 
-BatchSizes = Annotated[list[int] | None, typer.Option("--batch-size", min=1, help="May be repeated.", show_default="1")]
+BatchSizes = Annotated[
+    list[int] | None,
+    typer.Option("--batch-size", min=1, help="Sequences in a forward; may be repeated.", show_default="1"),
+]
 NumTokens = Annotated[
     list[int] | None,
-    typer.Option("--num-tokens", min=1, help="Tokens a row of a forward; may be repeated.", show_default="1, 5"),
+    typer.Option("--num-tokens", min=1, help="Tokens per row of a forward; may be repeated.", show_default="1, 5"),
 ]
-Contexts = Annotated[list[int] | None, typer.Option("--context", min=2, help="May be repeated.", show_default="256")]
+Contexts = Annotated[
+    list[int] | None, typer.Option("--context", min=2, help="Context length; may be repeated.", show_default="256")
+]
 DraftLengths = Annotated[
     list[int] | None,
     typer.Option("--draft-length", min=0, help="Tokens of a draft loop; may be repeated. 0: none.", show_default="4"),
@@ -34,12 +39,12 @@ Samplings = Annotated[
     list[str] | None,
     typer.Option(
         "--sampling",
-        help='Of the draft loops, as JSON: {"temperature": 0.6, "top_p": 0.9}; may be repeated.',
+        help='Sampling parameters of the draft loops, as JSON: {"temperature": 0.6, "top_p": 0.9}; may be repeated.',
         show_default="greedy",
     ),
 ]
 MostTokens = Annotated[
-    int | None, typer.Option("--most-tokens", min=1, help="Forwards of more tokens in all are left out.")
+    int | None, typer.Option("--most-tokens", min=1, help="Maximum total number of tokens of a forward.")
 ]
 
 
@@ -59,9 +64,9 @@ def engine(
     device: Device = "auto",
     dtype: Dtype = "auto",
     load_format: LoadFormat = "safetensors",
-    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share the model.")] = 1,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
     one_shot_all_reduce: Annotated[
-        bool, typer.Option(help="Small sums between GPUs without NCCL, where that is faster.")
+        bool, typer.Option(help="Use one-shot kernels for small all-reduces where they are faster.")
     ] = True,
     save_as: Save = None,
 ) -> None:

@@ -36,14 +36,18 @@ Save = Annotated[
         "--save",
         metavar="NAME",
         callback=_plain_name,
-        help="Write benchmarks/results/NAME.json, raw samples and all.",
+        help="Write benchmarks/results/NAME.json, with raw samples.",
     ),
 ]
-Samples = Annotated[int, typer.Option("--samples", min=1, help="Timed goes of each case.")]
-Warmups = Annotated[int, typer.Option("--warmups", min=0, help="Goes before them that are not timed.")]
+Samples = Annotated[int, typer.Option("--samples", min=1, help="Timed repetitions of each case.")]
+Warmups = Annotated[int, typer.Option("--warmups", min=0, help="Untimed repetitions before them.")]
 Device = Annotated[str, typer.Option("--device", callback=_found_device, help="auto, cpu, cuda or cuda:N.")]
 LoadFormat = Annotated[
     str,
-    typer.Option("--load-format", callback=_known_format, help="safetensors, dummy (noise) or synthetic (by recipe)."),
+    typer.Option(
+        "--load-format",
+        callback=_known_format,
+        help="safetensors, dummy (random weights) or synthetic (from a recipe).",
+    ),
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]

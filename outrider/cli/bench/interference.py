@@ -1,4 +1,4 @@
-"""``outrider bench interference``: what a long prompt does to those who are being served."""
+"""``outrider bench interference``: effect of long prompts on running requests."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def interference(
         str | None, typer.Option("--address", "-a", help="Measure a running coordinator; start nothing.")
     ] = None,
     num_speculative_tokens: Annotated[int | None, typer.Option("--num-speculative-tokens", "-k", min=0)] = None,
-    num_running: Annotated[int, typer.Option(min=1, help="Requests that run.")] = 8,
-    input_len: Annotated[int, typer.Option(min=1, help="Prompt tokens of those that run.")] = 64,
-    output_len: Annotated[int, typer.Option(min=2, help="New tokens of those that run.")] = 256,
-    prefill_len: Annotated[int, typer.Option(min=1, help="Prompt tokens of those that come between.")] = 8192,
+    num_running: Annotated[int, typer.Option(min=1, help="Number of running requests.")] = 8,
+    input_len: Annotated[int, typer.Option(min=1, help="Prompt tokens of the running requests.")] = 64,
+    output_len: Annotated[int, typer.Option(min=2, help="New tokens of the running requests.")] = 256,
+    prefill_len: Annotated[int, typer.Option(min=1, help="Prompt tokens of the long prompts.")] = 8192,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Of the prompts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the prompts.")] = 0,
     device: Device = "auto",
-    draft_device: Annotated[str | None, typer.Option(help="Another device for the draft.")] = None,
+    draft_device: Annotated[str | None, typer.Option(help="Device of the draft, if different.")] = None,
     dtype: Dtype = "auto",
     load_format: LoadFormat = "safetensors",
     save_as: Save = None,
     set_options: SetOptions = None,
     verbose: Verbose = 0,
 ) -> None:
-    """Measure the gaps between messages of running requests while long prompts are prefilled, and without."""
+    """Measure the gaps between messages of running requests with and without long prompts beside them."""
     with errors_as_lines():
         where = find_pair(target, draft_model, address)
         devices = {

@@ -16,8 +16,8 @@ _HEADS = ("kernel", "size", "median us", "floor us", "times the floor")
 def kernels(
     *,
     num_rows: Annotated[int, typer.Option(min=1, help="Sequences in a batch.")] = 32,
-    tokens_per_row: Annotated[int, typer.Option(min=1, help="Tokens a sequence in a layer's kernels.")] = 5,
-    num_positions: Annotated[int, typer.Option(min=1, help="Positions a sequence that are scored.")] = 8,
+    tokens_per_row: Annotated[int, typer.Option(min=1, help="Tokens per sequence in the kernels of a layer.")] = 5,
+    num_positions: Annotated[int, typer.Option(min=1, help="Scored positions per sequence.")] = 8,
     samples: Samples = 20,
     warmups: Warmups = 3,
     device: Device = "auto",

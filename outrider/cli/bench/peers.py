@@ -17,7 +17,8 @@ from outrider.errors import ConfigError
 _HEADS = ("engine", "first token ms", "ms a token", "tok/s", "prompts as the first")
 
 Peers = Annotated[
-    list[str] | None, typer.Option("--peer", help="May be repeated.", show_default="all that are installed")
+    list[str] | None,
+    typer.Option("--peer", help="Engine to measure; may be repeated.", show_default="all that are installed"),
 ]
 
 
@@ -32,7 +33,7 @@ def peers(
     num_prompts: Annotated[int, typer.Option(min=1)] = 4,
     input_len: Annotated[int, typer.Option("--input-len", min=1, help="Prompt tokens.")] = 64,
     output_len: Annotated[int, typer.Option("--output-len", min=2, help="New tokens.")] = 64,
-    seed: Annotated[int, typer.Option(min=0, help="Of the prompts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the prompts.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
     save_as: Save = None,

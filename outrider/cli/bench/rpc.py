@@ -34,7 +34,7 @@ Over = Annotated[list[str] | None, typer.Option("--over", help="tcp or unix; may
 def rpc(
     *,
     num_bytes: NumBytes = None,
-    reply_bytes: Annotated[int, typer.Option(min=-1, help="Bytes of a reply; -1: as many as of its request.")] = 16,
+    reply_bytes: Annotated[int, typer.Option(min=-1, help="Bytes of a reply; -1: the size of its request.")] = 16,
     call: Calls = None,
     over: Over = None,
     tensor_bytes: TensorBytes = None,

@@ -43,7 +43,8 @@ def serve(
         str | None, typer.Option("--address", "-a", help="Measure a running coordinator; start nothing.")
     ] = None,
     baseline: Annotated[
-        bool, typer.Option("--baseline", help="The same requests without speculation in turn, and the ratio.")
+        bool,
+        typer.Option("--baseline", help="Alternate with the same requests without speculation, and print the speedup."),
     ] = False,
     num_speculative_tokens: Annotated[int | None, typer.Option("--num-speculative-tokens", "-k", min=0)] = None,
     acceptance_method: Annotated[str | None, typer.Option(help="rejection, coupled or typical.")] = None,
@@ -54,32 +55,36 @@ def serve(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder of the tokenizer for code.", show_default="the target's")
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Requests of a run.")] = 8,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Number of requests in a run.")] = 8,
     input_len: Annotated[int, typer.Option("--input-len", "--random-input-len", min=1, help="Prompt tokens.")] = 64,
     output_len: Annotated[int, typer.Option("--output-len", "--random-output-len", min=1, help="New tokens.")] = 64,
-    request_rate: Annotated[float, typer.Option(help="Requests a second; inf: all at once.")] = math.inf,
-    burstiness: Annotated[float, typer.Option(help="1: Poisson; less is burstier, more is steadier.")] = 1.0,
-    max_concurrency: Annotated[int, typer.Option(min=0, help="Most requests under way; 0: no limit.")] = 1,
+    request_rate: Annotated[float, typer.Option(help="Requests per second; inf: all at once.")] = math.inf,
+    burstiness: Annotated[float, typer.Option(help="1: Poisson arrivals; smaller values are burstier.")] = 1.0,
+    max_concurrency: Annotated[
+        int, typer.Option(min=0, help="Maximum number of concurrent requests; 0: no limit.")
+    ] = 1,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus mass.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="0: all.")] = 0,
-    ignore_eos: Annotated[bool, typer.Option(help="Go on past ends of sequence.")] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Of prompts, arrivals and requests.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling mass.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Number of most likely tokens that are kept; 0 keeps all.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option(help="Continue after an end of sequence.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts, arrivals and requests.")] = 0,
     runs: Annotated[
         int | None, typer.Option(min=1, help="Runs of each arm.", show_default="1, with --baseline 3")
     ] = None,
-    num_warmups: Annotated[int, typer.Option(min=0, help="Requests of each arm that are not measured.")] = 1,
+    num_warmups: Annotated[int, typer.Option(min=0, help="Unmeasured requests of each arm.")] = 1,
     gate_prompts: Annotated[
-        int, typer.Option(min=0, help="Prompts whose greedy output is compared first; 0: no gate, and no --save.")
+        int, typer.Option(min=0, help="Number of prompts of the correctness gate; 0: no gate, and no --save.")
     ] = 2,
     tie_tolerance: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Gap of log-probabilities that passes as a tie.", show_default="0.001 in float32, else 0.25"
+            min=0,
+            help="Difference of log-probabilities that counts as a tie.",
+            show_default="0.001 in float32, else 0.25",
         ),
     ] = None,
     device: Device = "auto",
-    draft_device: Annotated[str | None, typer.Option(help="Another device for the draft.")] = None,
+    draft_device: Annotated[str | None, typer.Option(help="Device of the draft, if different.")] = None,
     dtype: Dtype = "auto",
     load_format: LoadFormat = "safetensors",
     save_as: Save = None,

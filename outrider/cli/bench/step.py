@@ -1,4 +1,4 @@
-"""``outrider bench step``: what lies between the two forwards of a step."""
+"""``outrider bench step``: the time between the two forwards of a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PART_HEADS = ("sessions", "temperature", "side", "there", "hand in", "forward",
 
 Sessions = Annotated[
     list[int] | None,
-    typer.Option("--sessions", min=1, help="Requests at a time; may be repeated.", show_default="1, 32"),
+    typer.Option("--sessions", min=1, help="Concurrent requests; may be repeated.", show_default="1, 32"),
 ]
 Temperatures = Annotated[
     list[float] | None,
@@ -28,19 +28,22 @@ def step(
     sessions: Sessions = None,
     temperature: Temperatures = None,
     over: Annotated[str, typer.Option(help="tcp or unix.")] = "tcp",
-    draft_ms: Annotated[float, typer.Option(min=0, help="What a proposal takes, in milliseconds.")] = 3.0,
-    target_ms: Annotated[float, typer.Option(min=0, help="What scoring takes, in milliseconds.")] = 5.0,
+    draft_ms: Annotated[float, typer.Option(min=0, help="Simulated time of a proposal, in milliseconds.")] = 3.0,
+    target_ms: Annotated[float, typer.Option(min=0, help="Simulated time of scoring, in milliseconds.")] = 5.0,
     num_speculative_tokens: Annotated[
         int, typer.Option("-k", "--num-speculative-tokens", min=0, help="Draft length; 0 for the target alone.")
     ] = 4,
     awake: Annotated[
-        int | None, typer.Option("--num-awake-processors", min=0, help="As the setting; unset: as it would be.")
+        int | None,
+        typer.Option(
+            "--num-awake-processors", min=0, help="Value of the setting num_awake_processors. Default: the setting's."
+        ),
     ] = None,
     samples: Samples = 300,
     warmups: Warmups = 50,
     save_as: Save = None,
 ) -> None:
-    """Measure a step without its forwards: three processes, models of known cost."""
+    """Measure a step without its forwards: three processes, simulated models."""
     with errors_as_lines():
         bench = benchmark("step.run")
         plan = bench.Plan(

@@ -15,11 +15,11 @@ _HEADS = ("us a step", "off", "more: others sampled", "more: sampled")
 
 def tracing(
     *,
-    steps: Annotated[int, typer.Option(min=2, help="Of each request.")] = 256,
-    rounds: Annotated[int, typer.Option(min=1, help="Each with new requests.")] = 20,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of each request.")] = 256,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with new requests.")] = 20,
     save_as: Save = None,
 ) -> None:
-    """Measure what tracing adds to a step in the loops of all three services, and what making the spans takes."""
+    """Measure the cost of tracing per step in the loops of all three services, and of building the spans."""
     with errors_as_lines():
         bench = benchmark("tracing.run")
         plan = bench.Plan(num_steps=steps, num_rounds=rounds)

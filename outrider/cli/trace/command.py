@@ -39,12 +39,12 @@ from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.span import Span
 
 DEFAULT_LISTEN = "127.0.0.1:4317"
-"""Where OpenTelemetry's exporters send unless told otherwise."""
+"""The default address of OpenTelemetry's exporters."""
 
 Files = Annotated[
     list[Path] | None,
     typer.Argument(
-        help="Spans that were saved: trace_file of each service, or a collector's file.", show_default=False
+        help="Files with saved spans: trace_file of each service, or the file of a collector.", show_default=False
     ),
 ]
 
@@ -52,8 +52,8 @@ Files = Annotated[
 def trace(
     files: Files = None,
     *,
-    demo: Annotated[bool, typer.Option("--demo", help="Start the embedded pair and trace a request of it.")] = False,
-    prompt: Annotated[str | None, typer.Option(help="Make a request with this text and trace it.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Start the embedded pair and trace a request.")] = False,
+    prompt: Annotated[str | None, typer.Option(help="Send a request with this prompt and trace it.")] = None,
     address: Address = DEFAULT_ADDRESS,
     tls: UseTls = False,
     tls_ca_file: TlsCaFile = None,
@@ -63,23 +63,26 @@ def trace(
     token_file: TokenFilePath = None,
     allow_plaintext_token: AllowPlaintextToken = False,
     listen: Annotated[
-        str, typer.Option(help="With --prompt and no files: where the services send their spans (OTLP over gRPC).")
+        str,
+        typer.Option(
+            help="With --prompt and without files: the address to which the services send their spans (OTLP over gRPC)."
+        ),
     ] = DEFAULT_LISTEN,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds for the spans of --prompt to come.")] = 20.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of a request that is made.")] = 64,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of a request that is made.")] = 0.8,
-    seed: Annotated[int, typer.Option(help="Of a request that is made.")] = 1,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the spans of --prompt.")] = 20.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of the request.")] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="Temperature of the request.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="Seed of the request.")] = 1,
     trace_id: Annotated[
-        str | None, typer.Option(help="Which trace of the files, or its beginning. Default: the last request's.")
+        str | None, typer.Option(help="Id of a trace in the files, or its beginning. Default: the last request.")
     ] = None,
-    list_all: Annotated[bool, typer.Option("--list", help="Name the requests in the files, and draw none.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the waterfall as one HTML file, for a browser.")] = None,
-    max_steps: Annotated[int, typer.Option(min=0, help="Steps that are drawn on the terminal.")] = 40,
+    list_all: Annotated[bool, typer.Option("--list", help="List the requests in the files.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the waterfall to one HTML file.")] = None,
+    max_steps: Annotated[int, typer.Option(min=0, help="Maximum number of steps shown on the terminal.")] = 40,
     verbose: Verbose = 0,
 ) -> None:
-    """Draw one request as a waterfall: where its time went, step by step, over all three services.
+    """Show one request as a waterfall: the time of every step over all three services.
 
-    Of spans in files, of a request made now to running services (--prompt), or of the embedded pair (--demo).
+    The spans come from files, from a request to running services (--prompt), or from the embedded pair (--demo).
     """
     paths = files or []
     with errors_as_lines():

@@ -86,7 +86,7 @@ _DRAFTED = _rate("outrider_spec_decode_num_draft_tokens_total")
 _STEPS = _rate("outrider_steps_total")
 
 SPECULATION = (
-    _counter("outrider_steps_total", "Steps: scores of one session that were judged, prefills included."),
+    _counter("outrider_steps_total", "Judged steps of all sessions, prefills included."),
     _counter(
         "outrider_spec_decode_num_drafts_total",
         "Steps with a proposal. Divided by all steps: the share of steps that speculate.",
@@ -130,8 +130,8 @@ SPECULATION = (
     _gauge("outrider_draft_length", "Mean draft length of running sessions; 0: they decode without speculation."),
     _gauge(
         "outrider_expected_tokens_per_second",
-        "Tokens a second that all sessions together are expected to gain, without and with speculation. The draft"
-        " length is chosen by it.",
+        "Expected throughput of all sessions in tokens per second, without and with speculation. It determines the"
+        " draft length.",
         "sum by (mode) (outrider_expected_tokens_per_second)",
         Label("mode", "plain or speculative"),
     ),
@@ -155,7 +155,7 @@ LATENCY = (
     _histogram(
         "outrider_e2e_request_latency_seconds", "Time from the arrival of a request to its end, whatever the outcome."
     ),
-    _histogram("outrider_request_queue_time_seconds", "Time that a request waited for its turn or for KV pages."),
+    _histogram("outrider_request_queue_time_seconds", "Time that a request waited in the queue or for KV pages."),
     _histogram(
         "outrider_step_stage_seconds",
         "Time of the stages of a step, measured by the coordinator: in the draft (draft), in the target (score), of"
@@ -165,11 +165,11 @@ LATENCY = (
 )
 
 LOAD = (
-    _gauge("outrider_num_requests_running", "Requests that run."),
-    _gauge("outrider_num_requests_waiting", "Requests that wait for their turn or for KV pages."),
+    _gauge("outrider_num_requests_running", "Running requests."),
+    _gauge("outrider_num_requests_waiting", "Requests that wait in the queue or for KV pages."),
     _counter(
         "outrider_requests_total",
-        "Requests that have ended, by outcome. One that its caller's deadline ended has not failed.",
+        "Requests that have ended, by outcome. A request that exceeded its deadline has not failed.",
         f"sum by (outcome) (rate(outrider_requests_total{_WINDOW}))",
         Label("outcome", "stop, length, cancelled, deadline or failed"),
     ),
@@ -190,7 +190,7 @@ LOAD = (
     _histogram("outrider_request_generation_tokens", "Output length of requests that have ended, in tokens."),
     _gauge(
         "outrider_replicas_attached",
-        "Replicas of draft and target that the coordinator is attached to.",
+        "Attached replicas of the draft and the target.",
         "outrider_replicas_attached",
         _SIDE,
     ),
@@ -209,7 +209,7 @@ RECOVERY = (
     ),
     _counter(
         "outrider_stale_replies_total",
-        "Replies to commands that a newer one had replaced. They are dropped.",
+        "Replies to commands that a newer command had replaced. They are dropped.",
         f"sum by (side) (rate(outrider_stale_replies_total{_WINDOW}))",
         _SIDE,
     ),
@@ -217,7 +217,7 @@ RECOVERY = (
         "outrider_draft_timeouts_total",
         "Steps that waited for a proposal until `draft_timeout_ms` and continued without.",
     ),
-    _counter("outrider_bad_evidence_total", "Proposals that break the contract and cannot be judged."),
+    _counter("outrider_bad_evidence_total", "Proposals that violate the protocol and cannot be judged."),
 )
 
 
@@ -230,7 +230,7 @@ SERVICE = (
         Kind.HISTOGRAM,
         "outrider_forward_stage_seconds",
         "Time of the stages in a service: of an item until its first forward (queue), of a forward in the model"
-        " (forward) and in sampling or scoring (sample).",
+        " (forward), and of sampling or scoring (sample).",
         _quantile("outrider_forward_stage_seconds", "role, stage"),
         Label("stage", "queue, forward or sample"),
     ),
@@ -298,20 +298,20 @@ SERVICE = (
     _of_services(
         Kind.COUNTER,
         "outrider_lookahead_steps_total",
-        "Plain steps computed before they were asked for (`compute_ahead`), by whether they were.",
+        "Plain steps computed in advance (`compute_ahead`), by whether they were used.",
         f"sum by (outcome) (rate(outrider_lookahead_steps_total{_WINDOW}))",
         Label("outcome", "used or unused"),
     ),
     _of_services(
         Kind.COUNTER,
         "outrider_sessions_preempted_total",
-        "Sessions preempted: their KV pages went to older sessions, and their coordinators rebuild them.",
+        "Sessions preempted because older sessions needed their KV pages. The coordinator rebuilds them.",
         f"sum by (role) (rate(outrider_sessions_preempted_total{_WINDOW}))",
     ),
     _of_services(
         Kind.COUNTER,
         "outrider_sessions_lost_total",
-        "Items for sessions of which the service holds less than the item assumes. Their coordinators rebuild them.",
+        "Items for sessions that hold fewer tokens than the item assumes. The coordinator rebuilds them.",
         f"sum by (role) (rate(outrider_sessions_lost_total{_WINDOW}))",
     ),
     _of_services(
@@ -324,13 +324,13 @@ SERVICE = (
     _of_services(
         Kind.GAUGE,
         "outrider_model_load_seconds",
-        "Time that the last start took: reading the weights, sizing the KV cache, warming up.",
+        "Duration of the last start: reading the weights, sizing the KV cache, warming up.",
         "outrider_model_load_seconds",
     ),
     _of_services(
         Kind.GAUGE,
         "outrider_graph_capture_seconds",
-        "The part of that time for capturing CUDA graphs; 0 without a GPU.",
+        "Part of the start that captured CUDA graphs; 0 without a GPU.",
         "outrider_graph_capture_seconds",
     ),
 )
@@ -339,7 +339,7 @@ KV_CACHE_USAGE = MetricSpec(
     "outrider_kv_cache_usage_perc",
     Kind.GAUGE,
     EVERYBODY,
-    "Share of the KV pages that sessions hold, from 0 to 1; of a coordinator, in the targets that it is attached to.",
+    "Fraction of the KV pages in use, from 0 to 1; for a coordinator, over its attached targets.",
     "max by (role) (outrider_kv_cache_usage_perc)",
     (Label("role", "coordinator, draft or target"),),
 )
@@ -350,7 +350,7 @@ PROCESS = (
         "outrider_build_info",
         Kind.GAUGE,
         EVERYBODY,
-        "Always 1; its labels say what runs.",
+        "Always 1; the labels describe the process.",
         "count by (role, version, commit, model) (outrider_build_info)",
         (
             Label("role", "coordinator, draft or target"),
