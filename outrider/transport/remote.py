@@ -227,6 +227,8 @@ class RemoteLink(Generic[CommandT, EventT]):
                 async with asyncio.timeout(FAREWELL_S):
                     await self._until_done()
         self._call.cancel()
+        # What a broken link raised refers to the link, so only the collector would close the file, and it comes rarely.
+        self._reader = None
         await self._channel.close()
 
     async def _until_done(self) -> None:

@@ -6,12 +6,16 @@ The toys' rows are small, so what counts as large is made small too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outrider.errors import UnavailableError
 from outrider.ports import EventBatch, Score, Scores, SessionFailed
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.tensor_plane import shared_file
@@ -86,6 +90,49 @@ async def test_the_link_says_which_plane_it_has(serve: Serve, writers: list[Shar
         await talk.say(opening(0), Score(0, 2, 0, EMPTY_PREFIX, PROMPT))
         assert link.tensor_plane == plane
         await link.close()
+
+
+async def test_a_link_that_broke_holds_no_file_of_its_plane(
+    serve: Serve, writers: list[SharedWriter], tmp_path: Path
+) -> None:
+    """Without the collector, which comes rarely: a coordinator whose links break often would run out of files."""
+    server = await serve("target", ToyTarget(ROWS, V))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            link: Any = await RemoteTarget(server.address).attach()
+            reading = asyncio.create_task(_until_broken(link))
+            await eventually(partial(_has_plane, link))
+            link._give_up("as a silent service is given up")
+            await reading
+            await link.close()
+            await eventually(lambda: all(not _holds(path) for path in _open_files()))
+    finally:
+        gc.enable()
+
+
+def _has_plane(link: Any) -> bool:
+    return bool(link.tensor_plane == "shared_memory")
+
+
+async def _until_broken(link: Any) -> None:
+    with pytest.raises(UnavailableError):
+        async for _ in link.events():
+            pass
+
+
+def _open_files() -> list[str]:
+    """Of this process, which plays both ends; the service's lets go too when the link has ended."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(entry.readlink()))
+    return found
+
+
+def _holds(path: str) -> bool:
+    return "/outrider-" in path and "tokens" not in path
 
 
 async def test_a_host_that_cannot_see_the_file_gets_its_tensors_inline(
