@@ -116,6 +116,22 @@ async def test_a_stream_that_stands_still_is_hung() -> None:
     assert not tally.different
 
 
+async def test_a_stream_hangs_before_its_first_output_only_while_no_other_goes_on() -> None:
+    tally = Tally()
+
+    async def others() -> None:
+        for _ in range(8):
+            await asyncio.sleep(0.1)
+            tally.num_outputs += 1
+
+    began = time.monotonic()
+    reading, _ = await asyncio.gather(
+        read(ScriptedStreams([], nothing), REQUEST, tally, manner=PLAIN, hang_s=0.2), others()
+    )
+    assert reading.is_hung
+    assert time.monotonic() - began > 0.8, "it was given up while others went on"
+
+
 async def test_an_error_is_a_failure_and_what_came_before_it_is_compared() -> None:
     def broken(script: Script) -> Exception:
         del script

@@ -18,7 +18,8 @@ from tests.faults.oracle import Reading, differences
 from tests.faults.requests import Request
 
 HANG_S = 150.0
-"""Without output for so long, a stream counts as hung. A request may wait `target_timeout_s` for a lost target."""
+"""Without output for so long, a stream counts as hung; before its first output, when no other has any either. A request
+may wait `target_timeout_s` for a lost target."""
 _KEPT_GAPS = 2000
 _MOST_TRIES = 200
 
@@ -116,7 +117,7 @@ async def _follow(
     asked = time.monotonic()
     for number in itertools.count(1):
         try:
-            delta = await asyncio.wait_for(anext(stream), hang_s)
+            delta = await (_first(stream, tally, hang_s) if number == 1 else asyncio.wait_for(anext(stream), hang_s))
         except StopAsyncIteration:
             return
         _note_gap(reading, asked)
@@ -131,6 +132,23 @@ async def _follow(
         if manner.pause_s:
             await asyncio.sleep(manner.pause_s)
         asked = time.monotonic()
+
+
+async def _first(stream: AsyncGenerator[Delta, None], tally: Tally, hang_s: float) -> Delta:
+    """The first delta; ``TimeoutError`` when neither it nor any other stream's output came for ``hang_s``: one that
+    waits for its place behind hundreds of others does not hang, however slow the machine is.
+    """
+    waiting = asyncio.ensure_future(anext(stream))
+    try:
+        while not waiting.done():
+            before = tally.num_outputs
+            await asyncio.wait([waiting], timeout=hang_s)
+            if not waiting.done() and tally.num_outputs == before:
+                raise TimeoutError
+        return await waiting
+    finally:
+        waiting.cancel()
+        await asyncio.wait([waiting])
 
 
 def _note_gap(reading: Reading, since: float) -> None:

@@ -8,6 +8,7 @@ from tests.faults.watch import watched
 
 NUM_STREAMS = 8
 LONGEST_PAUSE_S = 6.0
+MOST_MEMORY_MIB = 64
 _HOLD_S = (0.2, 6.0)
 
 
@@ -21,6 +22,7 @@ async def link_faults(run: Run) -> None:
         victims=list(run.stack.proxies),
         hold_s=hold_s,
     )
+    await run.touch_pages()
     async with watched(run.stack.processes) as histories:
         async with run.traffic(NUM_STREAMS) as traffic:
             await traffic.progress()
@@ -28,4 +30,4 @@ async def link_faults(run: Run) -> None:
         await run.note_left_over()
     run.result.add("faults", len(plan))
     run.note_streams(traffic.tally, longest_gap_s=LONGEST_PAUSE_S)
-    run.note_memory(histories)
+    run.note_memory(histories, most_mib=MOST_MEMORY_MIB)
