@@ -51,7 +51,7 @@ def _quarters_kernel(
         if left > 0:
             row = tile * BLOCK_N
             total, rest = columns(
-                x_desc, rest_desc, weight_desc, row, low, high, WIDTH, REST, HAS_REST, BLOCK_N, BLOCK_K
+                x_desc, rest_desc, weight_desc, 0, row, low, high, WIDTH, REST, HAS_REST, BLOCK_N, BLOCK_K
             )
             if segment == 0 and PDL and FETCHED > 0:
                 fetch_rows(weight_ptr, row + BLOCK_N, out_features, 0, K, BLOCK_N, FETCHED)

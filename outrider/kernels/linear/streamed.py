@@ -1,9 +1,10 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""Products of some rows on a GPU, up to 160: enough to keep the matrix unit nearly as busy as memory.
+"""Products of some rows on a GPU, up to a few hundred: enough to keep the matrix unit nearly as busy as memory.
 
-A program takes one tile of the weight's rows and all rows of x, so that the weight is read once. Rows of x are the
+A program takes one tile of the weight's rows and a group of x's, of which there is but one up to some 160, so that the
+weight is read once; programs of one tile run side by side and find it in the second-level cache. Rows of x are the
 columns of the matrix unit's tile, in two parts where one would be too wide or too narrow by much. The copy engine fills
 shared memory with what comes next. The sum over K is cut so that every multiprocessor has one program; what the
 programs of a tile find are addends, added up in their order by who reads them or by ``add_up``.
@@ -50,6 +51,7 @@ def columns(
     x_desc,
     rest_desc,
     weight_desc,
+    first_token,
     row,
     low,
     high,
@@ -59,14 +61,14 @@ def columns(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """The product of a tile of rows over some columns, in its two parts."""
+    """The product of a tile of rows and a group of tokens over some columns, in its two parts."""
     total = tl.zeros([BLOCK_N, WIDTH], tl.float32)
     rest = tl.zeros([BLOCK_N, REST], tl.float32)
     for column in range(low, high, BLOCK_K):
         weight = weight_desc.load([row, column])
-        total = tl.dot(weight, x_desc.load([0, column]).T, total)
+        total = tl.dot(weight, x_desc.load([first_token, column]).T, total)
         if HAS_REST:
-            rest = tl.dot(weight, rest_desc.load([WIDTH, column]).T, rest)
+            rest = tl.dot(weight, rest_desc.load([first_token + WIDTH, column]).T, rest)
     return total, rest
 
 
@@ -89,8 +91,9 @@ def _streamed_kernel(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(0) * BLOCK_N
-    split = tl.program_id(1)
+    first_token = tl.program_id(0) * (WIDTH + (REST if HAS_REST else 0))
+    row = tl.program_id(1) * BLOCK_N
+    split = tl.program_id(2)
     PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     low = split * PART
     high = tl.minimum(low + PART, K)
@@ -99,12 +102,14 @@ def _streamed_kernel(
         if FETCHED > 0:
             fetch_rows(weight_ptr, row, out_features, low, K, BLOCK_N, FETCHED)
         gdc_wait()
-    total, rest = columns(x_desc, rest_desc, weight_desc, row, low, high, WIDTH, REST, HAS_REST, BLOCK_N, BLOCK_K)
+    total, rest = columns(
+        x_desc, rest_desc, weight_desc, first_token, row, low, high, WIDTH, REST, HAS_REST, BLOCK_N, BLOCK_K
+    )
     n = row + tl.arange(0, BLOCK_N)
     out_ptr = addends_ptr + split.to(tl.int64) * num_tokens * out_features
-    store_turned(total, out_ptr, 0, num_tokens, n, out_features, WIDTH)
+    store_turned(total, out_ptr, first_token, num_tokens, n, out_features, WIDTH)
     if HAS_REST:
-        store_turned(rest, out_ptr, WIDTH, num_tokens, n, out_features, REST)
+        store_turned(rest, out_ptr, first_token + WIDTH, num_tokens, n, out_features, REST)
 
 
 @triton.jit
@@ -157,7 +162,8 @@ def _streamed_gate_kernel(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(0) * BLOCK_N
+    first_token = tl.program_id(0) * (WIDTH + (REST if HAS_REST else 0))
+    row = tl.program_id(1) * BLOCK_N
     n = row + tl.arange(0, BLOCK_N)
     if PDL:
         gdc_launch_dependents()
@@ -172,11 +178,11 @@ def _streamed_gate_kernel(
     for column in range(0, K, BLOCK_K):
         gate_rows = weight_desc.load([row, column])
         up_rows = weight_desc.load([size + row, column])
-        x = x_desc.load([0, column]).T
+        x = x_desc.load([first_token, column]).T
         gate = tl.dot(gate_rows, x, gate)
         up = tl.dot(up_rows, x, up)
         if HAS_REST:
-            rest = rest_desc.load([WIDTH, column]).T
+            rest = rest_desc.load([first_token + WIDTH, column]).T
             rest_gate = tl.dot(gate_rows, rest, rest_gate)
             rest_up = tl.dot(up_rows, rest, rest_up)
     if HAS_BIAS:
@@ -186,9 +192,9 @@ def _streamed_gate_kernel(
         up += up_bias
         rest_gate += gate_bias
         rest_up += up_bias
-    _store_gated(gate, up, out_ptr, 0, num_tokens, n, size, WIDTH)
+    _store_gated(gate, up, out_ptr, first_token, num_tokens, n, size, WIDTH)
     if HAS_REST:
-        _store_gated(rest_gate, rest_up, out_ptr, WIDTH, num_tokens, n, size, REST)
+        _store_gated(rest_gate, rest_up, out_ptr, first_token + WIDTH, num_tokens, n, size, REST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +203,7 @@ class Tiling:
 
     width: int
     rest: int
-    """Tokens are ``width`` and ``rest`` together at most."""
+    """A program takes ``width`` and ``rest`` tokens together at most."""
     block_n: int
     block_k: int
     splits: int
@@ -205,13 +211,17 @@ class Tiling:
     num_stages: int
     fetched: int
 
+    def groups_of(self, num_tokens: int) -> int:
+        """Programs that share a tile of the weight, each with tokens of its own."""
+        return triton.cdiv(num_tokens, self.width + self.rest)
+
 
 def addends_of(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> torch.Tensor:
     """``x`` [T, K] by ``weight`` [N, K]: float32 [splits, T, N], whose sum is the product."""
     num_tokens, size = x.shape
     out_features = weight.shape[0]
     addends = torch.empty(tiling.splits, num_tokens, out_features, dtype=torch.float32, device=x.device)
-    _streamed_kernel[(triton.cdiv(out_features, tiling.block_n), tiling.splits)](
+    _streamed_kernel[(tiling.groups_of(num_tokens), triton.cdiv(out_features, tiling.block_n), tiling.splits)](
         *described(x, weight, tiling), weight, addends, num_tokens, out_features,
         K=size, SPLITS=tiling.splits, **constants(tiling), **launch_options(x),
     )  # fmt: skip
@@ -234,7 +244,7 @@ def gated_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     num_tokens, size = x.shape
     out_features = weight.shape[0] // 2
     out = torch.empty(num_tokens, out_features, dtype=x.dtype, device=x.device)
-    _streamed_gate_kernel[(triton.cdiv(out_features, tiling.block_n),)](
+    _streamed_gate_kernel[(tiling.groups_of(num_tokens), triton.cdiv(out_features, tiling.block_n))](
         *described(x, weight, tiling), weight, weight if bias is None else bias, out, num_tokens, out_features,
         K=size, HAS_BIAS=bias is not None, **constants(tiling), **launch_options(x),
     )  # fmt: skip
