@@ -50,16 +50,9 @@ class BatchShape:
         )
 
     @property
-    def may_have_fewer_rows(self) -> bool:
-        """Whether batches in it may have far fewer rows than it has: it is for some total of tokens, however these are
-        shared out.
-        """
-        return self.max_queries > 1 and 2 * self.num_rows > self.num_tokens
-
-    @property
     def num_fixed(self) -> int:
         """Numbers before the pages."""
-        return 4 * self.num_tokens + 3 * self.num_rows + 3
+        return 4 * self.num_tokens + 3 * self.num_rows + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +83,6 @@ def pack(batch: ForwardBatch, shape: BatchShape) -> IntArray:
             (batch.query_starts, shape.num_rows + 1, num_tokens),
             (batch.context_lengths, shape.num_rows, 0),
             (page_starts, shape.num_rows + 1, num_pages),
-            ((batch.num_rows,), 1, 0),
         ),
         batch.page_tables,
     )
@@ -115,15 +107,14 @@ def join_padded(parts: Iterable[tuple[Sequence[int], int, int]], page_tables: It
 def unpack(buffer: torch.Tensor, shape: BatchShape, frame: BatchFrame, num_logits: int) -> DeviceBatch:
     """Views of a buffer on the device that holds, or will hold, what ``pack`` gave."""
     tokens, rows = shape.num_tokens, shape.num_rows
-    token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts, num_rows = torch.split(
-        buffer[: shape.num_fixed], [tokens, tokens, tokens, tokens, rows + 1, rows, rows + 1, 1]
+    token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts = torch.split(
+        buffer[: shape.num_fixed], [tokens, tokens, tokens, tokens, rows + 1, rows, rows + 1]
     )
     paged = PagedRows(
         query_starts=query_starts,
         context_lengths=context_lengths,
         page_starts=page_starts,
         pages=buffer[shape.num_fixed :],
-        num_rows=num_rows if shape.may_have_fewer_rows else None,
         max_queries=shape.max_queries,
         counters=frame.counters,
     )

@@ -28,6 +28,7 @@ from outrider.kernels.linear.skinny import _skinny_kernel
 from outrider.kernels.linear.streamed import _add_up_kernel, _streamed_gate_kernel, _streamed_kernel
 from outrider.kernels.paged_attention.chunks import _attend_chunks_kernel
 from outrider.kernels.paged_attention.kernel import _attend_kernel
+from outrider.kernels.paged_attention.schedule import _schedule_kernel
 from outrider.kernels.rms_norm.kernel import _norm_kernel
 from outrider.kernels.rope_and_cache.kernel import _turn_and_store_kernel
 from outrider.kernels.scoring.cutting import _cut_kernel
@@ -39,13 +40,13 @@ from outrider.kernels.swiglu.kernel import _swiglu_kernel
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
 ATTENTION = {"PAGE_SIZE": 16, "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HAS_WINDOW": True}
 TILE = {
-    "NUM_TILES": 2,
-    "MAX_SPLITS": 32,
     "BLOCK_M": 32,
     "BLOCK_N": 64,
     "BLOCK_D": 128,
     "PRECISION": "tf32",
+    "STAGES": 2,
     "UNROLLED": 4,
+    "IS_SCHEDULED": True,
 }
 CHUNKS = {"LARGE_M": 64, "SMALL_M": 32, "BLOCK_N": 64, "BLOCK_D": 128, "ROWS": 256, "LEAST_BLOCKS": 4, "STAGES": 3}
 PRODUCT = {"K": 4096, "HAS_BIAS": True, "SPLITS": 2, "FETCHED": 256}
@@ -59,6 +60,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _swiglu_kernel: {"BLOCK": 1024},
     _turn_and_store_kernel: {**HEADS, "ADDENDS": 1, "HAS_ROWS": True, "HAS_NORM": True, "BLOCK_H": 4, "BLOCK_HALF": 64},
     _attend_kernel: {**ATTENTION, **TILE},
+    _schedule_kernel: {"GROUP": 4, "HAS_WINDOW": True, "BLOCK_M": 32, "BLOCK_N": 64, "ROWS": 256, "PARTS": 32},
     _attend_chunks_kernel: {**ATTENTION, **CHUNKS},
     _skinny_kernel: {**PRODUCT, "BLOCK_T": 16, "BLOCK_N": 64, "BLOCK_K": 256, "PRECISION": "tf32"},
     _streamed_kernel: {**STREAMED, "SPLITS": 2},
@@ -85,8 +87,8 @@ CONSTANTS |= {
     _cut_kernel: {**FEWEST, "FAST": True, "TOPS": 16384, "RUNS": 1024, "GATHERED": 2048, "BITS": 16},
 }
 INTEGERS = {
-    "slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "parameters", "best_ids",
-    "ids", "histogram", "candidates", "places", "next_ids", "records", "supports",
+    "schedule", "slots", "rows", "query_starts", "context_lengths", "page_starts", "pages", "counters", "parameters",
+    "best_ids", "ids", "histogram", "candidates", "places", "next_ids", "records", "supports",
     "rounds", "num_rows", "step", "positions", "contexts", "marks", "found", "counts", "chosen",
     "group_masses", "box", "numbers",
 }  # fmt: skip

@@ -30,10 +30,17 @@ from outrider.kernels.linear.few_rows import (
 )
 from outrider.kernels.linear.skinny import Tiling as ProductTiling
 from outrider.kernels.linear.skinny import skinny_product
-from outrider.kernels.paged_attention import DevicePlan, kernel, paged_attention, plan_attention, reference
+from outrider.kernels.paged_attention import (
+    DevicePlan,
+    kernel,
+    paged_attention,
+    plan_attention,
+    prepare_plan,
+    reference,
+)
 from outrider.kernels.paged_attention.chunks import ChunkTiling, attend_chunks, takes_chunks
-from outrider.kernels.paged_attention.device_plan import choose_cut
-from outrider.kernels.paged_attention.kernel import Tiling
+from outrider.kernels.paged_attention.device_plan import Tiling, num_counters, share_keys
+from outrider.kernels.paged_attention.schedule import make_schedule
 from outrider.kernels.rms_norm.kernel import TritonNorm
 from outrider.kernels.rope_and_cache import Angles, HeadLayout
 from outrider.kernels.rope_and_cache.kernel import turn_and_store
@@ -190,14 +197,14 @@ CONTEXTS_AND_QUERIES = [
 
 
 HEADS = [(4, 4, 8), (6, 2, 16), (5, 1, 24)]
-GRID = list(itertools.product([None, 1, 3], CONTEXTS_AND_QUERIES, HEADS, [None, 1, 7, 200], DTYPES))
+GRID = list(itertools.product([None, 1, 9], CONTEXTS_AND_QUERIES, HEADS, [None, 1, 7, 200], DTYPES))
 # The interpreter takes its time: every 23rd, so that each value of each parameter still meets many of the others'.
 ATTENTION_CASES = GRID[::23] if INTERPRETED else GRID
 
 
-@pytest.mark.parametrize(("splits", "contexts_and_queries", "head_counts", "window", "dtype"), ATTENTION_CASES)
+@pytest.mark.parametrize(("budget", "contexts_and_queries", "head_counts", "window", "dtype"), ATTENTION_CASES)
 def test_attention(
-    splits: int | None,
+    budget: int | None,
     contexts_and_queries: tuple[list[int], list[int]],
     head_counts: tuple[int, int, int],
     window: int | None,
@@ -216,9 +223,7 @@ def test_attention(
         kv.double().cpu(),
         plan_attention(batch, page_size=page_size, window=window, device=torch.device("cpu"), dtype=torch.float64),
     )
-    # Rows are found where there may be far fewer than the shape has.
-    spread = BatchShape(padded.num_tokens, padded.num_tokens, padded.max_queries)
-    assert spread.may_have_fewer_rows
+    spread = BatchShape(padded.num_tokens, padded.num_tokens, padded.max_queries)  # far more rows than there are
     for shape in (own_shape, padded, spread):
         counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)
         frame = BatchFrame(page_size, (window,), counters)
@@ -226,37 +231,77 @@ def test_attention(
         assert isinstance(plan, DevicePlan)
         tiling = Tiling(16, 16, 4, 2) if INTERPRETED else None
         rows = torch.cat((query, query.new_full((shape.num_tokens - len(query), heads, head_dim), NAN)))
-        found = kernel.paged_attention(rows, kv, plan, tiling=tiling, splits=splits)
+        found = kernel.paged_attention(rows, kv, plan, tiling=tiling, budget=budget)
         check(found[: len(query)], truth, dtype)
         assert found[len(query) :].isnan().all()
         if dtype == torch.float32:
             continue
-        for budget in (1, 9):
-            found = attend_chunks(rows, kv, plan, tiling=ChunkTiling(32, 16, 4, 3), budget=budget)
+        for shares in (1, 9):
+            found = attend_chunks(rows, kv, plan, tiling=ChunkTiling(32, 16, 4, 3), budget=shares)
             check(found[: len(query)], truth, dtype)
             assert found[len(query) :].isnan().all()
         assert not counters.any()
 
 
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_keys_of_one_long_context_are_shared_by_many_programs(queries: int, window: int | None) -> None:
+    """Beside short ones; the plan prepared once, as for all layers of a forward; twice, to the same bits."""
+    dtype, contexts = torch.float16, [20, 9, 700, 30, 5]
+    batch, slots = ragged_batch(4, contexts, [queries] * 5, num_pages=400)
+    kv = torch.full((1600, 2, 2, 16), NAN, device=DEVICE, dtype=dtype)
+    kv[slots] = random(len(slots), 2, 2, 16, dtype=dtype)
+    query, shape = random(5 * queries, 8, 16, dtype=dtype), BatchShape(7, 5 * queries, queries)
+    counters = torch.zeros(num_counters(num_processors(DEVICE)), dtype=torch.int32, device=DEVICE)
+    frame = BatchFrame(4, (window,), counters)
+    plan = unpack(torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, frame, 0).groups[0].plan
+    assert isinstance(plan, DevicePlan)
+    plain = plan_attention(batch, page_size=4, window=window, device=torch.device("cpu"), dtype=torch.float64)
+    truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain)
+    prepared = prepare_plan(plan, num_tokens=shape.num_tokens, num_heads=8, num_kv_heads=2, head_dim=16, dtype=dtype)
+    assert isinstance(prepared, DevicePlan)
+    assert prepared.schedule is not None
+    cuts = prepared.schedule[6][prepared.schedule[0] > 0]
+    assert (int(cuts.max()) > 1) == (window is None)
+    found, again = (paged_attention(query, kv, prepared) for _ in range(2))
+    check(found, truth, dtype)
+    assert torch.equal(found, again)
+    assert torch.equal(found, paged_attention(query, kv, plan))
+    assert not counters.any()
+
+
 @pytest.mark.parametrize(
-    ("num_rows", "num_tokens", "max_queries", "finds_rows", "num_splits"),
+    ("contexts", "budget", "expected"),
     [
-        (1, 1, 1, False, 32),
-        (40, 40, 8, True, 33),
-        (8, 40, 8, False, 4),
-        (176, 176, 8, False, 1),
-        (256, 256, 1, False, 1),
+        ([64] * 4, 4, [(0, 0, 1), (1, 0, 1), (2, 0, 1), (3, 0, 1)]),
+        ([64] * 2, 4, [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]),
+        ([16, 160, 16], 4, [(1, 0, 3), (1, 1, 3), (1, 2, 3), (0, 0, 1), (2, 0, 1)]),
+        ([64, 80], 2, [(0, 0, 1), (1, 0, 1)]),
     ],
 )
-def test_rows_are_found_where_contexts_may_have_to_be_cut(
-    num_rows: int, num_tokens: int, max_queries: int, finds_rows: bool, num_splits: int
+def test_a_schedule_cuts_what_is_longer_than_its_share(
+    contexts: list[int], budget: int, expected: list[tuple[int, int, int]]
 ) -> None:
-    shape = BatchShape(num_rows, num_tokens, max_queries)
-    frame = BatchFrame(4, (None,), torch.zeros(1, dtype=torch.int32))
-    plan = unpack(torch.zeros(shape.num_fixed + 1, dtype=torch.int32), shape, frame, 0).groups[0].plan
+    """(row, part, parts of its tile) of each part; what is cut comes first."""
+    batch, _ = ragged_batch(4, contexts, [1] * len(contexts), num_pages=200)
+    shape = BatchShape(len(contexts) + 3, len(contexts) + 3, 1)
+    frame = BatchFrame(4, (None,), torch.zeros(64, dtype=torch.int32, device=DEVICE))
+    plan = unpack(torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, frame, 0).groups[0].plan
     assert isinstance(plan, DevicePlan)
-    cut = choose_cut(plan.rows, num_tokens=num_tokens, num_kv_heads=8, num_tiles=1, num_processors=132)
-    assert (cut.finds_rows, cut.num_splits) == (finds_rows, num_splits)
+    sharing = share_keys(
+        plan.rows, num_tokens=shape.num_tokens, num_heads=4, num_kv_heads=1, dtype=torch.float16, num_processors=8,
+        tiling=Tiling(16, 16, 4, 2), budget=budget,
+    )  # fmt: skip
+    counts, first_queries, positions, pages, tiles, parts, cuts, cut_tiles = make_schedule(plan, sharing, 4).cpu()
+    is_part = counts > 0
+    assert is_part.tolist() == [number < len(expected) for number in range(sharing.num_parts)]
+    rows = first_queries[is_part].tolist()
+    assert list(zip(rows, parts[is_part].tolist(), cuts[is_part].tolist(), strict=True)) == expected
+    assert positions[is_part].tolist() == [contexts[row] - 1 for row in rows]
+    assert pages[is_part].tolist() == [int(plan.rows.page_starts[row]) for row in rows]
+    assert not tiles.any()
+    numbers = {row: int(cut_tiles[number]) for number, (row, _, cut) in enumerate(expected) if cut > 1}
+    assert sorted(numbers.values()) == list(range(len(numbers)))
 
 
 @pytest.mark.parametrize(
@@ -290,14 +335,6 @@ def test_chunks_are_for_many_queries_of_two_bytes() -> None:
         assert takes_chunks(torch.zeros(1, 4, head_dim, dtype=dtype), max_queries) == takes
 
 
-@pytest.mark.parametrize(
-    ("programs", "at_once", "is_even"),
-    [(256, 132, True), (256, 396, True), (512, 132, True), (512, 396, False), (140, 132, False), (8, 0, False)],
-)
-def test_programs_fill_a_device_evenly(programs: int, at_once: int, is_even: bool) -> None:
-    assert kernel._is_even(programs, at_once) == is_even
-
-
 @pytest.mark.skipif(INTERPRETED, reason="too long for the interpreter")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
@@ -307,6 +344,7 @@ def test_programs_fill_a_device_evenly(programs: int, at_once: int, is_even: boo
         ([30_000, 7, 4096], [1, 3, 512]),
         ([9000, 30, 800], [200, 8, 1]),
         ([900] * 40, [8] * 40),
+        ([50] * 31 + [30_000], [5] * 32),
         ([300] * 132, [1] * 132),
     ],
 )

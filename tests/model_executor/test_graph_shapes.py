@@ -55,18 +55,11 @@ def test_decoding_and_scoring_have_a_graph_with_little_padding(num_rows: int, nu
 
 @pytest.mark.parametrize("num_rows", [1, 2, 4, 8, 16, 32, 64])
 @pytest.mark.parametrize("num_queries", [1, 2, 3, 4, 5, 8, 9])
-def test_rows_need_not_be_found_in_what_is_asked_for_most(num_rows: int, num_queries: int) -> None:
+def test_what_is_asked_for_most_has_a_shape_of_its_own(num_rows: int, num_queries: int) -> None:
     num_tokens = num_rows * num_queries
     chosen = choose_shape(BatchShape(num_rows, num_tokens, num_queries), SHAPES)
     assert chosen is not None
     assert (chosen.num_rows, chosen.num_tokens) == (num_rows, num_tokens)
-    assert not chosen.may_have_fewer_rows
-
-
-def test_rows_are_found_where_a_shape_is_for_a_total_of_tokens() -> None:
-    assert BatchShape(40, 40, 8).may_have_fewer_rows
-    assert BatchShape(256, 288, 17).may_have_fewer_rows
-    assert not BatchShape(40, 40, 1).may_have_fewer_rows
 
 
 def test_rows_of_uneven_drafts_have_a_graph() -> None:

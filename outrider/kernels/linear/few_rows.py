@@ -124,6 +124,10 @@ def split_tiling(num_tokens: int, splits: int) -> streamed.Tiling | None:
     Shared memory is filled so far that no two programs share a multiprocessor: launched early, they would gather where
     the kernel ahead ended first.
     """
+    if splits == min(_SPLITS) and 160 < num_tokens <= 192:
+        return streamed.Tiling(128, 64, _BLOCK_N, 64, splits, 4, 6, 128)
+    if splits == min(_SPLITS) and 192 < num_tokens <= 256:  # two groups of tokens share a tile
+        return streamed.Tiling(128, 0, 2 * _BLOCK_N, 64, splits, 4, 6, 128)
     match _widths(num_tokens):
         case (16, rest):
             return streamed.Tiling(16, rest, _BLOCK_N, 128, splits, 4, 6, 512)

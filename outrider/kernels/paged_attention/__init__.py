@@ -14,10 +14,32 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.paged_attention import reference
-from outrider.kernels.paged_attention.device_plan import DevicePlan, PagedRows
+from outrider.kernels.paged_attention.device_plan import MAX_DECODE_QUERIES, DevicePlan, PagedRows, can_take_chunks
 from outrider.kernels.paged_attention.reference import AttentionPlan, plan_attention
 
-__all__ = ["AttentionPlan", "DevicePlan", "PagedRows", "paged_attention", "plan_attention"]
+__all__ = ["AttentionPlan", "DevicePlan", "PagedRows", "paged_attention", "plan_attention", "prepare_plan"]
+
+
+def prepare_plan(
+    plan: AttentionPlan | DevicePlan,
+    *,
+    num_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+) -> AttentionPlan | DevicePlan:
+    """The plan with what all layers of a forward share and a GPU works out itself: part of the forward, captured with
+    it. Without it each layer does that work anew.
+    """
+    if not isinstance(plan, DevicePlan):
+        return plan
+    from outrider.kernels.paged_attention import kernel  # Triton is slow to import
+
+    max_queries, device = plan.rows.max_queries, plan.rows.context_lengths.device
+    if max_queries > MAX_DECODE_QUERIES and can_take_chunks(dtype, head_dim, device):
+        return plan
+    return kernel.scheduled(plan, num_tokens=num_tokens, num_heads=num_heads, num_kv_heads=num_kv_heads, dtype=dtype)
 
 
 def paged_attention(query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan | DevicePlan) -> torch.Tensor:

@@ -128,14 +128,14 @@ def _attend_chunks_kernel(
             query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, query_stride, scale, window,
             first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot, counter,
             PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SMALL_M, BLOCK_N, BLOCK_D, LARGE_M, False, STAGES,
-            4, PDL,
+            4, "tf32", PDL,
         )  # fmt: skip
     else:
         attend_tile(
             query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, query_stride, scale, window,
             first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot, counter,
             PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, LARGE_M, BLOCK_N, BLOCK_D, LARGE_M, True, STAGES,
-            1, PDL,
+            1, "tf32", PDL,
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A batch as the GPU's ``paged_attention`` reads it: arrays on the device, alike for all layers.
 
-Nothing here is worked out row by row; a kernel finds each row's place itself, so that one captured launch serves every
-batch of its shape.
+Nothing here is worked out row by row; kernels find each row's place themselves, so that one captured launch serves
+every batch of its shape.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import torch
 
 from outrider.kernels.launching import shared_bytes
 
-MAX_SPLITS = 32
 MAX_DECODE_QUERIES = 17
 """Queries of a row up to which a batch counts as decoding; rows of more are prompts, or their chunks."""
+NUM_SCHEDULE_FIELDS = 8
 _PROGRAMS_PER_PROCESSOR = 2
 _WIDEST_CHUNK_HEAD, _CHUNK_BYTES = 128, 227 << 10
 """What ``chunks`` is made for: shared memory of a program on a GPU of capability 9.0; large tiles take nearly all."""
+_FEWEST_ROWS, _MOST_ROWS = 16, 64
+"""Of a tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,10 @@ class PagedRows:
     context_lengths: torch.Tensor  # [B] int32
     page_starts: torch.Tensor  # [B+1] int32, into pages
     pages: torch.Tensor  # [any] int32, the pages of one row after the other
-    num_rows: torch.Tensor | None  # [1] int32: rows that are present, where a launch is to find out; None: nearly all
     max_queries: int
     """No row has more."""
     counters: torch.Tensor
-    """int32, zero between launches, one for each group of programs that share a row; see ``num_counters``."""
+    """int32, zero between launches, one for each tile whose keys are cut into parts; see ``num_counters``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class DevicePlan:
     rows: PagedRows
     page_size: int
     window: int | None
+    schedule: torch.Tensor | None = None  # [NUM_SCHEDULE_FIELDS, P] int32
+    """Of a decoding batch of several rows, made in the forward: see ``prepare_plan``."""
 
 
 def can_take_chunks(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
@@ -50,53 +53,64 @@ def can_take_chunks(dtype: torch.dtype, head_dim: int, device: torch.device) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How contexts are cut into parts, so that small batches fill the device."""
+class Tiling:
+    """How a launch is cut up."""
 
-    grid: tuple[int, int, int]
-    finds_rows: bool
-    """Whether programs find out how many rows are present."""
-    num_splits: int
-    """Of each context; where rows are found, of those that are present, together."""
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeySharing:
+    """How the keys of a decoding batch are shared out among programs."""
+
+    tiling: Tiling
+    budget: int
+    """Parts, for each KV head, of about equal length."""
     num_parts: int
-    """That leave sums, at most."""
-    is_whole: bool
-    """Whether no context is cut, were all rows present."""
+    """That there can be, for each KV head: tiles that are left whole included."""
+
+    @property
+    def num_slots(self) -> int:
+        """Parts of cut tiles that there can be, for each KV head. A tile is cut from one and a half shares on: into a
+        third more parts than it has shares, at most.
+        """
+        return self.budget + self.budget // 3 + 1
 
 
-def choose_cut(
+def share_keys(
     rows: PagedRows,
     *,
     num_tokens: int,
+    num_heads: int,
     num_kv_heads: int,
-    num_tiles: int,
+    dtype: torch.dtype,
     num_processors: int,
-    splits: int | None = None,
-) -> Cut:
-    """For rows of ``num_tiles`` tiles; ``splits`` of each context where they are given. Rows are not found where there
-    are too many to cut contexts, however few share so many tokens.
-    """
-    num_rows = rows.context_lengths.shape[0]
-    groups = num_tiles * num_rows
-    fewest_groups = -(-num_tokens // rows.max_queries) * num_kv_heads
-    if rows.num_rows is None or (not splits and _choose_splits(fewest_groups, num_processors) == 1):
-        splits = splits or _choose_splits(groups * num_kv_heads, num_processors)
-        num_parts = groups * num_kv_heads * splits if splits > 1 else 0
-        return Cut((num_tiles * splits, num_kv_heads, num_rows), False, splits, num_parts, splits == 1)
-    budget = splits * groups if splits else max(1, _PROGRAMS_PER_PROCESSOR * num_processors // num_kv_heads)
-    num_programs = max(groups, min(budget, groups * MAX_SPLITS))
-    return Cut((1, num_kv_heads, num_programs), True, budget, num_kv_heads * budget, 2 * groups > budget)
+    tiling: Tiling | None = None,
+    budget: int | None = None,
+) -> KeySharing:
+    """For any batch of ``rows``; ``tiling`` and ``budget`` are chosen unless they are given."""
+    group, num_rows = num_heads // num_kv_heads, rows.context_lengths.shape[0]
+    folded = rows.max_queries * group
+    tiling = tiling or choose_tiling(folded, num_rows, dtype)
+    budget = budget or max(1, _PROGRAMS_PER_PROCESSOR * num_processors // num_kv_heads)
+    tiles_of_row = -(-folded // tiling.block_m)
+    num_tiles = min(num_rows * tiles_of_row, num_tokens * group // tiling.block_m + num_rows)
+    return KeySharing(tiling, budget, budget + budget // 3 + 1 + num_tiles)
 
 
-def _choose_splits(num_groups: int, num_processors: int) -> int:
-    """A power of two."""
-    wanted = _PROGRAMS_PER_PROCESSOR * num_processors // max(1, num_groups)
-    splits = 1
-    while splits * 2 <= min(wanted, MAX_SPLITS):
-        splits *= 2
-    return splits
+def choose_tiling(folded: int, num_rows: int, dtype: torch.dtype) -> Tiling:
+    """``folded`` are the queries of the largest row times the heads of a group. Found best by trying on an H200."""
+    block_m = _FEWEST_ROWS
+    while block_m < min(folded, _MOST_ROWS):
+        block_m *= 2
+    if dtype == torch.float32:
+        return Tiling(min(block_m, 32), 32, 4, 2)
+    return Tiling(block_m, 128 if block_m < _MOST_ROWS else 64, 4, 2)
 
 
 def num_counters(num_processors: int) -> int:
-    """Counters that suffice for every launch: contexts are cut only while there are few groups."""
+    """Counters that suffice for every launch: tiles are cut only while there are few."""
     return _PROGRAMS_PER_PROCESSOR * num_processors

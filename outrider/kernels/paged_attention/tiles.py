@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0915, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""How one program of ``chunks`` attends its part of a tile's keys: device functions.
+"""How one program attends its part of a tile's keys: device functions of both attention kernels.
 
 Owns the online softmax over blocks of keys, of which most need no mask, and the sum over a tile's parts. Refuses to
 know how a batch is cut into tiles and parts.
@@ -58,6 +58,7 @@ def _attend_block(
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Take in BLOCK_N keys; not masked, every query sees all of them."""
     d = tl.arange(0, BLOCK_D)
@@ -73,7 +74,7 @@ def _attend_block(
     else:
         keys = tl.load(ptrs)
         values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM)
-    scores = tl.dot(queries, tl.trans(keys))
+    scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
     if IS_MASKED:
         visible = (key < high)[None, :] & (key[None, :] <= position[:, None])
         if HAS_WINDOW:
@@ -86,7 +87,7 @@ def _attend_block(
     weights = tl.exp2(scores * scale - base[:, None])
     fade = tl.exp2(largest - base)
     weight_sum = weight_sum * fade + tl.sum(weights, 1)
-    total = tl.dot(weights.to(values.dtype), values, total * fade[:, None])
+    total = tl.dot(weights.to(values.dtype), values, total * fade[:, None], input_precision=PRECISION)
     return new_largest, weight_sum, total
 
 
@@ -113,6 +114,7 @@ def _attend_span(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Take in the keys from ``low`` until ``until``. Pages are looked up a block ahead: were they looked up beside the
     keys, no key would be fetched while others are multiplied.
@@ -122,7 +124,7 @@ def _attend_span(
         next_page = _pages_of(page_ptr, start + BLOCK_N, high, PAGE_SIZE, BLOCK_N)
         largest, weight_sum, total = _attend_block(
             start, high, page, kv_ptr, kv_head, queries, position, largest, weight_sum, total, scale, window,
-            IS_MASKED, HAS_WINDOW, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D,
+            IS_MASKED, HAS_WINDOW, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
         page = next_page
     return largest, weight_sum, total
@@ -135,7 +137,8 @@ def attend_tile(
     slot, counter,
     PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     HAS_WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    SLOT_M: tl.constexpr, IS_LARGE: tl.constexpr, STAGES: tl.constexpr, UNROLLED: tl.constexpr, PDL: tl.constexpr,
+    SLOT_M: tl.constexpr, IS_LARGE: tl.constexpr, STAGES: tl.constexpr, UNROLLED: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One part of one tile; the last to finish writes the tile's outputs."""
     m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -180,16 +183,19 @@ def attend_tile(
                 largest, weight_sum, total = _attend_span(
                     low, plain_from, high, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum, total,
                     scale, window, True, True, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, STAGES,
+                    PRECISION,
                 )  # fmt: skip
             plain = tl.maximum(tl.minimum(lowest + 1, high) - plain_from, 0)
             masked_from = plain_from + plain // BLOCK_N * BLOCK_N
             largest, weight_sum, total = _attend_span(
                 plain_from, masked_from, high, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum,
                 total, scale, window, False, False, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, STAGES,
+                PRECISION,
             )  # fmt: skip
         largest, weight_sum, total = _attend_span(
             masked_from, high, high, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum, total,
             scale, window, True, HAS_WINDOW, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, STAGES,
+            PRECISION,
         )  # fmt: skip
 
         out_place = (first_query + query).to(tl.int64)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM)

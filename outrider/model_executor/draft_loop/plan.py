@@ -162,7 +162,7 @@ def unpack_draft(buffer: torch.Tensor, shape: LoopShape, frame: BatchFrame) -> D
     pages = buffer[shape.num_fixed :]
 
     def groups(own_slots: torch.Tensor, query_starts: torch.Tensor, max_queries: int) -> tuple[AttentionInputs, ...]:
-        rows = PagedRows(query_starts, contexts, page_starts, pages, None, max_queries, frame.counters)
+        rows = PagedRows(query_starts, contexts, page_starts, pages, max_queries, frame.counters)
         return frame.attention_inputs(own_slots, rows)
 
     first = DeviceBatch(first_ids, first_positions, groups(first_slots, first_starts, MAX_CATCH_UP), logit_indices)

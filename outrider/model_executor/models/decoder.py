@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+from outrider.kernels.paged_attention import prepare_plan
 from outrider.kernels.rope_and_cache import Angles
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
@@ -104,11 +105,12 @@ class Decoder:
 
     def hidden_states(self, batch: DeviceBatch, kv_cache: KVCacheTensors) -> torch.Tensor:
         """All layers and the last normalisation: [T, hidden]."""
+        groups = [self._prepared(inputs) for inputs in batch.groups]
         hidden = self._communicator.all_reduce(self._vocab.look_up(batch.token_ids))  # [T, hidden]
         angles = self._rotary.angles(batch.positions, self.dtype)
         delta: torch.Tensor | None = None
         for number, (layer, group) in enumerate(zip(self.layers, self._groups, strict=True)):
-            hidden, delta = layer(hidden, delta, kv_cache.layer(number), angles, batch.groups[group])
+            hidden, delta = layer(hidden, delta, kv_cache.layer(number), angles, groups[group])
         return Residual(hidden, delta, self.norm, self._communicator).normed()[1]
 
     def logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -123,6 +125,18 @@ class Decoder:
             self.head(hidden if indices is None else hidden.index_select(0, indices))
         )
         return logits[:, : self.config.vocab_size].contiguous()
+
+    def _prepared(self, inputs: AttentionInputs) -> AttentionInputs:
+        part = self.part
+        plan = prepare_plan(
+            inputs.plan,
+            num_tokens=len(inputs.slots),
+            num_heads=part.num_heads,
+            num_kv_heads=part.num_kv_heads,
+            head_dim=part.head_dim,
+            dtype=self.dtype,
+        )
+        return replace(inputs, plan=plan)
 
     def _make_head(self, context: LayerContext) -> Linear:
         config, shard = context.config, self.shard

@@ -1,0 +1,118 @@
+# Triton compiles the annotations of a kernel along with it, so kernels have none.
+# ruff: noqa: ANN001, ANN202, PLR0917
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
+"""Split-KV schedule: which part of which row's keys each program of a decoding batch attends.
+
+It is worked out on the device, once a forward and for each window size, from the lengths that are there; so one
+captured graph serves every batch of its shape. The keys of a batch are cut into parts of about equal length, whatever
+the spread of its contexts: one context of 120,000 tokens among short ones is spread over the whole device. A tile that
+is not much longer than such a part is left whole. Parts of cut tiles come first, since they are the longest.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
+
+from outrider.kernels.launching import launch_options
+from outrider.kernels.paged_attention.device_plan import NUM_SCHEDULE_FIELDS, DevicePlan, KeySharing
+
+_PARTS = 32
+"""Of one program."""
+_ROWS = 256
+"""Looked through at once; more need a kernel of their own."""
+
+
+@triton.jit
+def _pick(is_own, values):
+    """Of each part, its row's value."""
+    return tl.sum(tl.where(is_own, values[None, :], 0), 1)
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "num_parts", "window", "budget"],
+    # Read number by number from wherever they lie: no kernel of its own for each alignment.
+    do_not_specialize_on_alignment=["query_starts_ptr", "context_lengths_ptr", "page_starts_ptr"],
+)
+def _schedule_kernel(
+    query_starts_ptr,  # [B+1]
+    context_lengths_ptr,  # [B]
+    page_starts_ptr,  # [B+1]
+    schedule_ptr,  # [NUM_SCHEDULE_FIELDS, P]
+    num_rows,
+    num_parts,
+    window,
+    budget,
+    GROUP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_wait()
+    r = tl.arange(0, ROWS)
+    is_row = r < num_rows
+    first_queries = tl.load(query_starts_ptr + r, mask=is_row, other=0)
+    counts = tl.load(query_starts_ptr + r + 1, mask=is_row, other=0) - first_queries
+    contexts = tl.load(context_lengths_ptr + r, mask=is_row, other=0)
+    seen = contexts
+    if HAS_WINDOW:
+        seen = tl.minimum(contexts, window + counts - 1)
+    tiles = tl.cdiv(counts * GROUP, BLOCK_M)
+    blocks = tl.cdiv(seen, BLOCK_N)
+    share = tl.maximum(tl.cdiv(tl.sum(tiles * blocks), budget), 1)
+    cuts = tl.maximum((blocks + share // 2) // share, 1)
+    parts = tiles * cuts
+    cut = tl.where(cuts > 1, parts, 0)
+    whole = parts - cut
+    starts = tl.where(cuts > 1, tl.cumsum(cut) - cut, tl.sum(cut) + tl.cumsum(whole) - whole)
+    cut_tiles = tl.where(cuts > 1, tiles, 0)
+    tiles_before = tl.cumsum(cut_tiles) - cut_tiles
+
+    p = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
+    is_own = (p[:, None] >= starts[None, :]) & (p[:, None] < (starts + parts)[None, :])
+    within = p - _pick(is_own, starts)
+    own_cuts = tl.maximum(_pick(is_own, cuts), 1)
+    page_starts = tl.load(page_starts_ptr + r, mask=is_row, other=0)
+    field = schedule_ptr + p
+    exists = p < num_parts
+    tl.store(field, _pick(is_own, counts), mask=exists)
+    tl.store(field + num_parts, _pick(is_own, first_queries), mask=exists)
+    tl.store(field + 2 * num_parts, _pick(is_own, contexts - counts), mask=exists)
+    tl.store(field + 3 * num_parts, _pick(is_own, page_starts), mask=exists)
+    tl.store(field + 4 * num_parts, within // own_cuts, mask=exists)
+    tl.store(field + 5 * num_parts, within % own_cuts, mask=exists)
+    tl.store(field + 6 * num_parts, own_cuts, mask=exists)
+    tl.store(field + 7 * num_parts, _pick(is_own, tiles_before) + within // own_cuts, mask=exists)
+    if PDL:
+        # Attention reads the schedule before it waits. No kernel is placed before this one ends, which lets none ahead;
+        # what it wrote is then seen by the whole device.
+        tl.debug_barrier()
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.gpu; mov.u32 $0, $1;", "=r,r", [p], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+def make_schedule(plan: DevicePlan, sharing: KeySharing, group: int) -> torch.Tensor:
+    """[NUM_SCHEDULE_FIELDS, P] int32: of each part its row's number of queries (0: there is no such part), first query,
+    first query's position and first page, its tile, its number among the tile's parts and how many these are, and the
+    tile's number among those that are cut. ``group`` query heads share a KV head.
+    """
+    rows = plan.rows
+    num_rows = rows.context_lengths.shape[0]
+    schedule = torch.empty(
+        NUM_SCHEDULE_FIELDS, sharing.num_parts, dtype=torch.int32, device=rows.context_lengths.device
+    )
+    _schedule_kernel[(triton.cdiv(sharing.num_parts, _PARTS),)](
+        rows.query_starts, rows.context_lengths, rows.page_starts, schedule, num_rows, sharing.num_parts,
+        plan.window or 0, sharing.budget,
+        GROUP=group, HAS_WINDOW=plan.window is not None, BLOCK_M=sharing.tiling.block_m,
+        BLOCK_N=sharing.tiling.block_n, ROWS=max(_ROWS, triton.next_power_of_2(num_rows)), PARTS=_PARTS,
+        **launch_options(schedule),
+    )  # fmt: skip
+    return schedule
