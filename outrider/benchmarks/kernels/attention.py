@@ -1,4 +1,5 @@
-"""Cases of attention: rows that are scored, a prompt's chunk over a long context, and that chunk beside such rows.
+"""Cases of attention: rows that are scored, one of them with a long context, a prompt's chunk over a long context, and
+that chunk beside such rows.
 
 Sizes are an 8B model's on a GPU and tiny on a CPU.
 """
@@ -12,7 +13,7 @@ import torch
 from outrider.benchmarks.kernels.cases import KernelCase, Place, relative_error
 from outrider.benchmarks.kernels.layers import PAGE_SIZE, TOLERANCES, LayerSizes, layer_sizes
 from outrider.kernels.launching import num_processors
-from outrider.kernels.paged_attention import AttentionPlan, DevicePlan, paged_attention, plan_attention
+from outrider.kernels.paged_attention import AttentionPlan, DevicePlan, paged_attention, plan_attention, prepare_plan
 from outrider.kernels.paged_attention.device_plan import num_counters
 from outrider.kv_cache import KVCacheManager, PagePool
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, pack, unpack
@@ -31,6 +32,9 @@ def attention_cases(place: Place, *, num_rows: int, tokens_per_row: int) -> Iter
     size, chunk_size = f"{num_rows} x {tokens_per_row} over {sizes.context}", f"{chunk} over {past}"
     beside = min(num_rows, _ROWS_BESIDE)
     yield _attention(place, "paged attention", size, [row] * num_rows, sizes)
+    long = (120_000 if place.is_large else 640, tokens_per_row)
+    spread = f"{num_rows - 1} x {tokens_per_row} over {sizes.context}, 1 over {long[0]}"
+    yield _attention(place, "paged attention, one long", spread, [row] * (num_rows - 1) + [long], sizes)
     yield _attention(place, "paged attention, chunk", chunk_size, [(past, chunk)], sizes)
     mixed = f"{chunk_size}, {beside} x {tokens_per_row} over {sizes.context}"
     yield _attention(place, "paged attention, chunk beside", mixed, [row] * beside + [(past, chunk)], sizes)
@@ -41,6 +45,10 @@ def _attention(place: Place, name: str, size: str, spans: list[Span], sizes: Lay
     batch = _batch(spans, pages)
     plan = _device_plan(batch, place) if place.is_large else _reference_plan(batch, place, place.dtype)
     query = place.random(sum(queries for _, queries in spans), sizes.num_heads, sizes.head_dim)
+    plan = prepare_plan(
+        plan, num_tokens=len(query), num_heads=sizes.num_heads, num_kv_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim, dtype=place.dtype,
+    )  # fmt: skip
     num_sets = 2 if place.is_large else 1
     caches = [place.random(pages * PAGE_SIZE, 2, sizes.num_kv_heads, sizes.head_dim) for _ in range(num_sets)]
 

@@ -20,7 +20,7 @@ from outrider.benchmarks.schema import Label, Result, Series
 from outrider.errors import ConfigError
 from outrider.model_executor.device_setup import prepare_device
 
-NUM_KERNELS = 23
+NUM_KERNELS = 24
 _IN_A_ROW = 20
 """Goes that one graph holds."""
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -213,7 +213,7 @@ class Tiling:
 
     def groups_of(self, num_tokens: int) -> int:
         """Programs that share a tile of the weight, each with tokens of its own."""
-        return triton.cdiv(num_tokens, self.width + self.rest)
+        return -(-num_tokens // (self.width + self.rest))
 
 
 def addends_of(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> torch.Tensor:

@@ -20,6 +20,8 @@ _WIDEST_CHUNK_HEAD, _CHUNK_BYTES = 128, 227 << 10
 """What ``chunks`` is made for: shared memory of a program on a GPU of capability 9.0; large tiles take nearly all."""
 _FEWEST_ROWS, _MOST_ROWS = 16, 64
 """Of a tile."""
+_MANY_ROWS = 32
+"""Up to so many, programs of one query a row are too few to hide the time until their first keys are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,12 @@ def choose_tiling(folded: int, num_rows: int, dtype: torch.dtype) -> Tiling:
         block_m *= 2
     if dtype == torch.float32:
         return Tiling(min(block_m, 32), 32, 4, 2)
-    return Tiling(block_m, 128 if block_m < _MOST_ROWS else 64, 4, 2)
+    if num_rows == 1 and block_m < _MOST_ROWS:
+        return Tiling(block_m, 128, 4, 3)
+    if block_m > _FEWEST_ROWS:
+        return Tiling(block_m, 64, 4, 3)
+    # Deep where few programs share a processor, and many of them where there are enough.
+    return Tiling(block_m, 64, 4, 4 if num_rows <= _MANY_ROWS else 2)
 
 
 def num_counters(num_processors: int) -> int:

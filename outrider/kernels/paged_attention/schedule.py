@@ -21,8 +21,8 @@ from outrider.kernels.paged_attention.device_plan import NUM_SCHEDULE_FIELDS, De
 
 _PARTS = 32
 """Of one program."""
-_ROWS = 256
-"""Looked through at once; more need a kernel of their own."""
+_FEWEST_ROWS = 32
+"""Looked through at once."""
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def make_schedule(plan: DevicePlan, sharing: KeySharing, group: int) -> torch.Te
         rows.query_starts, rows.context_lengths, rows.page_starts, schedule, num_rows, sharing.num_parts,
         plan.window or 0, sharing.budget,
         GROUP=group, HAS_WINDOW=plan.window is not None, BLOCK_M=sharing.tiling.block_m,
-        BLOCK_N=sharing.tiling.block_n, ROWS=max(_ROWS, triton.next_power_of_2(num_rows)), PARTS=_PARTS,
+        BLOCK_N=sharing.tiling.block_n, ROWS=max(_FEWEST_ROWS, triton.next_power_of_2(num_rows)), PARTS=_PARTS,
         **launch_options(schedule),
     )  # fmt: skip
     return schedule
