@@ -73,8 +73,8 @@ LINK_ITEMS = Bound(1 << 16, "items")
 """Commands or events in one message."""
 LINK_SUPPORT_IDS = Bound(1 << 22, "ids")
 """Of all positions of one proposal: some tens of thousands for each."""
-LINK_HIDDEN_LAYERS = Bound(64, "layers")
-LINK_HIDDEN_STATE_BYTES = Bound(64 << 20, "bytes")
+LINK_HIDDEN_LAYERS = Bound(16, "layers")
+LINK_HIDDEN_STATE_BYTES = Bound(192 << 20, "bytes")
 """Of one session in one message; longer texts' states go in several."""
 LINK_PREPARED_STEPS = Bound(1 << 16, "steps")
 LINK_LOGPROBS = Bound(MAX_LOGPROBS, "tokens asked for")

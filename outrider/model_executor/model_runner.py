@@ -41,6 +41,7 @@ from outrider.model_executor.worker_commands import (
     copies_of,
     copy_command,
     forward_command,
+    layers_of,
     shape_of,
 )
 from outrider.sampling.sampler import Sampler
@@ -79,6 +80,7 @@ class ModelRunner:
         """Whether the device is one, or a CPU that does what one would, to be tested."""
         self.num_forwards = 0
         """Forwards that rows went through since loading; warm-up does not count."""
+        self._no_states = torch.empty(0)
         self.captured: Captured | None = None
         """What was captured; None before ``capture`` and where there is nothing to capture."""
         self._limits = TokenLimits(self.max_model_len, self.config.vocab_size)
@@ -181,8 +183,17 @@ class ModelRunner:
         if not rows:
             return torch.empty(0, self.config.vocab_size, device=self.device)
         check_rows(self.sequences, rows, self._limits)
-        logits = self._append(rows)
+        logits, _ = self._append(rows)
         return logits if as_computed else logits.float()
+
+    def forward_with_states(
+        self, rows: Sequence[ForwardRow], layers: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``forward``, its logits of the weights' type, and the hidden states of ``layers`` of all tokens, row by row:
+        [T, F] of the weights' type, F the layers' states side by side; see ``Decoder.layer_states``.
+        """
+        check_rows(self.sequences, rows, self._limits)
+        return self._append(rows, layers=layers)
 
     def forward_drawn(self, sequences: Sequence[KVSequence], drawn: torch.Tensor) -> torch.Tensor:
         """``forward`` of one more token of each sequence that only the device knows: ``drawn`` [R] int32; logits
@@ -194,32 +205,46 @@ class ModelRunner:
             raise ValueError(f"nothing is drawn on {self.device} that is not known here")
         rows = [ForwardRow(sequence, (0,)) for sequence in sequences]
         check_rows(self.sequences, rows, self._limits)
-        return self._append(rows, drawn)
+        return self._append(rows, drawn)[0]
 
-    def _append(self, rows: Sequence[ForwardRow], drawn: torch.Tensor | None = None) -> torch.Tensor:
-        """One forward of rows that were checked."""
+    def _append(
+        self, rows: Sequence[ForwardRow], drawn: torch.Tensor | None = None, layers: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One forward of rows that were checked: logits, and hidden states, an empty tensor without ``layers``."""
         self.take_device()
         lengths = [row.sequence.length for row in rows]
         try:
             with torch.inference_mode():
-                logits = self._execute(plan_checked(self.sequences, rows), drawn)
+                found = self._execute(plan_checked(self.sequences, rows), drawn, layers)
         except BaseException:
             self._restore(rows, lengths)
             raise
         self.num_forwards += 1
-        return logits
+        return found
 
-    def _execute(self, batch: ForwardBatch, drawn: torch.Tensor | None) -> torch.Tensor:
+    def _execute(
+        self, batch: ForwardBatch, drawn: torch.Tensor | None, layers: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         self._copy_pages(batch.page_copies)
-        command = forward_command(batch, self._graphs.shape_for(BatchShape.of(batch)))
+        own = BatchShape.of(batch)
+        # What was captured gives no states.
+        command = forward_command(batch, own if layers else self._graphs.shape_for(own), layers)
         self._tell(command)
         return self._run_forward(command, None if drawn is None else drawn.clamp(0, self.config.vocab_size - 1))
 
-    def _run_forward(self, command: WorkerCommand, drawn: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [N, V], of the weights' type; ``drawn`` takes the place of the first token ids."""
+    def _run_forward(
+        self, command: WorkerCommand, drawn: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [N, V], of the weights' type, and the hidden states that the command asks for; ``drawn`` takes the
+        place of the first token ids.
+        """
+        if layers := layers_of(command):
+            batch = self._inputs_of(command, drawn)
+            hidden, states = self.model.layer_states(batch, self.kv_cache, layers)
+            return self.model.logits(hidden, batch.logit_indices), states
         if (replayed := self._graphs.replay(command, drawn)) is not None:
-            return self.model.logits(*replayed)
-        return self.model(self._inputs_of(command, drawn), self.kv_cache)
+            return self.model.logits(*replayed), self._no_states
+        return self.model(self._inputs_of(command, drawn), self.kv_cache), self._no_states
 
     def _inputs_of(self, command: WorkerCommand, drawn: torch.Tensor | None) -> DeviceBatch:
         """A forward's inputs where no graph takes them."""

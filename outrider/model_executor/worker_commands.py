@@ -17,13 +17,16 @@ from outrider.kv_cache import PageCopy, page_table_of
 from outrider.model_executor.device_inputs import BatchShape, IntArray, pack
 from outrider.model_executor.input_batch import ForwardBatch
 
+_FORWARD_ARGUMENTS = 4
+"""Of every forward; layers come after them."""
+
 
 class Operation(enum.IntEnum):
     """Kinds of commands; their numbers are part of what ranks send each other."""
 
     FORWARD = 1
-    """Arguments: the shape's rows, tokens, queries of one row; positions that get logits. Numbers: as ``pack`` lays
-    them out."""
+    """Arguments: the shape's rows, tokens, queries of one row; positions that get logits; the layers whose hidden
+    states are wanted. Numbers: as ``pack`` lays them out."""
     COPY_PAGES = 2
     """Numbers: source and destination of one page after the other."""
     CAPTURE = 3
@@ -52,9 +55,9 @@ def no_numbers() -> IntArray:
     return np.empty(0, dtype=np.int32)
 
 
-def forward_command(batch: ForwardBatch, shape: BatchShape) -> WorkerCommand:
+def forward_command(batch: ForwardBatch, shape: BatchShape, layers: Sequence[int] = ()) -> WorkerCommand:
     """The forward of a batch, laid out as ``shape``; its page copies are a command of their own."""
-    arguments = (shape.num_rows, shape.num_tokens, shape.max_queries, len(batch.logit_indices))
+    arguments = (shape.num_rows, shape.num_tokens, shape.max_queries, len(batch.logit_indices), *layers)
     return WorkerCommand(Operation.FORWARD, arguments, pack(batch, shape))
 
 
@@ -65,8 +68,13 @@ def copy_command(copies: Sequence[PageCopy]) -> WorkerCommand:
 
 def shape_of(command: WorkerCommand) -> tuple[BatchShape, int]:
     """The shape of a forward and the number of positions that get logits."""
-    num_rows, num_tokens, max_queries, num_logits = command.arguments
+    num_rows, num_tokens, max_queries, num_logits = command.arguments[:_FORWARD_ARGUMENTS]
     return BatchShape(num_rows, num_tokens, max_queries), num_logits
+
+
+def layers_of(command: WorkerCommand) -> tuple[int, ...]:
+    """The layers whose hidden states a forward is to give; mostly none."""
+    return command.arguments[_FORWARD_ARGUMENTS:]
 
 
 def copies_of(command: WorkerCommand) -> list[tuple[int, int]]:

@@ -137,6 +137,10 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """An answer that needs no forward, or None; ``InvalidRequestError`` for a bad item. Changes nothing."""
         return None
 
+    def num_adoptable(self, session: Session[SequenceT], item: ItemT) -> int:
+        """How many leading tokens of an item that keeps none may be taken from the prefix cache, if they are there."""
+        return 0 if session.open.num_prompt_logprobs is not None else len(item.token_ids)
+
     @abstractmethod
     def begin(self, session: Session[SequenceT], item: ItemT) -> JobT:
         """The job of an item, once the session's sequence was cut to the item's base.

@@ -161,7 +161,9 @@ class InputProcessor:
             return
         opened = None
         if not item.num_kept_tokens and item.token_ids:
-            opened = self._sessions.adopt_prefix(session, item.token_ids)
+            # The last token of all is computed, for what follows it.
+            adoptable = item.token_ids[: self._executor.num_adoptable(session, item) + 1]
+            opened = self._sessions.adopt_prefix(session, adoptable)
         job = self._executor.begin(session, item)
         if not item.num_kept_tokens and not self._scheduler.admits(session, job):
             self._refuse(session)

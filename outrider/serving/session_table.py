@@ -120,13 +120,10 @@ class SessionTable(Generic[SequenceT]):
         return None
 
     def adopt_prefix(self, session: Session[SequenceT], token_ids: Sequence[int]) -> Opened | None:
-        """Begin an empty session after what is cached of its text; the answer to its ``Open``, if that is due.
-
-        Nothing is taken from the cache when the positions of the prompt have to be computed for their logprobs.
+        """Begin an empty session after what is cached of ``token_ids``, always less than all; the answer to its
+        ``Open``, if that is due.
         """
-        num_cached_tokens = 0
-        if session.open.num_prompt_logprobs is None:
-            num_cached_tokens = self._store.adopt_prefix(session.sequence, token_ids)
+        num_cached_tokens = self._store.adopt_prefix(session.sequence, token_ids)
         if session.is_told_opened:
             return None
         session.is_told_opened = True

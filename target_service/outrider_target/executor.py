@@ -16,7 +16,7 @@ from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session import Session
 from outrider.types import ScoreForm, SparseScores, TokenScores, TypicalScores
-from outrider_target.jobs import ScoreJob, check_score
+from outrider_target.jobs import ScoreJob, check_layers, check_score
 from outrider_target.scoring_forward import ScoringForward
 
 TargetSession = Session[KVSequence]
@@ -39,8 +39,14 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
 
     def check(self, session: TargetSession, item: Score) -> Scores | None:
         """Raise ``InvalidRequestError`` for an item that cannot be served; none is answered without a forward."""
+        check_layers(session.open, num_layers=self._runner.config.num_layers)
         check_score(session.open, item, vocab_size=self._runner.config.vocab_size)
         return None
+
+    def num_adoptable(self, session: TargetSession, item: Score) -> int:
+        """Positions whose hidden states are wanted are computed, cached or not."""
+        adoptable = super().num_adoptable(session, item)
+        return adoptable if item.hidden_states_from is None else min(adoptable, item.hidden_states_from)
 
     def begin(self, session: TargetSession, item: Score) -> ScoreJob:
         """The item's tokens, less what was cached of them. The last one kept comes first if a prompt token's logprob
@@ -51,7 +57,7 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         if session.open.num_prompt_logprobs is not None and 0 < item.num_kept_tokens < session.open.prompt_length:
             token_ids = (session.sequence.token_ids[-1], *token_ids)
             self._runner.sequences.truncate(session.sequence, item.num_kept_tokens - 1)
-        return ScoreJob(_sampling_of(session), item, session.sequence, token_ids, base)
+        return ScoreJob(_sampling_of(session), item, session.sequence, token_ids, base, session.link_id)
 
     def execute(self, batch: Sequence[tuple[ScoreJob, int]]) -> ExecutorOutput[Scores]:
         """One forward over so many tokens of each job; jobs whose last tokens were among them are answered."""
@@ -120,6 +126,7 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
             and item.prefix_hash == prepared.prefix_hash
             and not item.draft_token_ids
             and item.support is None
+            and item.hidden_states_from is None
         )
 
 

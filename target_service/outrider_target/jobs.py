@@ -9,7 +9,7 @@ from outrider.errors import InvalidRequestError
 from outrider.kv_cache import KVSequence
 from outrider.ports import Open, Score
 from outrider.serving.session import check_ids
-from outrider.types import CandidateLogprobs, JudgingRule, Support
+from outrider.types import LAST_HIDDEN_STATE, CandidateLogprobs, JudgingRule, Support
 
 if TYPE_CHECKING:
     from outrider.sampling.session import SessionSampling
@@ -26,6 +26,8 @@ class ScoreJob:
     """Committed and drafted tokens to be appended."""
     base: int
     """Committed tokens; the first draft token stands at this position."""
+    link_id: int = 0
+    """Of the session; states that leave before the answer go there."""
     num_fed: int = 0
     prompt_logprobs: list[CandidateLogprobs] = field(default_factory=list)
 
@@ -45,6 +47,11 @@ class ScoreJob:
         return len(self.score.draft_token_ids) + 1
 
     @property
+    def wants_states(self) -> bool:
+        """Whether hidden states are asked for."""
+        return self.score.hidden_states_from is not None
+
+    @property
     def is_last_step(self) -> bool:
         """Whether the token that is drawn now is the session's last, after which nothing is asked for."""
         return self.base + 1 >= self.open.max_length
@@ -55,6 +62,15 @@ class ScoreJob:
         if self.open.num_prompt_logprobs is None:
             return 0
         return max(0, min(self.open.prompt_length, self.base) - 1 - self.sequence.length)
+
+
+def check_layers(opened: Open, *, num_layers: int) -> None:
+    """Raise ``InvalidRequestError`` for a layer that the model has not."""
+    for layer in opened.hidden_state_layers:
+        if layer != LAST_HIDDEN_STATE and not 0 <= layer <= num_layers:
+            raise InvalidRequestError(
+                "hidden_state_layers", f"layer {layer} must be from 0 to {num_layers}, or {LAST_HIDDEN_STATE}"
+            )
 
 
 def check_score(opened: Open, item: Score, *, vocab_size: int) -> None:
@@ -70,6 +86,13 @@ def check_score(opened: Open, item: Score, *, vocab_size: int) -> None:
         raise InvalidRequestError(
             "draft_token_ids",
             f"{num_drafts} drafts after {base} tokens pass the {opened.max_length} the session was opened for",
+        )
+    first = item.hidden_states_from
+    if first is not None and not (opened.hidden_state_layers and item.num_kept_tokens <= first < base):
+        raise InvalidRequestError(
+            "hidden_states_from",
+            f"must be from num_kept_tokens {item.num_kept_tokens} to {base - 1}, of a session that was opened with"
+            f" hidden_state_layers, not {first}",
         )
     check_ids("token_ids", item.token_ids, vocab_size)
     check_ids("draft_token_ids", item.draft_token_ids, opened.num_token_ids)

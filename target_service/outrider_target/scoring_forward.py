@@ -17,7 +17,7 @@ from outrider.model_executor.device_inputs import to_device
 from outrider.model_executor.device_wait import Mark
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
-from outrider.ports import Score, Scores
+from outrider.ports import HiddenStateChunk, Score, Scores
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.sampling.fused_scoring import Scoring
 from outrider.sampling.logprobs import prompt_logprobs
@@ -25,7 +25,9 @@ from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.sampler import Sampler
 from outrider.sampling.scoring import ScoreOutcome
 from outrider.serving.executor import ExecutorOutput
+from outrider.types import HiddenStates
 from outrider_target.jobs import ScoreJob
+from outrider_target.layer_states import layers_wanted, states_of
 
 
 @dataclass(slots=True)
@@ -64,7 +66,11 @@ class ScoringForward:
         self.places = fed.places if fed is not None else ()
         self._runner, self._fed = runner, fed
         self._rows = _lay_out(shares)
-        if fed is None:
+        self._layers: tuple[int, ...] = ()
+        if fed is None and (layers := layers_wanted(self.jobs)):
+            self._layers, self._starts = layers, [row.job.sequence.length for row in self._rows]
+            self._logits, self._states = runner.forward_with_states([_forward_row(row) for row in self._rows], layers)
+        elif fed is None:
             self._logits = runner.forward([_forward_row(row) for row in self._rows], as_computed=True)
         else:
             self._logits = runner.forward_drawn([job.sequence for job in self.jobs], fed.token_ids)
@@ -110,12 +116,30 @@ class ScoringForward:
             row.job.num_fed += row.share
         outcomes = self._scoring.outcomes() if self._scoring else []
         finished = zip(self._finished, outcomes, strict=True)
-        answers = {id(row.job): _answer(row.job, outcome) for row, outcome in finished}
-        return ExecutorOutput(results=[answers.get(id(job)) for job in self.jobs], computed_ns=computed)
+        states = self._take_states() if self._layers else {}
+        answers = {id(row.job): _answer(row.job, outcome, states.pop(id(row.job), None)) for row, outcome in finished}
+        pushed = [(job.link_id, _chunk(job, states[id(job)])) for job in self.jobs if id(job) in states]
+        results = [answers.get(id(job)) for job in self.jobs]
+        return ExecutorOutput(results=results, computed_ns=computed, pushed=pushed)
+
+    def _take_states(self) -> dict[int, HiddenStates]:
+        """By job, those that are wanted of this forward's tokens."""
+        found: dict[int, HiddenStates] = {}
+        first = 0
+        for row, start in zip(self._rows, self._starts, strict=True):
+            states = states_of(row.job, start, self._states[first : first + row.share], self._layers)
+            if states is not None:
+                found[id(row.job)] = states
+            first += row.share
+        return found
 
 
 def _is_plain(row: _Rows) -> bool:
-    return row.share == row.num_scored == 1 and not row.num_prompt_rows
+    return row.share == row.num_scored == 1 and not row.num_prompt_rows and not row.job.wants_states
+
+
+def _chunk(job: ScoreJob, states: HiddenStates) -> HiddenStateChunk:
+    return HiddenStateChunk(job.score.session, job.score.generation, states)
 
 
 def _next_job(job: ScoreJob) -> ScoreJob:
@@ -168,7 +192,7 @@ def _request(job: ScoreJob) -> ScoreRequest:
     return ScoreRequest(job.sampling, job.sequence.token_ids, job.base, score.draft_token_ids, score.support)
 
 
-def _answer(job: ScoreJob, outcome: ScoreOutcome) -> Scores | OutriderError:
+def _answer(job: ScoreJob, outcome: ScoreOutcome, states: HiddenStates | None) -> Scores | OutriderError:
     if outcome.error is not None:
         return outcome.error
     if outcome.form is None:
@@ -180,4 +204,5 @@ def _answer(job: ScoreJob, outcome: ScoreOutcome) -> Scores | OutriderError:
         form=outcome.form,
         logprobs=outcome.logprobs,
         prompt_logprobs=tuple(job.prompt_logprobs),
+        hidden_states=states,
     )

@@ -49,7 +49,7 @@ OPEN: dict[str, Fill] = {
     "request_id": text("request_id", 257),
     "trace_id": text("trace_id", 257),
     "cache_salt": text("cache_salt", 257),
-    "hidden_state_layers": ids("hidden_state_layers", 65),
+    "hidden_state_layers": ids("hidden_state_layers", 17),
     "prefix_hash_key": lambda message: setattr(message, "prefix_hash_key", bytes(65)),
 }
 SAMPLING: dict[str, Fill] = {

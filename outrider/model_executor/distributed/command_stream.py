@@ -17,7 +17,7 @@ import numpy as np
 from outrider.model_executor.distributed.rank_connections import receive
 from outrider.model_executor.worker_commands import WorkerCommand, no_numbers
 
-_MOST_ARGUMENTS = 12
+_MOST_ARGUMENTS = 20
 _HEADER = struct.Struct(f"=ii{_MOST_ARGUMENTS}iq")
 """Operation, number of arguments, arguments, number of numbers; native byte order, as the numbers have."""
 _NO_ARGUMENTS = (0,) * _MOST_ARGUMENTS

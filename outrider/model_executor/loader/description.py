@@ -54,6 +54,8 @@ def describe_model(
         tokenizer_hash=tokenizer.sha256,
         version=__version__,
         tensor_parallel_size=runner.tensor_parallel_size,
+        hidden_size=config.hidden_size if role == "target" else 0,
+        num_layers=config.num_layers if role == "target" else 0,
     )
 
 

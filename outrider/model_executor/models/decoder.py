@@ -10,6 +10,7 @@ the residual stream by the norm that comes next, so that both are one pass over 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -29,6 +30,7 @@ from outrider.model_executor.layers.norm import RmsNorm
 from outrider.model_executor.layers.rope import RotaryEmbedding
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.families import family_of
+from outrider.types import LAST_HIDDEN_STATE
 
 
 class DecoderLayer:
@@ -112,6 +114,38 @@ class Decoder:
         for number, (layer, group) in enumerate(zip(self.layers, self._groups, strict=True)):
             hidden, delta = layer(hidden, delta, kv_cache.layer(number), angles, groups[group])
         return Residual(hidden, delta, self.norm, self._communicator).normed()[1]
+
+    def layer_states(
+        self, batch: DeviceBatch, kv_cache: KVCacheTensors, layers: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``hidden_states``, and beside them the hidden states of ``layers``, each after the other: [T, F].
+
+        Layer i is the residual stream after i layers, 0 the embedding, ``LAST_HIDDEN_STATE`` the normalised end. Every
+        rank has them whole. All ranks of a model call this with the same layers.
+        """
+        hidden = self._ranks.sum(self._vocab.look_up(batch.token_ids))  # [T, hidden]
+        angles = self._rotary.angles(batch.positions, self.dtype)
+        delta: torch.Tensor | None = None
+        found: dict[int, torch.Tensor] = {}
+        for number, (layer, group) in enumerate(zip(self.layers, self._groups, strict=True)):
+            if number in layers:
+                hidden, delta = self._added(hidden, delta), None
+                found[number] = hidden.clone()  # a layer may add to it in place
+            hidden, delta = layer(hidden, delta, kv_cache.layer(number), angles, batch.groups[group])
+        if len(self.layers) in layers:
+            hidden, delta = self._added(hidden, delta), None
+            found[len(self.layers)] = hidden.clone()
+        last = Residual(hidden, delta, self.norm, self._ranks).normed()[1]
+        found[LAST_HIDDEN_STATE] = last
+        return last, torch.cat([found[layer] for layer in layers], dim=-1)
+
+    def _added(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+        """The residual stream with what was still to be added to it."""
+        if delta is None:
+            return hidden
+        if delta.dim() > hidden.dim():  # partial sums
+            return (hidden.float() + delta.sum(0)).to(self.dtype)
+        return hidden + self._ranks.sum(delta)
 
     def logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] of the chosen rows of ``hidden``, as computed: of the weights' type, in memory of their own."""
