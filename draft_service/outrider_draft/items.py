@@ -6,6 +6,7 @@ from outrider.errors import InvalidRequestError
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import Extend, Open
 from outrider.serving.session import check_ids
+from outrider.types import HiddenStates
 
 
 def check_extend(opened: Open, item: Extend, *, vocab_size: int) -> None:
@@ -20,6 +21,17 @@ def check_extend(opened: Open, item: Extend, *, vocab_size: int) -> None:
     if base > opened.max_length:
         raise InvalidRequestError("token_ids", f"{base} tokens pass the {opened.max_length} the session was opened for")
     check_ids("token_ids", item.token_ids, vocab_size)
+
+
+def check_hidden_states(item: Extend, states: HiddenStates, *, width: int) -> None:
+    """Raise ``InvalidRequestError`` unless the states are of the positions that the item must bring, of ``width``."""
+    first, end = max(0, item.num_kept_tokens - 1), item.num_kept_tokens + len(item.token_ids) - 1
+    if (states.start, states.end, states.width) != (first, end, width):
+        raise InvalidRequestError(
+            "hidden_states",
+            f"must be of the positions {first} to {end - 1} and of {width} values each, not of {states.start} to"
+            f" {states.end - 1} and of {states.width}",
+        )
 
 
 def proposal_length(opened: Open, item: Extend, *, reserved_length: int) -> int:

@@ -27,6 +27,8 @@ from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.session.state import SessionStatus
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_draft.proposers.draft_model import ModelProposer
+from outrider_draft.proposers.registry import ServedProposer
+from outrider_draft.service import build_core as build_draft_core
 from outrider_draft.service import build_model_core, build_ngram_core
 from outrider_target.service import build_core
 
@@ -53,16 +55,17 @@ class ServiceRig:
     def __init__(
         self,
         target: Path,
-        draft: Path | str | None,
+        draft: Path | str | ServedProposer | None,
         *,
         support_limit: int = DEFAULT_SUPPORT_LIMIT,
         max_model_len: int = 64,
         evidence: str = "sparse",
+        target_forward: int = FORWARD,
         **settings: Any,
     ) -> None:
         self.settings = CoordinatorSettings(**settings)
         runner = ModelRunner.load(target, num_pages=NUM_PAGES, max_model_len=max_model_len)
-        self.target: AnyCore = build_core(runner, max_batched_tokens=FORWARD)
+        self.target: AnyCore = build_core(runner, max_batched_tokens=target_forward)
         self.draft, self._facts = _build_draft(draft, support_limit, max_model_len)
         self._runner = runner
         self._planner = InputProcessor(self.settings, describe_model("target", target, runner), ModelText())
@@ -159,10 +162,14 @@ class ServiceRig:
 
 
 def _build_draft(
-    draft: Path | str | None, support_limit: int, max_model_len: int
+    draft: Path | str | ServedProposer | None, support_limit: int, max_model_len: int
 ) -> tuple[AnyCore | None, DraftFacts | None]:
     if draft is None:
         return None, None
+    if isinstance(draft, ServedProposer):
+        found = draft.description
+        facts = DraftFacts(found.max_model_len, found.num_token_ids, found.hidden_state_layers)
+        return build_draft_core(draft, max_batched_tokens=FORWARD), facts
     if isinstance(draft, str):
         return build_ngram_core(min_n=1, max_n=3, max_batched_tokens=FORWARD), DraftFacts()
     rules = DraftingRules(support_limit=support_limit)

@@ -67,7 +67,8 @@ def joined(events: list[Any]) -> HiddenStates:
     if events[-1].hidden_states is not None:
         parts.append(events[-1].hidden_states)
     assert [part.end for part in parts[:-1]] == [part.start for part in parts[1:]]
-    return parts[0].followed_by(parts[1:])
+    first: HiddenStates = parts[0]
+    return first.followed_by(parts[1:])
 
 
 def check(states: HiddenStates, expected: torch.Tensor, start: int, end: int) -> None:

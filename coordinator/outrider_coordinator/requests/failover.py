@@ -139,4 +139,6 @@ def _lose_draft(request: RequestState) -> None:
 def _facts_of(replica: DraftReplica) -> DraftFacts:
     """What sessions that live on a draft need to know of it."""
     found = replica.description
-    return DraftFacts() if found is None else DraftFacts(found.max_model_len, found.num_token_ids)
+    if found is None:
+        return DraftFacts()
+    return DraftFacts(found.max_model_len, found.num_token_ids, found.hidden_state_layers)

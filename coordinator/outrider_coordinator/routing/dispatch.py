@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from outrider.ports import Extend, Opened, Release, Score
+from outrider.ports import Extend, HiddenStateChunk, Opened, Release, Score
 
 LONGEST_WAIT_S = 0.1
 """What is under way for longer is waited for no more: it is no forward of running sessions, or nobody answers."""
@@ -73,7 +73,7 @@ class LinkQueue:
     def heard(self, events: Iterable[OfSession]) -> None:
         """Their sessions were answered, whatever the answer."""
         for event in events:
-            if not isinstance(event, Opened):  # which answers no step
+            if not isinstance(event, Opened | HiddenStateChunk):  # which answer no step
                 self.under_way.pop(event.session, None)
         self._dispatch.look_soon()
 

@@ -36,6 +36,8 @@ def check_same_model(known: ModelDescription, found: ModelDescription) -> None:
 
 def check_pair(target: ModelDescription, draft: ModelDescription) -> None:
     """Raise ``PairMismatchError`` saying how the two differ; a draft without a model always fits."""
+    if draft.hidden_state_layers:
+        _check_hidden_states(target, draft)
     if not draft.vocab_size:
         return
     if draft.vocab_size < target.num_token_ids:
@@ -47,6 +49,19 @@ def check_pair(target: ModelDescription, draft: ModelDescription) -> None:
         _log.warning("draft or target has no tokenizer: whether their token ids mean the same cannot be checked")
     elif draft.tokenizer_hash != target.tokenizer_hash:
         _compare_vocabularies(target, draft)
+
+
+def _check_hidden_states(target: ModelDescription, draft: ModelDescription) -> None:
+    if draft.hidden_size != target.hidden_size:
+        raise PairMismatchError(
+            f"the draft {draft.model_name} reads hidden states of {draft.hidden_size} values, and those of the target"
+            f" {target.model_name} have {target.hidden_size}"
+        )
+    if (layer := max(draft.hidden_state_layers)) > target.num_layers:
+        raise PairMismatchError(
+            f"the draft {draft.model_name} reads the hidden states of layer {layer}, and the target {target.model_name}"
+            f" has {target.num_layers} layers"
+        )
 
 
 def _compare_vocabularies(target: ModelDescription, draft: ModelDescription) -> None:

@@ -28,7 +28,7 @@ class CommandBuilder:
         known = side.facts.num_token_ids
         return self._open(num_token_ids=min(limit, known) if known else limit)
 
-    def open_target(self, *, has_prompt_logprobs: bool) -> Open:
+    def open_target(self, *, has_prompt_logprobs: bool, hidden_state_layers: tuple[int, ...] = ()) -> Open:
         """Opens the target's side; prompt logprobs are asked for until they have come."""
         plan = self._plan
         num_prompt_logprobs = None if has_prompt_logprobs else plan.num_prompt_logprobs
@@ -36,6 +36,7 @@ class CommandBuilder:
             num_token_ids=plan.num_token_ids,
             num_logprobs=plan.num_logprobs,
             num_prompt_logprobs=num_prompt_logprobs,
+            hidden_state_layers=hidden_state_layers,
         )
 
     def extend(self, side: DraftSide, draft_length: int) -> Extend:
@@ -52,9 +53,33 @@ class CommandBuilder:
             self.trace_parent,
         )
 
-    def score(self, side: TargetSide, drafted: Drafted) -> Score:
-        """Brings the target what it lacks, and the proposal to judge."""
+    def extend_with_states(self, side: DraftSide, draft_length: int) -> Extend:
+        """The same for a draft that reads hidden states: as many tokens as there are states for. Where nothing is known
+        of what it holds, all tokens and no states, for it to say.
+        """
+        kept, tokens = side.held, self._tokens
+        states = side.states.first_part() if side.has_answered else None
+        brought = tokens.after(kept)
+        if states is not None:
+            brought = brought[: states.end + 1 - kept]
+        return Extend(
+            self.session,
+            self._next_generation(),
+            kept,
+            tokens.prefix_hash(kept),
+            brought,
+            draft_length if kept + len(brought) == tokens.length else 0,
+            self.trace_parent,
+            states,
+        )
+
+    def score(self, side: TargetSide, drafted: Drafted, hidden_states_from: int | None = None) -> Score:
+        """Brings the target what it lacks, and the proposal to judge. Positions whose hidden states are wanted are
+        computed anew where it holds them.
+        """
         kept, tokens, generation = side.held, self._tokens, self._next_generation()
+        if hidden_states_from is not None:
+            kept = min(kept, hidden_states_from)
         return Score(
             self.session,
             generation,
@@ -64,6 +89,7 @@ class CommandBuilder:
             drafted.token_ids,
             _support(drafted),
             self.trace_parent,
+            hidden_states_from,
         )
 
     def prepare(self, num_steps: int) -> Prepare:
@@ -75,7 +101,12 @@ class CommandBuilder:
         return Release(self.session, self._next_generation())
 
     def _open(
-        self, *, num_token_ids: int, num_logprobs: int | None = None, num_prompt_logprobs: int | None = None
+        self,
+        *,
+        num_token_ids: int,
+        num_logprobs: int | None = None,
+        num_prompt_logprobs: int | None = None,
+        hidden_state_layers: tuple[int, ...] = (),
     ) -> Open:
         plan = self._plan
         return Open(
@@ -96,6 +127,7 @@ class CommandBuilder:
             prefix_hash_key=plan.prefix_hash_key,
             cache_salt=plan.cache_salt,
             arrival_ns=plan.arrival_ns,
+            hidden_state_layers=hidden_state_layers,
         )
 
     def _next_generation(self) -> int:

@@ -33,7 +33,10 @@ def on_proposal(
     if asked is None or event.generation != asked.generation:
         session.spec_stats.num_stale_draft_replies += 1
         return
-    side.note_answer(asked)
+    if side.wants_states and event.base_length != asked.length:
+        _on_session_lost(session)  # it was brought all states that it needs, and does not hold the text
+        return
+    side.note_answer(asked, event.base_length)
     if session.status is not SessionStatus.DRAFTING:
         return  # a prefill, or too late for its step
     if asked.draft_length == 0:

@@ -6,10 +6,11 @@ Owns the books that the bonus-token hole, late replies and rebuilds fall out of.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.types import Evidence
 from outrider.values import step_value
+from outrider_coordinator.session.hidden_states import HiddenStateBuffer
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 MAX_LOSSES_IN_A_ROW = 5
@@ -40,6 +41,8 @@ class DraftFacts:
     """The longest text it can propose for; 0: any."""
     num_token_ids: int = 0
     """Ids it may propose are below this; 0: any."""
+    hidden_state_layers: tuple[int, ...] = ()
+    """Layers of the target whose hidden states it reads; mostly none."""
 
 
 @step_value(frozen=True, slots=True)
@@ -84,6 +87,24 @@ class DraftSide:
     """In a row."""
     is_lost: bool = False
     """It held the session and lost it: to open it is to rebuild it."""
+    has_answered: bool = False
+    """Whether it has answered since it was opened; one that reads hidden states thereby says how much it holds."""
+    states: HiddenStateBuffer = field(default_factory=HiddenStateBuffer)
+    """Hidden states that it has to be brought."""
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether it reads hidden states of the target."""
+        return bool(self.facts.hidden_state_layers)
+
+    @property
+    def wants_states(self) -> bool:
+        """Whether the target is to hand over states from where ``states`` ends."""
+        return self.reads_states and self.has_answered and self.readiness is Readiness.OPEN
+
+    def lacks_states(self, length: int) -> bool:
+        """Whether it cannot propose after ``length`` committed tokens, for want of states."""
+        return self.reads_states and not (self.has_answered and self.states.end == length - 1)
 
     @property
     def is_usable(self) -> bool:
@@ -99,16 +120,25 @@ class DraftSide:
         """An ``Open`` of that generation goes out."""
         self.readiness, self.opened, self.is_lost = Readiness.OPEN, generation, False
 
-    def note_answer(self, asked: Asked) -> None:
-        """The draft lives, and holds the committed tokens that it was brought."""
+    def note_answer(self, asked: Asked, base_length: int) -> None:
+        """The draft lives, and holds the committed tokens that it was brought; one that reads hidden states those that
+        it says.
+        """
         self.held = asked.length
         self.asked, self.is_late, self.losses = None, False, 0
+        if self.reads_states:
+            self.held = min(base_length, asked.length)
+            self.has_answered = True
+            self.states.move_to(max(0, self.held - 1))
 
     def settle(self, drafted: Drafted, num_accepted: int) -> None:
         """After a verdict: of its own K tokens the draft has KV for all but the last.
 
-        So after K acceptances it lacks one, the bonus-token hole, and the next ``Extend`` brings two tokens.
+        So after K acceptances it lacks one, the bonus-token hole, and the next ``Extend`` brings two tokens. One that
+        reads hidden states computes its own tokens anew, now from the target's.
         """
+        if self.reads_states:
+            return
         if drafted.token_ids and drafted.opened == self.opened and self.readiness is Readiness.OPEN:
             self.held += min(num_accepted, len(drafted.token_ids) - 1)
 
@@ -122,6 +152,8 @@ class DraftSide:
         """The draft holds nothing of this session any more, and owes no answer."""
         self.readiness = readiness
         self.held, self.asked, self.is_late = 0, None, False
+        self.has_answered = False
+        self.states.clear()
 
 
 @dataclass(slots=True)
@@ -139,6 +171,8 @@ class TargetSide:
     """In a row."""
     is_lost: bool = False
     """It held the session and lost it: to open it is to rebuild it."""
+    hidden_state_layers: tuple[int, ...] = ()
+    """With which it was opened."""
     lookahead_credit: int = 0
     """Plain steps that it may compute before they are asked for: what is left of a ``Prepare``."""
     num_plain_steps: int = 0

@@ -50,14 +50,51 @@ def begin(session: SessionState) -> None:
 def _begin_prefill(session: SessionState) -> None:
     """The prompt, or the whole text of a session to be rebuilt, goes to both sides at the same time."""
     session.no_draft_reason = WithoutDraft.PREFILL
+    if session.draft.reads_states:
+        _begin_prefill_with_states(session)
+        return
     if _will_draft(session) and session.draft.asked is None:
         ask_draft(session, 0)
     score(session)
 
 
+def _begin_prefill_with_states(session: SessionState) -> None:
+    """A draft that reads hidden states says first how much it holds: the target computes them from there."""
+    side = session.draft
+    if side.has_answered or not _may_draft(session):
+        score(session)
+        return
+    session.status = SessionStatus.DRAFTING
+    session.actions.append(DraftWaitBegan(session.step))
+    if side.asked is None:
+        ask_draft(session, 0)
+
+
+def feed_states(session: SessionState) -> None:
+    """Bring a draft the hidden states that have come for it, if it is time to, or ask how much it holds; no step waits
+    for that.
+    """
+    side = session.draft
+    if not side.reads_states or side.asked is not None:
+        return
+    is_due = not side.has_answered or side.states.num_rows > LONGEST_INLINE_FEED
+    if is_due and _may_draft(session):
+        ask_draft(session, 0)
+
+
+def _may_draft(session: SessionState) -> bool:
+    """Whether a draft that reads hidden states is to follow the text, for this step or for later ones."""
+    useful = session.output.num_remaining - 1
+    return bool(session.speculation.limit) and _room_for(session, 1, session.tokens.length, useful) > 0
+
+
 def _begin_plain(session: SessionState, wanted: int) -> None:
     """No proposal in this step; a draft that lacks text is brought it for the steps to come."""
-    if wanted or _is_to_catch_up(session):
+    if session.draft.reads_states:
+        feed_states(session)
+        if session.target.held:  # otherwise it is a prefill
+            session.no_draft_reason = WithoutDraft.CATCHING_UP if wanted else _why_not_asked(session)
+    elif wanted or _is_to_catch_up(session):
         session.no_draft_reason = WithoutDraft.CATCHING_UP
         if session.draft.asked is None:
             ask_draft(session, 0)
@@ -90,8 +127,13 @@ def ask_draft(session: SessionState, length: int) -> None:
         opening = session.commands.open_draft(side)
         side.note_opened(opening.generation)
         actions.append(ToDraft(opening))
-    command = session.commands.extend(side, length)
-    side.asked = Asked(command.generation, session.tokens.length, length)
+    if side.reads_states:
+        command = session.commands.extend_with_states(side, length)
+        length = command.draft_length
+        held = command.num_kept_tokens + len(command.token_ids)
+    else:
+        command, held = session.commands.extend(side, length), session.tokens.length
+    side.asked = Asked(command.generation, held, length)
     actions.append(ToDraft(command))
 
 
@@ -105,12 +147,18 @@ def score(session: SessionState, timing: ItemTiming | None = None) -> None:
     side, actions = session.target, session.actions
     if side.readiness is Readiness.AWAY:
         return
+    wants_states = session.draft.wants_states
+    layers = session.draft.facts.hidden_state_layers
+    if wants_states and side.readiness is Readiness.OPEN and side.hidden_state_layers != layers:
+        side.forget(Readiness.CLOSED)  # it was opened for another draft
     if side.readiness is Readiness.CLOSED:
         session.spec_stats.num_target_rebuilds += side.is_lost
-        opening = session.commands.open_target(has_prompt_logprobs=session.prompt_logprobs is not None)
+        has_prompt_logprobs = session.prompt_logprobs is not None
+        opening = session.commands.open_target(has_prompt_logprobs=has_prompt_logprobs, hidden_state_layers=layers)
         side.note_opened(opening.generation)
+        side.hidden_state_layers = layers
         actions.append(ToTarget(opening))
-    command = session.commands.score(side, session.proposal)
+    command = session.commands.score(side, session.proposal, session.draft.states.end if wants_states else None)
     side.asked = command.generation
     actions.append(ToTarget(command))
     side.note_score(is_plain=not session.proposal.token_ids)
@@ -123,6 +171,8 @@ def _goes_on_plain(session: SessionState) -> bool:
     """Whether the steps after this one are expected to have no proposal either."""
     if session.proposal.token_ids or session.resumed_finish is not None or session.output.num_remaining <= 1:
         return False
+    if session.draft.reads_states:
+        return False  # steps that are computed ahead hand over no states
     if session.no_draft_reason is WithoutDraft.PREFILL:
         return not _will_draft(session)
     return session.no_draft_reason not in _PASSING or session.target.num_plain_steps >= _PLAIN_STEPS_IN_A_ROW
@@ -183,6 +233,8 @@ def _is_fed(session: SessionState) -> bool:
     """Whether to wait for a proposal. Where lengths are controlled, steps go on without one until the draft has the
     text.
     """
+    if session.draft.lacks_states(session.tokens.length):
+        return False
     if not session.policy.is_controlled:
         return True
     return session.draft.asked is None and session.tokens.length - session.draft.held <= LONGEST_INLINE_FEED

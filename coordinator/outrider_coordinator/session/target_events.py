@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from outrider.errors import LostTooOftenError, OutriderError, ProtocolError
-from outrider.ports import ItemTiming, Opened, Preempted, Refused, Scores, SessionFailed, SessionLost, TargetEvent
+from outrider.ports import (
+    HiddenStateChunk,
+    ItemTiming,
+    Opened,
+    Preempted,
+    Refused,
+    Scores,
+    SessionFailed,
+    SessionLost,
+    TargetEvent,
+)
 from outrider.types import TokenLogprob
 from outrider_coordinator.acceptance import ScoredDraft, Verdict, judge
 from outrider_coordinator.session import steps
@@ -50,6 +60,9 @@ def on_scores(
         session.tokens.extend(session.unscored_token_ids)
         steps.end(session, session.resumed_finish)
     else:
+        if event.hidden_states is not None and session.draft.wants_states:
+            # Of the positions whose tokens are kept; the last new token has none yet.
+            session.draft.states.put(event.hidden_states, session.tokens.length + verdict.num_accepted)
         _commit(session, verdict, new, logprobs, timing)
 
 
@@ -97,6 +110,8 @@ def on_other(session: SessionState, event: TargetEvent) -> None:
     """Any event but scores."""
     if isinstance(event, Opened):
         _on_opened(session, event)
+    elif isinstance(event, HiddenStateChunk):
+        _on_states(session, event)
     elif event.generation < session.target.opened or session.target.readiness is not Readiness.OPEN:
         session.spec_stats.num_stale_target_replies += 1
     elif isinstance(event, SessionLost):
@@ -110,6 +125,13 @@ def on_other(session: SessionState, event: TargetEvent) -> None:
         session.spec_stats.num_preemptions += 1
         session.target.lose(Readiness.CLOSED)
         steps.park(session, event.retry_after_ms, "its pages were needed for older requests")
+
+
+def _on_states(session: SessionState, event: HiddenStateChunk) -> None:
+    """States of a part of what is being scored: committed text, whatever the verdict."""
+    if event.generation == session.target.asked and session.draft.wants_states:
+        session.draft.states.put(event.states, session.tokens.length - 1)
+        steps.feed_states(session)
 
 
 def _on_opened(session: SessionState, event: Opened) -> None:

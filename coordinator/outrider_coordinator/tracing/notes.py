@@ -10,7 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider.ports import DraftCommand, DraftEvent, Extend, ItemTiming, Score, TargetCommand, TargetEvent
+from outrider.ports import (
+    DraftCommand,
+    DraftEvent,
+    Extend,
+    HiddenStateChunk,
+    ItemTiming,
+    Score,
+    TargetCommand,
+    TargetEvent,
+)
 from outrider_coordinator.session.actions import Action, DraftWaitBegan, StepEnded, ToDraft, ToTarget
 
 Clock = Callable[[], int]
@@ -109,7 +118,7 @@ class Notes:
     def answered(self, event: DraftEvent | TargetEvent, timing: ItemTiming | None, *, is_draft: bool) -> None:
         """An event has come; those that answer what was asked last are noted."""
         asked = self._asked_draft if is_draft else self._asked_target
-        if asked is None or event.generation != asked.generation:
+        if asked is None or event.generation != asked.generation or isinstance(event, HiddenStateChunk):
             return
         now = self.clock()
         asked.answered_ns, asked.timing, asked.outcome = now, timing, type(event).__name__

@@ -44,7 +44,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from outrider.ports import Open
-from outrider.types import Evidence
+from outrider.types import Evidence, HiddenStates
 
 if TYPE_CHECKING:
     from outrider.config import DraftSettings
@@ -63,6 +63,10 @@ class ProposalRequest:
     """Committed tokens, the prompt first; not to be changed. At least one."""
     num_tokens: int = 0
     """Draft tokens wanted at most, K; 0: the session is only brought up to date."""
+    hidden_states: HiddenStates | None = None
+    """For a proposer with ``hidden_state_layers``: the target's states of the latest positions, up to the last but one
+    of ``token_ids``; the token after that comes from none. [N, F], at least the last; with ``reads_all_states`` every
+    position is among those of one request or another."""
     state: dict[str, Any] = field(default_factory=dict)
     """The proposer's own; empty when the session is opened, or opened anew."""
 
@@ -85,6 +89,13 @@ class Proposer(ABC):
     """Token ids of sessions are below this; 0: any."""
     max_model_len: int = UNLIMITED_LENGTH
     """Sessions longer than this get no proposals."""
+    hidden_state_layers: tuple[int, ...] = ()
+    """Layers of the target whose hidden states it reads: i is the residual stream after i layers, 0 the embedding,
+    ``LAST_HIDDEN_STATE`` what the target's head reads."""
+    hidden_size: int = 0
+    """Of one layer's state; has to be said with ``hidden_state_layers``."""
+    reads_all_states: bool = False
+    """Whether it needs the states of all positions, and not of the last alone."""
 
     @classmethod
     def load(cls, settings: DraftSettings) -> Self:

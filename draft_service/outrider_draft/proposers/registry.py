@@ -87,5 +87,7 @@ def without_kv(proposer: Proposer, settings: DraftSettings | None = None, name: 
         num_token_ids=proposer.vocab_size,
         max_model_len=proposer.max_model_len,
         version=__version__,
+        hidden_size=proposer.hidden_size,
+        hidden_state_layers=proposer.hidden_state_layers,
     )
     return ServedProposer(TextExecutor(proposer), PlainSequences(), description, close=proposer.close)

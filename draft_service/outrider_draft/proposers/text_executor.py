@@ -19,7 +19,7 @@ from outrider.ports import Extend, Open, Proposal
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
 from outrider.types import DenseEvidence, Evidence, SparseEvidence
-from outrider_draft.items import check_extend, proposal_length
+from outrider_draft.items import check_extend, check_hidden_states, proposal_length
 from outrider_draft.proposers.base import DraftTokens, ProposalRequest, Proposer
 from outrider_draft.texts import PlainSequence
 
@@ -35,7 +35,8 @@ class TextJob:
 
     extend: Extend
     text: PlainSequence
-    request: ProposalRequest
+    request: ProposalRequest | None
+    """None: it says how much it holds, and waits for hidden states."""
     num_left: int = 1
     """A proposal counts as one token of the budget."""
     num_last: int = 1
@@ -51,24 +52,40 @@ class TextExecutor(Executor[PlainSequence, Extend, TextJob, Proposal]):
     def check(self, session: Session[PlainSequence], item: Extend) -> Proposal | None:
         """An empty proposal for a session past the limit; ``InvalidRequestError`` for a bad item."""
         check_extend(session.open, item, vocab_size=self._vocab_size)
+        if item.hidden_states is not None:
+            width = self.proposer.hidden_size * len(self.proposer.hidden_state_layers)
+            check_hidden_states(item, item.hidden_states, width=width)
         base = item.num_kept_tokens + len(item.token_ids)
         return Proposal(item.session, item.generation, base, ()) if base > session.reserved_length else None
 
     def begin(self, session: Session[PlainSequence], item: Extend) -> TextJob:
         """The text is brought up to date at once."""
+        if self._lacks_states(session, item):
+            held = item.token_ids[:-1] if not self.proposer.reads_all_states else ()
+            session.sequence.extend(held)
+            return TextJob(item, session.sequence, None)
         session.sequence.extend(item.token_ids)
         request = session.executor_state
         if not isinstance(request, ProposalRequest):
             request = session.executor_state = ProposalRequest(session.open, session.sequence.token_ids)
+        if item.hidden_states is not None:
+            request.hidden_states = item.hidden_states
         request.num_tokens = proposal_length(session.open, item, reserved_length=session.reserved_length)
         return TextJob(item, session.sequence, request)
 
     def execute(self, batch: Sequence[tuple[TextJob, int]]) -> ExecutorOutput[Proposal]:
         """Propose for every job."""
-        jobs = [job for job, _ in batch]
-        found = self._propose([job.request for job in jobs])
-        results = [self._answer(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
+        requests = [job.request for job, _ in batch if job.request is not None]
+        found = iter(self._propose(requests) if requests else ())
+        results = [
+            _nothing(job) if job.request is None else self._answer(job, job.request, next(found)) for job, _ in batch
+        ]
         return ExecutorOutput(results=results, computed_ns=time.perf_counter_ns())
+
+    def _lacks_states(self, session: Session[PlainSequence], item: Extend) -> bool:
+        if not self.proposer.hidden_state_layers or item.hidden_states is not None:
+            return False
+        return bool(item.token_ids) or session.executor_state is None
 
     def _propose(self, requests: Sequence[ProposalRequest]) -> Sequence[DraftTokens | OutriderError]:
         """A proposer that fails costs these sessions their draft, and the others nothing."""
@@ -83,15 +100,21 @@ class TextExecutor(Executor[PlainSequence, Extend, TextJob, Proposal]):
             return [IntegrityError(f"{name} answered {len(found)} of {len(requests)} requests")] * len(requests)
         return found
 
-    def _answer(self, job: TextJob, found: DraftTokens | OutriderError) -> Proposal | OutriderError:
+    def _answer(
+        self, job: TextJob, request: ProposalRequest, found: DraftTokens | OutriderError
+    ) -> Proposal | OutriderError:
         if isinstance(found, OutriderError):
             return found
-        opened, base = job.request.open, job.text.length
-        token_ids = _drawable(found.token_ids, opened.num_token_ids)[: job.request.num_tokens]
+        opened, base = request.open, job.text.length
+        token_ids = _drawable(found.token_ids, opened.num_token_ids)[: request.num_tokens]
         evidence = certain_evidence(opened, token_ids) if found.evidence is None else _cut(found.evidence, token_ids)
         # As of a draft with KV, all draft tokens but the last are held.
         job.text.extend(token_ids[:-1])
         return Proposal(job.extend.session, job.extend.generation, base, token_ids, evidence)
+
+
+def _nothing(job: TextJob) -> Proposal:
+    return Proposal(job.extend.session, job.extend.generation, job.text.length, ())
 
 
 def _drawable(token_ids: Sequence[int], num_token_ids: int) -> tuple[int, ...]:
