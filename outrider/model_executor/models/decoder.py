@@ -123,7 +123,7 @@ class Decoder:
         Layer i is the residual stream after i layers, 0 the embedding, ``LAST_HIDDEN_STATE`` the normalised end. Every
         rank has them whole. All ranks of a model call this with the same layers.
         """
-        hidden = self._ranks.sum(self._vocab.look_up(batch.token_ids))  # [T, hidden]
+        hidden = self._communicator.all_reduce(self._vocab.look_up(batch.token_ids))  # [T, hidden]
         angles = self._rotary.angles(batch.positions, self.dtype)
         delta: torch.Tensor | None = None
         found: dict[int, torch.Tensor] = {}
@@ -135,7 +135,7 @@ class Decoder:
         if len(self.layers) in layers:
             hidden, delta = self._added(hidden, delta), None
             found[len(self.layers)] = hidden.clone()
-        last = Residual(hidden, delta, self.norm, self._ranks).normed()[1]
+        last = Residual(hidden, delta, self.norm, self._communicator).normed()[1]
         found[LAST_HIDDEN_STATE] = last
         return last, torch.cat([found[layer] for layer in layers], dim=-1)
 
@@ -145,7 +145,7 @@ class Decoder:
             return hidden
         if delta.dim() > hidden.dim():  # partial sums
             return (hidden.float() + delta.sum(0)).to(self.dtype)
-        return hidden + self._ranks.sum(delta)
+        return hidden + self._communicator.all_reduce(delta)
 
     def logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] of the chosen rows of ``hidden``, as computed: of the weights' type, in memory of their own."""

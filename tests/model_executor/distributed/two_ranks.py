@@ -21,6 +21,7 @@ from outrider.model_executor.layers.feed_forward import GatedMlp
 from outrider.model_executor.loader.model import LoadFormat
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models.decoder import Decoder
+from outrider.types import LAST_HIDDEN_STATE
 from tests.model_executor.parity import build, random_ids
 from tests.model_executor.test_parity import MODELS
 
@@ -66,6 +67,16 @@ def logits_of(runner: ModelRunner) -> torch.Tensor:
     return torch.cat(found)
 
 
+def states_of(runner: ModelRunner) -> torch.Tensor:
+    """Logits and hidden states of some layers."""
+    text = random_ids(12, seed=3, vocab_size=runner.config.vocab_size)
+    sequence = runner.sequences.open(20)
+    layers = (1, 0, runner.config.num_layers, LAST_HIDDEN_STATE)
+    logits, states = runner.forward_with_states([ForwardRow(sequence, text, 12)], layers)
+    assert states.shape == (12, 4 * runner.config.hidden_size)
+    return torch.cat([logits, states], dim=-1)
+
+
 def check(folder: Path, rank: int) -> None:
     read: list[tuple[int, int]] = []
     settings = {"dtype": "float32", "page_size": 4, "num_pages": 60}
@@ -73,6 +84,7 @@ def check(folder: Path, rank: int) -> None:
     alone = ModelRunner.load(folder, **settings, progress=lambda *at: whole_read.append(at))  # type: ignore[arg-type]
     shared = ModelRunner.load(folder, **settings, progress=lambda *at: read.append(at), ranks=BothRun(rank))  # type: ignore[arg-type]
     torch.testing.assert_close(logits_of(shared), logits_of(alone), atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(states_of(shared), states_of(alone), atol=TOLERANCE, rtol=1e-4)
     whole, part = alone.model, shared.model
     copied = sum(tensor.nbytes for tensor in held_by_all(part))
     # Its half of every matrix, but for key and value heads that are fewer than ranks, and a row of padding.
