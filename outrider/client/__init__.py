@@ -1,7 +1,7 @@
-"""The SDK: ``Client`` and ``AsyncClient``.
+"""Python SDK: ``Client`` and ``AsyncClient``.
 
-Owns what a user's code calls. Values are those of ``outrider.generation``, errors those of ``outrider.errors``; no
-type of gRPC or protobuf is seen.
+Values are those of ``outrider.generation`` and errors those of ``outrider.errors``; gRPC and protobuf types are not
+exposed.
 """
 
 from outrider.client.asynchronous import AsyncClient

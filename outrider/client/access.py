@@ -1,4 +1,4 @@
-"""How a client shows itself and whom it trusts: from arguments, else from the environment."""
+"""Credentials and trust of a client, from arguments or from the environment."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from outrider.transport.security.tokens import check_token
 def client_security(
     tls: Tls | bool | None, token: str | Callable[[], str | None] | None, *, allow_plaintext_token: bool
 ) -> ClientSecurity:
-    """What the arguments say; what they leave open (None) the environment says.
+    """Return the security of a client from its arguments; None means that the environment decides.
 
-    A ``token`` that is a function is asked before each call. ``tls`` True trusts the public authorities, False speaks
-    none whatever the environment says. ``ConfigError`` for a token that a header cannot carry.
+    A ``token`` that is a function is called before each request. ``tls`` True uses the public certificate authorities,
+    False disables TLS whatever the environment says. Raises ``ConfigError`` for a token that a header cannot contain.
     """
     environment = client_environment()
     token = environment.token if token is None else token

@@ -1,4 +1,4 @@
-"""Addresses of coordinators: how they are given, and in which order they are tried."""
+"""Addresses of coordinators: parsing, and the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from outrider.errors import ConfigError
 
 DOWN_S = 30.0
-"""How long an address that did not answer is tried after the others."""
+"""Time during which an address that did not answer is tried after the others, in seconds."""
 CONNECT_ATTEMPT_MS = 2_000
-"""How long a connection may take to come about where there is another address to try."""
+"""Connection timeout if there is another address to try, in milliseconds."""
 
 
 def parse_addresses(address: str | Iterable[str], *more: str) -> tuple[str, ...]:
-    """Addresses from one text ("a:1" or "a:1,b:2"), a list of texts, or several arguments; each counts once.
+    """Addresses from one text ("a:1" or "a:1,b:2"), a list of texts, or several arguments; duplicates are removed.
 
-    ``ConfigError`` when none is given. What an address may be is checked where it is used.
+    Raises ``ConfigError`` if there is none. The form of an address is checked where it is used.
     """
     given = [address] if isinstance(address, str) else list(address)
     named = [*given, *more]
@@ -32,7 +32,7 @@ def parse_addresses(address: str | Iterable[str], *more: str) -> tuple[str, ...]
 
 
 class Addresses:
-    """Coordinators that serve one model, the preferred one first. Safe to share between threads."""
+    """Coordinators that serve one model, in order of preference. Thread-safe."""
 
     def __init__(self, names: Sequence[str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self.names = tuple(names)
@@ -41,19 +41,19 @@ class Addresses:
 
     @property
     def connect_attempt_ms(self) -> int | None:
-        """How long a connection to one of them may take to come about; None: as long as to any server."""
+        """Connection timeout for one of them in milliseconds; None: the default timeout."""
         return CONNECT_ATTEMPT_MS if len(self.names) > 1 else None
 
     def in_order(self) -> list[str]:
-        """All of them; those that did not answer of late come last, the one that was left alone longest first."""
+        """All addresses. Those that failed recently come last, the one that failed first before the others."""
         recent = self._clock() - DOWN_S
         down = {name: since for name, since in tuple(self._down_since.items()) if since > recent}
         return sorted(self.names, key=lambda name: down.get(name, -math.inf))
 
     def note_down(self, name: str) -> None:
-        """It did not answer, or broke off."""
+        """Record that the address did not answer, or broke off."""
         self._down_since[name] = self._clock()
 
     def note_up(self, name: str) -> None:
-        """It answers."""
+        """Record that the address answered."""
         self._down_since.pop(name, None)

@@ -1,4 +1,4 @@
-"""The client for asyncio."""
+"""SDK client for asyncio."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ ResultT = TypeVar("ResultT")
 
 
 class AsyncClient:
-    """Talks to the coordinator at ``address`` ("host:port" or "unix:/path"); connects when first used.
+    """Client of the coordinator at ``address`` ("host:port" or "unix:/path"); connects at the first call.
 
-    Several addresses ("a:1", "b:2"; a list; "a:1,b:2") are coordinators of one model: the first that answers serves,
-    and one that did not is tried last for a while. Belongs to one event loop at a time.
+    Several addresses ("a:1", "b:2"; a list; "a:1,b:2") are coordinators of one model: the first that answers is used,
+    and one that failed is tried last for a while. An instance belongs to one event loop.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class AsyncClient:
         token: str | Callable[[], str | None] | None = None,
         allow_plaintext_token: bool = False,
     ) -> None:
-        """Without ``address`` the variable ``OUTRIDER_ADDRESS`` decides, else it is 127.0.0.1:50050. Without ``tls``
-        and ``token`` the variables ``OUTRIDER_TLS_*`` and ``OUTRIDER_API_TOKEN`` decide.
+        """Without ``address``, the variable ``OUTRIDER_ADDRESS`` is used, or 127.0.0.1:50050. Without ``tls`` and
+        ``token``, the variables ``OUTRIDER_TLS_*`` and ``OUTRIDER_API_TOKEN`` are used.
 
-        ``ConfigError`` for files of no use, or a token that would leave this machine without TLS.
+        Raises ``ConfigError`` for unusable files, or for a token that would leave this machine without TLS.
         """
         security = client_security(tls, token, allow_plaintext_token=allow_plaintext_token)
         self._addresses = Addresses(
@@ -94,11 +94,11 @@ class AsyncClient:
         n: int | None = None,
         **options: Unpack[GenerateOptions],
     ) -> GenerationResult | list[GenerationResult]:
-        """Generate and return once. Raises ``OutriderError`` and nothing else.
+        """Generate text and return the result. Raises only ``OutriderError``.
 
         ``prompt`` is a text or token ids. With a list of prompts, or with ``n`` generations of each, the results are a
-        list, prompt by prompt: some requests run at the same time, and the first error ends the call. Of a prompt's
-        ``n`` the seeds count up from ``seed``.
+        list, prompt by prompt: a limited number of requests run at the same time, and the first error ends the call.
+        The seeds of the ``n`` generations of a prompt count up from ``seed``.
         """
         singles = each_request(prompt, n, options)
         if singles is None:
@@ -129,12 +129,12 @@ class AsyncClient:
 
     @with_options_of(GenerateOptions)
     def stream(self, prompt: OnePrompt = None, /, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Delta, None]:
-        """Generate and yield deltas, the last with the result; leaving the loop early cancels the request.
+        """Generate text and yield deltas, the last with the result; leaving the loop early cancels the request.
 
-        Bad options are refused at once, not when the first delta is asked for; those of a prompt of many thousand ids
-        with the first delta, so that checking it holds up no other task. ``contextlib.aclosing`` cancels at a place of
-        your choice. With ``resume=True`` an interruption is a pause: no output is repeated or lost, and the
-        result is of the whole.
+        Invalid options raise at once, before the first delta is requested; those of a prompt of many thousand ids with
+        the first delta, so that their checks do not block other tasks. ``contextlib.aclosing`` cancels at a place of
+        your choice. With ``resume=True`` an interruption is a pause: no output is repeated or lost, and the result
+        covers all calls.
         """
         options = with_prompt(prompt, options)
         if has_long_prompt(options):
@@ -157,25 +157,25 @@ class AsyncClient:
     async def chat(
         self, messages: Sequence[Mapping[str, Any]] | None = None, /, **options: Unpack[GenerateOptions]
     ) -> GenerationResult:
-        """Answer a conversation and return once: the model's chat template makes the prompt.
+        """Answer a conversation and return the result. The model's chat template renders the prompt.
 
-        ``messages``: dictionaries as in OpenAI's API, oldest first. Options and errors: those of ``generate``. For the
-        answer as it comes: ``stream(messages=messages)``.
+        ``messages``: dictionaries as in the OpenAI API, oldest first. Options and errors: those of ``generate``. To
+        stream the answer: ``stream(messages=messages)``.
         """
         if messages is not None:
             options["messages"] = messages
         return await self._generate(options)
 
     async def model_info(self) -> ModelInfo:
-        """Facts of what is served."""
+        """Return facts about the served models."""
         return await self._call(self._attempts(), lambda remote, _: remote.model_info())
 
     async def tokenizer_files(self, *, known_sha256: str = "") -> TokenizerFiles:
-        """What makes the model's tokenizer and chat templates; no files when their hash is ``known_sha256``."""
+        """Return the files of the model's tokenizer and chat templates; no files if their hash is ``known_sha256``."""
         return await self._call(self._attempts(), lambda remote, _: remote.tokenizer_files(known_sha256))
 
     async def close(self) -> None:
-        """End running calls and let go of the connections."""
+        """Cancel running calls and close the connections."""
         self._num_closed += 1
         for remote in self._remotes.values():
             await remote.close()

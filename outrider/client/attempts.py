@@ -1,6 +1,6 @@
-"""Attempts at one request: which address comes next, after what pause, and when an error is final.
+"""Retry policy of the SDK: the next address, the pause before it, and when an error is final.
 
-Owns no connection and never sleeps: the two clients do what is said here, each in its own way.
+Opens no connection and does not sleep: both clients apply its decisions.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from outrider.errors import (
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 _OUT = 2
-"""Strikes after which an address is not waited for."""
+"""Number of strikes after which the client does not wait for an address."""
 MAX_FRUITLESS = 30
-"""How often in a row a request may be taken up without new output: more would be sending it for ever."""
+"""Maximum number of attempts in a row that were accepted without new output, so that a request is not sent forever."""
 
 
 class Attempts:
-    """The attempts at one request.
+    """The attempts of one request.
 
-    Without ``resume_timeout_s`` each address is tried once, until one has answered. With it every interruption is
-    followed by another attempt, until for so many seconds none has taken the request up, or too many that did gave no
+    Without ``resume_timeout_s`` each address is tried once, until one has answered. With it, every interruption is
+    followed by another attempt, until no attempt was accepted for this time, or too many accepted attempts gave no
     output.
     """
 
@@ -50,31 +50,31 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """``timeout_s`` is the caller's, over all attempts. ``max_retries``: how often a server without room is asked
-        again. ``jitter`` gives numbers from 0 to 1.
+        """``timeout_s`` is the caller's timeout over all attempts. ``max_retries``: retries after a refusal for lack of
+        room. ``jitter`` returns numbers from 0 to 1.
         """
         self._num_retries_left = max_retries
         self._addresses = addresses
         self._timeout_s, self._resume_timeout_s = timeout_s, resume_timeout_s
         self._is_closed, self._clock, self._jitter = is_closed, clock, jitter
         self._deadline: float | None = None
-        """Counted from the first attempt."""
+        """Starts with the first attempt."""
         self._address = ""
         self._untried: list[str] = []
-        """Of this round."""
+        """Addresses not yet tried in this round."""
         self._num_rounds = 0
-        """Without new output."""
+        """Rounds without new output."""
         self._failing_since: float | None = None
         self._has_heard = False
         self._is_answered = False
-        """Whether the call under way has been taken up."""
+        """Whether the current call was accepted."""
         self._strikes: Counter[str] = Counter()
-        """Of addresses that no waiting helps, one after the other."""
+        """Strikes of addresses that waiting does not help."""
         self._num_fruitless = 0
-        """Times that the request was taken up since there was output."""
+        """Accepted attempts since the last output."""
 
     def begin(self) -> tuple[str, float | None]:
-        """The next address, and the seconds that its call has; ``DeadlineError`` when the caller's time is up."""
+        """Return the next address and its timeout in seconds; ``DeadlineError`` after the caller's timeout."""
         if self._is_closed():
             raise RequestCancelledError("the client was closed")
         left = self._seconds_left()
@@ -86,7 +86,7 @@ class Attempts:
         return self._address, left
 
     def heard(self, *, is_output: bool) -> None:
-        """The address has taken the request up, or gives new output."""
+        """Record that the address accepted the request, or gave new output."""
         if not self._has_heard or self._failing_since is not None:
             self._addresses.note_up(self._address)
         self._has_heard = self._is_answered = True
@@ -98,7 +98,7 @@ class Attempts:
             self._num_fruitless += 1
 
     def failed(self, error: OutriderError) -> float:
-        """The seconds to wait before the next attempt; raises the error when there is none."""
+        """Return the seconds to wait before the next attempt, or raise the error if there is none."""
         if self._may_retry(error):
             self._num_retries_left -= 1
             return self._pause_for_room(error)
@@ -116,7 +116,9 @@ class Attempts:
         return self._pause_or_raise(error, self._resume_timeout_s)
 
     def _note_strikes(self, error: OutriderError) -> None:
-        """Once for no coordinator; twice for TLS, since a server that is ending may look like it."""
+        """Count one strike for an address without coordinator, two for TLS, because a server that is ending may look
+        like it.
+        """
         if self._is_elsewhere(error):
             self._strikes[self._address] += _OUT
         elif isinstance(error, TlsError):
@@ -125,18 +127,18 @@ class Attempts:
             self._strikes[self._address] = 0
 
     def _is_elsewhere(self, error: OutriderError) -> bool:
-        """Whether what answers at the address is no coordinator, or none that can serve the request."""
+        """Whether the address is no coordinator, or one that cannot serve the request."""
         return isinstance(error, ProtocolError) and not self._is_answered
 
     def _may_retry(self, error: OutriderError) -> TypeGuard[CapacityError]:
-        """Whether a server that had no room for a new request is to be asked again."""
+        """Whether to retry after a refusal of a new request for lack of room."""
         is_new = isinstance(error, CapacityError) and not self._has_heard
         return is_new and self._num_retries_left > 0 and not self._is_closed()
 
     def _pause_for_room(self, error: CapacityError) -> float:
-        """The server's hint, and up to as much again: those who were refused together do not come back together.
+        """Return the server's retry delay plus up to as much again, so that refused clients do not return together.
 
-        Raises the error when the caller's time would be over before.
+        Raises the error if the caller's timeout would end before.
         """
         pause = error.retry_after_ms / 1000 * (1 + self._jitter())
         left = self._seconds_left()
@@ -146,14 +148,15 @@ class Attempts:
         return pause
 
     def _may_pass(self, error: OutriderError) -> bool:
-        """Whether an error is about availability: another address, or the same one later, may do better."""
+        """Whether the error concerns availability, so that another address, or the same one later, may succeed."""
         if isinstance(error, LostTooOftenError):
             return False
         if isinstance(error, UnavailableError):
             return True
         if self._resume_timeout_s is None:
             return False
-        # A server that shuts down cancels its calls. A full queue refuses new requests; this one was taken in before.
+        # A server that shuts down cancels its calls. A full queue refuses only new requests, and this one was accepted
+        # before.
         return isinstance(error, RequestCancelledError) or (isinstance(error, CapacityError) and self._has_heard)
 
     def _pause_or_raise(self, error: OutriderError, resume_timeout_s: float) -> float:
@@ -167,7 +170,7 @@ class Attempts:
         return pause if callers is None else min(pause, max(0.0, callers))
 
     def _seconds_left(self) -> float | None:
-        """Of the caller's time; None: there is no end to it."""
+        """Rest of the caller's timeout; None without one."""
         if self._timeout_s is None:
             return None
         now = self._clock()
@@ -175,7 +178,7 @@ class Attempts:
         return self._deadline - now
 
     def _pause(self, error: OutriderError) -> float:
-        """0 while there are addresses to try; then exponential, with jitter, so that clients do not come at once."""
+        """Return 0 while there are untried addresses; then an exponential backoff with jitter."""
         if self._untried:
             return 0.0
         longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._num_rounds, 30))

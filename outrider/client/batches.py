@@ -1,6 +1,6 @@
-"""Many generations from one call: lists of prompts, and ``n`` generations of each.
+"""Several generations in one call: lists of prompts, and ``n`` generations of each prompt.
 
-Owns the way from one call's options to those of each request. Sends nothing.
+Derives the options of each request from those of the call. Sends nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from outrider.client.requests import GenerateOptions, build_request
 from outrider.errors import InvalidRequestError
 
 Prompt = str | Sequence[int]
-"""A text, or token ids that are taken as they are."""
+"""A text, or token ids."""
 OnePrompt = str | list[int] | tuple[int, ...] | None
 ManyPrompts = list[str] | tuple[str, ...] | list[list[int]] | list[tuple[int, ...]]
 
 MAX_CONCURRENCY = 64
-"""Requests of one call that run at the same time; the others follow as these end."""
+"""Maximum number of concurrent requests of one call."""
 
 _MAX_N = 1024
 _NUM_SEEDS = 1 << 64
@@ -26,10 +26,10 @@ _NUM_SEEDS = 1 << 64
 def each_request(
     prompt: OnePrompt | ManyPrompts, n: int | None, options: GenerateOptions
 ) -> list[GenerateOptions] | None:
-    """The options of each request, prompt by prompt and ``n`` of each; None where the call is for one.
+    """Return the options of each request, ``n`` for each prompt in order; None if the call is one request.
 
-    A seed counts up within a prompt's ``n``: its generations differ, and repeat. Bad options are refused before any
-    request is sent.
+    Seeds count up within the ``n`` of a prompt, so its generations differ and are reproducible. Invalid options raise
+    before any request is sent.
     """
     prompts, is_list = _prompts(prompt)
     if n is None and not is_list:
@@ -42,7 +42,7 @@ def each_request(
 
 
 def with_prompt(prompt: Prompt | None, options: GenerateOptions) -> GenerateOptions:
-    """The options with a prompt that was given by its place; ``TypeError`` when it was given by its name too."""
+    """Return the options with the positional prompt; ``TypeError`` if the prompt was also given by name."""
     if prompt is None:
         return options
     name = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
@@ -52,7 +52,7 @@ def with_prompt(prompt: Prompt | None, options: GenerateOptions) -> GenerateOpti
 
 
 def _prompts(prompt: OnePrompt | ManyPrompts) -> tuple[list[Prompt | None], bool]:
-    """The prompts, and whether they came as a list. A list of whole numbers is one prompt of token ids."""
+    """Return the prompts, and whether they were given as a list. A list of integers is one prompt of token ids."""
     if prompt is None or isinstance(prompt, str) or not isinstance(prompt, Iterable):
         return [prompt], False
     entries: list[Any] = list(prompt)

@@ -16,7 +16,7 @@ CHAT_OPTIONS = (
 
 
 def build_chat(given: Mapping[str, Any]) -> ChatPrompt | None:
-    """The conversation of a request; None without ``messages``. ``InvalidRequestError`` names the option at fault."""
+    """Build the conversation of a request; None without ``messages``. ``InvalidRequestError`` names a bad option."""
     if "messages" not in given:
         for name in CHAT_OPTIONS:
             if name in given:

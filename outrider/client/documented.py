@@ -1,4 +1,4 @@
-"""Options in a method's ``help()``: the keys of a ``TypedDict`` as parameters with types and texts."""
+"""Documentation of options: the keys of a ``TypedDict`` as parameters with types and texts in ``help()``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNSET = _Unset()
 
 
 def with_options_of(options: type) -> Callable[[FunctionT], FunctionT]:
-    """Show the keys of ``options`` in place of a function's ``**options``. Calls are as before."""
+    """Show the keys of ``options`` instead of ``**options`` in a function's signature. Calls are unchanged."""
     hints = get_type_hints(options, include_extras=True)
 
     def document(function: FunctionT) -> FunctionT:

@@ -1,6 +1,6 @@
-"""From keyword arguments to a ``GenerationRequest``: the one place where the SDK's parameters are named.
+"""From keyword arguments to a ``GenerationRequest``: the only place that names the SDK's parameters.
 
-Owns names, defaults and the shapes in which a value may be given. What a value may be is ``outrider.requests``'.
+Owns names, defaults and accepted types. ``outrider.requests`` checks the values.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from outrider.types import AcceptanceMethod, SamplingParams
 
 DEFAULT_RESUME_TIMEOUT_S = 60.0
 _MAX_TIMEOUT_S = 365 * 24 * 3600
-"""Past some decades a deadline overflows."""
+"""A longer deadline would overflow."""
 
 
 class GenerateOptions(TypedDict, total=False):
-    """What ``generate`` and ``stream`` take; what is left out has vLLM's default, or the server's."""
+    """Options of ``generate`` and ``stream``; absent options have the defaults of vLLM, or of the server."""
 
     prompt: Annotated[str | None, Doc("Text to go on from; this or `prompt_token_ids`.")]
     prompt_token_ids: Annotated[Sequence[int] | None, Doc("Token ids to go on from, taken as they are.")]
@@ -134,7 +134,7 @@ class GenerateOptions(TypedDict, total=False):
 
 
 def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | None]:
-    """The checked request, and its timeout in seconds; ``InvalidRequestError`` names what is wrong."""
+    """Return the checked request and its timeout in seconds; ``InvalidRequestError`` names the invalid option."""
     return run(building(options))
 
 
@@ -185,14 +185,14 @@ def building(options: GenerateOptions) -> Work[tuple[GenerationRequest, float | 
 
 
 def resume_timeout(options: GenerateOptions) -> float | None:
-    """Seconds that an interruption may last; None: the generation is not to be resumed."""
+    """Maximum duration of an interruption in seconds; None: the generation is not resumed."""
     given = {key: value for key, value in options.items() if value is not None}
     seconds = _seconds("resume_timeout", given.get("resume_timeout", DEFAULT_RESUME_TIMEOUT_S))
     return seconds if _flag("resume", given) else None
 
 
 def max_retries(options: GenerateOptions) -> int:
-    """How often a server without room is asked again."""
+    """Number of retries after a refusal for lack of room."""
     value = options.get("max_retries") or 0
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidRequestError("max_retries", f"must be a whole number, 0 or more, not {value!r}")
@@ -200,7 +200,7 @@ def max_retries(options: GenerateOptions) -> int:
 
 
 def _refuse_unknown(options: Mapping[str, object]) -> None:
-    """A TypeError, as Python gives for any unknown keyword, with the nearest name."""
+    """Raise a ``TypeError``, as Python does for unknown keyword arguments, with the nearest name."""
     known = [*GenerateOptions.__annotations__, "n"]
     for name in options:
         if name not in known:
@@ -276,7 +276,7 @@ def _token_ids(name: str, value: Any) -> Work[tuple[int, ...] | None]:  # noqa: 
 
 
 def _plain_integer(value: Any) -> Any:  # noqa: ANN401 - a user's value
-    """Whole numbers of numpy and torch are welcome; anything else is left for the check to name."""
+    """Convert integers of numpy and torch; other values are left to the checks."""
     if isinstance(value, int) or not hasattr(value, "__index__"):
         return value
     return value.__index__()

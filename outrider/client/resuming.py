@@ -1,6 +1,6 @@
-"""A generation over several calls: what was delivered, and the request that goes on from there.
+"""Resumption: a generation over several calls, what was delivered, and the request of the next call.
 
-Owns what the parts have to add up to. Makes no call; which one is next is ``attempts``'.
+Checks that the parts fit together. Makes no call; ``attempts`` decides where the next one goes.
 """
 
 from __future__ import annotations
@@ -26,54 +26,54 @@ from outrider.types import TokenLogprob
 
 
 class Generation(Protocol):
-    """What one call after the other is made from."""
+    """A generation that consists of one or several calls."""
 
     def next_request(self) -> GenerationRequest:
-        """The request of the next call."""
+        """Return the request of the next call."""
 
     def take(self, delta: Delta) -> Delta | None:
-        """What the user is given of a delta, if anything."""
+        """Return what the user gets of a delta, if anything."""
 
 
 class SingleGeneration:
-    """A generation that is begun again where it gave no output, and never gone on with."""
+    """A generation that is retried if it gave no output, and never resumed."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
 
     def next_request(self) -> GenerationRequest:
-        """The request."""
+        """Return the request."""
         return self._request
 
     def take(self, delta: Delta) -> Delta:
-        """The delta."""
+        """Return the delta."""
         return delta
 
 
 class ResumableGeneration:
-    """A generation that goes on where the call before broke off: no output is repeated, and none is left out."""
+    """A generation that resumes where the last call ended: no output is repeated or left out."""
 
     def __init__(self, request: GenerationRequest, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._request = replace(request, resumable=True)
         self._clock = clock
         self._began: float | None = None
         self._call_began = 0.0
-        """Seconds after the first call."""
+        """Start of the current call, in seconds after the first call."""
         self._num_calls = 0
         self._started: Started | None = None
-        """Of the first call that was answered."""
+        """``Started`` of the first call that was answered."""
         self._is_answered = False
-        """Whether the call under way has said ``Started``."""
+        """Whether the current call has sent ``Started``."""
         self._token_ids: list[int] = []
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._progress: Progress | None = None
-        """Of the call under way."""
+        """Progress of the current call."""
         self._earlier: list[tuple[float, Progress]] = []
-        """When calls that broke off began, and how far they were."""
+        """Start and progress of the interrupted calls."""
 
     def next_request(self) -> GenerationRequest:
-        """The request that goes on from what was delivered; a call that was under way is over."""
+        """Return the request that continues after the delivered output; the current call has ended."""
         if self._progress is not None:
             self._earlier.append((self._call_began, self._progress))
         self._progress, self._is_answered = None, False
@@ -84,7 +84,7 @@ class ResumableGeneration:
         return self._request if self._started is None else self._pinned(self._started)
 
     def take(self, delta: Delta) -> Delta | None:
-        """What the user is given of a delta; ``ProtocolError`` when it does not continue what was delivered."""
+        """Return what the user gets of a delta; ``ProtocolError`` if it does not continue the delivered output."""
         if delta.started is not None:
             self._begin(delta.started)
             return None
@@ -98,11 +98,11 @@ class ResumableGeneration:
         return Delta(delta.text, delta.token_ids, delta.logprobs, result)
 
     def _pinned(self, started: Started) -> GenerationRequest:
-        """All that the first server settled is settled: another one may have other defaults and another tokenizer."""
+        """Fix all values that the first server chose: another one may have other defaults and another tokenizer."""
         request = self._request
         if started.prompt_token_ids is not None:
             request = replace(request, prompt=None, chat=None, prompt_token_ids=started.prompt_token_ids)
-        # The model's length may have trimmed max_tokens below min_tokens.
+        # The model's length may have reduced max_tokens below min_tokens.
         min_tokens = min(request.sampling.min_tokens, started.max_tokens)
         return replace(
             request,
@@ -135,7 +135,7 @@ class ResumableGeneration:
         )
 
     def _timing(self, last: Timing) -> Timing:
-        """Since the first call began, as far as moments go; sums of the rest."""
+        """Times since the start of the first call; sums of the others."""
         calls = [*((began, progress.timing) for began, progress in self._earlier), (self._call_began, last)]
         parts = [timing for _, timing in calls]
         began, first = calls[0]
@@ -151,7 +151,7 @@ class ResumableGeneration:
 
 
 def add_statistics(parts: Sequence[SpeculationStats]) -> SpeculationStats:
-    """What speculation did in several calls together."""
+    """Sum of the speculation statistics of several calls."""
     histogram = tuple(map(sum, zip_longest(*(part.acceptance_histogram for part in parts), fillvalue=0)))
     num_accepted, num_drafts = sum(part.num_accepted_tokens for part in parts), sum(histogram)
     return SpeculationStats(
@@ -160,6 +160,6 @@ def add_statistics(parts: Sequence[SpeculationStats]) -> SpeculationStats:
         num_accepted_tokens=num_accepted,
         num_judged_tokens=sum(part.num_judged_tokens for part in parts),
         acceptance_histogram=histogram,
-        # Each step with a proposal gains one token besides those accepted.
+        # Each step with a proposal gains one token besides the accepted ones.
         mean_acceptance_length=1 + num_accepted / num_drafts if num_drafts else 0.0,
     )

@@ -1,4 +1,4 @@
-"""The client for plain Python."""
+"""SDK client for synchronous code."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ResultT = TypeVar("ResultT")
 
 
 class Client:
-    """Talks to the coordinator at ``address`` ("host:port" or "unix:/path"); connects when first used.
+    """Client of the coordinator at ``address`` ("host:port" or "unix:/path"); connects at the first call.
 
-    Several addresses ("a:1", "b:2"; a list; "a:1,b:2") are coordinators of one model: the first that answers serves,
-    and one that did not is tried last for a while. Safe to use from several threads.
+    Several addresses ("a:1", "b:2"; a list; "a:1,b:2") are coordinators of one model: the first that answers is used,
+    and one that failed is tried last for a while. Thread-safe.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class Client:
         token: str | Callable[[], str | None] | None = None,
         allow_plaintext_token: bool = False,
     ) -> None:
-        """Without ``address`` the variable ``OUTRIDER_ADDRESS`` decides, else it is 127.0.0.1:50050. Without ``tls``
-        and ``token`` the variables ``OUTRIDER_TLS_*`` and ``OUTRIDER_API_TOKEN`` decide.
+        """Without ``address``, the variable ``OUTRIDER_ADDRESS`` is used, or 127.0.0.1:50050. Without ``tls`` and
+        ``token``, the variables ``OUTRIDER_TLS_*`` and ``OUTRIDER_API_TOKEN`` are used.
 
-        ``ConfigError`` for files of no use, or a token that would leave this machine without TLS.
+        Raises ``ConfigError`` for unusable files, or for a token that would leave this machine without TLS.
         """
         security = client_security(tls, token, allow_plaintext_token=allow_plaintext_token)
         self._addresses = Addresses(
@@ -87,11 +87,11 @@ class Client:
         n: int | None = None,
         **options: Unpack[GenerateOptions],
     ) -> GenerationResult | list[GenerationResult]:
-        """Generate and return once. Raises ``OutriderError`` and nothing else.
+        """Generate text and return the result. Raises only ``OutriderError``.
 
         ``prompt`` is a text or token ids. With a list of prompts, or with ``n`` generations of each, the results are a
-        list, prompt by prompt: some requests run at the same time, and the first error ends the call. Of a prompt's
-        ``n`` the seeds count up from ``seed``.
+        list, prompt by prompt: a limited number of requests run at the same time, and the first error ends the call.
+        The seeds of the ``n`` generations of a prompt count up from ``seed``.
         """
         singles = each_request(prompt, n, options)
         if singles is None:
@@ -115,10 +115,10 @@ class Client:
 
     @with_options_of(GenerateOptions)
     def stream(self, prompt: OnePrompt = None, /, **options: Unpack[GenerateOptions]) -> Generator[Delta, None, None]:
-        """Generate and yield deltas, the last with the result; leaving the loop early cancels the request.
+        """Generate text and yield deltas, the last with the result; leaving the loop early cancels the request.
 
-        Bad options are refused at once, not when the first delta is asked for. With ``resume=True`` an interruption is
-        a pause: no output is repeated or lost, and the result is of the whole.
+        Invalid options raise at once, before the first delta is requested. With ``resume=True`` an interruption is a
+        pause: no output is repeated or lost, and the result covers all calls.
         """
         options = with_prompt(prompt, options)
         request, timeout = build_request(options)
@@ -129,25 +129,25 @@ class Client:
     def chat(
         self, messages: Sequence[Mapping[str, Any]] | None = None, /, **options: Unpack[GenerateOptions]
     ) -> GenerationResult:
-        """Answer a conversation and return once: the model's chat template makes the prompt.
+        """Answer a conversation and return the result. The model's chat template renders the prompt.
 
-        ``messages``: dictionaries as in OpenAI's API, oldest first. Options and errors: those of ``generate``. For the
-        answer as it comes: ``stream(messages=messages)``.
+        ``messages``: dictionaries as in the OpenAI API, oldest first. Options and errors: those of ``generate``. To
+        stream the answer: ``stream(messages=messages)``.
         """
         if messages is not None:
             options["messages"] = messages
         return self._generate(options)
 
     def model_info(self) -> ModelInfo:
-        """Facts of what is served."""
+        """Return facts about the served models."""
         return self._call(self._attempts(), lambda remote, _: remote.model_info())
 
     def tokenizer_files(self, *, known_sha256: str = "") -> TokenizerFiles:
-        """What makes the model's tokenizer and chat templates; no files when their hash is ``known_sha256``."""
+        """Return the files of the model's tokenizer and chat templates; no files if their hash is ``known_sha256``."""
         return self._call(self._attempts(), lambda remote, _: remote.tokenizer_files(known_sha256))
 
     def close(self) -> None:
-        """End running calls and let go of the connections."""
+        """Cancel running calls and close the connections."""
         self._num_closed += 1
         for remote in self._remotes.values():
             remote.close()

@@ -1,4 +1,4 @@
-"""What a caller's environment says of the server it calls: variables that are no settings of a service."""
+"""Environment variables of clients, which are not settings of a service."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ClientEnvironment:
 
 
 def client_environment(environ: Mapping[str, str] | None = None) -> ClientEnvironment:
-    """As the environment is now; an empty variable counts as unset. ``ConfigError`` for a switch that is none."""
+    """Read the current environment; an empty variable counts as unset. ``ConfigError`` for an invalid switch."""
     environ = os.environ if environ is None else environ
     names = ("CA_FILE", "CERT_FILE", "KEY_FILE", "SERVER_NAME")
     ca_file, cert_file, key_file, server_name = (environ.get(f"OUTRIDER_TLS_{name}") or None for name in names)

@@ -1,6 +1,6 @@
-"""The types of single settings: their bounds, and the spellings that are understood.
+"""Types of single settings: bounds and accepted spellings.
 
-A setting that several sections share has one type here, so that its bounds and its text cannot differ between them.
+A setting of several sections has one type here, so its bounds and text are the same in all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ON_HIDDEN_STATES = {"eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "d
 
 
 class DraftMethod(enum.StrEnum):
-    """Where proposals come from; the names are vLLM's."""
+    """Source of proposals; the names are vLLM's."""
 
     DRAFT_MODEL = "draft_model"
     NGRAM = "ngram"
@@ -35,12 +35,12 @@ class DraftMethod(enum.StrEnum):
 
     @property
     def has_model(self) -> bool:
-        """Whether ``draft.model`` is what proposes."""
+        """Whether ``draft.model`` makes the proposals."""
         return self is DraftMethod.DRAFT_MODEL
 
 
 class GenerationConfig(enum.StrEnum):
-    """Where sampling parameters that a request leaves out come from."""
+    """Source of the defaults of sampling parameters."""
 
     AUTO = "auto"
     """The model's ``generation_config.json``."""
@@ -49,7 +49,7 @@ class GenerationConfig(enum.StrEnum):
 
 
 class DraftLengthMode(enum.StrEnum):
-    """Who decides how many tokens are drafted in a step."""
+    """Policy that decides the number of draft tokens per step."""
 
     AUTO = "auto"
     FIXED = "fixed"
@@ -98,7 +98,7 @@ def _known_class_path(value: str) -> str:
 
 
 def is_class_path(value: object) -> bool:
-    """Whether a value names a class as ``package.module:Class``."""
+    """Whether a value names a class, as ``package.module:Class``."""
     return (
         isinstance(value, str)
         and all(part.isidentifier() for name in value.split(":", 1) for part in name.split("."))

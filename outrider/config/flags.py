@@ -1,4 +1,4 @@
-"""The command line of a service started alone: one flag for each setting of its section, made from the schema."""
+"""Command line of one service: one flag for each setting of its section, generated from the schema."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _MODULES = {
 
 
 def service_module(section: str) -> str:
-    """Module that runs a section's service, for ``python -m``."""
+    """Module that runs the service of a section, for ``python -m``."""
     return _MODULES[section]
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ours."""
+    """Argument parser that raises the errors of ``outrider.errors``."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError("", message)
 
 
 def parse_flags(section: type[Section], argv: Sequence[str] | None = None) -> tuple[dict[str, Any], str | None]:
-    """(key -> text of each flag that was given, the file's path if ``--config`` was)."""
+    """Return the given flags as key -> text, and the path of ``--config``, if given."""
     parser = build_parser(section)
     given, rest = parser.parse_known_args(argv)
     if rest:
@@ -44,7 +44,7 @@ def parse_flags(section: type[Section], argv: Sequence[str] | None = None) -> tu
 
 
 def build_parser(section: type[Section]) -> argparse.ArgumentParser:
-    """The parser; a flag that is not given leaves no attribute."""
+    """Build the parser; flags that are not given set no attribute."""
     parser = _Parser(
         prog=f"outrider {section.name}",
         description=section.__doc__,

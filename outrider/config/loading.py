@@ -1,7 +1,7 @@
-"""From sources to settings: flag over environment over file over default.
+"""Loading of settings: flags override the environment, which overrides the file, which overrides the defaults.
 
-Owns where a value comes from and how an error names it. Each source is first flattened to (section, key) -> value, then
-the sources are laid over one another, then the schema checks the whole.
+Owns the precedence, and how an error names the source. Each source is flattened to (section, key) -> value, the sources
+are merged, and the schema checks the result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """Settings, and for each value that is no default where it comes from."""
+    """Settings, and the source of each value that is not the default."""
 
     settings: Settings
     origins: dict[tuple[str, str], str]
@@ -40,7 +40,7 @@ class Effective:
 def load(
     section: type[SectionT], argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> SectionT:
-    """The settings of one process; ``ConfigError`` names the setting at fault. ``--help`` prints and exits."""
+    """Load the settings of one process; ``ConfigError`` names the invalid setting. ``--help`` prints and exits."""
     flags, config = parse_flags(section, argv)
     sources = _sources({(section.name, key): value for key, value in flags.items()}, None, config, environ)
     values, _ = merge(sources)
@@ -54,7 +54,7 @@ def load_all(
     config: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Effective:
-    """All sections. ``flags`` holds what the command line set: (section, key) -> value."""
+    """Load all sections. ``flags`` holds the settings of the command line: (section, key) -> value."""
     values, origins = merge(_sources(flags, speculative_config, config, environ))
     settings = Settings(
         target=_validate(TargetSettings, values),
@@ -66,7 +66,7 @@ def load_all(
 
 
 def merge(sources: Sequence[Source]) -> tuple[dict[str, dict[str, Any]], dict[tuple[str, str], str]]:
-    """The sources laid over one another, weakest first: section -> key -> value, and each value's origin."""
+    """Merge the sources, weakest first, into section -> key -> value, with the origin of each value."""
     values: dict[str, dict[str, Any]] = {}
     origins: dict[tuple[str, str], str] = {}
     for source in sources:

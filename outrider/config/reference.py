@@ -1,4 +1,4 @@
-"""The schema as rows for people: what ``outrider config`` prints and ``docs/configuration.md`` is made from."""
+"""Rows of the settings reference: printed by ``outrider config``, and the source of ``docs/configuration.md``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveRow:
-    """One setting's value and where it comes from."""
+    """Value of a setting, and its source."""
 
     name: str
     value: str
@@ -34,12 +34,12 @@ class EffectiveRow:
 
 
 def setting_rows(section: type[Section]) -> list[SettingRow]:
-    """Every setting of a section, in the schema's order."""
+    """Every setting of a section, in the order of the schema."""
     return [_row(section.name, key, field) for key, field in section.model_fields.items()]
 
 
 def effective_rows(effective: Effective) -> list[EffectiveRow]:
-    """Every setting of every section as it would be used."""
+    """Every setting of every section with its effective value."""
     return [
         EffectiveRow(
             name=f"{name}.{key}",

@@ -1,6 +1,6 @@
-"""The schema: every setting, its default, its unit and its meaning. ``docs/configuration.md`` is made from it.
+"""Schema of the settings: default, unit and meaning of each. ``docs/configuration.md`` is generated from it.
 
-Units stand in the names: ``_ms``, ``_s``, ``_bytes``; counts begin with ``num_`` or ``max_``.
+Names contain the units ``_ms``, ``_s`` and ``_bytes``; counts begin with ``num_`` or ``max_``.
 """
 
 from __future__ import annotations
@@ -473,7 +473,7 @@ class CoordinatorSettings(Section):
 
 
 class GatewaySettings(Section):
-    """``outrider gateway``: OpenAI's API over HTTP."""
+    """``outrider gateway``: the OpenAI-compatible HTTP API."""
 
     name: ClassVar[str] = "gateway"
 
@@ -557,7 +557,7 @@ SECTIONS: dict[str, type[Section]] = {
 
 
 def to_argv(section: Section) -> list[str]:
-    """The flags that give exactly this section again; defaults are left out."""
+    """Return the flags that reproduce this section; defaults are left out."""
     argv: list[str] = []
     for key, value in section.model_dump(exclude_defaults=True).items():
         if value is not None:

@@ -1,7 +1,7 @@
 """The three sources of settings, each flattened to (section, key) -> value.
 
-Owns the naming of variables, the shape of a file, and the check that every key in either is known. A source may carry a
-``speculative_config``; a key that it and a plain setting of the same source give different values is an error.
+Owns the names of variables, the structure of the file, and the check that every key is known. A source may contain a
+``speculative_config``; if it and a plain setting of the same source give a key different values, that is an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one source sets."""
+    """The settings of one source."""
 
     name: str
     values: dict[Place, Any]
@@ -39,12 +39,12 @@ class Source:
 
 
 def variable_name(section: str, key: str) -> str:
-    """The variable that sets a setting."""
+    """The name of the environment variable of a setting."""
     return f"{PREFIX}{section}_{key}".upper()
 
 
 def read_flags(flags: Mapping[Place, Any], speculative_config: str | None = None) -> Source:
-    """What the command line set; None is unset."""
+    """The settings of the command line; None is unset."""
     plain = {place: value for place, value in flags.items() if value is not None}
     config = speculative.parse_json(speculative_config) if speculative_config else {}
     return Source("flag", _with_speculative(plain, config))
@@ -70,7 +70,7 @@ def read_environment(environ: Mapping[str, str]) -> Source:
 
 
 def read_file(path: str) -> Source:
-    """A YAML file: sections by name, their keys below them."""
+    """A YAML file: sections by name, with their keys below them."""
     content = _parse_yaml(Path(path))
     check_known(content, [*SECTIONS, speculative.NAME])
     plain = {(name, key): value for name in SECTIONS for key, value in _section_items(content.get(name) or {}, name)}

@@ -1,7 +1,6 @@
-"""``--speculative-config``: the keys that vLLM's users know, as settings of ours.
+"""``--speculative-config``: vLLM's keys, translated to settings.
 
-Owns the translation and nothing else; the bounds of each value are the schema's. The keys are those of vLLM 0.9, which
-had workers for drafts, and of 0.33.
+The schema checks the values. The keys are those of vLLM 0.9, which had draft workers, and of 0.33.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ _REJECTION_SAMPLE_METHODS = {"standard": "rejection", "strict": "rejection", "pr
 
 
 def parse_json(text: str) -> Mapping[str, Any]:
-    """The object a flag or a variable holds."""
+    """Parse the JSON object of a flag or a variable."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -103,14 +102,14 @@ def parse_json(text: str) -> Mapping[str, Any]:
 
 
 def as_mapping(value: object) -> Mapping[str, Any]:
-    """The same, already parsed; anything but an object is an error."""
+    """Check a value that is already parsed; anything but an object is an error."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ConfigError(NAME, 'should be an object such as {"model": "/models/draft", "num_speculative_tokens": 4}')
     return value
 
 
 def translate(config: Mapping[str, Any]) -> dict[Place, Any]:
-    """(section, key) -> value; ``ConfigError`` for a key that is refused. A null counts as unset, as in vLLM."""
+    """Return (section, key) -> value; ``ConfigError`` for an unsupported key. A null counts as unset, as in vLLM."""
     check_known(config, [*KEYS, *_TRANSLATED, *_SWITCHES, *_REFUSED, *_WITHOUT_EFFECT], prefix=f"{NAME}.")
     given = {key: value for key, value in config.items() if value is not None}
     for key in given.keys() & _REFUSED.keys():

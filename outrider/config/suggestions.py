@@ -1,4 +1,4 @@
-"""What is said of a key that nobody knows: its name, and the nearest one that is known."""
+"""Errors for unknown keys, with the nearest known key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.errors import ConfigError
 
 
 def check_known(keys: Iterable[str], known: Iterable[str], *, prefix: str = "") -> None:
-    """``ConfigError`` for the first of ``keys`` that is not among ``known``."""
+    """Raise ``ConfigError`` for the first of ``keys`` that is not among ``known``."""
     names = list(known)
     for key in keys:
         if key not in names:
@@ -17,7 +17,7 @@ def check_known(keys: Iterable[str], known: Iterable[str], *, prefix: str = "") 
 
 
 def unknown(key: str, known: Iterable[str], *, prefix: str = "") -> ConfigError:
-    """The error for an unknown key; ``prefix`` is put before the key and before the suggestion."""
+    """Return the error for an unknown key; ``prefix`` precedes the key and the suggestion."""
     names = list(known)
     # Dashes and case are the likeliest slips; they should not hide what is otherwise the same name.
     nearest = difflib.get_close_matches(key.lower().replace("-", "_"), names, n=1, cutoff=0.5) or (

@@ -1,7 +1,7 @@
-"""Replicas by name: every address that a name stands for is one, and is looked up whenever asked.
+"""Discovery of replicas: every address that a name resolves to is one replica.
 
-A list of addresses is as good as a name, and may hold names. Knows no service: it is given what makes a port of an
-address. Keeps nothing but what a name last stood for, which counts while the name cannot be resolved.
+A comma-separated list may contain names and addresses. A name that cannot be resolved keeps its last addresses. The
+function that makes a port from an address is a parameter.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RemoteReplicas(Generic[PortT]):
         self._ports: dict[str, PortT] = {}
 
     async def find(self) -> dict[str, PortT]:
-        """By address; ``UnavailableError`` when none of the names could ever be resolved."""
+        """Return the ports by address; ``UnavailableError`` if no name could ever be resolved."""
         troubles = [trouble for address in self._places if (trouble := await self._look_up(address))]
         named = {found: address for address in self._places for found in self._known.get(address, ())}
         if not named and troubles:
@@ -98,7 +98,7 @@ class RemoteReplicas(Generic[PortT]):
 
 
 async def resolve_host(host: str) -> list[str]:
-    """The IP addresses of a name, of one family: a replica with an address of each is still one."""
+    """Resolve a name to IP addresses of one family: a replica with one address of each family counts once."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     by_family: dict[int, set[str]] = {}
     for family, _, _, _, address in found:

@@ -1,4 +1,4 @@
-"""Extras of the package: what each command needs besides the base install, told before anything is started."""
+"""Optional dependencies: the extras that each command requires, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 
 def require_extras(names: Iterable[str], what: str) -> None:
-    """``ConfigError`` that names the extras whose modules are not installed; ``what`` is what needs them."""
+    """Raise a ``ConfigError`` that names the extras whose modules are missing; ``what`` requires them."""
     missing = {name: lacking for name in names if (lacking := next(filter(_is_missing, EXTRAS[name]), ""))}
     if missing:
         extras, modules = ",".join(missing), " and ".join(dict.fromkeys(missing.values()))

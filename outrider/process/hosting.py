@@ -51,7 +51,7 @@ OnFailure = Callable[[BaseException], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """What loading says of how far it has come, each called with (done, in all)."""
+    """Progress of loading; each function is called with (done, total)."""
 
     weights: Progress
     """In bytes."""
@@ -60,7 +60,7 @@ class LoadProgress:
 
 
 class Service(Protocol[CommandT_contra, EventT_co]):
-    """A draft or a target of this process."""
+    """Draft or target service of this process."""
 
     @property
     def num_sessions(self) -> int:
@@ -68,7 +68,7 @@ class Service(Protocol[CommandT_contra, EventT_co]):
         ...
 
     async def describe(self) -> ModelDescription:
-        """Facts of the service."""
+        """Return the description of the service."""
         ...
 
     async def attach(self) -> Link[CommandT_contra, EventT_co]:
@@ -76,15 +76,15 @@ class Service(Protocol[CommandT_contra, EventT_co]):
         ...
 
     async def warm_up(self) -> None:
-        """Do what a first request would have to wait for."""
+        """Run a first forward in advance."""
         ...
 
     def readings(self) -> list[Reading]:
-        """Figures of this moment; from any thread."""
+        """Current readings; thread-safe."""
         ...
 
     def record_to(self, recorder: Recorder) -> None:
-        """Have traced items noted; before any link is opened."""
+        """Record traced items; called before any link is opened."""
         ...
 
     def refuse_sessions(self) -> None:
@@ -92,30 +92,30 @@ class Service(Protocol[CommandT_contra, EventT_co]):
         ...
 
     async def close(self) -> None:
-        """End; links break."""
+        """Close the service and its links."""
         ...
 
 
 class PendingService(Generic[CommandT, EventT]):
-    """The port of a service that may not have been loaded yet."""
+    """Port of a service that may still be loading."""
 
     def __init__(self) -> None:
         self.loaded: Service[CommandT, EventT] | None = None
         self._about: list[Reading] = []
 
     def readings(self) -> list[Reading]:
-        """Figures of this moment; from any thread."""
+        """Current readings; thread-safe."""
         return self._about if self.loaded is None else [*self._about, *self.loaded.readings()]
 
     def note_warm(self, description: ModelDescription, load_seconds: float) -> None:
-        """It can serve, so many seconds after it began to load."""
+        """Record that the service is ready, and the seconds since loading began."""
         self._about = [
             build_info(description.model_name, description.version),
             Reading("outrider_model_load_seconds", load_seconds),
         ]
 
     async def describe(self) -> ModelDescription:
-        """Facts of the service; ``LoadingError`` while it loads."""
+        """Return the description; ``LoadingError`` while the service loads."""
         return await self._require_loaded().describe()
 
     async def attach(self) -> Link[CommandT, EventT]:
@@ -133,8 +133,8 @@ def run_process(
     serve: Callable[[SettingsT], Coroutine[Any, Any, None]],
     follow: Callable[[SettingsT], bool] | None = None,
 ) -> None:
-    """Read a section's settings and serve with them, unless ``follow`` says that there was something else to do; an
-    error of ours is one line and exit code 1.
+    """Read the settings of a section and serve with them, unless ``follow`` does something else; an ``OutriderError``
+    becomes one line and exit code 1.
     """
     guard_output()
     with exit_cleanly():
@@ -149,9 +149,9 @@ async def host_service(
     load_model: Callable[[LoadProgress, OnFailure], Service[CommandT, EventT]],
     settings: TargetSettings | DraftSettings,
 ) -> None:
-    """Run until a signal or a failure; raises what kept the service from starting or made it fail.
+    """Serve until a signal or a failure; raises the error that prevented the start or ended the service.
 
-    ``serve`` binds the port; ``load_model`` runs in a thread and says now and then how far it is.
+    ``serve`` binds the port; ``load_model`` runs in a thread and reports its progress.
     """
     ending = Ending(asyncio.get_running_loop())
     pending: PendingService[CommandT, EventT] = PendingService()
@@ -180,7 +180,7 @@ async def host_service(
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """``asyncio.run`` on uvloop where it is installed: a round trip costs half as much."""
+    """``asyncio.run`` with uvloop if it is installed, which halves the time of a round trip."""
     prepare_process()
     try:
         import uvloop

@@ -1,7 +1,7 @@
-"""Model folders by name: a path, or an id of the Hugging Face Hub that is looked up in its cache and downloaded.
+"""Model files by name: a folder, or an id of the Hugging Face Hub, from its cache or downloaded.
 
-Owns where the files come from. What they must hold is the loader's to say. Needs ``huggingface_hub`` only for an id,
-and obeys its variables: ``HF_HOME``, ``HF_HUB_CACHE``, ``HF_TOKEN``, ``HF_HUB_OFFLINE``, ``HF_ENDPOINT``.
+The loader checks the content. Only an id requires ``huggingface_hub``, with its variables ``HF_HOME``,
+``HF_HUB_CACHE``, ``HF_TOKEN``, ``HF_HUB_OFFLINE`` and ``HF_ENDPOINT``.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ ModelT = TypeVar("ModelT", TargetSettings, DraftSettings)
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a model's name is an id such as "Qwen/Qwen3-8B", and no file or folder here has it."""
+    """Whether a model's name is an id such as "Qwen/Qwen3-8B", and no local file or folder has this name."""
     return _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
 def with_local_model(settings: ModelT) -> ModelT:
-    """The settings with a folder in place of an id of the Hub, whose name they keep; others as they are.
+    """Return the settings with a local folder instead of an id of the Hub, keeping the name; other settings are
+    unchanged.
 
-    Downloads what the cache lacks, with a progress bar on a terminal. ``ModelError`` where the files cannot be had.
+    Downloads missing files, with a progress bar on a terminal. ``ModelError`` if the files are not available.
     """
     name = settings.model
     if name is None or (isinstance(settings, DraftSettings) and not settings.method.has_model):
@@ -60,7 +61,7 @@ class _Repository:
         self._repo_id, self._revision, self._needs_weights = repo_id, revision, needs_weights
 
     def fetch(self, role: str) -> Path:
-        """The folder in the cache, complete."""
+        """Return the complete folder in the cache."""
         try:
             import huggingface_hub
         except ImportError as error:

@@ -1,7 +1,7 @@
-"""Switches of a process that answers within a millisecond: gRPC's poller and fork handlers, garbage collection.
+"""Process-wide switches for low latency: gRPC's poller and fork handlers, garbage collection.
 
-Owns process-wide switches that only a process's ``main`` may turn; a library that is imported into somebody else's
-process turns none. What each is worth stands in docs/decisions.
+Only the ``main`` of a process uses them, never a library that is imported into another program. docs/decisions has
+their effect.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ _POLLER_KNOWN_IN = ("1.84.", "1.85.")
 
 
 def prepare_process() -> None:
-    """Before the first channel or server of the process is made. What the environment says about it is left alone."""
+    """Called before the first channel or server of the process is created. Existing environment variables take
+    precedence.
+    """
     os.environ.setdefault(_FORK_SUPPORT, "false")
     if grpc.__version__.startswith(_POLLER_KNOWN_IN):
         os.environ.setdefault(_EXPERIMENTS, _POLLER)
 
 
 def settle_process() -> None:
-    """When all that stays has been made: the collector need not look at it again and again."""
+    """Called when all permanent objects exist, which the garbage collector then no longer scans."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Telemetry of a process: logging, metrics and tracing, and the line that it ends with on an error."""
+"""Telemetry of a process: logging, metrics, tracing, and its last line after an error."""
 
 from outrider.telemetry.endings import exit_cleanly
 from outrider.telemetry.logs import set_up_logging

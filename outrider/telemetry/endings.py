@@ -1,4 +1,4 @@
-"""End of a process on an error of ours: one line on standard error and exit code 1, without a traceback."""
+"""Exit after an ``OutriderError``: one line on standard error and exit code 1, without a traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ERROR_PREFIX = "error: "
 
 @contextlib.contextmanager
 def exit_cleanly() -> Iterator[None]:
-    """Wrap a ``__main__``: an ``OutriderError`` becomes a line and exit code 1, an interrupt exit code 130.
+    """Wrap a ``__main__``: an ``OutriderError`` becomes a line and exit code 1, an interrupt becomes exit code 130.
 
     Any other exception is a bug and keeps its traceback.
     """

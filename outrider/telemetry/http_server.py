@@ -1,7 +1,7 @@
-"""A small HTTP/1 server for probes and scrapes, whose connections are bounded in number and in time.
+"""HTTP/1 server for probes and scrapes, with a limited number and lifetime of connections.
 
-One request a connection, without a body. When there are too many connections the oldest one gives way, so that callers
-who send nothing keep nobody else out. Knows nothing of what is asked for.
+One request per connection, without a body. When there are too many connections, the oldest is closed, so that idle
+clients do not block others. The handler is a parameter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_HEADERS = 100
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for."""
+    """A request."""
 
     method: str
     path: str
@@ -35,7 +35,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What is answered."""
+    """A response."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -46,7 +46,7 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 class HttpServer:
-    """Listens on the running event loop."""
+    """Server on the running event loop."""
 
     def __init__(self, answer: Answer, *, max_connections: int = MAX_CONNECTIONS, within_s: float = WITHIN_S) -> None:
         self._answer = answer
@@ -59,7 +59,7 @@ class HttpServer:
     async def start(
         self, host: str | None = None, port: int | None = None, *, sock: socket.socket | None = None
     ) -> None:
-        """Listen at an address or on a bound socket; ``OSError`` when that cannot be."""
+        """Listen at an address or on a bound socket; ``OSError`` if that fails."""
         self._server = await asyncio.start_server(self._accept, host, port, sock=sock, limit=_LINE_LIMIT_BYTES)
         self.port = int(self._server.sockets[0].getsockname()[1])
 
@@ -69,7 +69,7 @@ class HttpServer:
         return len(self._connections)
 
     def close(self) -> None:
-        """Stop listening and end what is open."""
+        """Stop listening and close all connections."""
         if self._server is not None:
             self._server.close()
         for task in tuple(self._connections):
@@ -110,7 +110,7 @@ class HttpServer:
 
 
 def text_response(status: HTTPStatus, text: str) -> Response:
-    """One line of text."""
+    """A response with one line of text."""
     headers = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"))
     return Response(status.value, headers, f"{text}\n".encode())
 

@@ -1,7 +1,7 @@
-"""Logging of one process: lines for people on a terminal, one JSON object a line everywhere else.
+"""Logging of one process: readable lines on a terminal, otherwise one JSON object per line.
 
-Library code only ever calls ``logging.getLogger(__name__)``; a process's ``__main__`` calls ``set_up_logging`` once.
-Further fields of a record are given as ``extra={"fields": {...}}`` and become keys of the object.
+Library code only calls ``logging.getLogger(__name__)``; the ``__main__`` of a process calls ``set_up_logging`` once.
+Additional fields of a record are given as ``extra={"fields": {...}}`` and become keys of the object.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _QUIET = ("grpc", "asyncio", "urllib3", "transformers", "filelock")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: time, level, service, logger, message, the record's fields, error."""
+    """One JSON object per record: time, level, service, logger, message, the record's fields, error."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class PlainFormatter(logging.Formatter):
-    """A line for people: time, level, service, message, fields."""
+    """A readable line: time, level, service, message, fields."""
 
     def __init__(self, service: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)-7s {service}: %(message)s", datefmt="%H:%M:%S")
@@ -59,7 +59,9 @@ class PlainFormatter(logging.Formatter):
 
 
 def set_up_logging(level: str = "info", *, service: str, stream: TextIO | None = None) -> None:
-    """Send every record at or above ``level`` to ``stream`` (default: standard error); calling again replaces it."""
+    """Send every record at or above ``level`` to ``stream`` (default: standard error); a second call replaces the
+    first.
+    """
     stream = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(stream)
     handler.setFormatter(PlainFormatter(service) if stream.isatty() else JsonFormatter(service))
@@ -86,7 +88,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 class RateLimit:
-    """Rate limit for log lines that others can cause: one every ``interval_s`` seconds. For one thread."""
+    """Rate limit for log lines that clients can cause: one every ``interval_s`` seconds. Not thread-safe."""
 
     def __init__(self, interval_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval_s = interval_s
@@ -95,7 +97,7 @@ class RateLimit:
         self._num_suppressed = 0
 
     def take(self) -> int | None:
-        """Number of lines suppressed since the last one, if this one may be logged; else None."""
+        """Return the number of lines suppressed since the last one if this one may be logged, otherwise None."""
         now = self._clock()
         if self._last is not None and now - self._last < self._interval_s:
             self._num_suppressed += 1

@@ -1,7 +1,7 @@
-"""Standard output and standard error that never block and never raise.
+"""Standard output and standard error that do not block and do not raise.
 
-A process serves on when its log cannot be written: a full disk, a pipe whose reader has gone, a terminal that was
-stopped. Owns the queue before a file descriptor, the thread that empties it, and the count of lines that were dropped.
+A process continues to serve if its log cannot be written: a full disk, a closed pipe, a stopped terminal. Owns the
+queue before a file descriptor, the thread that empties it, and the count of dropped lines.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _CHUNK_BYTES = 64 << 10
 
 
 def dropped_notice(count: int) -> str:
-    """The line that says how many lines were dropped, for people."""
+    """The line with the number of dropped lines."""
     return f"{count} line{'' if count == 1 else 's'} dropped while this output could not be written"
 
 
 class DroppingStream(io.TextIOBase):
-    """A text stream over a file descriptor: ``write`` queues and returns at once, a thread writes.
+    """Text stream over a file descriptor: ``write`` queues and returns at once, a thread writes.
 
-    Lines that find the queue full or cannot be written are dropped and counted. The first write that succeeds
-    afterwards is the line that ``notice`` makes of the count; it is tried every second. Safe from any thread.
+    Lines that find the queue full or cannot be written are dropped and counted. The first successful write afterwards
+    is the line that ``notice`` makes of the count; it is tried every second. Thread-safe.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -52,7 +52,7 @@ class DroppingStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Of what is written; what it cannot express is written as escapes."""
+        """Encoding of the output; characters that it does not have are written as escapes."""
         return "utf-8"
 
     def fileno(self) -> int:
@@ -70,7 +70,7 @@ class DroppingStream(io.TextIOBase):
         return True
 
     def write(self, text: str, /) -> int:
-        """Queue the text, or drop it where the queue is full."""
+        """Queue the text, or drop it if the queue is full."""
         data = text.encode(errors="backslashreplace")
         with self._changed:
             if self._pending_bytes + len(data) > MAX_PENDING_BYTES:
@@ -83,13 +83,13 @@ class DroppingStream(io.TextIOBase):
         return len(text)
 
     def drain(self, within_s: float = _FAREWELL_S) -> None:
-        """Wait until all that was queued is written or dropped, for ``within_s`` seconds at most."""
+        """Wait until everything in the queue is written or dropped, for at most ``within_s`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_drained, within_s)
 
     @property
     def is_drained(self) -> bool:
-        """Whether all that was queued is written or dropped."""
+        """Whether everything in the queue is written or dropped."""
         with self._changed:
             return not self._pending and not self._is_writing
 
@@ -149,10 +149,10 @@ class DroppingStream(io.TextIOBase):
 
 
 def guard_output() -> None:
-    """Make ``sys.stdout`` and ``sys.stderr`` streams that never block and never raise.
+    """Replace ``sys.stdout`` and ``sys.stderr`` by streams that do not block and do not raise.
 
-    What is pending is written when the interpreter ends. A stream without a file descriptor stays as it is; one that is
-    closed is replaced by the null device, standard input too.
+    Pending lines are written when the interpreter ends. A stream without a file descriptor is kept; a closed one is
+    replaced by the null device, also standard input.
     """
     _open_standard_descriptors()
     sys.stdout = _guarded(sys.stdout, 1)
@@ -160,7 +160,7 @@ def guard_output() -> None:
 
 
 def drain_output() -> None:
-    """Wait a moment for what is pending, where the process ends without its exit handlers."""
+    """Wait briefly for pending lines, for a process that ends without its exit handlers."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, DroppingStream):
             stream.drain()

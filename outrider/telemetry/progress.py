@@ -1,4 +1,4 @@
-"""How far something long has come: a bar on a terminal, a few log lines everywhere else."""
+"""Progress of a long operation: a bar on a terminal, otherwise a few log lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST_SILENCE_S = 5.0
 
 
 class CountProgress:
-    """Called with (done, in all); the bar is gone when all are done or ``stop`` is called."""
+    """Progress in counts; called with (done, total). The bar disappears at the end, or when ``stop`` is called."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -48,7 +48,7 @@ class CountProgress:
             self.stop()
 
     def stop(self) -> None:
-        """Take the bar away; what comes after begins a new one."""
+        """Remove the bar; a later call starts a new one."""
         if self._bar is None:
             return
         self._bar.stop()
@@ -75,7 +75,7 @@ class CountProgress:
 
 
 class ByteProgress(CountProgress):
-    """The same in bytes."""
+    """Progress in bytes."""
 
     def _amounts(self) -> ProgressColumn:
         return DownloadColumn()

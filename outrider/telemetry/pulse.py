@@ -1,6 +1,6 @@
-"""Statistics log: a line every few seconds while a process is busy, with its throughput and where the time goes.
+"""Stats logger: a line every few seconds while a process is busy, with throughput and stage times.
 
-The line is made from the difference between two readings of the metrics.
+A line is computed from the difference between two readings of the metrics.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Window:
         return _number(self._after.get(key, 0.0)) - _number(self._before.get(key, 0.0))
 
     def rate(self, name: str, **labels: str) -> float:
-        """The same, a second."""
+        """Increase per second."""
         return self.rose(name, **labels) / self._seconds
 
     def now(self, name: str, **labels: str) -> float:
@@ -44,7 +44,7 @@ class Window:
         return (_total(self._after.get(key)) - _total(self._before.get(key))) / count if count else None
 
     def rises(self, name: str) -> dict[str, float]:
-        """Increase of a counter for each value of its label, without those that did not increase."""
+        """Increase of a counter for each value of its label, without values that did not increase."""
         keys = [key for key in self._after if key[0] == name and key[1]]
         risen = {key[1][0][1]: self.rose(name, **dict(key[1])) for key in keys}
         return {label: rise for label, rise in risen.items() if rise}
@@ -53,9 +53,9 @@ class Window:
 async def beat(
     interval_s: float, read: Callable[[], Iterable[Reading]], say: Callable[[Window], Fields | None]
 ) -> None:
-    """Log the fields that ``say`` makes of every ``interval_s`` seconds, for ever; never, with an interval of 0.
+    """Log the fields that ``say`` returns, every ``interval_s`` seconds; with an interval of 0, never.
 
-    Nothing is logged where ``say`` returns None: the process was idle.
+    Nothing is logged if ``say`` returns None, because the process was idle.
     """
     if not interval_s:
         return

@@ -1,7 +1,7 @@
-"""Text and token ids: the tokenizer of a model's files, texts of single tokens, chat templates, sampling defaults.
+"""Tokenization: a model's tokenizer, texts of single tokens, chat templates, sampling defaults.
 
-Reads the files that a target describes itself with. Shared by the coordinator and the HTTP gateway; knows no torch, no
-transport and no session.
+Reads the files of a target's description. Used by the coordinator and the HTTP gateway; requires neither torch nor a
+transport.
 """
 
 from outrider.tokenization.model_text import ModelText

@@ -1,4 +1,4 @@
-"""What a model's files say of text: its tokenizer, its chat templates, its sampling defaults."""
+"""Text side of a model: tokenizer, chat templates, sampling defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.tokenization.tokenizer import TOKENIZER_FILE, TextTokenizer
 
 JSON_FILES = (TOKENIZER_FILE, "tokenizer_config.json", GENERATION_CONFIG_FILE, "special_tokens_map.json")
 MAX_TEMPLATES = 32
-"""Of a folder of templates; models have two or three."""
+"""Maximum number of templates in a folder; models have two or three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ModelText:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], *, bos_token_id: int | None = None) -> ModelText:
-        """From a description's files; ``ConfigError`` for a tokenizer that cannot be used."""
+        """Create it from the files of a description; ``ConfigError`` for an unusable tokenizer."""
         return cls(
             files=TokenizerFiles(files, bos_token_id, _hash(files, bos_token_id)),
             tokenizer=TextTokenizer.from_files(files, bos_token_id=bos_token_id),
@@ -39,19 +39,19 @@ class ModelText:
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> ModelText:
-        """From a folder with a ``tokenizer.json``; ``ConfigError`` when there is none."""
+        """Create it from a folder with a ``tokenizer.json``; ``ConfigError`` if there is none."""
         TextTokenizer.from_folder(folder)  # for its errors, which name the folder
         return cls.from_files(read_text_files(Path(folder)))
 
 
 def read_text_files(folder: Path) -> dict[str, bytes]:
-    """The files of a folder that text is made with, by their names in it."""
+    """Read the text files of a folder, by their names in it."""
     named = [path for name in JSON_FILES if (path := folder / name).is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in (*named, *template_files(folder))}
 
 
 def template_files(folder: Path) -> list[Path]:
-    """Where a folder's chat templates are, apart from those inside its JSON files."""
+    """Paths of a folder's chat templates, apart from those inside its JSON files."""
     named = [folder / TEMPLATE_FILE, folder / LEGACY_TEMPLATE_FILE]
     templates = sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))[:MAX_TEMPLATES]
     return [path for path in (*named, *templates) if path.is_file()]

@@ -12,11 +12,11 @@ _log = logging.getLogger(__name__)
 GENERATION_CONFIG_FILE = "generation_config.json"
 
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What a model may have defaults for: the fields that vLLM takes from the file."""
+"""Fields that vLLM reads from the file."""
 
 
 def sampling_defaults(files: Mapping[str, bytes]) -> dict[str, float | int]:
-    """Name -> value of each default that the file sets; what is no number is left out with a warning."""
+    """Name -> value of each default in the file; values that are not numbers are ignored with a warning."""
     try:
         config = json.loads(files.get(GENERATION_CONFIG_FILE, b"{}"))
     except ValueError:

@@ -1,7 +1,7 @@
-"""Token texts: the bytes that one token stands for, and how they are shown.
+"""Texts of tokens: the bytes that one token stands for, and their display.
 
-Decoding a token alone loses the space before a word and the bytes of a character that is spread over several tokens.
-The vocabulary says both; how it says it follows from the tokenizer's decoder.
+Decoding a single token loses the space before a word and the bytes of a character that is spread over several tokens.
+The vocabulary has both, in a form that depends on the tokenizer's decoder.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _BYTE_TOKEN_LENGTH = len("<0x00>")
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """One token as people see it."""
+    """Text of one token."""
 
     text: str
-    """Bytes that are no whole character show as U+FFFD."""
+    """Incomplete characters are shown as U+FFFD."""
     utf8: bytes
-    """The bytes, whole or not."""
+    """The bytes, which may be an incomplete character."""
 
 
 class TokenTexts:
-    """The texts of a tokenizer's tokens, each made once."""
+    """The texts of a tokenizer's tokens, cached."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -38,7 +38,7 @@ class TokenTexts:
         self._known: dict[int, TokenText] = {}
 
     def of(self, token_id: int) -> TokenText:
-        """The text of a token; an id that names none has an empty one."""
+        """The text of a token; empty for an unknown id."""
         if (known := self._known.get(token_id)) is None:
             known = self._known[token_id] = self._make(token_id)
         return known
@@ -73,13 +73,13 @@ def _byte_of(token: str) -> bytes:
 def _decoders(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
     if tokenizer.decoder is None:
         return
-    # A decoder tells its settings only as what it is pickled as, which is the JSON of tokenizer.json.
+    # The settings of a decoder are only available through pickling, which gives the JSON of tokenizer.json.
     found = json.loads(tokenizer.decoder.__getstate__())
     yield from found.get("decoders", [found])
 
 
 def _space_mark(decoders: list[dict[str, Any]]) -> str:
-    """What stands for a space in the vocabulary, usually U+2581; empty where nothing does."""
+    """The character for a space in the vocabulary, usually U+2581; empty if there is none."""
     for decoder in decoders:
         if decoder["type"] == "Metaspace":
             return str(decoder.get("replacement", ""))
@@ -89,7 +89,7 @@ def _space_mark(decoders: list[dict[str, Any]]) -> str:
 
 
 def _byte_characters() -> dict[str, int]:
-    """The character that byte-level BPE writes for each byte: itself where it is printable, else one from U+0100 on."""
+    """The characters that byte-level BPE uses for bytes: the byte itself if printable, otherwise one from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     shifted = {chr(0x100 + index): byte for index, byte in enumerate(others)}

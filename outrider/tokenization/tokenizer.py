@@ -1,4 +1,4 @@
-"""The tokenizer of a target, from its files' bytes or from a folder."""
+"""Tokenizer of a target, from the bytes of its files or from a folder."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from outrider.limits import ANY_MODEL, ModelLimits
 TOKENIZER_FILE = "tokenizer.json"
 
 _USUAL_CHARACTERS = 8
-"""Characters a token that text of any kind stays below: a longer text may be too long, and is looked at first."""
+"""Characters per token that usual text does not exceed: a longer text may be too long, and its beginning is tokenized
+first.
+"""
 _GROWTH = 4
-"""Each part of such a text is so many times as long as the one before."""
+"""Growth factor of the parts of such a text."""
 _SEAM_TOKENS = 64
-"""Tokens that a text's beginning may have more than the text itself has there: the cut may part a token."""
+"""Tokens that a beginning of a text may have more than the whole text has there, because the cut may split a token."""
 
 
 class TextTokenizer:
-    """Text to ids and back. Safe to share between sessions: what it remembers depends on no session."""
+    """Text to ids and back. May be shared between sessions: its cache depends on no session."""
 
     def __init__(self, tokenizer: Tokenizer, *, bos_token_id: int | None = None) -> None:
         self._tokenizer = tokenizer
@@ -32,13 +34,13 @@ class TextTokenizer:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], *, bos_token_id: int | None = None) -> TextTokenizer | None:
-        """From a description's tokenizer files; None when there is no ``tokenizer.json`` among them."""
+        """Create it from a description's tokenizer files; None without a ``tokenizer.json``."""
         content = files.get(TOKENIZER_FILE)
         return None if content is None else cls._parse(content, "the target's", bos_token_id)
 
     @classmethod
     def from_folder(cls, folder: Path | str, *, bos_token_id: int | None = None) -> TextTokenizer:
-        """From a folder that holds a ``tokenizer.json``; ``ConfigError`` when there is none."""
+        """Create it from a folder with a ``tokenizer.json``; ``ConfigError`` if there is none."""
         path = Path(folder) / TOKENIZER_FILE
         try:
             content = path.read_bytes()
@@ -56,16 +58,16 @@ class TextTokenizer:
 
     @property
     def backend(self) -> Tokenizer:
-        """The library's tokenizer."""
+        """The tokenizer of the library."""
         return self._tokenizer
 
     def encode_prompt(
         self, text: str, *, limits: ModelLimits = ANY_MODEL, add_special_tokens: bool = True, field: str = "prompt"
     ) -> tuple[int, ...]:
-        """Ids of a prompt; ``InvalidRequestError`` naming ``field`` when they are too many.
+        """Ids of a prompt; ``InvalidRequestError`` naming ``field`` if there are too many.
 
-        ``add_special_tokens``: with what the tokenizer puts around every text, such as a beginning of sequence. A text
-        that may be too long is tokenized in growing parts: refusing it costs no more than what would fit.
+        ``add_special_tokens``: add the special tokens of the tokenizer, such as a beginning of sequence. A text that
+        may be too long is tokenized in growing parts, so refusing it costs no more than a text that fits.
         """
         for part in _beginnings(text, limits.max_model_len):
             num_tokens = len(self._encode(part))
@@ -82,13 +84,13 @@ class TextTokenizer:
         return tuple(ids)
 
     def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text. Unlike ``encode``, a batch lets other threads run meanwhile."""
+        """Ids of a text. Unlike ``encode``, ``encode_batch`` releases the interpreter lock."""
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word at the start of a text and after a space, where that makes other tokens."""
-        # As vLLM does; unlike there, a word that takes another number of tokens after a space is banned too.
+        """Ids of each word at the start of a text and after a space, if they differ."""
+        # As in vLLM; in addition, a word with another number of tokens after a space is banned too.
         texts = [text for word in words for text in (word.lstrip(), " " + word.lstrip())]
         return tuple(dict.fromkeys(map(self._encode_word, texts)))
 
@@ -99,12 +101,12 @@ class TextTokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ids; bytes that are no whole character become U+FFFD."""
+        """Text of ids; incomplete characters become U+FFFD."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def num_characters(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> int:
-        """Of the text of ids; that of a token alone is remembered."""
+        """Number of characters of the text of ids; those of single tokens are cached."""
         if len(token_ids) != 1:
             return len(self.decode(token_ids, skip_special_tokens=skip_special_tokens))
         key = (token_ids[0], skip_special_tokens)

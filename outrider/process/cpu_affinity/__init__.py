@@ -1,6 +1,6 @@
-"""Processors that are kept from idling while there is work: a thread that sleeps on one runs at once when woken.
+"""Processor affinity: processors that do not idle while there is work, so that threads on them resume at once.
 
-A processor that idles takes some 100 us to come back on many hosts, virtual machines above all, and a step wakes a
-dozen threads one after the other (docs/decisions). So a process takes few processors for its own, stays on them, and
-runs on each a program of the lowest priority that only burns time.
+On many hosts, virtual machines above all, an idle processor takes about 100 us to resume, and a step wakes a dozen
+threads one after the other (docs/decisions). A process therefore takes a few processors, stays on them, and runs a
+spinner of the lowest priority on each.
 """

@@ -1,8 +1,8 @@
-"""Which processors a process may take for its own: of cores that no other process of ours on the host has taken.
+"""Choice of the processors of a process, from cores that no other Outrider process of the host has taken.
 
-A core is taken by a socket of its name in Linux's abstract namespace, which goes with the process. Containers do not
-see each other's sockets: so the search begins anywhere, and in a pod nothing is taken unasked, unless the pod was given
-processors of its own.
+A core is taken by a socket of its name in Linux's abstract namespace, which disappears with the process. Containers do
+not see each other's sockets. The search therefore starts at a random core, and in a pod no processors are taken by
+default, unless the pod has exclusive processors.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Processors, for as long as ``give_back`` was not called."""
+    """Processors that are taken until ``give_back`` is called."""
 
     processors: tuple[int, ...]
     claims: tuple[socket.socket, ...]
 
     def give_back(self) -> None:
-        """Others may take them."""
+        """Release the processors."""
         for claim in self.claims:
             claim.close()
 
 
 def automatic_count(system: Path = _SYSTEM) -> int:
-    """How many to take where nobody said: none on a small host, where processor time is rationed, or where others may
-    take the same ones unseen.
+    """Default number of processors: none on a small host, under a CPU quota, or where other processes may take the same
+    ones unseen.
     """
     is_large = sys.platform == "linux" and len(os.sched_getaffinity(0)) >= _LEAST_FOR_AUTOMATIC
     return AUTOMATIC_COUNT if is_large and not has_quota(system) and not _shares_unseen() else 0
@@ -53,7 +53,7 @@ def _shares_unseen() -> bool:
 
 
 def has_quota(system: Path = _SYSTEM) -> bool:
-    """Whether a control group rations this process's processor time, so that time burnt is time lost."""
+    """Whether a control group limits the processor time of this process, so that spinning would use it up."""
     return any(_is_quota(path) for path in _quota_files(system / "fs/cgroup"))
 
 
@@ -66,9 +66,9 @@ def _is_quota(path: Path) -> bool:
 
 
 def take(count: int, *, first: int | None = None, family: str = "outrider", system: Path = _SYSTEM) -> Taken:
-    """Up to ``count`` processors of cores that are free, from the core number ``first`` on, unset: from any.
+    """Take up to ``count`` processors of free cores, starting at core ``first``, or at a random one if unset.
 
-    The host's first core comes last: interrupts come there.
+    The first core of the host comes last: it handles interrupts.
     """
     processors: list[int] = []
     claims: list[socket.socket] = []

@@ -1,4 +1,4 @@
-"""Keeps a process's processors awake while it has work. Linux only; elsewhere nothing is done."""
+"""Keeps the processors of a process awake while it has work. Linux only; no effect elsewhere."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LOOK_S = 0.05
 
 @contextlib.asynccontextmanager
 async def processors_awake(count: int | None, is_busy: Callable[[], bool]) -> AsyncIterator[tuple[int, ...]]:
-    """Run this process's threads on ``count`` processors of their own, kept awake while ``is_busy``; yields them.
+    """Pin the threads of this process to ``count`` processors, kept awake while ``is_busy``; yields them.
 
-    None: ``automatic_count``. ``ConfigError`` where the process may not run on as many.
+    None: ``automatic_count``. ``ConfigError`` if the process may not run on as many.
     """
     wanted = automatic_count() if count is None else count
     if not wanted or sys.platform != "linux":

@@ -1,5 +1,5 @@
-"""Metrics for Prometheus: what there is (``catalogue``), in its text form over HTTP (``endpoint``).
+"""Metrics for Prometheus: the catalogue, and the endpoint that serves them over HTTP.
 
-Figures are kept as plain numbers where things happen (``outrider.readings``) and turned into metrics when somebody
-asks. ``prometheus_client`` is imported by ``endpoint`` alone, and only where a port is set.
+Values are kept as plain numbers (``outrider.readings``) and converted to metrics at a scrape. Only ``endpoint`` imports
+``prometheus_client``, and only if a port is set.
 """

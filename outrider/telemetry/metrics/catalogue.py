@@ -1,8 +1,8 @@
-"""Catalogue of metrics: name, kind, meaning, labels, and a PromQL expression that the metric is read with.
+"""Catalogue of metrics: name, kind, meaning, labels, and a typical PromQL expression.
 
-``docs/metrics.md`` is generated from it, and the endpoint takes names and help texts from it. Tests check the
-dashboard, the alert rules and what the processes serve against it. ``vllm_names`` has vLLM's names. Nothing of
-Prometheus is imported.
+``docs/metrics.md`` is generated from it, and the endpoint takes names and help texts from it. Tests compare the
+dashboard, the alert rules and the served metrics with it. ``vllm_names`` has vLLM's names. No Prometheus package is
+imported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Metrics over HTTP: a registry of its own, filled from readings at every scrape.
+"""Metrics endpoint: a registry that is filled from readings at every scrape.
 
-Owns the way from readings to Prometheus' text and the server that gives it out, in a thread of its own. Refuses to
-know where the readings come from. The only importer of ``prometheus_client``.
+Converts readings to Prometheus' text format and serves it in a thread. The source of the readings is a parameter. The
+only module that imports ``prometheus_client``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MetricsEndpoint:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which it listens."""
         return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
@@ -98,13 +98,13 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 class ReadingsCollector(Collector):
-    """Readings as metric families, in the catalogue's order."""
+    """Readings as metric families, in the order of the catalogue."""
 
     def __init__(self, read: Read, role: str, *, vllm_names: bool = False) -> None:
         self._read, self._role, self._vllm_names = read, role, vllm_names
 
     def collect(self) -> Iterator[Metric]:
-        """All families that have a figure now."""
+        """All families that have a value."""
         order = {spec.name: place for place, spec in enumerate(CATALOGUE)}
         readings = sorted(self._read(), key=lambda reading: order[find(reading.name).name])
         for name, of_name in groupby(readings, key=lambda reading: reading.name):

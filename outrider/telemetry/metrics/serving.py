@@ -1,4 +1,4 @@
-"""Metrics of one process, on the port that its settings name; without one nothing is imported and nothing listens."""
+"""Metrics of one process, on the port of its settings; without a port nothing is imported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROOT = Path(__file__).parents[3]
 
 @contextlib.contextmanager
 def metrics_served(settings: TargetSettings | DraftSettings | CoordinatorSettings, read: Read) -> Iterator[None]:
-    """Serve what ``read`` gives, if the settings name a port; it is called in another thread."""
+    """Serve the readings of ``read``, if the settings have a port; it is called in another thread."""
     if settings.metrics_port is None:
         yield
         return
@@ -52,7 +52,7 @@ def metrics_served(settings: TargetSettings | DraftSettings | CoordinatorSetting
 
 
 def read_on(loop: asyncio.AbstractEventLoop, read: Read) -> Read:
-    """The same from any other thread: read on the loop, where nothing is half done; waits for it."""
+    """Read on the event loop from another thread, and wait for the result."""
 
     async def read_there() -> list[Reading]:
         return list(read())
@@ -64,7 +64,7 @@ def read_on(loop: asyncio.AbstractEventLoop, read: Read) -> Read:
 
 
 def build_info(model: str, version: str) -> Reading:
-    """Reading of the metric whose labels say what runs."""
+    """Reading of the build information metric."""
     labels = (("version", version), ("commit", _commit()), ("model", model))
     return Reading("outrider_build_info", 1, labels)
 

@@ -1,8 +1,8 @@
-"""Names of vLLM for metrics that mean the same, for inference gateways and dashboards that were made for vLLM.
+"""Metrics under vLLM's names where the meaning is the same, for inference gateways and dashboards made for vLLM.
 
-The names and labels are those of vLLM 0.26 (``vllm/v1/metrics/loggers.py``, ``vllm/v1/spec_decode/metrics.py``). The
-coordinator gives those of requests and of speculation, a target those of its KV cache. A draft gives none: sums over
-all processes would count it as a second model.
+Names and labels are those of vLLM 0.26 (``vllm/v1/metrics/loggers.py``, ``vllm/v1/spec_decode/metrics.py``). The
+coordinator serves those of requests and speculation, a target those of its KV cache. A draft serves none, because sums
+over all processes would count it as a second model.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ VLLM_NAMES: dict[str, dict[str, VllmName]] = {"coordinator": _OF_COORDINATOR, "t
 
 
 def vllm_readings(readings: Iterable[Reading], role: str) -> dict[str, list[Reading]]:
-    """Readings of a process under vLLM's names and with its labels, by the names that they have here."""
+    """Readings of a process under vLLM's names and labels, by their names here."""
     given = list(readings)
     model = next((dict(found.labels)["model"] for found in given if found.name == "outrider_build_info"), "")
     names = VLLM_NAMES.get(role, {})

@@ -1,7 +1,7 @@
-"""Tracing: one trace a request, over the SDK, the coordinator and both services.
+"""Tracing: one trace per request, over the SDK, the coordinator and both services.
 
-Owns contexts, names, the way of finished spans out of the process, and what turns it on. OpenTelemetry is imported by
-``pipeline``, ``unhurried`` and ``file_exporter`` alone, when there is something to export to; the rest is plain Python.
+Owns contexts, names, the export of finished spans, and the switch. Only ``pipeline``, ``unhurried`` and
+``file_exporter`` import OpenTelemetry, and only if there is an exporter.
 """
 
 from outrider.telemetry.tracing.context import TraceContext

@@ -1,6 +1,6 @@
-"""Trace contexts in W3C's form: parsed, written, made, and that of the caller's active span.
+"""Trace contexts in W3C format: parsing, formatting, creation, and the context of the caller's active span.
 
-Plain Python, so that links and the SDK carry a context where OpenTelemetry is not installed.
+Does not require OpenTelemetry, so that links and the SDK can carry a context without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ids = random.Random(_random.getrandbits(256))
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """Identity of a span, as it is sent to another process. Ids are lower-case hexadecimal digits."""
+    """Identity of a span, sent to other processes. Ids are lower-case hexadecimal digits."""
 
     trace_id: str
     span_id: str
@@ -33,7 +33,7 @@ class TraceContext:
 
     @classmethod
     def parse(cls, trace_parent: str, state: str = "") -> TraceContext | None:
-        """The context that a ``traceparent`` gives; None when it is not one, as W3C asks of a receiver."""
+        """Parse a ``traceparent``; None if it is invalid, as W3C requires of a receiver."""
         found = _PATTERN.fullmatch(trace_parent.strip())
         if found is None:
             return None
@@ -50,17 +50,17 @@ class TraceContext:
 
 
 def new_trace_id() -> str:
-    """A trace's id, never all zeros."""
+    """A trace id, never all zeros."""
     return f"{_ids.getrandbits(128) or 1:032x}"
 
 
 def new_span_id() -> str:
-    """A span's id, never all zeros."""
+    """A span id, never all zeros."""
     return f"{_ids.getrandbits(64) or 1:016x}"
 
 
 def active_context() -> TraceContext | None:
-    """Context of the span that is active in this program, where OpenTelemetry traces it; None without one.
+    """Context of the active span of this program, if OpenTelemetry traces it; otherwise None.
 
     OpenTelemetry is not imported: a program with an active span has imported it.
     """

@@ -1,4 +1,4 @@
-"""Spans into a file: OTLP's JSON, one export a line, as the collector's file exporter writes it.
+"""File exporter: spans as OTLP JSON, one export per line, in the format of the collector's file exporter.
 
 Several processes may write the same file: each line is appended in one write.
 """
@@ -22,7 +22,7 @@ _READABLE_BY_OWNER = 0o600
 
 
 class FileExporter(SpanExporter):
-    """Appends to ``path``; ``ConfigError`` when it cannot be written."""
+    """Append spans to ``path``; ``ConfigError`` if it cannot be written."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -31,7 +31,7 @@ class FileExporter(SpanExporter):
             raise ConfigError("trace_file", f"cannot be written: {error}") from error
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """One line; a disk that takes no more is told of once a batch."""
+        """Write one line; a full disk is reported once per batch."""
         if not spans:
             return SpanExportResult.SUCCESS
         request = request_to_json(map(_from_sdk, spans), _values(spans[0].resource.attributes))
@@ -48,7 +48,7 @@ class FileExporter(SpanExporter):
         os.close(self._file)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Nothing is held back."""
+        """No effect: nothing is buffered."""
         return True
 
 

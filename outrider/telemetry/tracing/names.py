@@ -1,7 +1,7 @@
 """Names of spans, attributes and exporters.
 
-Those of OpenTelemetry's conventions for generative AI are kept here as constants of ours: the published package moves
-and deprecates them. What the conventions have no name for begins with ``outrider.``; times there are nanoseconds.
+The names of OpenTelemetry's conventions for generative AI are constants here, because the published package moves and
+deprecates them. Other attributes begin with ``outrider.``; their times are in nanoseconds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Spans as OTLP's JSON, both ways: one ``ExportTraceServiceRequest`` an object.
+"""OTLP JSON: conversion of spans in both directions, one ``ExportTraceServiceRequest`` per object.
 
-The form that the collector's file exporter writes a line of. Knows no files and no OpenTelemetry.
+The collector's file exporter writes the same format, one object per line. Requires neither files nor OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 
 def request_to_json(spans: Iterable[Span], resource: Mapping[str, AttributeValue]) -> dict[str, Any]:
-    """One request with all spans of one process."""
+    """An export request with all spans of one process."""
     scope_spans = {"scope": {"name": "outrider"}, "spans": [_span_to_json(span) for span in spans]}
     return {"resourceSpans": [{"resource": {"attributes": _attributes_to_json(resource)}, "scopeSpans": [scope_spans]}]}
 
 
 def spans_from_json(request: Mapping[str, Any]) -> Iterator[Span]:
-    """The spans of one request; ``KeyError``, ``TypeError`` or ``ValueError`` when it is not one."""
+    """The spans of an export request; ``KeyError``, ``TypeError`` or ``ValueError`` if it is invalid."""
     for of_resource in request["resourceSpans"]:
         resource = _attributes_from_json(of_resource.get("resource", {}).get("attributes", ()))
         for of_scope in of_resource.get("scopeSpans", ()):
@@ -89,7 +89,7 @@ def _texts(array: Any) -> tuple[str, ...]:  # noqa: ANN401 - JSON
 
 
 def _value_from_json(value: Mapping[str, Any]) -> AttributeValue:
-    """Kinds of value that we never write become text."""
+    """Value types that Outrider never writes become text."""
     kind, content = next(iter(value.items()), ("stringValue", ""))
     if kind == "intValue":
         return int(content)

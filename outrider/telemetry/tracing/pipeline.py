@@ -1,7 +1,7 @@
-"""Finished spans on their way out: through OpenTelemetry's sampler, batch processor and exporters.
+"""Export of finished spans through OpenTelemetry's sampler, batch processor and exporters.
 
-Owns the one thread in which spans are made from what was noted, so that no event loop and no engine makes them. Spans
-are handed to the SDK finished: starting and ending each there would cost 50 us in the loops that are being watched.
+Owns the thread that makes spans from records, so that neither event loops nor engines make them. The SDK gets finished
+spans: starting and ending them there would take 50 us each in the traced loops.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ from outrider.telemetry.tracing.unhurried import REST_S, SPANS_IN_A_ROW, Unhurri
 _log = logging.getLogger(__name__)
 
 MAX_WAITING = 16_384
-"""Requests, or items of a service, whose spans have not been made yet; past it they are dropped and counted."""
+"""Maximum number of requests, or items of a service, that wait to be converted to spans; more are dropped and counted.
+"""
 MAX_WAITING_SPANS = 65_536
-"""The batch processor's queue where ``OTEL_BSP_*`` sets none: its own 2,048 lose most of a busy second."""
+"""Queue length of the batch processor unless ``OTEL_BSP_*`` sets one; the default of 2,048 loses most spans of a busy
+second.
+"""
 MAX_BATCH_SPANS = 128
-"""In one export, likewise: what a collector that is away makes us drop at a time."""
+"""Maximum number of spans in one export, unless set; this many are lost at a time if the collector is away."""
 _GATHER_S = 0.1
-"""What ended is looked for so often. Waking a thread at each step would have it ask for the interpreter just then."""
+"""Interval of the conversion in seconds. Waking a thread at each step would make it compete for the interpreter."""
 _CLOSE_S = 5.0
 _PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 _KINDS = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER, Kind.CLIENT: SpanKind.CLIENT}
@@ -73,7 +76,7 @@ class Pipeline:
     def open(
         cls, service: str, exporters: Sequence[str], *, trace_file: str | None, environ: Mapping[str, str]
     ) -> Pipeline:
-        """``ConfigError`` for an exporter that is not installed or a file that cannot be written."""
+        """Open the exporters; ``ConfigError`` for one that is not installed or a file that cannot be written."""
         made = [_make_exporter(name, environ) for name in exporters]
         if trace_file is not None:
             made.append(FileExporter(trace_file))
@@ -81,7 +84,7 @@ class Pipeline:
         return cls(provider, made, environ)
 
     def sample(self, name: str, parent: TraceContext | None) -> TraceContext | None:
-        """As ``OTEL_TRACES_SAMPLER`` says."""
+        """Sample as ``OTEL_TRACES_SAMPLER`` says."""
         above = None if parent is None else set_span_in_context(NonRecordingSpan(_sdk_context(parent, is_remote=True)))
         trace_id = new_trace_id() if parent is None else parent.trace_id
         result = self._provider.sampler.should_sample(above, int(trace_id, 16), name, SpanKind.SERVER)
@@ -90,14 +93,14 @@ class Pipeline:
         return TraceContext(trace_id, new_span_id(), is_sampled=True, state=parent.state if parent else "")
 
     def emit(self, build: BuildSpans) -> None:
-        """Dropped, and counted, when too much is waiting."""
+        """Queue the record, or drop and count it if too many wait."""
         if len(self._waiting) < MAX_WAITING:
             self._waiting.append(build)
         else:
             self.num_dropped += 1
 
     def close(self) -> None:
-        """Export what is left; an exporter that does not answer is waited for a few seconds."""
+        """Export the rest; an exporter that does not answer is given a few seconds."""
         closing = threading.Thread(target=self._finish, name="tracing end", daemon=True)
         closing.start()
         closing.join(2 * _CLOSE_S)
@@ -138,14 +141,14 @@ class Pipeline:
 
 
 def _batched(exporter: SpanExporter, environ: Mapping[str, str]) -> SpanProcessor:
-    """The SDK's batch processor, of our sizes where the standard variables set none."""
+    """The SDK's batch processor, with sizes of this module unless the standard variables set them."""
     if environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or environ.get("OTEL_BSP_MAX_EXPORT_BATCH_SIZE"):
         return BatchSpanProcessor(exporter)  # the one has to fit the other
     return BatchSpanProcessor(exporter, max_queue_size=MAX_WAITING_SPANS, max_export_batch_size=MAX_BATCH_SPANS)
 
 
 def to_sdk(span: Span, resource: Resource) -> ReadableSpan:
-    """A finished span of the SDK."""
+    """Convert to a finished span of the SDK."""
     context = TraceContext(span.trace_id, span.span_id, is_sampled=True, state=span.trace_state)
     parent = TraceContext(span.trace_id, span.parent_id, is_sampled=True) if span.parent_id else None
     return ReadableSpan(
@@ -174,14 +177,14 @@ def _sdk_context(context: TraceContext, *, is_remote: bool = False) -> SpanConte
 
 
 class _HashedOnce(Resource):
-    """Exporters look a span's resource up in a table, and the SDK's writes all of it as JSON for each look."""
+    """A resource that caches its hash: the SDK's serializes the whole resource at each lookup."""
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
 
 def resource_of(service: str, environ: Mapping[str, str]) -> Resource:
-    """``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` come before our own names."""
+    """The resource; ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` take precedence over Outrider's names."""
     ours = {
         names.SERVICE_NAMESPACE: "outrider",
         names.SERVICE_VERSION: __version__,

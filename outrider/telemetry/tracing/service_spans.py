@@ -23,30 +23,30 @@ from outrider.telemetry.tracing.span import AttributeValue, Kind, Link, Span
 from outrider.telemetry.tracing.turning_on import Tracing
 
 MAX_LINKS = 128
-"""Of one span; OpenTelemetry's own limit."""
+"""Maximum number of links of a span, which is OpenTelemetry's limit."""
 
 _ITEM_NAMES = {"draft": names.PROPOSE_ITEM, "target": names.SCORE_ITEM}
 
 
 class ServiceRecorder:
-    """Implements ``outrider.recording.Recorder``: what ended is made into spans elsewhere."""
+    """Implements ``outrider.recording.Recorder``: converts the records of finished items to spans."""
 
     def __init__(self, tracing: Tracing, role: str) -> None:
         self._tracing = tracing
         self._item_name = _ITEM_NAMES[role]
 
     def wants(self, trace_parent: str) -> bool:
-        """As the caller decided, if this is a trace at all."""
+        """Whether the caller samples this trace."""
         context = TraceContext.parse(trace_parent)
         return context is not None and context.is_sampled
 
     def ended(self, item: ItemRecord) -> None:
-        """Hand it over."""
+        """Hand over a finished record."""
         self._tracing.emit(partial(item_spans, item, self._item_name))
 
 
 def item_spans(item: ItemRecord, name: str) -> Iterator[Span]:
-    """The spans of one item, and of the shared forwards in which it stood first. For one thread alone."""
+    """The spans of one item, and of the shared forwards of which it is the first item. Not thread-safe."""
     parent = TraceContext.parse(item.trace_parent)
     if parent is None:
         return

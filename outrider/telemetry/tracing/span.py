@@ -1,6 +1,6 @@
-"""A finished span as a plain value: what is exported, and what is read back from a file or a receiver.
+"""A finished span as a plain value, for export and for reading from files or receivers.
 
-Needs no OpenTelemetry. Times are nanoseconds since 1970 by the clock of the host that made the span.
+Does not require OpenTelemetry. Times are nanoseconds since 1970 by the clock of the host that made the span.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ AttributeValue = str | bool | int | float | tuple[str, ...]
 
 
 class Kind(enum.IntEnum):
-    """A span's place in a call; the numbers are OTLP's."""
+    """Kind of a span; the numbers are OTLP's."""
 
     INTERNAL = 1
     SERVER = 2
@@ -22,7 +22,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A span of any trace that this one had to do with."""
+    """A link to a span of any trace."""
 
     trace_id: str
     span_id: str
@@ -50,7 +50,7 @@ class Span:
 
     @property
     def duration_ns(self) -> int:
-        """How long it took."""
+        """Duration in nanoseconds."""
         return self.end_ns - self.start_ns
 
 

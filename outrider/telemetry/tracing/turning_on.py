@@ -1,7 +1,6 @@
-"""Whether a process traces at all: the standard ``OTEL_*`` variables, and a file of ours.
+"""Switch of tracing: the standard ``OTEL_*`` variables and the setting ``trace_file``.
 
-Off unless an exporter, an OTLP endpoint or a file is named. What is off costs nothing: nothing of OpenTelemetry is
-imported.
+Tracing is off unless an exporter, an OTLP endpoint or a file is set. If it is off, OpenTelemetry is not imported.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 _INSTALL = "opentelemetry is not installed: install outrider[telemetry]"
 
 _SWITCH_INTERVAL_S = 5e-4
-"""How long a thread that makes or encodes spans may keep the interpreter from those that serve; else it is 5 ms."""
+"""Switch interval of the interpreter while threads make and encode spans, in seconds; Python's default is 5 ms."""
 
 
 class Tracing(Protocol):
-    """Where finished spans go. Safe to use from any thread."""
+    """Destination of finished spans. Thread-safe."""
 
     def sample(self, name: str, parent: TraceContext | None) -> TraceContext | None:
-        """The context of a new span below ``parent``; None when it is not to be recorded."""
+        """Context of a new span below ``parent``; None if it is not sampled."""
         ...
 
     def emit(self, build: BuildSpans) -> None:
-        """Have spans made and exported by a thread of its own; returns at once."""
+        """Make and export spans in a background thread; returns at once."""
         ...
 
     def close(self) -> None:
-        """Export what is left, within a bounded time."""
+        """Export the rest within a bounded time."""
         ...
 
 
 def turn_on_tracing(
     service: str, *, trace_file: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> Tracing | None:
-    """The process's tracing, or None when it is off. ``service``: "coordinator", "draft" or "target".
+    """Return the tracing of the process, or None if it is off. ``service``: "coordinator", "draft" or "target".
 
-    ``ConfigError`` when a file is asked for and OpenTelemetry is missing; variables, which may be set for a whole
-    cluster, are only warned about then.
+    Raises ``ConfigError`` if a file is set and OpenTelemetry is missing. For variables, which may be set for a whole
+    cluster, this is only a warning.
     """
     exporters = exporter_names(environ)
     if trace_file is None and not exporters:
@@ -69,7 +68,7 @@ def turn_on_tracing(
 
 @contextlib.asynccontextmanager
 async def traced(service: str, *, trace_file: str | None) -> AsyncIterator[Tracing | None]:
-    """``turn_on_tracing`` for as long as the process serves; what is left is exported at the end."""
+    """``turn_on_tracing`` while the process serves; the rest is exported at the end."""
     tracing = turn_on_tracing(service, trace_file=trace_file)
     usual = sys.getswitchinterval()
     try:
@@ -83,7 +82,7 @@ async def traced(service: str, *, trace_file: str | None) -> AsyncIterator[Traci
 
 
 def exporter_names(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The exporters that the standard variables ask for: those named, else OTLP where an endpoint is set."""
+    """The exporters of the standard variables: those named, or OTLP if an endpoint is set."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return ()
     named = environ.get("OTEL_TRACES_EXPORTER", "").strip()

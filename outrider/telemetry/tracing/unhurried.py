@@ -1,7 +1,7 @@
-"""Exporters that let other threads in while they encode.
+"""Exporter that yields to other threads while it encodes.
 
-Encoding a batch takes milliseconds in one go, and Python lets another thread wait five of them before it takes the
-interpreter away: that thread may be the engine's, with a forward to start.
+Encoding a batch takes several milliseconds, and Python's default switch interval makes other threads wait for 5 ms. One
+of them may be the engine's, with a forward to start.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 SPANS_IN_A_ROW, REST_S = 16, 2e-4
-"""So many are made or encoded, in less than half a millisecond, before other threads are let in. Fewer in a row gained
-nothing: each waking takes the interpreter from somebody.
+"""Number of spans that are made or encoded, in less than half a millisecond, before other threads run. Smaller numbers
+gained nothing.
 """
 
 
 class UnhurriedExporter(SpanExporter):
-    """An exporter whose spans come to it with rests between them, until it is time to end."""
+    """Exporter that gets its spans with pauses between them, until shutdown."""
 
     def __init__(self, exporter: SpanExporter, ending: threading.Event) -> None:
         self._exporter, self._ending = exporter, ending
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Exporters encode while they walk over the spans."""
+        """Export with pauses: exporters encode while they iterate over the spans."""
         return self._exporter.export(spans if self._ending.is_set() else _WithRests(spans))
 
     def shutdown(self) -> None:
@@ -35,7 +35,7 @@ class UnhurriedExporter(SpanExporter):
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Export what is held back."""
+        """Export the buffered spans."""
         return self._exporter.force_flush(timeout_millis)
 
 

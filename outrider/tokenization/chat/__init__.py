@@ -1,6 +1,6 @@
-"""Chat templates: found among a model's tokenizer files, rendered in a sandbox.
+"""Chat templates: found among the tokenizer files of a model, rendered in a sandbox.
 
-Prompts equal those of transformers' ``apply_chat_template``; neither transformers nor torch is imported.
+Prompts equal those of transformers' ``apply_chat_template``. Neither transformers nor torch is imported.
 """
 
 from outrider.tokenization.chat.renderer import ChatRenderer

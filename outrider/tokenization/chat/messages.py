@@ -1,7 +1,7 @@
-"""Messages of OpenAI's API made into what chat templates expect.
+"""Conversion of OpenAI messages for chat templates.
 
-Content that is a list of text parts becomes one text where the template does not loop over parts. Arguments of tool
-calls become objects. Parts that are no text are refused: the models served here read text alone.
+Content that is a list of text parts is joined if the template does not loop over parts. Arguments of tool calls become
+objects. Parts that are not text are refused.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from outrider.errors import InvalidRequestError
 from outrider.tokenization.chat.sandbox import parse_template
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names of one thing; templates know the first, or the second."""
+"""Two names of the same field; templates use either."""
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
 def prepare_messages(messages: Sequence[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
-    """Copies of the messages as the template reads them; ``InvalidRequestError`` names the part that it cannot."""
+    """Copies of the messages in the form of the template; ``InvalidRequestError`` names an unsupported part."""
     takes_parts = loops_over_content(template)
     prepared = [_prepare(f"messages[{index}]", message, takes_parts) for index, message in enumerate(messages)]
     return prepared if "developer" in template else list(map(_without_developer, prepared))
@@ -53,7 +53,7 @@ def _is_content(node: nodes.Node) -> bool:
 
 
 def _prepare(field: str, message: Mapping[str, Any], takes_parts: bool) -> dict[str, Any]:
-    # Clients send null for what is not there; templates ask whether it is there.
+    # Clients send null for absent fields; templates test for their presence.
     kept = {name: value for name, value in message.items() if value is not None}
     if isinstance(kept.get("content"), list | tuple):
         parts = [_text_part(f"{field}.content[{index}]", part) for index, part in enumerate(kept["content"])]

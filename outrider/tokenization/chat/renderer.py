@@ -1,4 +1,4 @@
-"""The chat renderer: from a chat prompt to the text that the model reads."""
+"""Chat renderer: from a chat prompt to the prompt text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from outrider.tokenization.chat.sandbox import compile_template
 from outrider.tokenization.chat.templates import ChatTemplates
 
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Put after the message that is to be continued; what a template adds behind it is cut off. The blank at its end shows
-whether the template trims messages."""
+"""Inserted after the message that is continued; the text after it is cut off. The blank at its end shows whether the
+template trims messages.
+"""
 
 
 class ChatRenderer:
-    """Renders chats with one model's templates. Safe to use from several threads."""
+    """Renders chats with the templates of one model. Thread-safe."""
 
     def __init__(self, templates: ChatTemplates) -> None:
         self._templates = templates
@@ -32,11 +33,11 @@ class ChatRenderer:
 
     @property
     def template_names(self) -> tuple[str, ...]:
-        """Names of the templates; empty for a model that has none."""
+        """Names of the templates; empty for a model without templates."""
         return tuple(self._templates.sources)
 
     def render(self, chat: ChatPrompt) -> str:
-        """The prompt as text, special tokens included; ``InvalidRequestError`` names what cannot be rendered."""
+        """Render the prompt, special tokens included; ``InvalidRequestError`` names what cannot be rendered."""
         check_chat(chat)
         template = self._templates.choose(chat.chat_template, has_tools=chat.tools is not None)
         messages = prepare_messages(chat.messages, template)
@@ -69,7 +70,7 @@ class ChatRenderer:
 
 
 def _mark_final(messages: list[dict[str, Any]], template: str) -> str:
-    """Mark the end of the last message; its text, or that of its last part."""
+    """Mark the end of the last message, or of its last part."""
     content = messages[-1].get("content")
     if isinstance(content, list) and content:
         text: str = content[-1]["text"]
@@ -99,7 +100,7 @@ def _check_encodable(text: str) -> None:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """A copy made of dictionaries and lists, whatever mappings and sequences a caller brought."""
+    """A copy made of dictionaries and lists, from any mappings and sequences."""
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

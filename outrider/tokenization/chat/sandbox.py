@@ -1,7 +1,7 @@
-"""The sandbox that chat templates run in: the names and filters that templates of the Hub rely on.
+"""Sandbox of chat templates, with the names and filters that templates on the Hub use.
 
-A template comes with a model and is code that was not reviewed. It reads plain JSON values, changes none of them, and
-reaches no attribute that begins with an underscore.
+A template comes with a model and is unreviewed code. It reads plain JSON values, cannot change them, and cannot access
+attributes that begin with an underscore.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 @lru_cache(maxsize=64)
 def compile_template(source: str) -> jinja2.Template:
-    """A template, compiled once; raises ``jinja2.TemplateError`` for one that is wrong."""
+    """Compile a template; raises ``jinja2.TemplateError`` for an invalid one. Cached."""
     return _environment().from_string(source)
 
 
@@ -44,7 +44,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class GenerationBlock(jinja2.ext.Extension):
-    """``{% generation %}``: marks what the assistant wrote, for training. Here its content is rendered as it is."""
+    """``{% generation %}`` marks the assistant's text, for training. Its content is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class's own attribute
 
@@ -56,7 +56,7 @@ class GenerationBlock(jinja2.ext.Extension):
 
 
 class _MakeDict:
-    """``dict`` for templates: makes dictionaries, and has none of the type's attributes."""
+    """``dict`` for templates: creates dictionaries and has no other attributes."""
 
     def __call__(self, *args: Any, **entries: Any) -> dict[Any, Any]:  # noqa: ANN401 - a template's values
         return dict(*args, **entries)
@@ -104,5 +104,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is; jinja2's own filter writes for HTML pages."""
+    """JSON without HTML escapes, unlike the filter of jinja2."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,4 +1,4 @@
-"""The chat templates of a model, and the special tokens they name, from its tokenizer files."""
+"""Chat templates of a model and the special tokens that they use, from its tokenizer files."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplates:
-    """Templates by name, and the variables that every template sees."""
+    """Templates by name, and the variables that all templates share."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
     special_tokens: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplates:
-        """From the files of a model's folder; a file that cannot be read counts as one that is not there."""
+        """Read the templates from the files of a model folder; unreadable files are ignored."""
         config = _object(files, "tokenizer_config.json")
         special = {**_object(files, "special_tokens_map.json"), **config}
         return cls(_of_files(files) or _of_config(config, files), _special_tokens(special))
 
     def choose(self, name: str, *, has_tools: bool) -> str:
-        """The template of this name, or the one for a chat; ``InvalidRequestError`` where there is none."""
+        """Return the template of this name, or the default one for a chat; ``InvalidRequestError`` if there is none."""
         if not self.sources:
             raise InvalidRequestError(
                 "messages", "cannot be used, since the model has no chat template; send a prompt instead"
@@ -72,7 +72,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(token: object) -> str | None:
-    """A token is written as its text, or as an object that holds it."""
+    """The text of a token, which is a string or an object that contains it."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
