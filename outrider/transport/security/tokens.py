@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -89,7 +89,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:  # noqa: ANN401 - a handler has no public type that can be rebuilt
-        """The handler, or one of the same shape that only refuses."""
+        """The handler, or one that only refuses."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(_OURS):
             return handler
@@ -109,18 +109,10 @@ def _bearer(details: grpc.HandlerCallDetails) -> str | None:
 
 
 def _refusing(handler: Any, problem: str) -> Any:  # noqa: ANN401
-    def refuse() -> NoReturn:
+    """A handler that refuses before it reads: what it would read, a stranger would have us hold first."""
+
+    async def refuse(requests: object, context: object) -> AsyncGenerator[None, None]:
         raise UnauthenticatedError(problem)
-
-    async def answer(request: object, context: object) -> None:
-        refuse()
-
-    async def stream(request: object, context: object) -> AsyncGenerator[None, None]:
-        refuse()
         yield
 
-    if handler.unary_unary is not None:
-        return handler._replace(unary_unary=answer)
-    if handler.unary_stream is not None:
-        return handler._replace(unary_stream=stream)
-    return handler._replace(stream_stream=stream)
+    return grpc.stream_stream_rpc_method_handler(refuse, handler.request_deserializer, handler.response_serializer)

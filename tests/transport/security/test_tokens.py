@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -93,6 +94,25 @@ async def test_the_status_says_why_to_any_client(serve_with: ServeWith, tokens: 
     info = error_details_pb2.ErrorInfo()
     assert rpc_status.from_call(caught.value).details[0].Unpack(info)
     assert (info.domain, info.reason) == ("outrider", "UnauthenticatedError")
+
+
+@pytest.mark.parametrize("method", ["Describe", "Attach"])
+async def test_a_stranger_is_refused_before_its_request_is_read(
+    serve_with: ServeWith, tokens: Path, method: str
+) -> None:
+    """A request may take 256 MiB, more when it was compressed: nobody who has no token makes a service hold it."""
+
+    async def never_sent() -> Any:
+        await asyncio.Event().wait()
+        yield b""
+
+    server = await serve_with(asks(tokens), role="target")
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        ask: Any = channel.stream_stream(f"/outrider.v1.TargetService/{method}")
+        call = ask(never_sent(), timeout=20)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_health_and_reflection_ask_for_none(serve_with: ServeWith, tokens: Path) -> None:
