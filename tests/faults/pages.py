@@ -17,11 +17,14 @@ _OUTPUT_TOKENS = 40
 _VOCABULARY = 2000
 
 
-async def touch_pages(client: AsyncClient, process: Process) -> int:
-    """Run long prompts, no two alike, that together need every page; the most pages in use at a time."""
+async def touch_pages(client: AsyncClient, process: Process, *, num_sharing: int = 1) -> int:
+    """Run long prompts, no two alike, that together need every page; the most pages of ``process`` in use at a time.
+
+    ``num_sharing`` processes of as many pages share the prompts.
+    """
     metrics = await process.metrics() or {}
     num_pages = int(metrics["outrider_kv_pages_free"] + metrics["outrider_kv_pages_used"])
-    count = math.ceil(num_pages * _PAGE_SIZE / (_PROMPT_TOKENS + _OUTPUT_TOKENS)) + 1
+    count = num_sharing * (math.ceil(num_pages * _PAGE_SIZE / (_PROMPT_TOKENS + _OUTPUT_TOKENS)) + 1)
     async with _most_used(process) as most:
         await asyncio.gather(*(_fill(client, number) for number in range(count)))
     return most[0]

@@ -73,8 +73,10 @@ class Run:
         """
         if self.is_short:
             return
-        for process in self.stack.targets:
-            self.say(f"{await touch_pages(self.clients[0], process)} of {process.name}'s pages touched")
+        targets = self.stack.targets
+        for process in targets:
+            num_touched = await touch_pages(self.clients[0], process, num_sharing=len(targets))
+            self.say(f"{num_touched} of {process.name}'s pages touched")
 
     async def suffer(self, plan: Sequence[Fault], traffic: Traffic) -> None:
         """One fault after another while streams run; the stack recovers in between where a fault says so."""
