@@ -56,6 +56,7 @@ async def _serve(
         probes=Probes.of(settings),
         max_connection_age_s=settings.max_connection_age_s,
         max_connection_age_grace_s=settings.max_connection_age_grace_s,
+        reuse_port=settings.reuse_port,
     )
     _log.info("listening on %s", server.address)
     following = asyncio.create_task(_follow_target(server, target_up))

@@ -111,6 +111,10 @@ MaxRunning = Annotated[
     int | None,
     _serving("Maximum number of running requests. Default 256.", "--max-running-requests", "--max-num-seqs"),
 ]
+NumCoordinators = Annotated[
+    int | None,
+    _serving("Coordinator processes on one port; they share no limits. Default 1.", "--num-coordinators"),
+]
 MaxBatched = Annotated[
     int | None,
     _serving(
@@ -180,6 +184,7 @@ def serve(
     api_key: ApiKey = None,
     generation_config: GenerationConfigFlag = None,
     max_running_requests: MaxRunning = None,
+    num_coordinators: NumCoordinators = None,
     max_batched_tokens: MaxBatched = None,
     max_logprobs: MaxLogprobs = None,
     metrics_port: MetricsPort = None,
@@ -208,6 +213,7 @@ def serve(
         ("coordinator", "disable_by_batch_size"): disable_by_batch_size,
         ("coordinator", "tokenizer"): tokenizer,
         ("coordinator", "max_running_requests"): max_running_requests,
+        ("coordinator", "num_processes"): num_coordinators,
         ("coordinator", "max_logprobs"): max_logprobs,
         ("coordinator", "log_level"): log_level,
         ("coordinator", "log_interval_s"): log_interval_s,

@@ -351,6 +351,12 @@ class CoordinatorSettings(Section):
 
     host: Text = _HOST
     port: Port = Field(50050, description="Port to listen on.")
+    num_processes: Positive = Field(
+        1,
+        description="Processes that outrider serve starts of it, on one port: the kernel spreads connections. Limits,"
+        " queue, prefix affinity and draft lengths are of each process.",
+    )
+    reuse_port: bool = Field(False, description="Let other coordinators of this host listen on the same port too.")
     target_address: Text = Field(
         "127.0.0.1:50051",
         description="Addresses of the targets: host:port or unix:/path, separated by commas; each address of a host"

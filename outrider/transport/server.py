@@ -53,8 +53,6 @@ _GRPC_LOG.addFilter(_is_worth_a_line)
 
 _OPTIONS: Options = [
     *KEEPALIVE,
-    # Without this a second server binds the same port without a word, and calls go to either.
-    ("grpc.so_reuseport", 0),
     # Clients ping an idle link to see whether we are there; that is welcome.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -162,8 +160,11 @@ async def serve_generation(
     probes: Probes | None = None,
     max_connection_age_s: float | None = None,
     max_connection_age_grace_s: float | None = None,
+    reuse_port: bool = False,
 ) -> Server:
     """Listen for users; NOT_SERVING until ``set_serving``. ``ConfigError`` when the port is taken.
+
+    ``reuse_port``: other servers that say so may listen on the same port; the kernel spreads connections over them.
 
     A connection older than ``max_connection_age_s`` is asked to come again, so that users spread over new replicas
     behind a load balancer; what runs on it has ``max_connection_age_grace_s`` to finish, None: as long as it takes.
@@ -177,7 +178,9 @@ async def serve_generation(
         *message_limits(MAX_PUBLIC_MESSAGE_BYTES, max_received_bytes=MAX_REQUEST_BYTES),
         *_connection_age(max_connection_age_s, max_connection_age_grace_s),
     ]
-    return await _serve(add, name, options, host=host, port=port, security=security, probes=probes)
+    return await _serve(
+        add, name, options, host=host, port=port, security=security, probes=probes, reuse_port=reuse_port
+    )
 
 
 def address_of(host: str, port: int) -> str:
@@ -204,13 +207,16 @@ async def _serve(
     port: int,
     security: ServerSecurity,
     probes: Probes | None,
+    reuse_port: bool = False,
 ) -> Server:
     security.check(host)
     # The first is the outermost: what the token check refuses becomes a status too.
     guards: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
     if security.tokens is not None:
         guards.append(TokenInterceptor(security.tokens))
-    server = grpc.aio.server(interceptors=guards, options=[*_OPTIONS, *options])
+    # Without this option a second server binds the same port without a word, and calls go to either.
+    sharing = ("grpc.so_reuseport", int(reuse_port))
+    server = grpc.aio.server(interceptors=guards, options=[*_OPTIONS, sharing, *options])
     add(server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

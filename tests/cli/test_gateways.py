@@ -46,6 +46,12 @@ def test_several_processes_share_a_port() -> None:
     assert all(settings_of(spec.argv).reuse_port for spec in made.specs)
 
 
+def test_there_are_as_many_as_coordinators_unless_it_is_said_otherwise() -> None:
+    port = free_port()
+    assert len(plan(gateway__port=port, coordinator__num_processes=3).specs) == 3
+    assert len(plan(gateway__port=port, coordinator__num_processes=3, gateway__num_processes=1).specs) == 1
+
+
 def test_none_is_started_where_it_is_turned_off() -> None:
     assert plan(gateway__enabled="false") == gateways.GatewayPlan()
 

@@ -14,6 +14,7 @@ from outrider.cli.stack.running import told
 from outrider.cli.stack.secret import LinkSecret, make_link_secret
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load, load_all
 from outrider.config.fields import DraftMethod
+from outrider.errors import ConfigError
 from outrider.transport.security import OPEN_CLIENT
 
 
@@ -28,7 +29,7 @@ def test_the_coordinator_is_told_where_the_models_are() -> None:
     target, draft = made.models
     assert (target.module, draft.module) == ("outrider_target", "outrider_draft")
     assert (target.address, draft.address) == ("127.0.0.1:9001", "127.0.0.1:9002")
-    coordinator = load(CoordinatorSettings, made.coordinator.argv, {})
+    coordinator = load(CoordinatorSettings, made.coordinators[0].argv, {})
     assert coordinator.target_address == target.address
     assert coordinator.draft_address == draft.address
     assert made.address == "127.0.0.1:7000"
@@ -58,11 +59,11 @@ def test_the_models_ask_for_the_secret_and_the_coordinator_brings_it() -> None:
     files = [
         load(TargetSettings, made.models[0].argv, {}).link_token_file,
         load(DraftSettings, made.models[1].argv, {}).link_token_file,
-        load(CoordinatorSettings, made.coordinator.argv, {}).link_token_file,
+        load(CoordinatorSettings, made.coordinators[0].argv, {}).link_token_file,
     ]
     assert files == [secret.path] * 3
-    assert all(spec.inherited == secret.descriptors for spec in (*made.models, made.coordinator))
-    assert not any(token in word for spec in (*made.models, made.coordinator) for word in spec.argv)
+    assert all(spec.inherited == secret.descriptors for spec in (*made.models, *made.coordinators))
+    assert not any(token in word for spec in (*made.models, *made.coordinators) for word in spec.argv)
     assert made.link.token is not None and made.link.token() == token
     assert Path(make_link_secret().path).read_text().strip() != token
     assert Path(secret.path).stat().st_mode & 0o777 == 0o600
@@ -81,7 +82,7 @@ def test_no_secret_where_links_are_not_the_stacks_alone(
 ) -> None:
     monkeypatch.setattr("outrider.cli.stack.plan.link_security", lambda _: OPEN_CLIENT)  # reads no file
     made = plan(flags, LinkSecret("/secret", (9,)))
-    assert load(CoordinatorSettings, made.coordinator.argv, {}).link_token_file is None
+    assert load(CoordinatorSettings, made.coordinators[0].argv, {}).link_token_file is None
     assert made.models[0].inherited == ()
     given = load(TargetSettings, made.models[0].argv, {}).link_token_file
     assert given == flags.get(("target", "link_token_file"))
@@ -98,7 +99,7 @@ def test_the_models_have_room_for_the_requests_of_the_coordinator() -> None:
 def test_without_a_draft_there_is_no_draft_process() -> None:
     made = plan({})
     assert [spec.name for spec in made.models] == ["target"]
-    assert load(CoordinatorSettings, made.coordinator.argv, {}).draft_address is None
+    assert load(CoordinatorSettings, made.coordinators[0].argv, {}).draft_address is None
 
 
 def test_ngram_is_a_draft_process_without_a_model() -> None:
@@ -109,14 +110,14 @@ def test_ngram_is_a_draft_process_without_a_model() -> None:
 
 def test_a_draft_that_runs_elsewhere_is_left_where_it_is() -> None:
     made = plan({("coordinator", "draft_address"): "other:50052"})
-    assert load(CoordinatorSettings, made.coordinator.argv, {}).draft_address == "other:50052"
+    assert load(CoordinatorSettings, made.coordinators[0].argv, {}).draft_address == "other:50052"
 
 
 def test_there_is_no_drain_delay_unless_it_is_asked_for() -> None:
-    assert load(CoordinatorSettings, plan({}).coordinator.argv, {}).drain_delay_s == 0
+    assert load(CoordinatorSettings, plan({}).coordinators[0].argv, {}).drain_delay_s == 0
     asked = plan({("coordinator", "drain_delay_s"): 3})
-    assert load(CoordinatorSettings, asked.coordinator.argv, {}).drain_delay_s == 3
-    assert asked.coordinator.stop_within_s > 3 + 30
+    assert load(CoordinatorSettings, asked.coordinators[0].argv, {}).drain_delay_s == 3
+    assert asked.coordinators[0].stop_within_s > 3 + 30
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_behind_tls_a_service_is_asked_over_http_whether_it_serves() -> None:
     target = load(TargetSettings, made.models[0].argv, {})
     assert (target.health_host, target.health_port) == ("127.0.0.1", 9002)
     assert made.models[0].probe == "http://127.0.0.1:9002/readyz"
-    assert made.coordinator.probe == made.coordinator.address
+    assert made.coordinators[0].probe == made.coordinators[0].address
 
 
 def test_graphs_are_captured_for_what_the_coordinator_asks_for() -> None:
@@ -180,3 +181,39 @@ def test_graphs_are_captured_for_what_the_coordinator_asks_for() -> None:
     target, draft = load(TargetSettings, made.models[0].argv, {}), load(DraftSettings, made.models[1].argv, {})
     assert (target.max_running_requests, target.num_speculative_tokens) == (96, 6)
     assert (draft.max_running_requests, draft.num_speculative_tokens) == (12, 6)
+
+
+def test_several_coordinators_share_an_address_and_nothing_else() -> None:
+    secret = make_link_secret()
+    made = plan(
+        {
+            ("draft", "model"): "/d",
+            ("coordinator", "num_processes"): 3,
+            ("coordinator", "metrics_port"): 9100,
+            ("coordinator", "trace_file"): "/tmp/trace.json",
+        },
+        secret,
+    )
+    assert [spec.name for spec in made.coordinators] == ["coordinator-1", "coordinator-2", "coordinator-3"]
+    assert {spec.address for spec in made.coordinators} == {made.address}
+    settings = [load(CoordinatorSettings, spec.argv, {}) for spec in made.coordinators]
+    assert all(each.reuse_port for each in settings)
+    assert len({each.health_port for each in settings}) == 3
+    assert [spec.probe for spec in made.coordinators] == [
+        f"http://127.0.0.1:{each.health_port}/readyz" for each in settings
+    ]
+    assert [each.metrics_port for each in settings] == [9100, 9103, 9104]  # 9101 and 9102: target and draft
+    assert [each.trace_file for each in settings] == ["/tmp/trace.json", "/tmp/trace-2.json", "/tmp/trace-3.json"]
+    assert {each.target_address for each in settings} == {made.models[0].address}
+    assert all(spec.inherited == secret.descriptors for spec in made.coordinators)
+
+
+def test_one_coordinator_does_not_share_its_port() -> None:
+    (spec,) = plan({}).coordinators
+    assert spec.name == "coordinator"
+    assert not load(CoordinatorSettings, spec.argv, {}).reuse_port
+
+
+def test_a_socket_file_cannot_be_shared() -> None:
+    with pytest.raises(ConfigError, match=r"coordinator\.num_processes"):
+        plan({("coordinator", "host"): "unix:/tmp/s", ("coordinator", "num_processes"): 2})

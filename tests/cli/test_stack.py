@@ -56,7 +56,8 @@ def spec(name: str, *argv: str, stop_within_s: float = 10.0) -> ServiceSpec:
 
 def plan(*argv: str, target: tuple[str, ...] = (), draft: tuple[str, ...] = ()) -> StackPlan:
     return StackPlan(
-        models=(spec("target", *argv, *target), spec("draft", *argv, *draft)), coordinator=spec("coordinator", *argv)
+        models=(spec("target", *argv, *target), spec("draft", *argv, *draft)),
+        coordinators=(spec("coordinator", *argv),),
     )
 
 
@@ -114,7 +115,7 @@ async def test_a_killed_draft_and_a_killed_target_are_started_again() -> None:
 async def test_a_service_that_does_not_stop_is_killed() -> None:
     stubborn = spec("coordinator", "--ignore-sigterm", stop_within_s=0.2)
     async with Stack(
-        StackPlan(models=plan().models[:1], coordinator=stubborn), probe=is_serving, listener=Recorder()
+        StackPlan(models=plan().models[:1], coordinators=(stubborn,)), probe=is_serving, listener=Recorder()
     ) as stack:
         pids = stack.pids
     assert not any(is_alive(pid) for pid in pids.values())

@@ -60,6 +60,25 @@ async def test_a_socket_in_use_is_a_clear_error(serve: Serve, tmp_path: Any) -> 
     assert await health_of(host, NAMES["target"]) == SERVING
 
 
+async def test_coordinators_that_say_so_share_a_port_and_the_kernel_spreads_connections() -> None:
+    """Health tells them apart here: one of the two serves."""
+    first = await serve_generation(ScriptedGenerator(), host="127.0.0.1", port=0, reuse_port=True)
+    port = int(first.address.rpartition(":")[2])
+    second = await serve_generation(ScriptedGenerator(), host="127.0.0.1", port=port, reuse_port=True)
+    try:
+        assert second.address == first.address
+        await first.set_serving(True)
+        heard = [await health_of(first.address, NAMES["generation"]) for _ in range(40)]
+        assert set(heard) == {SERVING, NOT_SERVING}  # by chance they are all of one in 1 of 10^12 runs
+        with pytest.raises(ConfigError, match="in use"):
+            await serve_generation(ScriptedGenerator(), host="127.0.0.1", port=port)
+        await second.stop()
+        assert {await health_of(first.address, NAMES["generation"]) for _ in range(10)} == {SERVING}
+    finally:
+        await first.stop()
+        await second.stop()
+
+
 async def test_an_address_that_is_not_ours_is_a_clear_error(serve: Serve) -> None:
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         await serve("draft", service("draft"), host="192.0.2.1", port=0)

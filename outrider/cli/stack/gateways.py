@@ -52,6 +52,8 @@ def beside(gateway: GatewaySettings, coordinator: CoordinatorSettings, explicit:
     # What goes to an address of this host does not leave it, whatever the address.
     followed["allow_plaintext_token"] = True
     followed["drain_delay_s"] = 0.0
+    # Each has one connection, and so one coordinator: as many gateways keep as many coordinators busy.
+    followed["num_processes"] = coordinator.num_processes
     update |= {name: value for name, value in followed.items() if (gateway.name, name) not in explicit}
     return gateway.model_copy(update=update)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from outrider.cli.stack.coordinators import coordinator_processes
 from outrider.cli.stack.secret import LinkSecret
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Settings, TargetSettings, to_argv
 from outrider.config.fields import DraftMethod
@@ -48,10 +49,11 @@ class ServiceSpec:
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """All processes: the models first, the coordinator when they serve."""
+    """All processes: the models first, the coordinators when they serve."""
 
     models: tuple[ServiceSpec, ...]
-    coordinator: ServiceSpec
+    coordinators: tuple[ServiceSpec, ...]
+    """One, or several on one address; started when the models serve."""
     link: ClientSecurity = OPEN_CLIENT
     """What the models ask of whoever attaches to them."""
     note: str = ""
@@ -64,7 +66,7 @@ class StackPlan:
     @property
     def address(self) -> str:
         """Where users connect."""
-        return self.coordinator.address
+        return self.coordinators[0].address
 
 
 def plan_stack(
@@ -92,7 +94,9 @@ def plan_stack(
     coordinator = _probed(_at_once(settings.coordinator, explicit), free_port).model_copy(
         update={"target_address": models[0].address, "draft_address": draft_address}
     )
-    return StackPlan(tuple(models), _spec(coordinator, "outrider_coordinator"), link_security(coordinator))
+    processes = coordinator_processes(coordinator, free_port)
+    coordinators = tuple(_spec(each, "outrider_coordinator", name=name) for name, each in processes.items())
+    return StackPlan(tuple(models), coordinators, link_security(coordinator))
 
 
 def _with_room_for_sessions(settings: Settings, explicit: Collection[Place]) -> Settings:
@@ -131,8 +135,10 @@ def _secured(settings: Settings, secret: LinkSecret) -> Settings:
 
 
 def _inheriting(secret: LinkSecret, plan: StackPlan) -> StackPlan:
-    models = tuple(replace(spec, inherited=secret.descriptors) for spec in plan.models)
-    return replace(plan, models=models, coordinator=replace(plan.coordinator, inherited=secret.descriptors))
+    def held(specs: tuple[ServiceSpec, ...]) -> tuple[ServiceSpec, ...]:
+        return tuple(replace(spec, inherited=secret.descriptors) for spec in specs)
+
+    return replace(plan, models=held(plan.models), coordinators=held(plan.coordinators))
 
 
 def _sized_for(settings: Settings, explicit: Collection[Place]) -> Settings:
@@ -186,8 +192,8 @@ def _at_once(section: SectionT, explicit: Collection[Place]) -> SectionT:
     return section if (section.name, "drain_delay_s") in explicit else section.model_copy(update={"drain_delay_s": 0.0})
 
 
-def _spec(section: TargetSettings | DraftSettings | CoordinatorSettings, module: str) -> ServiceSpec:
-    return spec_of(section, module, name=section.name, health_url=_health_url(section))
+def _spec(section: TargetSettings | DraftSettings | CoordinatorSettings, module: str, *, name: str = "") -> ServiceSpec:
+    return spec_of(section, module, name=name or section.name, health_url=_health_url(section))
 
 
 def spec_of(
@@ -209,17 +215,19 @@ def spec_of(
 
 
 def _health_url(section: TargetSettings | DraftSettings | CoordinatorSettings) -> str:
-    if section.tls_cert_file is None or section.health_port is None:
+    shares_port = isinstance(section, CoordinatorSettings) and section.reuse_port
+    if section.health_port is None or not (section.tls_cert_file or shares_port):
         return ""
     return f"http://{address_of(section.health_host or section.host, section.health_port)}/readyz"
 
 
 def inheriting(plan: StackPlan, descriptors: tuple[int, ...]) -> StackPlan:
     """The plan with open files that those who face users inherit too."""
-    coordinator, *gateways = (
-        replace(spec, inherited=spec.inherited + descriptors) for spec in (plan.coordinator, *plan.gateways)
-    )
-    return replace(plan, coordinator=coordinator, gateways=tuple(gateways))
+
+    def holding(specs: tuple[ServiceSpec, ...]) -> tuple[ServiceSpec, ...]:
+        return tuple(replace(spec, inherited=spec.inherited + descriptors) for spec in specs)
+
+    return replace(plan, coordinators=holding(plan.coordinators), gateways=holding(plan.gateways))
 
 
 def address_of(host: str, port: int) -> str:

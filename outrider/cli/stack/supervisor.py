@@ -90,14 +90,14 @@ class Stack:
             await _end(task)
 
     async def stop(self) -> None:
-        """Stop gateways and coordinator, which let streams finish, then the models. Cancelled: kill what is left."""
+        """Stop gateways and coordinators, which let streams finish, then the models. Cancelled: kill what is left."""
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         self._keepers.clear()
         try:
             await self._stop_children(list(self.plan.gateways))
-            await self._stop_children([self.plan.coordinator])
+            await self._stop_children(list(self.plan.coordinators))
             await self._stop_children(list(self.plan.models))
         finally:
             for child in self._children.values():
@@ -105,10 +105,9 @@ class Stack:
 
     async def _start(self) -> None:
         await self._start_models()
-        await self._start_service(self.plan.coordinator)
-        for gateway in self.plan.gateways:
-            await self._start_service(gateway)
-        for spec in (*self.plan.models, self.plan.coordinator, *self.plan.gateways):
+        for spec in (*self.plan.coordinators, *self.plan.gateways):
+            await self._start_service(spec)
+        for spec in (*self.plan.models, *self.plan.coordinators, *self.plan.gateways):
             self._keepers.append(asyncio.create_task(self._keep(spec), name=spec.name))
 
     async def _start_models(self) -> None:

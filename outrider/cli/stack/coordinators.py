@@ -1,0 +1,43 @@
+"""Coordinators of a stack: one process, or several that share an address.
+
+With ``SO_REUSEPORT`` the kernel gives each new connection to one of the processes that listen on the port. Health,
+metrics and traces of each get a place of their own here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import PurePath
+
+from outrider.config import CoordinatorSettings
+from outrider.errors import ConfigError
+
+_LOOPBACK = "127.0.0.1"
+_METRICS_PORTS_BETWEEN = 2
+"""Those of the target and the draft, which follow the first coordinator's."""
+
+
+def coordinator_processes(
+    settings: CoordinatorSettings, free_port: Callable[[], int]
+) -> dict[str, CoordinatorSettings]:
+    """The settings of each process by its name; ``ConfigError`` for an address that cannot be shared."""
+    if settings.num_processes == 1:
+        return {settings.name: settings}
+    if settings.host.startswith("unix:"):
+        raise ConfigError("coordinator.num_processes", f"must be 1 at {settings.host}: a socket file is one process's")
+    sharing = settings.model_copy(update={"reuse_port": True})
+    numbers = range(1, settings.num_processes + 1)
+    return {f"{settings.name}-{number}": _process(sharing, number, free_port) for number in numbers}
+
+
+def _process(settings: CoordinatorSettings, number: int, free_port: Callable[[], int]) -> CoordinatorSettings:
+    """The health of each is asked at a port of its own: the shared one is answered by any of them."""
+    update: dict[str, object] = {}
+    if number > 1 or settings.health_port is None:
+        update |= {"health_port": free_port(), "health_host": _LOOPBACK}
+    if number > 1 and settings.metrics_port is not None:
+        update["metrics_port"] = settings.metrics_port + _METRICS_PORTS_BETWEEN + number - 1
+    if number > 1 and settings.trace_file is not None:
+        path = PurePath(settings.trace_file)
+        update["trace_file"] = str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
+    return settings.model_copy(update=update)
