@@ -8,6 +8,7 @@ few tokens BLAKE2b costs twice as much, for a block a tenth.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -28,6 +29,15 @@ _MULTIPLIER = 1_000_003
 _MODULUS = (1 << 61) - 1
 
 
+def _remainder(number: int) -> int:
+    return number % _MODULUS
+
+
+_reduce = hash if sys.hash_info.modulus == _MODULUS else _remainder
+"""A number of 0 or more modulo ``_MODULUS``, which is what Python hashes numbers by on 64 bits: a third of the time of
+a division."""
+
+
 def prefix_hash(token_ids: Sequence[int], key: bytes = b"") -> PrefixHash:
     """Hash of all of ``token_ids``."""
     return PrefixHasher(key).at(token_ids, len(token_ids))
@@ -46,15 +56,20 @@ class PrefixHasher:
 
     def at(self, token_ids: Sequence[int], length: int) -> PrefixHash:
         """Hash of the first ``length`` of ``token_ids``; those that were hashed before must not have changed."""
-        place, rest = length - self._start, self._rest
-        if place >= len(rest):
-            if place >= BLOCK_TOKENS:
-                run(self.hash_blocks(token_ids, length))
-                return self.at(token_ids, length)
-            _extend(rest, token_ids[self._start + len(rest) - 1 : length])
-        if place > 0:
+        rest, place = self._rest, length - self._start
+        num_hashed = len(rest)
+        if 0 < place < num_hashed:
             return self._chain, rest[place]
-        return self._behind(token_ids, length)
+        if place <= 0:
+            return self._behind(token_ids, length)
+        if place >= BLOCK_TOKENS:
+            run(self.hash_blocks(token_ids, length))
+            return self.at(token_ids, length)
+        if place == num_hashed:  # one more, as after a plain step
+            rest.append(_reduce(rest[-1] * _MULTIPLIER + token_ids[length - 1] + 1))
+        else:
+            _extend(rest, token_ids[self._start + num_hashed - 1 : length])
+        return self._chain, rest[-1]
 
     def hash_blocks(self, token_ids: Sequence[int], length: int) -> Work[None]:
         """Hash the full blocks of the first ``length`` tokens, with pauses in a long sequence."""
@@ -72,12 +87,12 @@ class PrefixHasher:
 
     def truncate(self, length: int) -> None:
         """Forget the hashes past ``length`` tokens: what stands there changes."""
-        num_blocks, num_rest = divmod(length, BLOCK_TOKENS)
-        if num_blocks < len(self._blocks) - 1:
-            del self._blocks[num_blocks + 1 :]
-            self._open_block()
-        else:
+        num_rest = length - self._start
+        if num_rest >= 0:
             del self._rest[num_rest + 1 :]
+        else:
+            del self._blocks[length // BLOCK_TOKENS + 1 :]
+            self._open_block()
 
     def _open_block(self) -> None:
         self._chain = self._blocks[-1]
@@ -96,5 +111,5 @@ class PrefixHasher:
 def _extend(hashes: list[int], token_ids: Sequence[int]) -> None:
     known = hashes[-1]
     for token_id in token_ids:
-        known = (known * _MULTIPLIER + token_id + 1) % _MODULUS
+        known = _reduce(known * _MULTIPLIER + token_id + 1)
         hashes.append(known)

@@ -116,7 +116,8 @@ class SessionTable(Generic[SequenceT]):
             reason = f"the first {num_kept_tokens} tokens are another text"
         if reason:
             return SessionLost(session.open.session, session.generation, reason)
-        self._store.truncate(session.sequence, num_kept_tokens)
+        if num_kept_tokens < session.sequence.length:  # after a plain step all is kept
+            self._store.truncate(session.sequence, num_kept_tokens)
         return None
 
     def adopt_prefix(self, session: Session[SequenceT], token_ids: Sequence[int]) -> Opened | None:
