@@ -9,10 +9,12 @@ Shape letters: ``K`` draft length, ``S`` support width, ``V`` vocabulary.
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from outrider.cooperative import Work, slices_of
 from outrider.values import step_value
 
 if TYPE_CHECKING:
@@ -104,6 +106,24 @@ class SamplingParams:
     """Token runs that may not be completed."""
     allowed_token_ids: tuple[int, ...] = ()
     """When not empty, the only tokens that may be drawn."""
+
+
+class PackedTokenIds(tuple[int, ...]):
+    """Token ids with their bytes on the wire, for a long prompt that is sent more than once."""
+
+    packed: bytes
+    """int32, little-endian."""
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int]) -> Work[Self]:
+        """The same ids, with pauses."""
+        packed = []
+        for part in slices_of(token_ids):
+            packed.append(struct.pack(f"<{len(part)}i", *part))
+            yield
+        found = cls(token_ids)
+        found.packed = b"".join(packed)
+        return found
 
 
 @step_value(frozen=True, slots=True)

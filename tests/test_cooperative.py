@@ -71,7 +71,7 @@ def test_work_on_a_short_request_has_no_pauses() -> None:
     request = GenerationRequest(prompt_token_ids=(1, 2, 3), sampling=SamplingParams(bad_words=((4, 5),)))
     message = request_to_proto(request)
     tokens = CommittedTokens(range(1000))
-    for work in (checks_of_request(request), request_reading(message), request_writing(request), tokens.hash_blocks()):
+    for work in (checks_of_request(request), request_reading(message), request_writing(request), tokens.prepare()):
         assert list(work) == []
 
 
@@ -79,5 +79,5 @@ def test_work_on_a_long_request_has_pauses() -> None:
     request = GenerationRequest(prompt_token_ids=tuple(range(50_000)))
     message = request_to_proto(request)
     tokens = CommittedTokens(range(50_000))
-    for work in (checks_of_request(request), request_reading(message), request_writing(request), tokens.hash_blocks()):
+    for work in (checks_of_request(request), request_reading(message), request_writing(request), tokens.prepare()):
         assert len(list(work)) >= 5

@@ -228,7 +228,7 @@ class Coordinator:
         )
         make_loop = partial(SessionLoop, plan, self._policy, tokenizer=planner.tokenizer)
         loop = await _do(make_loop, in_thread=len(plan.emitted_token_ids) > LONG_OUTPUT_TOKENS)
-        await run_in_slices(loop.tokens.hash_blocks())
+        await run_in_slices(loop.tokens.prepare())
         self._require_planner()  # time may have passed
         if trace.notes is not None:
             trace.notes.taken_in(planner.model_name)

@@ -44,25 +44,25 @@ class _Counting:
         """The fields of one message between two places, and of those in it."""
         data, fields = self._data, message.fields_by_number
         while position < end and self.num_left >= 0:
-            tag, position = _number(data, position)
+            tag, position = read_varint(data, position)
             field = fields.get(tag >> 3)
             self.counts["request" if field is None else field.name] += 1
             self.num_left -= 1
             kind = tag & 7
             if kind == _LENGTH:
-                length, position = _number(data, position)
+                length, position = read_varint(data, position)
                 if length and field is not None and field.message_type is not None:
                     self.count(position, min(position + length, end), field.message_type)
                 position += length
             elif kind == _VARINT:
-                _, position = _number(data, position)
+                _, position = read_varint(data, position)
             elif kind in (_FIXED_32, _FIXED_64):
                 position += 4 if kind == _FIXED_32 else 8
             elif kind not in (_GROUP, _GROUP_END):  # what a group holds is counted as if it stood here
                 return
 
 
-def _number(data: bytes, position: int) -> tuple[int, int]:
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
     """A varint, and where what follows it begins."""
     value = shift = 0
     while (byte := data[position]) & 0x80:

@@ -18,6 +18,7 @@ from outrider.errors import InvalidRequestError, OutriderError
 from outrider.limits import LINK_FIELDS
 from outrider.telemetry.logs import RateLimit
 from outrider.transport.field_counts import check_num_fields
+from outrider.transport.long_requests import long_or_parsed
 from outrider.transport.malformed import tolerant, well_formed
 from outrider.transport.status import to_status
 from outrider.v1 import generation_pb2, link_pb2
@@ -51,7 +52,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return None
         method = handler_call_details.method
         check = _check_fields if method.startswith(_PUBLIC) else _LINK_CHECKS.get(method)
-        handler = handler._replace(request_deserializer=tolerant(handler.request_deserializer, check))
+        deserializer = _DESERIALIZERS.get(method, handler.request_deserializer)
+        handler = handler._replace(request_deserializer=tolerant(deserializer, check))
         for shape in ("unary_unary", "stream_unary"):
             if (behaviour := getattr(handler, shape)) is not None:
                 return handler._replace(**{shape: self._guard_unary(behaviour, method)})
@@ -123,6 +125,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             )
 
 
+_DESERIALIZERS = dict.fromkeys((f"{_PUBLIC}Generate", f"{_PUBLIC}StreamGenerate"), long_or_parsed)
 _LINK_CHECKS = {
     f"/{link_pb2.DESCRIPTOR.services_by_name[service].full_name}{_LINKS}": partial(
         check_num_fields, message=commands.DESCRIPTOR, most=LINK_FIELDS

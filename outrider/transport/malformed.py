@@ -22,6 +22,11 @@ class Malformed:
     error: InvalidRequestError
 
 
+def malformed(data: bytes) -> InvalidRequestError:
+    """The error of bytes that cannot be parsed."""
+    return InvalidRequestError("request", f"its {len(data)} bytes are no message of this method's type")
+
+
 def tolerant(
     deserialize: Callable[[bytes], Any] | None, check: Callable[[bytes], None] | None = None
 ) -> Callable[[bytes], Any] | None:
@@ -37,8 +42,7 @@ def tolerant(
         except InvalidRequestError as error:
             return Malformed(error)
         except (DecodeError, ValueError):  # protobuf's pure Python form raises both
-            what = f"its {len(data)} bytes are no message of this method's type"
-            return Malformed(InvalidRequestError("request", what))
+            return Malformed(malformed(data))
 
     return parse
 

@@ -32,8 +32,10 @@ from outrider.transport.convert.generation import (
     started_to_proto,
     tokenizer_to_proto,
 )
+from outrider.transport.convert.request_bounds import check_num_prompt_ids
 from outrider.transport.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S, sends_heartbeats, with_heartbeats
 from outrider.transport.link_counts import LinkCounts
+from outrider.transport.long_requests import LongRequest, parsing
 from outrider.transport.pumping import LinkPump, reads_shared_memory, with_planes
 from outrider.transport.trace_metadata import log_fields, with_trace
 from outrider.types import ModelDescription
@@ -193,11 +195,14 @@ class GenerationServicer(GenerationServiceServicer):
 
     @contextlib.asynccontextmanager
     async def _deltas(
-        self, request: generation_pb2.GenerateRequest, context: Context
+        self, request: generation_pb2.GenerateRequest | LongRequest, context: Context
     ) -> AsyncIterator[AsyncGenerator[Delta, None]]:
         """The generation; closed, and so cancelled, when the call ends for whatever reason."""
         deadline = context.time_remaining()
-        read = await run_in_slices(request_reading(request, self._generator.limits))
+        limits = self._generator.limits
+        if isinstance(request, LongRequest):
+            request = await run_in_slices(parsing(request.data, partial(check_num_prompt_ids, model=limits)))
+        read = await run_in_slices(request_reading(request, limits))
         asked = with_trace(read, context.invocation_metadata())
         about_request.set(log_fields(asked))  # of this call: every call has a context of its own
         async with contextlib.aclosing(self._generator.generate_stream(asked, deadline_s=deadline)) as deltas:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import ProtocolError
 from outrider.limits import TENSOR_DIMENSIONS, Bound
-from outrider.types import FloatArray, IntArray
+from outrider.types import FloatArray, IntArray, PackedTokenIds
 from outrider.v1 import tensor_pb2
 
 _FLOAT = np.dtype("<f4")
@@ -60,6 +60,8 @@ def token_ids_to_bytes(token_ids: Sequence[int]) -> bytes:
 
     A repeated field would take five times as long for a long prompt.
     """
+    if isinstance(token_ids, PackedTokenIds):
+        return token_ids.packed
     return _little_endian(array("i", token_ids)).tobytes()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from outrider.cooperative import Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.generation import (
@@ -51,7 +54,7 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
 
 def request_writing(request: GenerationRequest) -> Work[pb.GenerateRequest]:
     """``request_to_proto`` with pauses in a long prompt."""
-    try:
+    with refusing_numbers_out_of_range():
         message = pb.GenerateRequest(
             max_tokens=request.max_tokens,
             sampling=_sampling_to_proto(request),
@@ -82,9 +85,16 @@ def request_writing(request: GenerationRequest) -> Work[pb.GenerateRequest]:
                 message.prompt_token_ids.token_ids.extend(part)
                 if is_long(request.prompt_token_ids):
                     yield
+    return message
+
+
+@contextlib.contextmanager
+def refusing_numbers_out_of_range() -> Iterator[None]:
+    """``InvalidRequestError`` for a number that does not fit its field."""
+    try:
+        yield
     except ValueError as error:
         raise InvalidRequestError("request", f"holds a number out of range: {error}") from error
-    return message
 
 
 def request_from_proto(message: pb.GenerateRequest, model: ModelLimits = ANY_MODEL) -> GenerationRequest:

@@ -28,11 +28,15 @@ def check_request_message(message: generation_pb2.GenerateRequest, model: ModelL
     limits.CACHE_SALT.check("cache_salt", len(message.cache_salt))
 
 
+def check_num_prompt_ids(count: int, model: ModelLimits) -> None:
+    """Raise ``InvalidRequestError`` for more ids in a prompt than are taken."""
+    limits.PROMPT_TOKENS.check("prompt_token_ids", count)
+    model.check_prompt("prompt_token_ids", count)
+
+
 def _check_prompt(message: generation_pb2.GenerateRequest, model: ModelLimits) -> None:
     if message.WhichOneof("prompt") == "prompt_token_ids":
-        count = len(message.prompt_token_ids.token_ids)
-        limits.PROMPT_TOKENS.check("prompt_token_ids", count)
-        model.check_prompt("prompt_token_ids", count)
+        check_num_prompt_ids(len(message.prompt_token_ids.token_ids), model)
     elif message.WhichOneof("prompt") == "chat":
         _check_chat(message.chat)
     else:
