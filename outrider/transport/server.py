@@ -37,6 +37,9 @@ from outrider.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_ser
 from outrider.v1.link_pb2_grpc import add_DraftServiceServicer_to_server, add_TargetServiceServicer_to_server
 
 LIVENESS = "liveness"
+MAX_CALLS = 4096
+"""Calls that are open at a time, of all clients and methods; more are RESOURCE_EXHAUSTED. Each takes some 20 kB, also
+one that sends nothing or only watches health."""
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -216,7 +219,9 @@ async def _serve(
         guards.append(TokenInterceptor(security.tokens))
     # Without this option a second server binds the same port without a word, and calls go to either.
     sharing = ("grpc.so_reuseport", int(reuse_port))
-    server = grpc.aio.server(interceptors=guards, options=[*_OPTIONS, sharing, *options])
+    server = grpc.aio.server(
+        interceptors=guards, options=[*_OPTIONS, sharing, *options], maximum_concurrent_rpcs=MAX_CALLS
+    )
     add(server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

@@ -12,7 +12,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from outrider.errors import ConfigError, InvalidRequestError, UnavailableError
+from outrider import AsyncClient
+from outrider.errors import CapacityError, ConfigError, InvalidRequestError, UnavailableError
 from outrider.transport.server import serve_generation, serve_target
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
@@ -92,6 +93,33 @@ async def test_health_can_be_watched(serve: Serve) -> None:
         await server.set_serving(False)
         assert (await seen.read()).status == NOT_SERVING
         seen.cancel()
+
+
+async def test_calls_that_stay_open_are_bounded_in_number(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.transport.server.MAX_CALLS", 20)
+    server = await serve("generation", ScriptedGenerator())
+    async with grpc.aio.insecure_channel(server.address) as other, AsyncClient(server.address) as client:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch
+            calls = [watch(health_pb2.HealthCheckRequest(service=str(number))) for number in range(100)]
+            ended = await asyncio.gather(*(_code_unless_open(call) for call in calls))
+            assert 15 <= ended.count(None) <= 21
+            assert set(ended) == {None, grpc.StatusCode.RESOURCE_EXHAUSTED}
+            with pytest.raises(CapacityError):
+                await client.generate(prompt="x", max_tokens=1, timeout=20)
+        async with asyncio.timeout(20):
+            while await _code_unless_open(health_pb2_grpc.HealthStub(other).Watch(health_pb2.HealthCheckRequest())):
+                await asyncio.sleep(0.01)
+        assert (await client.generate(prompt="x", max_tokens=1, timeout=20)).text == "<0>"
+
+
+async def _code_unless_open(call: Any) -> grpc.StatusCode | None:
+    """None when the call has brought its first message, else what it ended with."""
+    try:
+        await call.read()
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return None
 
 
 @pytest.mark.parametrize("role", NAMES)
