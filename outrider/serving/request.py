@@ -67,6 +67,11 @@ class Request(Generic[ItemT, JobT, EventT]):
     def __post_init__(self) -> None:
         self.touched_ns = self.arrived_ns
 
+    @property
+    def has_output(self) -> bool:
+        """Whether its session's text goes past the prompt: someone is reading what it gives."""
+        return self.item.num_kept_tokens + len(self.item.token_ids) > self.session.open.prompt_length
+
     def ask(self, item: ItemT, arrived_ns: int, record: ItemRecord | None) -> None:
         """The item that this was prepared for has come: its time begins now, whatever was done before."""
         self.item, self.is_asked, self.record = item, True, record

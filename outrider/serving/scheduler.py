@@ -137,6 +137,7 @@ class Scheduler:
             self._budget.max_batched_tokens,
             max_beside=self._chunk_size.tokens,
             is_beside=now_ns - self._ran_ns < LONGEST_ABSENCE_NS,
+            rebuilds=_rebuilds(due),
         )
         return [(request, share) for request, share in zip(due, shares, strict=True) if share]
 
@@ -164,3 +165,13 @@ class Scheduler:
             if is_first:
                 waits_ns.append(request.queue_ns or 0)
         self._stats.note_forward(done, waits_ns)
+
+
+def _rebuilds(due: Sequence[AnyRequest]) -> list[int]:
+    """Which of these bring back a session that was lost, the oldest first.
+
+    Served in equal shares they would all be back late: a target that is killed every few seconds would then bring back
+    none, and no stream would get on.
+    """
+    lost = [index for index, request in enumerate(due) if not is_running(request.job) and request.has_output]
+    return sorted(lost, key=lambda index: due[index].session.age)

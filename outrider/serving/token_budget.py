@@ -73,14 +73,20 @@ def is_running(job: Job) -> bool:
 
 
 def share_tokens(
-    jobs: Sequence[Job], max_tokens: int, *, max_beside: int = DEFAULT_PREFILL_BESIDE, is_beside: bool = False
+    jobs: Sequence[Job],
+    max_tokens: int,
+    *,
+    max_beside: int = DEFAULT_PREFILL_BESIDE,
+    is_beside: bool = False,
+    rebuilds: Sequence[int] = (),
 ) -> list[int]:
     """How many tokens of each job go into the next forward; at least one job is served.
 
     ``jobs`` stand in the order in which they were last served, longest ago first; a job that gets nothing now stands
     nearer to the front next time. A single job may pass the budget with its last tokens, which cannot be cut.
     ``max_beside`` is the most that prefills get of a forward in which running sessions are served too, or for which
-    such sessions will have to wait: ``is_beside``.
+    such sessions will have to wait: ``is_beside``. ``rebuilds`` are the prefills of sessions that were lost: each gets
+    all it can use before the next one does, and all of them before new prompts.
     """
     shares = [0] * len(jobs)
     running = [index for index, job in enumerate(jobs) if is_running(job)]
@@ -93,7 +99,12 @@ def share_tokens(
             shares[index] = wanted
             left -= wanted
     room = max(left + kept, int(bool(prefills)))  # one token even beside a row that passed the budget alone
-    _share_among_prefills(jobs, prefills, min(room, max_beside) if is_beside or any(shares) else room, shares)
+    room = min(room, max_beside) if is_beside or any(shares) else room
+    for index in rebuilds:
+        if room > 0:
+            shares[index] = _chunk(jobs[index], room)
+            room -= shares[index]
+    _share_among_prefills(jobs, [index for index in prefills if index not in rebuilds], room, shares)
     return shares
 
 

@@ -34,6 +34,7 @@ class _Executor(Executor[PlainSequence, Extend, _Job, Proposal]):
     def __init__(self) -> None:
         self.shares: list[list[int]] = []
         self.on_forward: Callable[[], None] = lambda: None
+        self.on_job: Callable[[_Job, int], None] = lambda job, share: None
 
     def begin(self, session: Session[PlainSequence], item: Extend) -> _Job:
         return _Job(item)
@@ -43,6 +44,7 @@ class _Executor(Executor[PlainSequence, Extend, _Job, Proposal]):
         self.on_forward()
         for job, share in batch:
             job.num_left -= share
+            self.on_job(job, share)
         answers = [None if job.num_left else Proposal(job.item.session, job.item.generation, 0, ()) for job, _ in batch]
         return ExecutorOutput(answers, 0)
 
@@ -131,3 +133,18 @@ def test_chunks_get_smaller_where_running_sessions_would_wait_too_long_and_large
     rig.core.handle(1, [Extend(3, 2, 0, EMPTY_PREFIX, (3,) * LENGTH, 1)])
     rig.ask(RUNS, 7)
     assert rig.step() == [1, BESIDE]
+
+
+def test_sessions_that_were_lost_come_back_one_after_the_other_the_oldest_first_and_before_new_prompts() -> None:
+    rig = _Rig(forward_ms=1)
+    served: dict[int, list[int]] = {}
+    rig.executor.on_job = lambda job, share: served.setdefault(job.item.session, []).append(share)
+    for session, arrival_ns, prompt_length in ((1, 30, 10), (2, 40, 700), (3, 10, 10), (4, 20, 10)):
+        lengths = prompt_length, LENGTH + 1, 10
+        begin = Open(session, 1, SamplingParams(), 0, JudgingRule.REJECTION, *lengths, arrival_ns=arrival_ns)
+        rig.core.handle(1, [begin, Extend(session, 2, 0, EMPTY_PREFIX, (3,) * 700, 1)])
+    while rig.core.has_work:
+        rig.step()
+    # 500 tokens a forward: session 3 is back after two of them, 4 after three, 1 after five; the prompt is last.
+    assert list(served) == [3, 4, 1, 2]
+    assert [sum(shares) for shares in served.values()] == [700] * 4

@@ -36,6 +36,13 @@ def test_prefills_share_equally_and_a_short_one_leaves_its_rest_to_the_others() 
     assert share_tokens([FakeJob(4000), FakeJob(100), FakeJob(3000)], 512) == [206, 100, 206]
 
 
+def test_rebuilds_come_one_after_the_other_before_new_prompts() -> None:
+    jobs = [FakeJob(4000), FakeJob(300), FakeJob(400), FakeJob(100)]
+    assert share_tokens(jobs, 512, rebuilds=[2, 1]) == [0, 112, 400, 0]
+    assert share_tokens(jobs, 1024, rebuilds=[2, 1]) == [224, 300, 400, 100]
+    assert share_tokens([*jobs, FakeJob(5, 5)], 512, max_beside=128, rebuilds=[1]) == [0, 128, 0, 0, 5]
+
+
 def test_the_last_tokens_are_never_cut() -> None:
     assert share_tokens([FakeJob(20, 5)], 18) == [15]
     assert share_tokens([FakeJob(9, 9)], 4) == [9]
