@@ -61,9 +61,9 @@ def answer(pipe: Connection) -> Any:
     return pipe.recv()
 
 
-def read_on_demand(pipe: Connection, limits: PlaneLimits) -> None:
+def read_on_demand(pipe: Connection, limits: PlaneLimits, device: str = "cpu") -> None:
     """Accept offers, and answer references with the digest of what was read."""
-    readers = PlaneReaders(CPU, limits=limits)
+    readers = PlaneReaders(torch.device(device), limits=limits)
     with contextlib.suppress(EOFError, OSError):
         while True:
             asked = pipe.recv()
@@ -71,12 +71,12 @@ def read_on_demand(pipe: Connection, limits: PlaneLimits) -> None:
                 report = readers.accept(asked).wait_for_report(OPENING_S)
                 pipe.send(report)
             else:
-                pipe.send(_digest_of(readers, asked))
+                pipe.send(_digest_of(readers, asked, device))
     readers.close()
 
 
-def _digest_of(readers: PlaneReaders, reference: PlaneReference) -> str:
-    out = torch.empty(reference.num_bytes, dtype=torch.uint8)
+def _digest_of(readers: PlaneReaders, reference: PlaneReference, device: str) -> str:
+    out = torch.empty(reference.num_bytes, dtype=torch.uint8, device=device)
     try:
         readers.read(reference, out)
     except StaleReferenceError as error:
@@ -84,17 +84,18 @@ def _digest_of(readers: PlaneReaders, reference: PlaneReference) -> str:
     return digest(out)
 
 
-def write_forever(pipe: Connection, kind: PlaneKind, limits: PlaneLimits, num_bytes: int) -> None:
+def write_forever(pipe: Connection, kind: PlaneKind, limits: PlaneLimits, num_bytes: int, device: str = "cpu") -> None:
     """Offer, then write as fast as there is room and send each reference with its digest."""
-    writers = PlaneWriters(CPU, kinds=(kind,), limits=limits)
+    writers = PlaneWriters(torch.device(device), kinds=(kind,), limits=limits)
     offer = writers.offer()
     pipe.send(offer)
-    values = torch.randint(256, (num_bytes,), dtype=torch.uint8)
+    values = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)
     while True:
         values.add_(1)
         writer = writers.writer(offer.offer_id)
         references = writer.put(values, [num_bytes]) if writer is not None else None
-        if references:
+        if references and writer is not None:
+            writer.synchronize()
             pipe.send((references[0], digest(values)))
         else:
             threading.Event().wait(0.001)
@@ -102,7 +103,7 @@ def write_forever(pipe: Connection, kind: PlaneKind, limits: PlaneLimits, num_by
 
 def digest(content: torch.Tensor) -> str:
     """Of a tensor's bytes."""
-    return hashlib.sha256(content.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(content.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
 
 
 def impatient(**changes: Any) -> PlaneLimits:

@@ -1,0 +1,141 @@
+"""Planes between GPUs: CUDA IPC on one card, NCCL over two; either side killed, the other's context unharmed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+
+from outrider.tensor_plane.reader import PlaneReaders
+from outrider.tensor_plane.values import PlaneKind, StaleReferenceError
+from outrider.tensor_plane.writer import AUTOMATIC, PlaneWriter, PlaneWriters
+from tests.tensor_plane.peers import (
+    LIMITS,
+    OPENING_S,
+    answer,
+    digest,
+    impatient,
+    kill,
+    process,
+    read_on_demand,
+    write_forever,
+)
+from tests.tensor_plane.test_planes import assert_soon
+
+NUM_BYTES = 3 << 20
+NUM_KILLS = 5
+_NUM_GPUS = torch.cuda.device_count()
+SETTINGS = [
+    pytest.param(PlaneKind.CUDA_IPC, "cuda:0", id="cuda_ipc"),
+    pytest.param(PlaneKind.SHARED_MEMORY, "cuda:0", id="shared_memory"),
+    pytest.param(PlaneKind.GLOO, "cuda:0", id="gloo"),
+    pytest.param(
+        PlaneKind.NCCL, "cuda:1", id="nccl", marks=pytest.mark.skipif(_NUM_GPUS < 2, reason="there are not two GPUs")
+    ),
+]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not _NUM_GPUS, reason="there is no GPU")]
+
+
+def _connect(writers: PlaneWriters, pipe: Connection, kind: PlaneKind) -> PlaneWriter:
+    offer = writers.offer()
+    pipe.send(offer)
+    report = answer(pipe)
+    assert report.kind == kind, report.text()
+    writer = writers.writer(offer.offer_id)
+    assert writer is not None
+    return writer
+
+
+def _is_unharmed(device: str) -> bool:
+    return float(torch.ones(1000, device=device).sum()) == 1000
+
+
+@pytest.mark.parametrize(("kind", "other"), SETTINGS)
+def test_equal_bytes_arrive_in_another_process(kind: PlaneKind, other: str) -> None:
+    writers = PlaneWriters(torch.device("cuda:0"), kinds=(kind,), limits=LIMITS)
+    with process(read_on_demand, LIMITS, other) as (_, pipe):
+        writer = _connect(writers, pipe, kind)
+        for num_rows in (1, 6, 64, 500):
+            rows = torch.randn(num_rows, 1024, device="cuda:0").bfloat16()
+            references = writer.put(rows, [num_rows])
+            assert references is not None
+            writer.synchronize()
+            pipe.send(references[0])
+            assert answer(pipe) == digest(rows)
+    writers.close()
+
+
+def test_on_one_card_cuda_ipc_is_the_fastest() -> None:
+    writers = PlaneWriters(torch.device("cuda:0"), kinds=AUTOMATIC, limits=LIMITS)
+    with process(read_on_demand, LIMITS, "cuda:0") as (_, pipe):
+        report = _connect(writers, pipe, PlaneKind.CUDA_IPC).report
+        assert dict(report.reasons)["nccl"] == "both are on one GPU"
+        assert "probe" in dict(report.reasons)["shared_memory"]
+    writers.close()
+
+
+@pytest.mark.parametrize(("kind", "other"), SETTINGS)
+def test_a_reader_that_is_killed_in_the_middle(kind: PlaneKind, other: str) -> None:
+    writers = PlaneWriters(torch.device("cuda:0"), kinds=(kind,), limits=LIMITS)
+    rows = torch.randint(256, (NUM_BYTES,), dtype=torch.uint8, device="cuda:0")
+    free = []
+    for _ in range(NUM_KILLS):
+        with process(read_on_demand, LIMITS, other) as (child, pipe):
+            writer = _connect(writers, pipe, kind)
+            for _ in range(4):
+                writer.put(rows, [NUM_BYTES])
+            kill(child)
+            assert_soon(partial(getattr, writer, "is_closed"))
+        assert _is_unharmed("cuda:0")
+        free.append(torch.cuda.mem_get_info(0)[0])
+    writers.close()
+    assert free[-1] >= free[1] - (4 << 20)
+
+
+@pytest.mark.parametrize(("kind", "other"), SETTINGS)
+def test_a_writer_that_is_killed_in_the_middle(kind: PlaneKind, other: str) -> None:
+    readers = PlaneReaders(torch.device("cuda:0"), limits=LIMITS)
+    out = torch.empty(NUM_BYTES, dtype=torch.uint8, device="cuda:0")
+    free = []
+    for number in range(NUM_KILLS):
+        with process(write_forever, kind, LIMITS, NUM_BYTES, other) as (child, pipe):
+            reader = readers.accept(answer(pipe))
+            report = reader.wait_for_report(OPENING_S)
+            assert report is not None
+            assert report.kind == kind, report.text()
+            num_right = 0
+            while not reader.is_closed:
+                try:
+                    reference, expected = answer(pipe)
+                    if num_right == number + 1:
+                        kill(child)
+                    readers.read(reference, out)
+                    assert digest(out) == expected
+                    num_right += 1
+                except (StaleReferenceError, EOFError, OSError):
+                    assert num_right
+                    time.sleep(0.01)
+        assert _is_unharmed("cuda:0")
+        free.append(torch.cuda.mem_get_info(0)[0])
+    readers.close()
+    assert free[-1] >= free[1] - (4 << 20)
+
+
+@pytest.mark.skipif(_NUM_GPUS < 2, reason="there are not two GPUs")
+def test_a_nccl_transfer_that_hangs_is_aborted_and_the_process_goes_on() -> None:
+    limits = impatient(silence_s=3.0, transfer_s=1.0)
+    writers = PlaneWriters(torch.device("cuda:0"), kinds=(PlaneKind.NCCL,), limits=limits)
+    rows = torch.zeros(NUM_BYTES, dtype=torch.uint8, device="cuda:0")
+    with process(read_on_demand, limits, "cuda:1") as (hung, pipe):
+        writer = _connect(writers, pipe, PlaneKind.NCCL)
+        assert hung.pid is not None
+        os.kill(hung.pid, signal.SIGSTOP)
+        writer.put(rows, [NUM_BYTES])
+        assert_soon(lambda: writer.is_closed)
+        assert _is_unharmed("cuda:0")
+    writers.close()
