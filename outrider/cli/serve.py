@@ -60,7 +60,7 @@ DraftModel = Annotated[
 DraftRevision = Annotated[
     str | None, _speculation("Branch, tag or commit of the draft on the Hub. Default main.", "--draft-revision")
 ]
-Method = Annotated[str | None, _speculation("draft_model, ngram or none.", "--method", "--spec-method")]
+Method = Annotated[str | None, _speculation("draft_model, ngram, suffix or none.", "--method", "--spec-method")]
 DraftLength = Annotated[
     int | None,
     _speculation(

@@ -29,6 +29,7 @@ class DraftMethod(enum.StrEnum):
 
     DRAFT_MODEL = "draft_model"
     NGRAM = "ngram"
+    SUFFIX = "suffix"
     CUSTOM_CLASS = "custom_class"
     """A user's own; ``draft.proposer`` names it."""
     NONE = "none"
@@ -77,7 +78,7 @@ def _known_method(value: Any) -> Any:  # noqa: ANN401
         return DraftMethod.NGRAM
     if value in _ON_HIDDEN_STATES or value.endswith("mtp"):
         raise ValueError(
-            "should be draft_model, ngram, module:Class or none"
+            "should be draft_model, ngram, suffix, module:Class or none"
             " (drafts that read the target's hidden states are not built yet)"
         )
     return value

@@ -251,7 +251,8 @@ class DraftSettings(Section):
 
     method: Method = Field(
         DraftMethod.NONE,
-        description="draft_model, ngram (prompt lookup, no model), module:Class (a proposer of your own) or none; "
+        description="draft_model, ngram (prompt lookup) or suffix (suffix decoding) without a model, module:Class (a"
+        " proposer of your own) or none; "
         "unset: draft_model where a model is set.",
     )
     proposer: ClassPath | None = Field(
@@ -288,6 +289,22 @@ class DraftSettings(Section):
     num_awake_processors: NonNegative | None = _NUM_AWAKE_PROCESSORS
     prompt_lookup_max: Positive = Field(5, description="Maximum length of the n-grams that are looked up, in tokens.")
     prompt_lookup_min: Positive = Field(5, description="Minimum length of the n-grams that are looked up, in tokens.")
+    suffix_decoding_max_tree_depth: Positive = Field(
+        24, description="suffix: maximum length of a match and its continuation together, in tokens."
+    )
+    suffix_decoding_max_spec_factor: NonNegativeFloat = Field(
+        1.0, description="suffix: maximum number of draft tokens for each token of the match."
+    )
+    suffix_decoding_min_token_prob: Share = Field(
+        0.1,
+        description="suffix: minimum probability of a draft token and all before it, by how often they followed the"
+        " match.",
+    )
+    suffix_decoding_max_cached_tokens: NonNegative = Field(
+        1 << 18,
+        description="suffix: tokens of outputs of all requests in which greedy and coupled requests look for matches,"
+        " about 400 bytes each; 0: only in the request's own text. Requests of different cache_salt share none.",
+    )
     support_mass: Share = Field(
         0.999, description="Rejection: the draft samples from its most likely tokens with this probability mass."
     )

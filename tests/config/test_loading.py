@@ -195,6 +195,18 @@ def test_vllms_ngram_with_one_bound() -> None:
     assert (draft.method, draft.prompt_lookup_max, draft.prompt_lookup_min) == (DraftMethod.NGRAM, 3, 3)
 
 
+def test_vllms_suffix_decoding_sets_our_settings() -> None:
+    draft = _speculative(
+        """{"method": "suffix", "suffix_decoding_max_tree_depth": 12, "suffix_decoding_max_spec_factor": 2.0,
+        "suffix_decoding_min_token_prob": 0.3}"""
+    ).draft
+    assert draft.method is DraftMethod.SUFFIX
+    assert draft.suffix_decoding_max_tree_depth == 12
+    assert (draft.suffix_decoding_max_spec_factor, draft.suffix_decoding_min_token_prob) == (2.0, 0.3)
+    with pytest.raises(ConfigError, match="suffix_decoding_max_cached_tokens"):
+        _speculative('{"method": "suffix", "suffix_decoding_max_cached_requests": 10}')
+
+
 def test_vllms_current_keys_set_our_settings() -> None:
     settings = _speculative(
         """{"model": "/d", "revision": "v2", "enforce_eager": true, "disable_log_stats": true,

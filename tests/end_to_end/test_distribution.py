@@ -113,6 +113,11 @@ def test_tokens_follow_the_joint_distribution(models: SmallModels, form: str, dr
     check_follows(models, form, draft, [PLAIN, PLAIN, PLAIN, *TRUNCATIONS], 600)
 
 
+@pytest.mark.parametrize("form", ["sparse", "coupled"])
+def test_tokens_of_suffix_decoding_follow_it_too(models: SmallModels, form: str) -> None:
+    check_follows(models, form, "suffix", [PLAIN, PLAIN, {"top_k": 3}], 600)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("samplings", [[PLAIN], TRUNCATIONS], ids=["plain", "truncated"])

@@ -79,7 +79,7 @@ def stack_of(folder: Path, draft: Path | str | None, *, wire: bool) -> Any:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("kind", ["equal", "unrelated", "missing", "ngram"])
+@pytest.mark.parametrize("kind", ["equal", "unrelated", "missing", "ngram", "suffix"])
 async def test_a_mixed_batch_equals_transformers(architecture: str, kind: str) -> None:
     folder = cached_tiny_model(architecture, seed=1)
     draft: Path | str | None = {
@@ -87,6 +87,7 @@ async def test_a_mixed_batch_equals_transformers(architecture: str, kind: str) -
         "unrelated": cached_tiny_model("llama", seed=9),
         "missing": None,
         "ngram": "ngram",
+        "suffix": "suffix",
     }[kind]
     async with stack_of(folder, draft, wire=False) as stack:
         for count in (1, 7):

@@ -27,7 +27,8 @@ from outrider_coordinator.session.service_state import DraftFacts
 from outrider_coordinator.session.state import SessionStatus
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_draft.proposers.draft_model import ModelProposer
-from outrider_draft.proposers.registry import ServedProposer
+from outrider_draft.proposers.registry import ServedProposer, without_kv
+from outrider_draft.proposers.suffix import SuffixProposer
 from outrider_draft.service import build_core as build_draft_core
 from outrider_draft.service import build_model_core, build_ngram_core
 from outrider_target.service import build_core
@@ -170,6 +171,8 @@ def _build_draft(
         found = draft.description
         facts = DraftFacts(found.max_model_len, found.num_token_ids, found.hidden_state_layers)
         return build_draft_core(draft, max_batched_tokens=FORWARD), facts
+    if draft == "suffix":
+        return build_draft_core(without_kv(SuffixProposer(), name="suffix"), max_batched_tokens=FORWARD), DraftFacts()
     if isinstance(draft, str):
         return build_ngram_core(min_n=1, max_n=3, max_batched_tokens=FORWARD), DraftFacts()
     rules = DraftingRules(support_limit=support_limit)

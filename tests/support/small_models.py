@@ -29,9 +29,9 @@ class SmallModels:
     """The target with its ranking reversed."""
 
     def draft(self, kind: str) -> Path | str | None:
-        """ "good", "bad", "equal", "ngram" or "none"."""
+        """ "good", "bad", "equal", "ngram", "suffix" or "none"."""
         drafts: dict[str, Path | str | None] = {"good": self.good, "bad": self.bad, "equal": self.target}
-        return {**drafts, "ngram": "ngram", "none": None}[kind]
+        return {**drafts, "ngram": "ngram", "suffix": "suffix", "none": None}[kind]
 
 
 def build_small_models(folder: Path, *, vocab_size: int = VOCAB_SIZE, **config: Any) -> SmallModels:

@@ -80,7 +80,7 @@ async def run_stack(
     draft_settings: dict[str, Any] | None = None,
     **coordinator_settings: Any,
 ) -> AsyncIterator[Stack]:
-    """Run a target folder with a draft folder, "ngram" or nothing; ``wire`` puts gRPC between them all.
+    """Run a target with a draft, which is a folder, a method without a model or nothing; ``wire``: over gRPC.
 
     Draft lengths are fixed unless the settings say otherwise: what a step does then depends on no clock. With the
     ``evidence`` "dense" whole rows of probabilities travel.
@@ -113,7 +113,7 @@ async def run_stack(
 def _load_draft(draft: Path | str | None, settings: dict[str, Any]) -> DraftService | None:
     if draft is None:
         return None
-    model = {"method": "ngram"} if draft == "ngram" else {"model": str(draft), "num_threads": 1}
+    model = {"method": draft} if isinstance(draft, str) else {"model": str(draft), "num_threads": 1}
     return DraftService.load(DraftSettings.model_validate({**model, **settings}))
 
 

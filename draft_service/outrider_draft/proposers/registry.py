@@ -63,6 +63,7 @@ Loader: TypeAlias = "Callable[[DraftSettings, LoadHooks], ServedProposer]"
 LOADERS: Mapping[DraftMethod, str] = {
     DraftMethod.DRAFT_MODEL: "outrider_draft.proposers.draft_model",
     DraftMethod.NGRAM: "outrider_draft.proposers.ngram",
+    DraftMethod.SUFFIX: "outrider_draft.proposers.suffix",
     DraftMethod.CUSTOM_CLASS: "outrider_draft.proposers.custom",
 }
 """The module of each method; its ``load`` is a ``Loader``."""

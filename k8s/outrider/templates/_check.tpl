@@ -12,11 +12,13 @@
 {{- fail "\ntarget.model.from: the large model is not set. Choose image, pvc, hostPath, download or oci, and target.model.path; k8s/outrider/examples has whole files." }}
 {{- end }}
 {{- with $blocks.draft }}
-{{- if and (eq .device "cuda") (eq .model.from "none") (eq (.settings.method | default "") "ngram") }}
-{{- fail "\ndraft.device: is cuda; looking guesses up (draft.settings.method=ngram) needs no GPU, set it to cpu" }}
+{{- $method := .settings.method | default "" }}
+{{- $isLookup := has $method (list "ngram" "suffix") }}
+{{- if and (eq .device "cuda") (eq .model.from "none") $isLookup }}
+{{- fail (printf "\ndraft.device: is cuda; looking guesses up (draft.settings.method=%s) needs no GPU, set it to cpu" $method) }}
 {{- end }}
-{{- if and (eq .model.from "none") (ne (.settings.method | default "") "ngram") }}
-{{- fail "\ndraft.model.from: the small model is not set. Choose image, pvc, hostPath, download or oci; or draft.settings.method=ngram, which needs none; or draft.enabled=false for no speculation." }}
+{{- if and (eq .model.from "none") (not $isLookup) }}
+{{- fail "\ndraft.model.from: the small model is not set. Choose image, pvc, hostPath, download or oci; or draft.settings.method=ngram or suffix, which need none; or draft.enabled=false for no speculation." }}
 {{- end }}
 {{- end }}
 {{- if ne $blocks.coordinator.device "none" }}
