@@ -8,7 +8,8 @@ set -euo pipefail
 
 folder="${1:?where the environment goes}"
 extras="${2:?extras of pyproject.toml, separated by commas}"
-pip=("$folder/bin/python" -m pip install --disable-pip-version-check -c constraints.txt)
+# Modules are compiled when they are first imported: all at once would take longer than everything else here.
+pip=("$folder/bin/python" -m pip install --disable-pip-version-check --no-compile -c constraints.txt)
 # Bars on a terminal; a line for each package elsewhere.
 [[ -t 1 ]] && pip+=(--progress-bar on)
 

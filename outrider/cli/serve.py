@@ -36,9 +36,13 @@ Target = Annotated[
 ]
 Model = Annotated[str | None, _model("Target model, as an option.", "--model")]
 Revision = Annotated[str | None, _model("Branch, tag or commit of the target on the Hub. Default main.", "--revision")]
-ServedModelName = Annotated[
-    str | None,
-    _model("Model name in responses, metrics and traces. Default: the id or the folder's name.", "--served-model-name"),
+ServedModelNames = Annotated[
+    list[str] | None,
+    _model(
+        "Model names that requests may use; the first is in responses, metrics and traces. Default: the id or the"
+        " folder's name.",
+        "--served-model-name",
+    ),
 ]
 Tokenizer = Annotated[str | None, _model("Folder of a tokenizer that replaces the target's.", "--tokenizer")]
 LoadFormat = Annotated[
@@ -153,7 +157,7 @@ def serve(
     *,
     model: Model = None,
     revision: Revision = None,
-    served_model_name: ServedModelName = None,
+    served_model_name: ServedModelNames = None,
     tokenizer: Tokenizer = None,
     load_format: LoadFormat = None,
     dtype: Dtype = None,
@@ -198,7 +202,7 @@ def serve(
     log_interval_s = 0.0 if disable_log_stats else None
     flags: dict[Place, Any] = {
         ("target", "revision"): revision,
-        ("target", "served_model_name"): served_model_name,
+        **_names(served_model_name),
         ("target", "max_model_len"): max_model_len,
         ("target", "tensor_parallel_size"): tensor_parallel_size,
         ("target", "kv_cache_bytes"): kv_cache_bytes,
@@ -251,6 +255,17 @@ def _target(argument: str | None, option: str | None) -> str | None:
     if argument is not None and option not in {None, argument}:
         raise ConfigError("--model", f"is {option}, and the target was named {argument}; one of them should go")
     return argument if option is None else option
+
+
+def _names(given: list[str] | None) -> dict[Place, Any]:
+    """The target is called by the first name; requests over HTTP may use any."""
+    names = [name.strip() for part in given or () for name in part.split(",") if name.strip()]
+    if not names:
+        return {}
+    return {
+        ("target", "served_model_name"): names[0],
+        ("gateway", "served_model_name"): ",".join(names) if len(names) > 1 else None,
+    }
 
 
 def _held(keys: list[str] | None, file: str | None) -> LinkSecret | None:

@@ -89,8 +89,8 @@ class ServeCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - of a library typer brings itself
         """Parse; a flag of vLLM's that is no option here is passed over with a line, or an error with the reason."""
-        kept = []
-        for word in args:
+        kept: list[str] = []
+        for word in each_name_by_its_flag(args):
             flag = word.partition("=")[0]
             if flag in REFUSED:
                 raise typer.BadParameter(f"{REFUSED[flag]}.", ctx=ctx, param_hint=flag)
@@ -99,3 +99,24 @@ class ServeCommand(TyperCommand):
             else:
                 kept.append(word)
         return list(super().parse_args(ctx, kept))
+
+
+def each_name_by_its_flag(args: list[str]) -> list[str]:
+    """``--served-model-name a b``, as vLLM takes it, with the flag before each name.
+
+    The words that follow the first name are names too, unless the target is not named before the flags: then it may be
+    one of them.
+    """
+    flag = "--served-model-name"
+    names_target = any(word.partition("=")[0] == "--model" for word in args) or not args[:1] or args[0][:1] != "-"
+    written: list[str] = []
+    takes_names = False
+    for word in args:
+        if takes_names and not word.startswith("-"):
+            # The flag itself is there for the first name.
+            written += [word] if written[-1] == flag else [flag, word]
+            takes_names = names_target
+        else:
+            takes_names = word == flag
+            written.append(word)
+    return written

@@ -53,6 +53,24 @@ def test_names_of_vllm_set_what_they_mean(read: Any) -> None:
     assert more["gpu_memory_utilization"] == 0.8
 
 
+@pytest.mark.parametrize(
+    ("words", "target", "names"),
+    [
+        (("/t", "--served-model-name", "a", "b", "c", "-k", "2"), "/t", ["a", "b", "c"]),
+        (("--served-model-name", "a", "b", "--model", "/t"), "/t", ["a", "b"]),
+        (("/t", "--served-model-name", "a,b", "--served-model-name", "c"), "/t", ["a", "b", "c"]),
+        (("/t", "--served-model-name=a", "-k", "2"), "/t", ["a"]),
+        (("--served-model-name", "a", "/t"), "/t", ["a"]),
+    ],
+)
+def test_several_served_names_are_taken_as_vllm_takes_them(
+    words: tuple[str, ...], target: str, names: list[str], read: Any
+) -> None:
+    settings, _, _ = read(*words)
+    assert (settings.target.model, settings.target.served_model_name) == (target, names[0])
+    assert settings.gateway.served_model_name == (",".join(names) if names[1:] else None)
+
+
 def test_a_switch_of_what_is_so_anyway_is_passed_over_with_a_line(read: Any) -> None:
     _, _, written = read("/t", "--enable-chunked-prefill")
     assert "--enable-chunked-prefill has no effect" in written
