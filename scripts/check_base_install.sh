@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the built wheel alone, without extras, for each Python found; fails when that takes 60 MB or more, when torch or
+# Installs the built wheel alone, without extras, for each Python found; fails when its files have 60 MB or more, compiled
+# modules included (on a disk with blocks of 4 KiB they take some 7 MB more), when torch or
 # numpy came with it, or when the SDK does not work with protobuf 7 or 6.
 #   check_base_install.sh DIST     PYTHONS="python3.11 python3.12 ..."   SERVER_PYTHON: an environment with the dev extras
 set -euo pipefail
@@ -15,15 +16,19 @@ server=$!
 for _ in $(seq 300); do [[ -s "$work/address" ]] && break; sleep 0.1; done
 export OUTRIDER_ADDRESS="$(cat "$work/address")"
 
+megabytes() { # FOLDER [du's --apparent-size]
+	echo $(($(du -s --block-size=1 "${@:2}" "$1" | cut -f1) / 1000000))
+}
+
 for python in ${PYTHONS:-python3.11 python3.12 python3.13 python3.14}; do
 	"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "$python: not here"; continue; }
 	env="$work/$python"
 	mkdir -p "$(dirname "$env")"
 	"$python" -m venv "$env"
-	before="$(du -sk "$env" | cut -f1)"
+	before="$(megabytes "$env" --apparent-size)" before_on_disk="$(megabytes "$env")"
 	"$env/bin/python" -m pip install --disable-pip-version-check --quiet "$wheel"
-	size=$((($(du -sk "$env" | cut -f1) - before) * 1024 / 1000000))
-	echo "$python: $size MB installed"
+	size=$(($(megabytes "$env" --apparent-size) - before))
+	echo "$python: $size MB installed, $(($(megabytes "$env") - before_on_disk)) MB on this disk"
 	((size < 60)) || { echo "more than 60 MB" >&2; exit 1; }
 	for module in torch numpy tokenizers; do
 		if "$env/bin/python" -c "import $module" 2>/dev/null; then echo "$module came with it" >&2; exit 1; fi

@@ -8,6 +8,11 @@ import sys
 # gRPC reads it when it is imported. Its own lines are no JSON, and what they tell the log tells too.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+if __name__ == "__main__":
+    from outrider.process.extras import exit_without_extras
+
+    exit_without_extras(["gateway"], "the gateway service")
+
 from collections.abc import Sequence
 
 from outrider.config import GatewaySettings

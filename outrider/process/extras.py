@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterable
 
 from outrider.errors import ConfigError
@@ -22,6 +23,16 @@ def require_extras(names: Iterable[str], what: str) -> None:
     if missing:
         extras, modules = ",".join(missing), " and ".join(dict.fromkeys(missing.values()))
         raise ConfigError("", f"{what} needs {modules}, which is not installed: install outrider[{extras}]")
+
+
+def exit_without_extras(names: Iterable[str], what: str) -> None:
+    """End the process with one line and exit code 1 where ``require_extras`` raises: for a service's main module, which
+    asks before it imports what the extras bring.
+    """
+    try:
+        require_extras(names, what)
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
 
 
 def _is_missing(module: str) -> bool:

@@ -11,6 +11,11 @@ import os
 # gRPC reads it when it is imported. Its own lines are no JSON, and what they tell the log tells too.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+if __name__ == "__main__":
+    from outrider.process.extras import exit_without_extras
+
+    exit_without_extras(["engine"], "the target service")
+
 from functools import partial
 from typing import TYPE_CHECKING
 
