@@ -1,5 +1,5 @@
-"""The HTTP gateway: OpenAI's API in front of one or several coordinators.
+"""HTTP gateway: the OpenAI API in front of one or several coordinators.
 
-Owns HTTP: what a request's fields mean, what an answer looks like, server-sent events. It reaches coordinators through
-the SDK alone, tokenizes prompts itself, and scales by itself. Knows no session, no protobuf and no torch.
+Owns the meaning of request fields, the form of responses, and server-sent events. It reaches coordinators only through
+the SDK, tokenizes prompts itself, and scales independently. Requires neither protobuf nor torch.
 """

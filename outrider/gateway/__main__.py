@@ -1,4 +1,4 @@
-"""``python -m outrider.gateway``: serve OpenAI's API over HTTP, with coordinators at given addresses."""
+"""``python -m outrider.gateway``: serve the OpenAI API over HTTP for coordinators at given addresses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SAME = {"--http-port": "--port", "--http-host": "--host"}
 
 
 def with_addresses(argv: Sequence[str]) -> list[str]:
-    """The flags with ``--coordinator ADDRESS...`` as its setting, and those of ``outrider serve`` as their own."""
+    """The flags with ``--coordinator ADDRESS...`` as a setting, and flags of ``outrider serve`` translated."""
     found, rest = [], list(argv)
     while rest:
         word = rest.pop(0)

@@ -1,4 +1,4 @@
-"""What the answers of both kinds of generation have in common: how they are sent, whole or as events."""
+"""Common parts of completion and chat responses: whole, or as server-sent events."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ Json = dict[str, Any]
 
 
 class Answer(Protocol):
-    """One answer on its way."""
+    """A response in progress."""
 
     def whole(self, results: Sequence[GenerationResult]) -> Json:
-        """The answer at once."""
+        """The whole response."""
 
     def events(self, choice: Choice, delta: Delta) -> Iterable[Json]:
-        """What a delta says; possibly nothing."""
+        """The events of a delta; may be empty."""
 
     def last_events(self) -> Iterable[Json]:
-        """What comes after the last delta."""
+        """The events after the last delta."""
 
     def translated(self, error: OutriderError) -> OutriderError:
-        """An error in the words of the request."""
+        """An error with the field names of the request."""
 
 
 async def event_stream(
     answer: Answer, deltas: AsyncGenerator[tuple[Choice, Delta], None], first: tuple[Choice, Delta] | None
 ) -> AsyncIterator[bytes]:
-    """Server-sent events. An error after the first of them is an event too, and then the end."""
+    """Server-sent events. An error after the first event is sent as the last event."""
     try:
         async with contextlib.aclosing(deltas):
             if first is not None:
@@ -61,12 +61,12 @@ async def event_stream(
 
 
 def encode_events(events: Iterable[Json]) -> bytes:
-    """Events as they are sent. JSON has no line ends of its own, so one ``data`` line holds an event."""
+    """Encode events. JSON contains no line breaks, so each event is one ``data`` line."""
     return b"".join(b"data: " + encode_json(event) + b"\n\n" for event in events)
 
 
 def encode_json(value: object) -> bytes:
-    """JSON in UTF-8; half of a surrogate pair, which is no text, is written as its escape."""
+    """JSON in UTF-8; a lone surrogate is escaped."""
     try:
         return _encode(value).encode()
     except UnicodeEncodeError:

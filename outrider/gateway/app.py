@@ -1,4 +1,4 @@
-"""The ASGI application: routes, and how errors leave it."""
+"""The ASGI application: routes and error handlers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLIENT_GONE = 499
 
 
 def make_app(endpoints: Endpoints, *, tokens: TokenFile | None = None) -> Starlette:
-    """The application. ``tokens``: API keys, of which each request must bring one; None asks for none."""
+    """Build the application. ``tokens``: API keys, one of which each request must have; None requires none."""
     keys = [] if tokens is None else [Middleware(ApiKeys, tokens=tokens)]
     return Starlette(
         routes=[

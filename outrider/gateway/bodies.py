@@ -1,4 +1,4 @@
-"""Bodies of requests: read up to a bound, and only as JSON."""
+"""Request bodies: JSON up to a maximum size."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from starlette.requests import Request
 
 
 async def read_json(request: Request, *, max_bytes: int) -> bytes:
-    """The body; ``HTTPException`` for another type, or for more bytes than are taken.
+    """Read the body; ``HTTPException`` for another content type, or for too many bytes.
 
-    A page of another site cannot send JSON without asking the server first, and the server does not answer that.
+    A page of another site cannot send JSON without a CORS preflight request, which the server does not answer.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":

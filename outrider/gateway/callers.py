@@ -1,4 +1,4 @@
-"""The caller's own API key, handed on to the coordinator where the gateway has no tokens of its own."""
+"""The caller's API key, forwarded to the coordinator if the gateway has no tokens."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _key: ContextVar[str | None] = ContextVar("outrider_api_key", default=None)
 
 
 def caller_key() -> str | None:
-    """The key that the request at hand brought; None without one, or outside of a request."""
+    """The key of the current request; None without one, or outside of a request."""
     return _key.get()
 
 
 def bearer_key(headers: Headers) -> str | None:
-    """The key of an ``Authorization: Bearer`` header that gRPC's metadata can carry."""
+    """The key of an ``Authorization: Bearer`` header, if gRPC metadata can carry it."""
     given = headers.get("authorization", "")
     key = given[len(_SCHEME) :].strip() if given[: len(_SCHEME)].lower() == _SCHEME else ""
     return key if key and key.isascii() and key.isprintable() and " " not in key else None
 
 
 class CallerKeys:
-    """Remembers each request's key for the calls that it makes."""
+    """Middleware that stores each request's key for its calls to the coordinator."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

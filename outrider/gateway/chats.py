@@ -1,4 +1,4 @@
-"""Answers of ``/v1/chat/completions``."""
+"""Responses of ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider.types import TokenLogprob
 
 
 class ChatAnswer:
-    """The answer to one request."""
+    """The response to one request."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ChatAnswer:
         }
 
     def whole(self, results: Sequence[GenerationResult]) -> Json:
-        """The answer at once."""
+        """The whole response."""
         found: Json = {
             **self._head,
             "choices": [self._choice(choice, result) for choice, result in zip(self._choices, results, strict=True)],
@@ -56,7 +56,7 @@ class ChatAnswer:
         return found
 
     def events(self, choice: Choice, delta: Delta) -> Iterator[Json]:
-        """The role before a choice's first delta, then a chunk for each delta."""
+        """The role before the first delta of a choice, then a chunk for each delta."""
         state = self._states.take(choice, delta)
         if state.is_first:
             yield self._first_chunk(choice)
@@ -75,12 +75,12 @@ class ChatAnswer:
         yield self._chunk(choice, found)
 
     def last_events(self) -> Iterator[Json]:
-        """The usage, where it is asked for."""
+        """The usage, if requested."""
         if self._request.includes_usage:
             yield {**self._head, "choices": [], "usage": total_usage(self._choices, self._states.results)}
 
     def translated(self, error: OutriderError) -> OutriderError:
-        """An error in the words of the request."""
+        """An error with the field names of the request."""
         return in_words_of_chats(error)
 
     def _first_chunk(self, choice: Choice) -> Json:

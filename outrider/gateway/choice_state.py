@@ -1,4 +1,4 @@
-"""How far each choice of a streamed answer is: whether it has begun, its characters and tokens, its result."""
+"""State of each choice of a streamed response: characters, tokens, result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class ChoiceState:
-    """One choice, with the delta that was taken last."""
+    """One choice after its latest delta."""
 
     is_first: bool = False
     """Whether that delta was the first."""
@@ -29,7 +29,7 @@ class ChoiceState:
 
 
 class ChoiceStates:
-    """The choices of one answer."""
+    """The choices of one response."""
 
     def __init__(self, choices: Sequence[Choice], prompt_lengths: Sequence[int], model: ServedModel) -> None:
         self._states = [ChoiceState() for _ in choices]
@@ -38,11 +38,11 @@ class ChoiceStates:
 
     @property
     def results(self) -> list[GenerationResult]:
-        """Of all choices, once they have ended."""
+        """The results of all choices, after their end."""
         return [state.result for state in self._states if state.result is not None]
 
     def take(self, choice: Choice, delta: Delta) -> ChoiceState:
-        """The state with this delta taken in."""
+        """Return the state after this delta."""
         state = self._states[choice.index]
         state.is_first, state.has_begun = not state.has_begun, True
         state.offset = state.num_characters
@@ -52,11 +52,13 @@ class ChoiceStates:
         return state
 
     def usage(self, choice: Choice) -> Json:
-        """The usage of a choice so far."""
+        """The current usage of a choice."""
         return count_tokens(self._prompt_lengths[choice.prompt], self._states[choice.index].num_tokens)
 
     def ending(self, choice: Choice, result: GenerationResult) -> Json:
-        """Why a choice ended. As in vLLM an end of sequence is no stop reason, unless the request named the token."""
+        """The finish and stop reason of a choice. As in vLLM, an end of sequence is not a stop reason unless the
+        request named the token.
+        """
         stop = result.matched_stop
         named = choice.options.get("stop_token_ids") or ()
         is_end = isinstance(stop, int) and stop in self._eos and stop not in named

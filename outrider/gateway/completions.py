@@ -1,4 +1,4 @@
-"""Answers of ``/v1/completions``."""
+"""Responses of ``/v1/completions``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider.types import TokenLogprob
 
 
 class CompletionAnswer:
-    """The answer to one request."""
+    """The response to one request."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class CompletionAnswer:
         }
 
     def whole(self, results: Sequence[GenerationResult]) -> Json:
-        """The answer at once."""
+        """The whole response."""
         return {
             **self._head,
             "choices": [self._choice(choice, result) for choice, result in zip(self._choices, results, strict=True)],
@@ -51,7 +51,9 @@ class CompletionAnswer:
         }
 
     def events(self, choice: Choice, delta: Delta) -> Iterator[Json]:
-        """One chunk for a delta. An echo's logprobs come with the result, so that such a choice is told at its end."""
+        """One chunk for a delta. With ``echo`` and logprobs, a choice is sent at its end, because the prompt's logprobs
+        come with the result.
+        """
         state = self._states.take(choice, delta)
         if self._echoes_logprobs or self._request.is_echo_alone:
             if delta.result is not None:
@@ -76,13 +78,13 @@ class CompletionAnswer:
         yield self._chunk(choice, found, state.num_tokens)
 
     def last_events(self) -> Iterator[Json]:
-        """The usage, where it is asked for."""
+        """The usage, if requested."""
         if self._request.includes_usage:
             usage = total_usage(self._choices, self._states.results, counts_output=not self._request.is_echo_alone)
             yield {**self._head, "choices": [], "usage": usage}
 
     def translated(self, error: OutriderError) -> OutriderError:
-        """An error in the words of the request."""
+        """An error with the field names of the request."""
         return in_words_of_prompts(error)
 
     @property

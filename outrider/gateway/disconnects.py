@@ -1,4 +1,4 @@
-"""Clients that leave: the work for one ends when it is gone."""
+"""Client disconnects: the work for a request is cancelled when its client disconnects."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ResultT = TypeVar("ResultT")
 
 
 class ClientGoneError(Exception):
-    """The client left; nobody reads an answer."""
+    """The client has disconnected."""
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The work's result; cancels it and raises ``ClientGoneError`` when the client leaves first.
+    """Return the work's result; cancel it and raise ``ClientGoneError`` if the client disconnects.
 
-    The request's body must have been read: what is received after it is the end of the connection alone.
+    The request's body must have been read: after it, the only message is the end of the connection.
     """
     working = asyncio.ensure_future(work)
     leaving = asyncio.create_task(_disconnected(request))

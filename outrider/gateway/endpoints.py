@@ -1,4 +1,4 @@
-"""The endpoints: from a request's body to an answer."""
+"""The endpoints: from a request body to a response."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Json = dict[str, Any]
 
 
 class GatewayClient(GenerationClient, ModelSource, Protocol):
-    """The SDK's ``AsyncClient``."""
+    """The part of ``AsyncClient`` that the endpoints use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the gateway takes, and how long it waits."""
+    """Limits and timeouts of the gateway."""
 
     max_body_bytes: int = 16 << 20
     resume_timeout_s: float = 0.0
@@ -48,10 +48,10 @@ class Limits:
 
 
 class JsonAnswer(JSONResponse):
-    """JSON in UTF-8."""
+    """JSON response in UTF-8."""
 
     def render(self, content: Any) -> bytes:  # noqa: ANN401 - JSON
-        """The body."""
+        """Encode the body."""
         return encode_json(content)
 
 
@@ -109,7 +109,7 @@ class Endpoints:
         return JsonAnswer(_card(model, name))
 
     async def tokenize(self, request: Request) -> Response:
-        """``POST /tokenize``: a text's ids, or those of messages."""
+        """``POST /tokenize``: the ids of a text, or of messages."""
         asked = parse_body(TokenizeRequest, await self._body(request))
         model = await self._watch.current()
         model.check_name(asked.model)
@@ -137,7 +137,7 @@ class Endpoints:
         return JsonAnswer({"prompt": tokenizer.decode(asked.tokens, skip_special_tokens=False)})
 
     async def health(self, request: Request) -> Response:
-        """``GET /health``: 200 while a coordinator with a target answers, else 503."""
+        """``GET /health``: 200 while a coordinator with a target answers, otherwise 503."""
         if self.is_draining:
             return Response(status_code=503)
         try:

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: the one table between our errors and HTTP statuses."""
+"""Errors in the form of the OpenAI API: the table of errors and HTTP statuses."""
 
 from __future__ import annotations
 
@@ -38,38 +38,38 @@ Json = dict[str, Any]
 
 
 def error_status(error: Exception) -> HTTPStatus:
-    """The HTTP status of an error; 500 for one that is nobody's fault but ours."""
+    """The HTTP status of an error; 500 for an internal error."""
     found = (status for kind, status in _STATUSES.items() if isinstance(error, kind))
     return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def error_body(error: Exception) -> Json:
-    """An error of ours as OpenAI's clients read it; of any other no more than that it happened."""
+    """The body of an ``OutriderError``; of any other error only that it occurred."""
     known = isinstance(error, OutriderError)
     message = str(error) if known else "internal error; the gateway's log says more"
     return make_error_body(error_status(error), message, error.field if isinstance(error, OutriderError) else "")
 
 
 def make_error_body(status: HTTPStatus, message: str, field: str = "") -> Json:
-    """OpenAI's shape."""
+    """The form of the OpenAI API."""
     kind = _KINDS.get(status, "InternalServerError")
     return {"error": {"message": message, "type": kind, "param": field or None, "code": int(status)}}
 
 
 def error_headers(error: Exception) -> dict[str, str]:
-    """When to try again, and how to show who one is."""
+    """Headers with the retry delay and the authentication scheme."""
     if isinstance(error, CapacityError):
         return {"retry-after": str(max(1, math.ceil(error.retry_after_ms / 1000)))}
     return {"www-authenticate": "Bearer"} if isinstance(error, errors.UnauthenticatedError) else {}
 
 
 def in_words_of_prompts(error: OutriderError) -> OutriderError:
-    """The same error with the fields of ``/v1/completions``."""
+    """The error with the field names of ``/v1/completions``."""
     return _renamed(error, _OF_PROMPTS)
 
 
 def in_words_of_chats(error: OutriderError) -> OutriderError:
-    """The same error with the fields of ``/v1/chat/completions``."""
+    """The error with the field names of ``/v1/chat/completions``."""
     return _renamed(error, _OF_CHATS)
 
 

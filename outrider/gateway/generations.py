@@ -1,4 +1,4 @@
-"""Generations of one HTTP request: a call of the SDK for each choice, gathered or merged into one stream."""
+"""Generations of one HTTP request: one call of the SDK per choice, collected or merged into one stream."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MAX_AT_ONCE = 256
 
 
 class GenerationClient(Protocol):
-    """What runs generations: the SDK's ``AsyncClient``."""
+    """The part of ``AsyncClient`` that generates."""
 
     async def generate(self, **options: Unpack[GenerateOptions]) -> GenerationResult:
-        """One generation, whole."""
+        """One generation."""
 
     def stream(self, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Delta, None]:
-        """One generation as it comes; closing it cancels."""
+        """One generation as a stream; closing it cancels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Choice:
 
 
 async def generate_all(client: GenerationClient, choices: Sequence[Choice]) -> list[GenerationResult]:
-    """The results in order. The first error ends the others and is raised; so does being cancelled."""
+    """The results in order. The first error cancels the others and is raised; so does cancellation."""
     if len(choices) == 1:
         return [await client.generate(**choices[0].options)]
     room = asyncio.Semaphore(MAX_AT_ONCE)
@@ -55,7 +55,7 @@ async def generate_all(client: GenerationClient, choices: Sequence[Choice]) -> l
 
 
 async def stream_all(client: GenerationClient, choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, Delta], None]:
-    """Deltas of all choices as they come, each choice's in order. Closing the generator ends them all."""
+    """Deltas of all choices as they arrive, in order within each choice. Closing the generator cancels all."""
     if len(choices) == 1:
         async with contextlib.aclosing(client.stream(**choices[0].options)) as deltas:
             async for delta in deltas:

@@ -1,4 +1,4 @@
-"""Logprobs in the shapes of OpenAI's two APIs, and prompt logprobs in vLLM's."""
+"""Logprobs in the forms of the two OpenAI APIs, and prompt logprobs in that of vLLM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST = -9999.0
 
 
 class LogprobWriter:
-    """Writes logprobs with the model's tokens."""
+    """Formats logprobs with the texts of tokens."""
 
     def __init__(self, model: ServedModel, *, writes_ids: bool) -> None:
         """``writes_ids``: tokens are written as ``token_id:ID``, so that no two look alike."""
@@ -23,9 +23,9 @@ class LogprobWriter:
     def completion(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], *, text_offset: int
     ) -> Json:
-        """Of ``/v1/completions``: lists, an entry for each token; None for a prompt's first token, which has none.
+        """``/v1/completions``: lists with an entry for each token; None for a prompt's first token, which has none.
 
-        ``text_offset``: characters before the first of these tokens.
+        ``text_offset``: number of characters before the first of these tokens.
         """
         tokens = [self._token(token_id) for token_id in token_ids]
         return {
@@ -36,7 +36,7 @@ class LogprobWriter:
         }
 
     def chat(self, logprobs: Iterable[TokenLogprob], num_top: int) -> Json:
-        """Of ``/v1/chat/completions``: an object for each token."""
+        """``/v1/chat/completions``: an object for each token."""
         return {
             "content": [
                 {
@@ -48,7 +48,7 @@ class LogprobWriter:
         }
 
     def prompt(self, logprobs: Sequence[TokenLogprob | None]) -> list[Json | None]:
-        """Of a prompt, as vLLM has it: token id -> logprob, rank and token."""
+        """Prompt logprobs as in vLLM: token id -> logprob, rank and token."""
         return [None if found is None else self._by_id(found) for found in logprobs]
 
     def _by_id(self, found: TokenLogprob) -> Json:

@@ -1,4 +1,4 @@
-"""What every request passes: a name, and the check of its API key. Plain ASGI: a stream is handed through as it is."""
+"""Middleware of every request: the request id and the check of the API key. Plain ASGI, so streams pass unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPEN_PATHS = frozenset({"/health", "/version"})
 
 
 class RequestIds:
-    """Names each request, or takes the name that it brings, and puts it on the answer."""
+    """Sets the id of each request, or uses the one it has, and returns it as a header."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -43,7 +43,7 @@ class RequestIds:
 
 
 class ApiKeys:
-    """Refuses requests that bring no token of the file, as the coordinator does over gRPC."""
+    """Refuses requests without a token of the file, like the coordinator over gRPC."""
 
     def __init__(self, app: ASGIApp, tokens: TokenFile) -> None:
         self._app, self._tokens = app, tokens
@@ -65,7 +65,7 @@ class ApiKeys:
 
 
 def request_name(state: Any, wanted: str | None) -> str:  # noqa: ANN401 - starlette's State
-    """The request's name: of its header, else of its body, else a new one."""
+    """The request's id: from its header, its body, or new."""
     name: str = state.request_id or _valid_id(wanted or "") or _new_id()
     state.made_id = name
     return name

@@ -23,7 +23,7 @@ _NUM_SEEDS = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What an HTTP request says of its caller."""
+    """Facts about the caller of an HTTP request."""
 
     request_id: str
     trace_parent: str | None = None
@@ -32,7 +32,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the two kinds of requests name differently."""
+    """Values that the two kinds of requests name differently."""
 
     max_tokens: int | None
     """None: to the end of the context."""
@@ -44,7 +44,7 @@ class Wanted:
 def make_choices(
     request: GenerationFields, prompts: Sequence[PreparedPrompt], wanted: Wanted, caller: Caller
 ) -> list[Choice]:
-    """A generation for each choice of each prompt, in the order of the answer."""
+    """A generation for each choice of each prompt, in the order of the response."""
     shared = _shared_options(request, wanted, caller)
     return list(_choices(request, prompts, shared, caller))
 

@@ -1,4 +1,4 @@
-"""Prompts made ready: tokenized, rendered from messages, truncated, checked against the model's length."""
+"""Prepared prompts: tokenized, rendered from messages, truncated, and checked against the model's length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONG_CHARACTERS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A prompt as the coordinator takes it."""
+    """A prompt in the form that the coordinator accepts."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -54,7 +54,9 @@ async def prepare_chat(model: ServedModel, request: GenerationFields, chat: Chat
 def check_length(
     model: ServedModel, prompt: PreparedPrompt, max_tokens: int | None, *, prompt_field: str, tokens_field: str
 ) -> None:
-    """Raise ``InvalidRequestError`` for a prompt that is too long for the model, alone or with the output asked for."""
+    """Raise ``InvalidRequestError`` for a prompt that exceeds the model's length, alone or with the requested
+    output.
+    """
     most, length = model.info.max_model_len, len(prompt.token_ids)
     model.limits.check_prompt(prompt_field, length)
     if max_tokens is not None and length + max_tokens > most:
@@ -94,7 +96,7 @@ def _truncate(model: ServedModel, request: GenerationFields, token_ids: Sequence
 
 
 def check_text(field: str, text: str) -> None:
-    """Raise ``InvalidRequestError`` for a text that is too long for any model, or that is no Unicode."""
+    """Raise ``InvalidRequestError`` for a text that is too long for any model, or not valid Unicode."""
     PROMPT_CHARACTERS.check(field, len(text))
     try:
         text.encode()

@@ -1,7 +1,6 @@
-"""The served model: facts, tokenizer and chat templates, fetched from a coordinator and kept up to date.
+"""Cache of the served model: facts, tokenizer and chat templates, fetched from a coordinator and refreshed.
 
-Owns when they are asked for again. Once they are known no request waits for that: a stale answer is used while a new
-one is on its way.
+Owns the refresh. After the first fetch no request waits for it: a stale value is used during a refresh.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ _NO_TEXT = TokenText("", b"")
 
 
 class ModelSource(Protocol):
-    """Where facts of the model come from: the SDK's client."""
+    """Source of the model's facts: the SDK's client."""
 
     async def model_info(self) -> ModelInfo:
-        """Facts of what is served."""
+        """Return facts about the served models."""
 
     async def tokenizer_files(self, *, known_sha256: str = "") -> TokenizerFiles:
-        """Files of the tokenizer; none when their hash is the one that is known."""
+        """Return the files of the tokenizer; none if the known hash matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the gateway knows of the model."""
+    """The gateway's data about the model."""
 
     info: ModelInfo
     names: tuple[str, ...]
@@ -48,17 +47,17 @@ class ServedModel:
 
     @property
     def limits(self) -> ModelLimits:
-        """What the model allows."""
+        """The limits of the model."""
         return ModelLimits(self.info.num_token_ids, self.info.max_model_len)
 
     def check_name(self, name: str | None) -> str:
-        """The name to answer with; ``ModelNotFoundError`` for one that is not served."""
+        """The model name of responses; ``ModelNotFoundError`` for an unknown name."""
         if name and name not in self.names:
             raise ModelNotFoundError(f"The model `{name}` does not exist; served: {', '.join(self.names)}")
         return name or self.names[0]
 
     def require_tokenizer(self, field_name: str = "prompt") -> TextTokenizer:
-        """The tokenizer; ``InvalidRequestError`` naming the field that cannot be used without one."""
+        """The tokenizer; ``InvalidRequestError`` naming the field that requires one."""
         if self.text.tokenizer is None:
             raise InvalidRequestError(field_name, "cannot be used, since the model has no tokenizer; send token ids")
         return self.text.tokenizer
@@ -71,12 +70,12 @@ class ServedModel:
                 raise InvalidRequestError(field_name, f"token id {token_id} is not from 0 to {most - 1}")
 
     def token_text(self, token_id: int) -> TokenText:
-        """A token as people see it; empty without a tokenizer."""
+        """The text of a token; empty without a tokenizer."""
         return _NO_TEXT if self.token_texts is None else self.token_texts.of(token_id)
 
 
 class ModelWatch:
-    """The served model as it is now. Belongs to one event loop."""
+    """The current served model. Belongs to one event loop."""
 
     def __init__(
         self, source: ModelSource, *, names: tuple[str, ...] = (), clock: Callable[[], float] = time.monotonic
@@ -88,7 +87,7 @@ class ModelWatch:
         self._asking: asyncio.Task[ServedModel] | None = None
 
     async def current(self) -> ServedModel:
-        """The model; ``OutriderError`` when it was never known and no coordinator answers."""
+        """The model; ``OutriderError`` if it was never fetched and no coordinator answers."""
         if self._model is None:
             return await self.ask()
         if self._clock() - self._asked_at > _FRESH_S:
@@ -96,7 +95,7 @@ class ModelWatch:
         return self._model
 
     async def ask(self) -> ServedModel:
-        """The model as a coordinator describes it now; raises ``OutriderError`` when none answers in time."""
+        """Fetch the model from a coordinator; raises ``OutriderError`` if none answers in time."""
         try:
             # Several requests share one question; one that is cancelled does not end it for the others.
             return await asyncio.wait_for(asyncio.shield(self._begin_asking()), _ASK_TIMEOUT_S)

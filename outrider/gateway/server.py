@@ -1,4 +1,4 @@
-"""The gateway's process: listen, follow a coordinator, serve, drain, end."""
+"""Process of the gateway: listen, follow a coordinator, serve, drain, end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KEEP_ALIVE_S = 75
 
 
 async def serve(settings: GatewaySettings) -> None:
-    """Serve until a signal; raises what kept the gateway from starting."""
+    """Serve until a signal; raises the error that prevented the start."""
     ending = Ending(asyncio.get_running_loop())
     listener = _listen(settings)
     tokens = None if settings.api_token_file is None else TokenFile("api_token_file", settings.api_token_file)
@@ -50,7 +50,7 @@ async def serve(settings: GatewaySettings) -> None:
 
 
 def make_client(settings: GatewaySettings) -> AsyncClient:
-    """The client of the coordinators that the settings name."""
+    """The client of the configured coordinators."""
     tls = Tls(
         ca_file=settings.coordinator_tls_ca_file,
         cert_file=settings.coordinator_tls_cert_file,
@@ -69,11 +69,11 @@ def make_client(settings: GatewaySettings) -> AsyncClient:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us: they drain before they end anything."""
+    """Server without signal handlers: the gateway's handlers drain first."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing is captured."""
+        """No effect."""
         yield
 
 

@@ -1,4 +1,4 @@
-"""``usage``: tokens counted, those of the prefix cache and those of speculation among them."""
+"""``usage``: token counts, with cached tokens and draft tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 def count_tokens(num_prompt_tokens: int, num_completion_tokens: int) -> Json:
-    """The usage of a request that is not done."""
+    """The usage of an unfinished request."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_completion_tokens,
@@ -21,9 +21,9 @@ def count_tokens(num_prompt_tokens: int, num_completion_tokens: int) -> Json:
 
 
 def total_usage(choices: Sequence[Choice], results: Sequence[GenerationResult], *, counts_output: bool = True) -> Json:
-    """The usage of a whole request: a prompt counts once, however many choices it has.
+    """The usage of a whole request: a prompt counts once, for any number of choices.
 
-    ``results`` are in the order of ``choices``. Draft tokens are told as predicted tokens are in OpenAI's API.
+    ``results`` are in the order of ``choices``. Draft tokens are counted as the OpenAI API counts predicted tokens.
     """
     first = {choice.prompt: result.usage for choice, result in reversed(list(zip(choices, results, strict=True)))}
     num_prompt = sum(usage.prompt_tokens for usage in first.values())

@@ -1,6 +1,6 @@
-"""KV cache bookkeeping: pages, page tables, groups of layers, the prefix cache and the size of the pool. No torch.
+"""KV cache management: page pool, page tables, groups of layers, prefix cache and sizing. No torch.
 
-The tensor that the pages divide belongs to ``outrider.model_executor.kv_cache_tensors``.
+The tensors are in ``outrider.model_executor.kv_cache_tensors``.
 """
 
 from outrider.kv_cache.groups import KVCacheGroup, KVCacheLayout, KVCacheSpec

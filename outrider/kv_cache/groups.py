@@ -1,8 +1,8 @@
-"""KV cache groups: the layers of a model whose keys and values have the same shape and reach.
+"""KV cache groups: layers of a model whose keys and values have the same shape and window.
 
-Layers ask for their keys and values, slots and attention plan by number, and never see a page table; what a group's
-pages are is known here and to the ``KVCacheManager`` alone. Today all groups of a model share one page table: a page
-holds so many tokens of every layer, also of layers that see only a window of them.
+Layers get keys and values, slots and attention plan by group number and never see a page table. Only this module and
+``KVCacheManager`` know the pages of a group. Currently all groups of a model share one page table: a page holds the
+same number of tokens of every layer, also of sliding-window layers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """Keys and values that one layer keeps."""
+    """Shape and window of the keys and values of one layer."""
 
     num_kv_heads: int
     head_dim: int
@@ -21,7 +21,7 @@ class KVCacheSpec:
     """Tokens that the layer sees, the last ones; None: all."""
 
     def bytes_per_token(self, itemsize: int) -> int:
-        """Bytes of one token's keys and values, of numbers of ``itemsize`` bytes."""
+        """Bytes of one token's keys and values, with ``itemsize`` bytes per number."""
         return 2 * self.num_kv_heads * self.head_dim * itemsize
 
 
@@ -35,13 +35,13 @@ class KVCacheGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheLayout:
-    """Groups of one model, in the order in which their first layers come."""
+    """Groups of one model, in the order of their first layers."""
 
     groups: tuple[KVCacheGroup, ...]
 
     @classmethod
     def of(cls, specs: Sequence[KVCacheSpec]) -> KVCacheLayout:
-        """The groups of layers with these specs, layer by layer."""
+        """Build the groups from the specs of all layers."""
         layers: dict[KVCacheSpec, list[int]] = {}
         for layer, spec in enumerate(specs):
             layers.setdefault(spec, []).append(layer)
@@ -49,7 +49,7 @@ class KVCacheLayout:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Of each layer, its group's number and its place in the group."""
+        """For each layer, the number of its group and its index in the group."""
         found = {
             layer: (number, place)
             for number, group in enumerate(self.groups)
@@ -59,7 +59,7 @@ class KVCacheLayout:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each group."""
+        """The window of each group."""
         return tuple(group.spec.window for group in self.groups)
 
     def bytes_per_token(self, itemsize: int) -> int:

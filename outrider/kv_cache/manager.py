@@ -23,7 +23,7 @@ PageCopy = tuple[int, int]
 
 
 class KVCacheManager:
-    """All KV sequences of one model."""
+    """Manager of all KV sequences of one model."""
 
     def __init__(self, pool: PagePool, *, prefix_caching: bool = True) -> None:
         self.pool = pool
@@ -37,7 +37,7 @@ class KVCacheManager:
         return len(self._sequences)
 
     def open(self, max_length: int, cache_salt: str = "", prefix_hash_key: bytes = b"") -> KVSequence:
-        """An empty sequence that may grow to ``max_length`` tokens. It takes no pages yet."""
+        """Open an empty sequence of at most ``max_length`` tokens. It takes no pages yet."""
         if max_length < 1:
             raise InvalidRequestError("max_length", f"must be at least 1, not {max_length}")
         root_key = self.prefix_cache.root_key(cache_salt) if self.prefix_cache is not None else b""
@@ -46,9 +46,9 @@ class KVCacheManager:
         return sequence
 
     def adopt_prefix(self, sequence: KVSequence, token_ids: Sequence[int]) -> int:
-        """Give an empty sequence the longest run of cached full pages that ``token_ids`` begin with.
+        """Give an empty sequence the longest cached prefix of ``token_ids``, in full pages.
 
-        The last token is never among them: it is computed, for what follows it. Returns the number of tokens adopted.
+        The last token is never adopted, because its logits have to be computed. Returns the number of adopted tokens.
         """
         self._require_open(sequence)
         if sequence.token_ids:
@@ -67,7 +67,9 @@ class KVCacheManager:
         return sequence.num_cached_tokens
 
     def commit(self, sequence: KVSequence, length: int) -> None:
-        """Let the full pages of the first ``length`` tokens be found: those tokens are computed and final."""
+        """Register the full pages of the first ``length`` tokens in the prefix cache: these tokens are computed and
+        committed.
+        """
         size = self.pool.page_size
         if length < (sequence.num_registered_pages + 1) * size or self.prefix_cache is None:
             return  # nearly always
@@ -76,7 +78,7 @@ class KVCacheManager:
             self._register(self.prefix_cache, sequence, full)
 
     def pages_needed(self, sequence: KVSequence, count: int) -> int:
-        """Free pages that ``extend`` by ``count`` tokens takes."""
+        """Number of free pages that extending by ``count`` tokens takes."""
         start, size = len(sequence.token_ids), self.pool.page_size
         needed = -(-(start + count) // size) - len(sequence.page_table)
         if count and start % size:
@@ -84,7 +86,9 @@ class KVCacheManager:
         return needed
 
     def extend(self, sequence: KVSequence, token_ids: Sequence[int]) -> list[int]:
-        """Append tokens; returns the slot of each. ``OutOfPagesError`` and no change when pages are lacking."""
+        """Append tokens and return the slot of each. ``OutOfPagesError``, without a change, if there are too
+        few pages.
+        """
         self.require_room(sequence, len(token_ids))
         return self.extend_checked(sequence, token_ids)
 
@@ -115,7 +119,7 @@ class KVCacheManager:
             )
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
-        """Keep the first ``length`` tokens, and their pages."""
+        """Truncate to the first ``length`` tokens and their pages."""
         self._require_open(sequence)
         if not 0 <= length <= sequence.length:
             raise InvalidRequestError("length", f"cannot keep {length} tokens of {sequence.length}")
@@ -123,9 +127,9 @@ class KVCacheManager:
         self._cut(sequence, length)
 
     def amend(self, sequence: KVSequence, length: int, token_ids: Sequence[int]) -> None:
-        """Say that what was appended after ``length`` tokens were ``token_ids``, as many or fewer.
+        """Set the token ids after ``length``, which were appended as placeholders: as many, or fewer.
 
-        Their KV stays where it was put. What was appended after them is cut.
+        Their KV stays in place. Tokens appended after them are truncated.
         """
         self._require_open(sequence)
         if not 0 <= length <= length + len(token_ids) <= sequence.length:
@@ -138,7 +142,7 @@ class KVCacheManager:
         self._forget_keys(sequence, length // self.pool.page_size)
 
     def fork(self, sequence: KVSequence, max_length: int) -> KVSequence:
-        """A second sequence with the same tokens. It takes no pages: all are shared until one of both writes."""
+        """Return a second sequence with the same tokens. It takes no pages: all are shared until one of both writes."""
         self._require_open(sequence)
         if max_length < sequence.length:
             raise InvalidRequestError(
@@ -152,19 +156,19 @@ class KVCacheManager:
         return fork
 
     def release(self, sequence: KVSequence) -> None:
-        """Give the sequence's pages back. It must not be used again."""
+        """Return the sequence's pages to the pool. It must not be used again."""
         self._require_open(sequence)
         sequence.is_open = False
         self._sequences.remove(sequence)
         self._drop_pages(sequence, 0)
 
     def prefix_hash(self, sequence: KVSequence, length: int) -> PrefixHash:
-        """Prefix hash of the first ``length`` tokens, by the key that the sequence was opened with."""
+        """Prefix hash of the first ``length`` tokens, with the key of the sequence."""
         self._require_open(sequence)
         return sequence.prefix_hash(length)
 
     def num_pages(self, sequence: KVSequence) -> int:
-        """Pages that the sequence holds, shared ones included."""
+        """Number of pages of the sequence, shared ones included."""
         return len(sequence.page_table)
 
     def pages_of(self, sequence: KVSequence) -> PageTable:
@@ -172,15 +176,15 @@ class KVCacheManager:
         return sequence.page_table[:]
 
     def pending_copies(self) -> list[PageCopy]:
-        """Copies that the next forward has to make first: all sources are read before any destination is written."""
+        """Page copies that the next forward makes first: all sources are read before any destination is written."""
         return [(source, destination) for destination, source in self._pending_copies.items()]
 
     def confirm_copies(self) -> None:
-        """The pending copies were made."""
+        """Record that the pending copies were made."""
         self._pending_copies.clear()
 
     def check_integrity(self) -> None:
-        """Raise ``IntegrityError`` naming what is wrong, unless pages, keys and lengths agree."""
+        """Raise ``IntegrityError``, naming the violation, unless pages, keys and lengths are consistent."""
         self.pool.check_integrity(sequence.page_table for sequence in self._sequences)
         if self.prefix_cache is not None:
             self.prefix_cache.check_integrity()

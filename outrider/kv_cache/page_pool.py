@@ -1,7 +1,7 @@
-"""Page pool: which KV pages are free, and how many sequences hold each of the others.
+"""Page pool: free KV pages, and reference counts of the others.
 
-A page without holders is free. A free page whose content can still be found through the prefix cache is taken last, the
-least recently used first, and is found no more once it is taken. Knows page numbers alone: no tokens, no tensors.
+A page with no references is free. A free page that is in the prefix cache is allocated last, the least recently used
+first, and is evicted from the cache then. Handles page numbers only: no tokens, no tensors.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages without holders."""
+        """Number of pages without references."""
         return self._num_blank + len(self._evictable)
 
     @property
     def num_used(self) -> int:
-        """Pages with holders."""
+        """Number of pages with references."""
         return self.num_pages - self.num_free
 
     @property
     def num_evictable(self) -> int:
-        """Free pages that can be found through the prefix cache."""
+        """Number of free pages in the prefix cache."""
         return len(self._evictable)
 
     def pages_for(self, length: int) -> int:
-        """How many pages hold ``length`` tokens."""
+        """Number of pages that hold ``length`` tokens."""
         return -(-length // self.page_size)
 
     def references(self, page: int) -> int:
-        """How many sequences hold a page."""
+        """Number of sequences that reference a page."""
         return self._references[page]
 
     def is_writable(self, page: int) -> bool:
-        """Whether the only holder of a page may write to it."""
+        """Whether a page has one reference and is not in the prefix cache."""
         return self._references[page] == 1 and not self._is_findable[page]
 
     def require(self, count: int) -> None:
@@ -70,10 +70,10 @@ class PagePool:
             raise OutOfPagesError(f"{count} KV pages are needed and {self.num_free} of {self.num_pages} are free")
 
     def allocate(self, count: int, *, after: int | None = None, room: int = 0) -> list[int]:
-        """Take ``count`` free pages; ``OutOfPagesError`` and no change if there are fewer.
+        """Allocate ``count`` free pages; ``OutOfPagesError``, without a change, if there are fewer.
 
-        Pages that follow ``after`` are preferred, else a run with ``room`` for so many, because a run of neighbours is
-        read without gathering. Findable pages are evicted when there are no others.
+        Pages that follow ``after`` are preferred, then a run with ``room`` for this many, because adjacent pages are
+        read without gathering. Cached pages are evicted only if there are no others.
         """
         self.require(count)
         pages = self._take_blank(min(count, self._num_blank), after, room)
@@ -84,7 +84,7 @@ class PagePool:
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
-        """Add a holder to each page, held or findable."""
+        """Add a reference to each page, which may be in use or cached."""
         for page in pages:
             if not self._references[page]:
                 if page not in self._evictable:
@@ -93,9 +93,9 @@ class PagePool:
             self._references[page] += 1
 
     def release(self, pages: Sequence[int]) -> list[int]:
-        """Drop one holder of each page; returns those that are free now.
+        """Drop one reference of each page; returns the pages that are free now.
 
-        The last page of a run is evicted first: without those before it, it is of no use.
+        The last page of a run is evicted first, because it is useless without the pages before it.
         """
         freed: list[int] = []
         for page in reversed(pages):
@@ -108,13 +108,15 @@ class PagePool:
         return freed
 
     def make_findable(self, page: int) -> None:
-        """Keep a held page's content as it is, also when the page has no holders, until the page is evicted."""
+        """Keep the content of a page for the prefix cache until it is evicted, also without references."""
         if not self._references[page]:
             raise IntegrityError(f"page {page} has no holder")
         self._is_findable[page] = True
 
     def check_integrity(self, page_tables: Iterable[Sequence[int]]) -> None:
-        """Raise ``IntegrityError`` unless counts and queues agree with these page tables, which must be all."""
+        """Raise ``IntegrityError`` unless reference counts and queues agree with these page tables, which must
+        be all.
+        """
         holders: Counter[int] = Counter()
         for table in page_tables:
             if len(set(table)) != len(table):

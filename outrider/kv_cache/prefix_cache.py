@@ -1,8 +1,8 @@
-"""Prefix cache: full pages found by the tokens they hold and all tokens before them.
+"""Prefix cache: full pages, found by the hash of their tokens and of all tokens before them.
 
-A page's key is a keyed 128-bit BLAKE2b hash of the key of the page before it and of its own tokens. The chain begins
-with a hash of the request's ``cache_salt``, so requests of different salts share nothing. The hash's own key is drawn
-at random for each cache: keys cannot be found from outside.
+The key of a page is a keyed 128-bit BLAKE2b hash of the key of the page before it and of its tokens. The chain begins
+with a hash of the request's ``cache_salt``, so requests with different salts share nothing. The hash key is random for
+each cache, so page keys cannot be predicted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEY_BYTES = 16
 
 
 class PrefixCache:
-    """The findable pages of one pool, by key."""
+    """The cached pages of one pool, by key."""
 
     def __init__(self, pool: PagePool, *, hash_key: bytes | None = None) -> None:
         self.clear_counts()
@@ -33,7 +33,7 @@ class PrefixCache:
         return len(self._pages)
 
     def clear_counts(self) -> None:
-        """Begin to count anew, as after a warm-up."""
+        """Reset the statistics, after a warm-up."""
         self.num_queried_tokens = 0
         """Tokens that were looked for."""
         self.num_hit_tokens = 0
@@ -46,14 +46,16 @@ class PrefixCache:
         return self._hash(b"salt", cache_salt.encode())
 
     def page_keys(self, parent: bytes, token_ids: Sequence[int]) -> Iterator[bytes]:
-        """The key of each full page of ``token_ids``, which follow the page with the key ``parent``."""
+        """The keys of the full pages of ``token_ids``, which follow the page with the key ``parent``."""
         size = self._pool.page_size
         for start in range(0, len(token_ids) - size + 1, size):
             parent = self._hash(parent, array("I", token_ids[start : start + size]).tobytes())
             yield parent
 
     def find(self, keys: Iterable[bytes], *, num_tokens: int) -> list[int]:
-        """The pages of the longest run of leading ``keys`` that is there; ``num_tokens`` are being looked for."""
+        """Return the pages of the longest cached prefix of ``keys``; ``num_tokens`` is the length of the lookup, for
+        statistics.
+        """
         pages: list[int] = []
         for key in keys:
             page = self._pages.get(key)
@@ -65,7 +67,7 @@ class PrefixCache:
         return pages
 
     def register(self, page: int, key: bytes) -> bool:
-        """Let a held, full page be found; False, and no change, when another page already has its content."""
+        """Register a full page in use; False, without a change, if another page has the same content."""
         if key in self._pages:
             return False
         if page in self._keys:
@@ -76,7 +78,7 @@ class PrefixCache:
         return True
 
     def check_integrity(self) -> None:
-        """Raise ``IntegrityError`` unless keys and pages name each other."""
+        """Raise ``IntegrityError`` unless keys and pages are consistent."""
         if {page: key for key, page in self._pages.items()} != self._keys:
             raise IntegrityError("keys and pages of the prefix cache do not name each other")
         for page in self._keys:

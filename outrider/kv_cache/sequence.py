@@ -1,4 +1,4 @@
-"""Sequence: token ids whose KV is held, and the pages that hold it."""
+"""KV sequence: token ids and the pages with their KV."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class KVSequence:
 
     @property
     def length(self) -> int:
-        """``num_computed_tokens``, under the name that the sequences of all services have."""
+        """``num_computed_tokens``, under the name that all sequence types share."""
         return len(self.token_ids)
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens whose KV is held, or is computed by a forward that has been started."""
+        """Number of tokens whose KV is computed, or is being computed by a forward that has started."""
         return len(self.token_ids)
 
     def prefix_hash(self, length: int) -> PrefixHash:
@@ -67,11 +67,11 @@ class KVSequence:
         return self._prefix_hasher.at(self.token_ids, length)
 
     def check_prefix_hash(self) -> None:
-        """Raise ``IntegrityError`` unless what was hashed bit by bit is what hashing anew gives."""
+        """Raise ``IntegrityError`` unless the incremental hash equals a new hash of all tokens."""
         if self.prefix_hash(self.length) != self._prefix_hasher.anew(self.token_ids):
             raise IntegrityError("a sequence's prefix hash is not its text's")
 
     def forget_tokens(self, length: int) -> None:
-        """Drop the token ids from ``length`` on. For the manager."""
+        """Drop the token ids from ``length`` on. Called by the manager."""
         del self.token_ids[length:]
         self._prefix_hasher.truncate(length)

@@ -1,4 +1,4 @@
-"""Size of the KV cache: the arithmetic between bytes, tokens and pages."""
+"""Sizing of the KV cache: bytes, tokens and pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_MAX_SEQUENCES = 256
 
 @dataclass(frozen=True, slots=True)
 class KVCacheRequest:
-    """What the pool is to be sized by."""
+    """Settings that determine the size of the pool."""
 
     page_size: int
     max_model_len: int
@@ -30,9 +30,9 @@ class KVCacheRequest:
 
 
 def count_pages(request: KVCacheRequest, available_bytes: Callable[[], int]) -> int:
-    """The number of pages; ``ConfigError`` when a budget does not even hold one sequence of ``max_model_len``.
+    """The number of pages; ``ConfigError`` if the budget is too small for one sequence of ``max_model_len``.
 
-    ``available_bytes`` is asked only when the request names no size.
+    ``available_bytes`` is called only if the request has no size.
     """
     if request.page_size < 1:
         raise ConfigError("page_size", f"must be at least 1, not {request.page_size}")

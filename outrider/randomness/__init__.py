@@ -1,5 +1,5 @@
-"""Counter-based random streams: one contract (``streams``), and forms of it for the places that draw.
+"""Counter-based random numbers: one contract (``streams``), and implementations for each place that draws.
 
-``scalar`` is plain Python, ``philox_numpy`` is numpy, ``philox_torch`` is tensors on any device, ``philox_triton`` is
-device functions for kernels. All four give the same bits. Importing this package imports none of them.
+``scalar`` is plain Python, ``philox_numpy`` numpy, ``philox_torch`` tensors on any device, ``philox_triton`` device
+functions for kernels. All give the same bits. Importing this package imports none of them.
 """

@@ -35,9 +35,9 @@ _STEPS = _TURNS.astype(np.uint32)[:, :, None, None]
 
 
 def philox4x32(counter: Counter, key: tuple[Words, Words]) -> Counter:
-    """Ten rounds of Philox4x32; all words broadcast.
+    """Ten rounds of Philox4x32 with broadcasting.
 
-    Words that are the same along an axis stay of length 1 for as long as they are, so the first rounds are nearly free.
+    Words that are constant along an axis keep length 1 there as long as possible, so the first rounds are nearly free.
     """
     c0, c1, c2, c3 = counter
     keys0, keys1 = (np.add.outer(_TURNS[:, i], key[i]) & _MASK for i in range(2))
@@ -99,7 +99,7 @@ def _choose_lane(lanes: Counter, tokens: Words) -> Bits:
 
 
 def random_bits(seed: ArrayLike, stream: ArrayLike, base: ArrayLike, position: ArrayLike, token: ArrayLike = 0) -> Bits:
-    """32 random bits for each element of the arguments' common shape; ``stream`` may be an array too."""
+    """32 random bits for each element of the broadcast arguments; ``stream`` may be an array too."""
     seeds, streams, bases, positions, tokens = (
         np.asarray(values).astype(np.uint64) for values in (seed, stream, base, position, token)
     )

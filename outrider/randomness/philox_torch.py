@@ -37,7 +37,7 @@ _M0, _M1 = MULTIPLIERS
 
 @dataclass(frozen=True, slots=True)
 class StreamRows:
-    """One stream position for each row of a batch."""
+    """Seed, stream, base and position of each row of a batch."""
 
     words: Tensor  # [5, N, 1] int64: low and high key, position, base, stream
 
@@ -50,7 +50,7 @@ class StreamRows:
         positions: Sequence[int],
         device: torch.device | str = "cpu",
     ) -> StreamRows:
-        """Rows from plain numbers; one stream for all, or one for each."""
+        """Build rows from plain numbers; one stream for all, or one for each."""
         streams = [stream] * len(seeds) if isinstance(stream, Stream) else stream
         keys = [split_seed(seed) for seed in seeds]
         words = [[low for low, _ in keys], [high for _, high in keys], list(positions), list(bases), list(streams)]
@@ -58,7 +58,7 @@ class StreamRows:
 
     @property
     def on_host(self) -> bool:
-        """Whether numpy can do the work."""
+        """Whether numpy can do the computation."""
         return self.words.device.type == "cpu"
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ def row_bits(rows: StreamRows, num_tokens: int) -> Tensor:  # [N, V] int64
 
 
 def token_bits(rows: StreamRows, token_ids: Tensor) -> Tensor:  # [N, S] int64 -> [N, S] int64
-    """32 random bits for the given tokens of each row, the same as ``row_bits`` has there."""
+    """32 random bits for the given tokens of each row, equal to those of ``row_bits``."""
     if rows.on_host:
         return torch.from_numpy(_host_token_bits(rows, token_ids).astype(np.int64))
     lanes = torch.stack(philox4x32(token_ids >> 2, rows), dim=-1)  # [N, S, 4]
@@ -116,7 +116,7 @@ def row_gumbel(rows: StreamRows, num_tokens: int) -> Tensor:  # [N, V] float32
 
 
 def token_gumbel(rows: StreamRows, token_ids: Tensor) -> Tensor:  # [N, S] int64 -> [N, S] float32
-    """Gumbel noise for the given tokens of each row, the same as ``row_gumbel`` has there."""
+    """Gumbel noise for the given tokens of each row, equal to that of ``row_gumbel``."""
     if rows.on_host:
         return _gumbel(torch.from_numpy(_host_token_bits(rows, token_ids).astype(np.float32)))
     return gumbel(token_bits(rows, token_ids))

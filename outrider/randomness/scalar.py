@@ -1,6 +1,6 @@
-"""The random streams in plain Python: quicker than any array library for the few coins of one step.
+"""Random numbers in plain Python, which is faster than an array library for the few draws of one step.
 
-Imports nothing but the contract.
+Imports only the contract.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def coin(seed: int, stream: Stream, base: int, position: int, token: int = 0) ->
 
 
 def coins(seed: int, stream: Stream, base: int, positions: Iterable[int]) -> list[float]:
-    """The uniforms in [0, 1) of several positions, token 0: those of one step in one call."""
+    """The uniforms in [0, 1) of several positions, token 0."""
     key = split_seed(seed)
     code = int(stream)
     return [philox4x32((0, position, base, code), key)[0] * UNIT for position in positions]

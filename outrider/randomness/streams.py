@@ -29,7 +29,7 @@ import enum
 
 
 class Stream(enum.IntEnum):
-    """What a random number decides."""
+    """Purpose of a random number."""
 
     PROPOSAL = 1
     """Which token the draft draws."""

@@ -1,4 +1,4 @@
-"""gRPC and nothing else: conversion, channels, servers, the status table, and the ports over the wire.
+"""gRPC transport: conversion, channels, servers, the status table, and the ports over gRPC.
 
-Protobuf stops here: nothing beyond this package and the services' ``servicer.py`` sees a generated type.
+The only package that uses generated protobuf types, apart from the services' servicers.
 """

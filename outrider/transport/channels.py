@@ -1,6 +1,6 @@
-"""How a channel is opened: its limits, its keepalive and its security, in one place.
+"""Channels: limits, keepalive and security of every gRPC connection.
 
-Addresses are "host:port" or "unix:/path". Knows no service.
+Addresses are "host:port" or "unix:/path".
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Options = list[tuple[str, int | str]]
 
 
 def keepalive(time_ms: int, timeout_ms: int) -> Options:
-    """A ping after ``time_ms`` without a byte from the peer; the connection ends when nothing comes for ``timeout_ms``
-    more. gRPC answers pings from its own threads, so that a peer which computes is not taken for one that is gone.
+    """Keepalive options: a ping after ``time_ms`` without data; the connection ends if nothing arrives for
+    ``timeout_ms`` more. gRPC answers pings from its own threads, so a peer that computes still answers.
     """
     return [
         ("grpc.keepalive_time_ms", time_ms),
@@ -49,7 +49,7 @@ pings more often than they allow; ours allow any number, and always did.
 
 
 def message_limits(max_bytes: int, *, max_received_bytes: int | None = None) -> Options:
-    """Of a server or a channel; ``max_received_bytes`` where that differs."""
+    """Message size options of a server or a channel; ``max_received_bytes`` if it differs from the sending limit."""
     received = max_bytes if max_received_bytes is None else max_received_bytes
     return [("grpc.max_receive_message_length", received), ("grpc.max_send_message_length", max_bytes)]
 
@@ -78,9 +78,9 @@ def _client_options(
 
 
 def check_address(address: str) -> str:
-    """The address itself; ``ConfigError`` unless it is "host:port" with a port that exists, or "unix:/path".
+    """Return the address; ``ConfigError`` unless it is "host:port" with a valid port, or "unix:/path".
 
-    gRPC takes a port past 65535 modulo 65536 and would talk to whoever listens there.
+    gRPC would take a port above 65535 modulo 65536 and connect to another server.
     """
     if address.startswith("unix:") and len(address) > len("unix:"):
         return address
@@ -100,7 +100,9 @@ def open_channel(
     max_backoff_ms: int = MAX_BACKOFF_MS,
     keepalive: Options = KEEPALIVE,
 ) -> grpc.aio.Channel:
-    """A channel of the running event loop; it connects when first used. ``ConfigError`` for files of no use."""
+    """Open a channel of the running event loop, which connects at the first call. ``ConfigError`` for unusable
+    files.
+    """
     tls = _tls(address, security)
     options = _client_options(
         max_message_bytes, tls, connect_attempt_ms, max_backoff_ms=max_backoff_ms, keepalive=keepalive
@@ -119,7 +121,7 @@ def open_blocking_channel(
     max_backoff_ms: int = MAX_BACKOFF_MS,
     keepalive: Options = KEEPALIVE,
 ) -> grpc.Channel:
-    """A channel for plain Python; it connects when first used. ``ConfigError`` for files of no use."""
+    """Open a channel for synchronous code, which connects at the first call. ``ConfigError`` for unusable files."""
     tls = _tls(address, security)
     options = _client_options(
         max_message_bytes, tls, connect_attempt_ms, max_backoff_ms=max_backoff_ms, keepalive=keepalive

@@ -1,4 +1,4 @@
-"""The end of a serving process: SIGTERM and SIGINT drain it, a second one or a failure ends it at once."""
+"""End of a serving process: the first SIGTERM or SIGINT drains it, a second one or a failure ends it at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Progress = Callable[[int, int], None]
 
 
 class Ending:
-    """Whether it is time to end, and why: a signal, or the engine's failure. A second signal makes it quick."""
+    """State of the end: the signal or the engine failure that caused it. A second signal skips the drain."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.begun = asyncio.Event()
@@ -29,16 +29,16 @@ class Ending:
             loop.add_signal_handler(number, self._stop)
 
     def stop_listening(self) -> None:
-        """Signals do again what they did before."""
+        """Restore the previous signal handlers."""
         for number in _SIGNALS:
             self._loop.remove_signal_handler(number)
 
     def fail(self, error: BaseException) -> None:
-        """The engine failed; from any thread."""
+        """Record an engine failure; thread-safe."""
         self._loop.call_soon_threadsafe(self._fail, error)
 
     def watched(self, progress: Progress) -> Progress:
-        """The same, but raising ``RequestCancelledError`` once a signal has come; from any thread."""
+        """Wrap a function so that it raises ``RequestCancelledError`` after a signal; thread-safe."""
 
         def watched(done: int, total: int) -> None:
             if self.is_stopped.is_set():
@@ -53,7 +53,7 @@ class Ending:
             raise UnavailableError(f"the engine failed: {self.failure}") from self.failure
 
     async def wait_hurried(self, seconds: float) -> None:
-        """Wait so long, or until a second signal or a failure makes it quick."""
+        """Wait for a time, or until a second signal or a failure."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.hurried.wait(), seconds)
 

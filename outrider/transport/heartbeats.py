@@ -1,8 +1,9 @@
-"""Heartbeats of a link, and what is done about a peer that falls silent.
+"""Heartbeats of a link, and detection of a silent peer.
 
-A process that is stopped, or a network that swallows packets, leaves a connection open. Both ends of a link therefore
-send a heartbeat at regular intervals, and each gives the link up when it hears nothing for its timeout. Everything here
-runs on the event loop, beside the thread that computes: a long forward is no silence. Knows no message and no stream.
+A stopped process, or a network that drops all packets, leaves a connection open. Both ends of a link therefore send
+heartbeats at regular intervals, and each closes the link if it receives nothing for its timeout. Everything here runs
+on the event loop, beside the compute thread, so heartbeats continue during a long forward. Does not depend on messages
+or streams.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ def sends_heartbeats(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool
 
 
 class SilenceDetector:
-    """Measures the silence of a peer by looks at the clock.
+    """Measures the silence of a peer by periodic checks of the clock.
 
-    A look that comes late counts for at most two periods. A process that was stopped, or an event loop that was
-    blocked, heard nobody in that time, and what its peers sent meanwhile has not been read yet.
+    A late check counts for at most two periods: if the process was stopped or its event loop was blocked, the messages
+    of that time have not been read yet.
     """
 
     def __init__(self, timeout_s: float, now: float) -> None:
@@ -54,19 +55,19 @@ class SilenceDetector:
         self._looked_at = now
 
     def heard(self, now: float) -> None:
-        """Note a message: the silence begins anew."""
+        """Record a message, which ends the silence."""
         self._silent_s = 0.0
         self._looked_at = now
 
     def look(self, now: float) -> bool:
-        """Count the time since the last look or message; whether the peer has been silent for the timeout."""
+        """Count the time since the last check or message; return whether the timeout has passed."""
         self._silent_s += min(now - self._looked_at, 2 * self.period_s)
         self._looked_at = now
         return self._silent_s >= self.timeout_s
 
 
 class SilenceWatch:
-    """Calls ``on_silent`` once when a peer was silent for its timeout; belongs to the running event loop."""
+    """Calls ``on_silent`` once after the timeout. Belongs to the running event loop."""
 
     def __init__(self, timeout_s: float, on_silent: Callable[[float], None]) -> None:
         """It watches after ``start`` only; ``on_silent`` is given the timeout."""
@@ -77,17 +78,17 @@ class SilenceWatch:
         self._is_stopped = False
 
     def start(self) -> None:
-        """Begin to watch; idempotent."""
+        """Start the checks; idempotent."""
         if self._timer is None and not self._is_stopped:
             self._detector.heard(time.monotonic())
             self._schedule()
 
     def heard(self) -> None:
-        """Note a message of the peer."""
+        """Record a message of the peer."""
         self._detector.heard(time.monotonic())
 
     def pause(self) -> None:
-        """Count no silence until ``resume``: nothing is being read."""
+        """Stop counting until ``resume``, while nothing is read."""
         self._is_paused = True
 
     def resume(self) -> None:
@@ -96,7 +97,7 @@ class SilenceWatch:
         self.heard()
 
     def stop(self) -> None:
-        """Watch no more; idempotent."""
+        """Stop the checks; idempotent."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()

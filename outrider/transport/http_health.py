@@ -1,8 +1,7 @@
-"""Health over HTTP, for probes that speak no gRPC or no TLS: ``/livez``, ``/readyz`` and ``/startupz``.
+"""Health over HTTP, for probes without gRPC or TLS: ``/livez``, ``/readyz`` and ``/startupz``.
 
-Says what the gRPC health of the same server says, and nothing else: 200 or 503 with one word. Live from start to end,
-whatever happens elsewhere or while it drains; ready while serving; started once it has served. Without TLS and tokens,
-since it tells nothing that is not public.
+Serves the gRPC health of the same server as 200 or 503 with one word. Live from start to end, also during a drain;
+ready while SERVING; started after the first SERVING. Uses neither TLS nor tokens, since all of it is public.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from outrider.telemetry.http_server import HttpServer, Request, Response, text_r
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """Where health is told over HTTP."""
+    """Address of the health port."""
 
     host: str
     port: int
 
     @classmethod
     def of(cls, settings: TargetSettings | DraftSettings | CoordinatorSettings) -> Probes | None:
-        """As the settings say; None for nowhere."""
+        """The address from the settings; None without a port."""
         if settings.health_port is None:
             return None
         host = "127.0.0.1" if settings.host.startswith("unix:") else settings.host
@@ -32,7 +31,7 @@ class Probes:
 
 
 class HttpHealth:
-    """A listening socket that answers probes."""
+    """Server of the probes."""
 
     def __init__(self) -> None:
         self._is_serving = self._has_served = False
@@ -40,18 +39,18 @@ class HttpHealth:
 
     @property
     def port(self) -> int:
-        """Where it listens, with the port that was chosen when 0 was asked for; 0: nowhere."""
+        """The port on which it listens, also if 0 was requested; 0: it does not listen."""
         return self._server.port
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; ``ConfigError`` when the port is taken or the host is none of this machine."""
+        """Listen; ``ConfigError`` if the port is in use or the host is not local."""
         try:
             await self._server.start(host.strip("[]"), port)
         except OSError as error:
             raise ConfigError("health_port", f"cannot listen on {host}:{port}: {error.strerror or error}") from error
 
     def set_serving(self, serving: bool) -> None:
-        """What ``/readyz`` says from now on."""
+        """Set the state of ``/readyz``."""
         self._is_serving = serving
         self._has_served = self._has_served or serving
 

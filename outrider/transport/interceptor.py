@@ -1,4 +1,4 @@
-"""Errors into statuses, for every handler, so that handlers have no try/except."""
+"""Interceptor that turns errors into statuses, so that handlers need no try/except."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Errors of ours become their statuses; others INTERNAL, with a log entry and nothing of their text told.
+    """An ``OutriderError`` becomes its status; any other error is logged and becomes INTERNAL without its text.
 
-    Messages that cannot be parsed are INVALID_ARGUMENT. A link that ends for its caller's fault is one warning, and no
-    more than one in ten seconds.
+    Messages that cannot be parsed are INVALID_ARGUMENT. A link that ends by its caller's fault is one warning, at most
+    every ten seconds.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:  # noqa: ANN401 - a handler has no public type that can be rebuilt
-        """Wrap the handler that would have served the call."""
+        """Wrap the handler of the call."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None

@@ -1,6 +1,6 @@
-"""Link counts: how many links each host has open, and a bound for them.
+"""Link counts: open links per host, and their limit.
 
-A link costs memory, heartbeats and a place in every message round, whether or not it opens a session.
+A link costs memory, heartbeats and a part of every message round, even without sessions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LinkCounts:
 
     @contextlib.contextmanager
     def entered(self, peer: str) -> Iterator[None]:
-        """Count a link of ``peer``, as gRPC names it; ``CapacityError`` when its host has as many as it may."""
+        """Count a link of ``peer``, as gRPC names it; ``CapacityError`` if its host has the maximum number."""
         host = host_of(peer)
         if self._open[host] >= self._max_per_host:
             raise CapacityError(
@@ -42,6 +42,6 @@ class LinkCounts:
 
 
 def host_of(peer: str) -> str:
-    """The host in "ipv4:10.0.0.1:4711" or "ipv6:%5B::1%5D:4711"; all that come by a socket file are one host."""
+    """The host in "ipv4:10.0.0.1:4711" or "ipv6:%5B::1%5D:4711"; all unix sockets count as one host."""
     kind, _, address = peer.partition(":")
     return address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else kind

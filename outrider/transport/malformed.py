@@ -1,7 +1,7 @@
-"""Malformed requests: bytes that are no message of the method's type, as ``InvalidRequestError`` inside the handler.
+"""Malformed requests: an ``InvalidRequestError`` in the handler for bytes that cannot be parsed.
 
-gRPC answers an exception of a deserializer with UNKNOWN and logs its traceback. Here the deserializer gives a marker
-instead, and what stands before the handler raises for it.
+For an exception in a deserializer gRPC answers UNKNOWN and logs a traceback. Here the deserializer returns a marker,
+for which the wrapper of the handler raises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Stands for a message that could not be parsed, or has too many fields to be."""
+    """Marker of a message that could not be parsed, or has too many fields."""
 
     error: InvalidRequestError
 
@@ -30,7 +30,7 @@ def malformed(data: bytes) -> InvalidRequestError:
 def tolerant(
     deserialize: Callable[[bytes], Any] | None, check: Callable[[bytes], None] | None = None
 ) -> Callable[[bytes], Any] | None:
-    """The deserializer, giving ``Malformed`` for bytes that it cannot parse, or that ``check`` raises for."""
+    """The deserializer, returning ``Malformed`` for bytes that it cannot parse, or for which ``check`` raises."""
     if deserialize is None:
         return None
 
@@ -48,7 +48,7 @@ def tolerant(
 
 
 def well_formed(request: Any) -> Any:  # noqa: ANN401
-    """A message, or a stream of messages, that raises ``InvalidRequestError`` in place of ``Malformed``."""
+    """A message, or a stream of messages, that raises ``InvalidRequestError`` for ``Malformed``."""
     if isinstance(request, Malformed):
         raise request.error
     return _well_formed_stream(request) if hasattr(request, "__aiter__") else request

@@ -1,6 +1,6 @@
-"""An OTLP receiver of traces over gRPC: for ``outrider trace``, which shows what three processes send it.
+"""OTLP receiver of traces over gRPC, used by ``outrider trace``.
 
-Owns the way from OTLP's protobuf to ``telemetry.tracing.span.Span``. Needs the extra ``telemetry``.
+Converts OTLP protobuf to ``telemetry.tracing.span.Span``. Requires the extra ``telemetry``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Receiver(TraceServiceServicer):
         self._on_spans = on_spans
 
     async def Export(self, request: ExportTraceServiceRequest, context: object) -> ExportTraceServiceResponse:
-        """Take one export."""
+        """Receive one export."""
         self._on_spans(list(spans_from_proto(request)))
         return ExportTraceServiceResponse()
 
@@ -47,12 +47,12 @@ class OtlpServer:
         """Where it listens, with the port that was chosen when 0 was asked for."""
 
     async def stop(self) -> None:
-        """End at once."""
+        """Stop at once."""
         await self._server.stop(None)
 
 
 async def serve_otlp(on_spans: OnSpans, *, host: str, port: int) -> OtlpServer:
-    """Listen; ``on_spans`` is called on this event loop. ``ConfigError`` when the port is taken."""
+    """Listen; ``on_spans`` is called on this event loop. ``ConfigError`` if the port is in use."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     add_TraceServiceServicer_to_server(_Receiver(on_spans), server)
     try:

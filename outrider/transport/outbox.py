@@ -1,7 +1,7 @@
-"""Messages that wait to be written to a stream: put without waiting, taken one by one.
+"""Outbound queue of a stream: ``put`` does not wait, ``take`` returns messages in order.
 
-Readers never wait for writers. The bound is far above what a link's rules allow (one command a session is outstanding);
-passing it means that the other side has stopped reading, and the link is given up.
+Readers never wait for writers. The limit is far above what a link allows (one outstanding command per session).
+Exceeding it means that the peer has stopped reading, and the link is closed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_WAITING = 10_000
 
 
 class Outbox(Generic[MessageT]):
-    """Belongs to one event loop and one taker."""
+    """Queue of one event loop and one reader."""
 
     def __init__(self) -> None:
         self._waiting: deque[MessageT] = deque()
@@ -32,7 +32,7 @@ class Outbox(Generic[MessageT]):
         return not self._waiting
 
     def put(self, message: MessageT) -> bool:
-        """Queue a message; False when too many wait or the box is closed."""
+        """Queue a message; False if the queue is full or closed."""
         if self._closed or len(self._waiting) >= MAX_WAITING:
             return False
         self._waiting.append(message)
@@ -41,12 +41,12 @@ class Outbox(Generic[MessageT]):
         return True
 
     def close(self) -> None:
-        """No more will be put; what waits is still taken."""
+        """Accept no more messages; queued ones are still taken."""
         self._closed = True
         self._changed.set()
 
     async def take(self) -> AsyncGenerator[MessageT, None]:
-        """All messages in order, until the box is closed and empty."""
+        """Yield all messages in order, until the queue is closed and empty."""
         while True:
             while self._waiting:
                 yield self._waiting.popleft()

@@ -66,7 +66,7 @@ FAREWELL_S = 1.0
 
 
 class RemoteLink(Generic[CommandT, EventT]):
-    """``ports.Link`` over one bidirectional stream, with a channel of its own."""
+    """``ports.Link`` over one bidirectional stream on a separate channel."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class RemoteLink(Generic[CommandT, EventT]):
         self._beating = asyncio.create_task(self._send_heartbeats(heartbeat))
 
     def send(self, commands: Sequence[CommandT]) -> None:
-        """Queue one message and return at once; ``UnavailableError`` when the link is gone."""
+        """Queue one message and return at once; ``UnavailableError`` if the link has ended."""
         if self._broken is not None:
             raise UnavailableError(str(self._broken))
         if self._closed:
@@ -117,7 +117,7 @@ class RemoteLink(Generic[CommandT, EventT]):
             raise self._give_up(f"{self._address} has stopped reading the link")
 
     async def events(self) -> AsyncIterator[EventBatch[EventT]]:
-        """The answers, to one reader; ends after ``close``, raises ``UnavailableError`` when the link breaks."""
+        """The events, for one reader; ends after ``close``, raises ``UnavailableError`` if the link breaks."""
         self._reading = True
         self._watch_if_expected()
         try:
@@ -360,14 +360,15 @@ class RemoteDraft(_RemotePort):
     """``ports.Draft`` at "host:port" or "unix:/path"."""
 
     async def describe(self) -> ModelDescription:
-        """Facts of the draft; ``UnavailableError`` when it cannot be reached, ``LoadingError`` while it loads.
+        """Return the description of the draft; ``UnavailableError`` if it cannot be reached, ``LoadingError`` while it
+        loads.
 
-        After a ``LoadingError`` the next call waits for the draft to serve, for a bounded time.
+        After a ``LoadingError`` the next call waits until the draft serves, for a bounded time.
         """
         return await self._describe(DraftServiceStub)
 
     async def attach(self) -> DraftLink:
-        """Open a link; ``UnavailableError`` when the draft cannot be reached."""
+        """Open a link; ``UnavailableError`` if the draft cannot be reached."""
         channel = await self._connect()
         attach = _attach(channel, "DraftService", pb.DraftCommands, pb.DraftEvents)
         link: RemoteLink[DraftCommand, DraftEvent] = RemoteLink(
@@ -388,14 +389,15 @@ class RemoteTarget(_RemotePort):
     """``ports.Target`` at "host:port" or "unix:/path"."""
 
     async def describe(self) -> ModelDescription:
-        """Facts of the target; ``UnavailableError`` when it cannot be reached, ``LoadingError`` while it loads.
+        """Return the description of the target; ``UnavailableError`` if it cannot be reached, ``LoadingError`` while it
+        loads.
 
-        After a ``LoadingError`` the next call waits for the target to serve, for a bounded time.
+        After a ``LoadingError`` the next call waits until the target serves, for a bounded time.
         """
         return await self._describe(TargetServiceStub)
 
     async def attach(self) -> TargetLink:
-        """Open a link; ``UnavailableError`` when the target cannot be reached."""
+        """Open a link; ``UnavailableError`` if the target cannot be reached."""
         channel = await self._connect()
         attach = _attach(channel, "TargetService", pb.TargetCommands, pb.TargetEvents)
         link: RemoteLink[TargetCommand, TargetEvent] = RemoteLink(

@@ -1,6 +1,6 @@
-"""gRPC servicers around the ports and around a generator: messages in, values through, messages out.
+"""gRPC servicers of the ports and of the public service: conversion around plain values.
 
-Handlers have no try/except: errors become statuses in ``outrider.transport.server``. A stream is read and written
+Handlers have no try/except: ``outrider.transport.server`` turns errors into statuses. A stream is read and written
 independently, and its in-process link is closed however it ends.
 """
 
@@ -47,23 +47,25 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Generator(Protocol):
-    """What the public service is served from."""
+    """Implementation of the public service."""
 
     def generate_stream(self, request: GenerationRequest, *, deadline_s: float | None) -> AsyncGenerator[Delta, None]:
-        """Deltas, the last with the result; closing it cancels. ``deadline_s``: seconds left, None for ever."""
+        """Yield deltas, the last with the result; closing it cancels. ``deadline_s``: seconds left, None without a
+        limit.
+        """
         ...
 
     async def model_info(self) -> ModelInfo:
-        """Facts of what is served."""
+        """Return facts about the served models."""
         ...
 
     def tokenizer_files(self) -> TokenizerFiles:
-        """What makes the tokenizer and the chat templates that are in use."""
+        """Return the files of the tokenizer and the chat templates in use."""
         ...
 
     @property
     def limits(self) -> ModelLimits:
-        """What the model that is served allows."""
+        """Return the limits of the served model."""
         ...
 
 
@@ -84,13 +86,13 @@ class DraftServicer(DraftServiceServicer):
         self._link_timeout_s = link_timeout_s
 
     async def Describe(self, request: link_pb2.DescribeRequest, context: Context) -> link_pb2.ModelDescription:
-        """Facts of the draft."""
+        """Return the description of the draft."""
         return description_to_proto(with_heartbeats(with_planes(await self._draft.describe())))
 
     async def Attach(
         self, request_iterator: AsyncIterator[link_pb2.DraftCommands], context: Context
     ) -> AsyncIterator[link_pb2.DraftEvents]:
-        """One link."""
+        """Serve one link."""
         limits = _limits_of(await self._draft.describe())
         with self._links.entered(context.peer()):
             link = await self._draft.attach()
@@ -126,13 +128,13 @@ class TargetServicer(TargetServiceServicer):
         self._link_timeout_s = link_timeout_s
 
     async def Describe(self, request: link_pb2.DescribeRequest, context: Context) -> link_pb2.ModelDescription:
-        """Facts of the target."""
+        """Return the description of the target."""
         return description_to_proto(with_heartbeats(with_planes(await self._target.describe())))
 
     async def Attach(
         self, request_iterator: AsyncIterator[link_pb2.TargetCommands], context: Context
     ) -> AsyncIterator[link_pb2.TargetEvents]:
-        """One link."""
+        """Serve one link."""
         limits = _limits_of(await self._target.describe())
         with self._links.entered(context.peer()):
             link = await self._target.attach()
@@ -152,7 +154,7 @@ class TargetServicer(TargetServiceServicer):
 
 
 class GenerationServicer(GenerationServiceServicer):
-    """Serves a generator to users."""
+    """Servicer of the public service."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
@@ -160,7 +162,7 @@ class GenerationServicer(GenerationServiceServicer):
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> generation_pb2.GenerateResponse:
-        """The stream, folded into its result."""
+        """Fold the stream into its result."""
         async with self._deltas(request, context) as deltas:
             async for delta in deltas:
                 if delta.result is not None:
@@ -170,7 +172,7 @@ class GenerationServicer(GenerationServiceServicer):
     async def StreamGenerate(
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[generation_pb2.StreamGenerateResponse]:
-        """Deltas, then exactly one result; ``Started`` before them where the stream is to be resumable."""
+        """Send deltas, then exactly one result; a resumable stream begins with ``Started``."""
         async with self._deltas(request, context) as deltas:
             async for delta in deltas:
                 if delta.started is not None:
@@ -183,13 +185,13 @@ class GenerationServicer(GenerationServiceServicer):
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: Context
     ) -> generation_pb2.GetModelInfoResponse:
-        """Facts of what is served."""
+        """Return facts about the served models."""
         return info_to_proto(await self._generator.model_info())
 
     async def GetTokenizer(
         self, request: generation_pb2.GetTokenizerRequest, context: Context
     ) -> generation_pb2.GetTokenizerResponse:
-        """Files of the tokenizer; without their contents where the caller knows them."""
+        """Return the files of the tokenizer; without contents if the caller has them."""
         found = self._generator.tokenizer_files()
         return tokenizer_to_proto(replace(found, files={}) if found.sha256 == request.known_sha256 else found)
 

@@ -1,7 +1,7 @@
-"""Messages of a link that would be longer than the link allows, cut into several that are not.
+"""Splitting of link messages that exceed the size limit.
 
-A batch of events or commands is a convenience: its parts mean the same one after the other. A single event that is too
-long becomes the failure of its session, so that its neighbours are unharmed.
+The parts of a batch of events or commands have the same meaning one after the other. A single event that is too long
+becomes the failure of its session; other sessions are not affected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROOM_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class SplitEvents(Generic[EventsT]):
-    """A batch in messages that may be sent."""
+    """A batch split into messages."""
 
     messages: tuple[EventsT, ...]
     failed: tuple[tuple[int, int], ...] = ()
@@ -33,7 +33,7 @@ class SplitEvents(Generic[EventsT]):
 
 
 def split_events(message: EventsT, max_bytes: int) -> SplitEvents[EventsT]:
-    """The events in order, in messages of at most ``max_bytes``, each with the report of the forward behind them."""
+    """The events in order, in messages of at most ``max_bytes``, each with the report of the forward."""
     if message.ByteSize() <= max_bytes:
         return SplitEvents((message,))
     failed: list[tuple[int, int]] = []
@@ -57,7 +57,7 @@ def split_events(message: EventsT, max_bytes: int) -> SplitEvents[EventsT]:
 def split_commands(
     commands: Sequence[CommandT], encode: Callable[[Sequence[CommandT]], MessageT], max_bytes: int
 ) -> list[MessageT]:
-    """The commands in order, in messages of at most ``max_bytes``; one command alone is sent whatever its length."""
+    """The commands in order, in messages of at most ``max_bytes``; a single command is sent whatever its length."""
     if len(commands) <= LINK_ITEMS.most:
         message: Any = encode(commands)
         if len(commands) < 2 or message.ByteSize() <= max_bytes:

@@ -1,8 +1,8 @@
-"""One table between our errors and gRPC statuses, and what a status says beyond its code.
+"""Table of errors and gRPC statuses, in both directions.
 
-Every status of ours carries ``google.rpc.ErrorInfo`` (domain "outrider", reason the error's class), a bad field also
-``google.rpc.BadRequest``, and no room ``google.rpc.RetryInfo``. Reading a status gives the same error back; a status
-that is not ours becomes the nearest error.
+Every status has ``google.rpc.ErrorInfo`` (domain "outrider", the reason is the error's class), an invalid field also
+``google.rpc.BadRequest``, and a lack of room ``google.rpc.RetryInfo``. Reading a status gives the same error; a status
+of another origin becomes the nearest error.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _NEAREST: dict[grpc.StatusCode, type[OutriderError]] = {
 
 
 def to_status(error: OutriderError) -> status_pb2.Status:
-    """The status that tells a caller of this error."""
+    """The status for an error."""
     kind = next(kind for kind in type(error).__mro__ if kind in CODES)
     message = _shortened(str(error))
     status = status_pb2.Status(code=CODES[kind].value[0], message=message)
@@ -76,7 +76,7 @@ def to_status(error: OutriderError) -> status_pb2.Status:
 
 
 def from_rpc_error(error: grpc.RpcError, address: str, security: ClientSecurity = OPEN_CLIENT) -> OutriderError:
-    """The error that a call to ``address`` ended with; ``security`` is what the call was made with."""
+    """The error of a failed call to ``address``; ``security`` is that of the call."""
     status = _details_of(error)
     if status is not None:
         ours = _from_status(status)
@@ -92,7 +92,7 @@ def from_rpc_error(error: grpc.RpcError, address: str, security: ClientSecurity 
 
 @contextlib.contextmanager
 def translating_errors(address: str, security: ClientSecurity = OPEN_CLIENT) -> Iterator[None]:
-    """Raise our error in place of gRPC's for whatever is called inside."""
+    """Raise an ``OutriderError`` for gRPC errors inside the block."""
     try:
         yield
     except grpc.RpcError as error:
@@ -100,7 +100,7 @@ def translating_errors(address: str, security: ClientSecurity = OPEN_CLIENT) -> 
 
 
 def make_error(name: str, message: str, field: str = "", retry_after_ms: int = _DEFAULT_RETRY_MS) -> OutriderError:
-    """An error by its class's name; one that this version does not know is an ``OutriderError``."""
+    """An error by the name of its class; an unknown name gives an ``OutriderError``."""
     kind = _BY_NAME.get(name, OutriderError)
     if issubclass(kind, errors.CapacityError):
         return kind(message, retry_after_ms=retry_after_ms)

@@ -1,6 +1,6 @@
-"""A request's place in its caller's trace, as gRPC metadata: ``traceparent`` and ``tracestate`` of W3C.
+"""Trace context of a request in gRPC metadata: ``traceparent`` and ``tracestate`` of W3C.
 
-Owns too what names an arriving request in the log.
+Also extracts the ids of an arriving request for the log.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _MAX_STATE_CHARACTERS = 512
 
 
 def trace_metadata(request: GenerationRequest) -> tuple[tuple[str, str], ...]:
-    """What a caller sends along; nothing when it is not traced."""
+    """Metadata of a traced call; empty otherwise."""
     pairs = ((TRACE_PARENT, request.trace_parent), (TRACE_STATE, request.trace_state))
     return tuple((key, value) for key, value in pairs if value)
 
 
 def with_trace(request: GenerationRequest, metadata: Iterable[tuple[str, str | bytes]] | None) -> GenerationRequest:
-    """The request with what its caller sent along; what is no ``traceparent`` is passed over, as W3C asks."""
+    """The request with the trace context of its caller; an invalid ``traceparent`` is ignored, as W3C requires."""
     values = {key: value for key, value in metadata or () if key in (TRACE_PARENT, TRACE_STATE)}
     parent, state = values.get(TRACE_PARENT, ""), values.get(TRACE_STATE, "")
     if not isinstance(parent, str) or TraceContext.parse(parent) is None:
@@ -33,7 +33,7 @@ def with_trace(request: GenerationRequest, metadata: Iterable[tuple[str, str | b
 
 
 def log_fields(request: GenerationRequest) -> dict[str, str]:
-    """What lines of the log about a request that has just arrived name it by: what its caller chose, if anything."""
+    """Log fields of a request that has just arrived, from the ids that its caller sent."""
     trace = TraceContext.parse(request.trace_parent)
     named = {"request_id": request.request_id, "trace_id": trace.trace_id if trace is not None else ""}
     return {key: value for key, value in named.items() if value}

@@ -1,5 +1,5 @@
-"""The three services as child processes of one command.
+"""The services of ``outrider serve`` as child processes.
 
-``plan`` turns settings into process specifications, ``preflight`` refuses what cannot work before anything is started,
-``process`` is one child, ``supervisor`` starts, restarts and stops them in order, ``child`` runs inside each of them.
+``plan`` turns settings into process specifications, ``preflight`` checks them before anything is started, ``process``
+is one child, ``supervisor`` starts, restarts and stops the children in order, ``child`` runs inside each of them.
 """

@@ -1,6 +1,6 @@
-"""Bars on a terminal while services start: what each does, how far it has come, for how long.
+"""Progress bars on a terminal while services start.
 
-Owns what is drawn. How far a service has come is read from its log by whoever calls this.
+Draws the bars. The caller reads the progress from the services' logs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 
 class StartBars:
-    """One bar a service, from its start until it serves; they are gone when all do."""
+    """One bar per service, from its start until it serves; all disappear when all serve."""
 
     def __init__(self, console: Console) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
@@ -25,13 +25,13 @@ class StartBars:
             self._tasks[name] = self._bars.add_task(f"{name}: starting", total=None)
 
     def show(self, name: str, message: str, done: int, total: int) -> None:
-        """It has come so far with what the message says."""
+        """Show the progress and its message."""
         if name in self._tasks:
             described = f"{name}: {message}"
             self._bars.update(self._tasks[name], description=described, completed=done, total=total, refresh=True)
 
     def end(self, name: str) -> None:
-        """It serves."""
+        """The service is ready."""
         task = self._tasks.pop(name, None)
         if task is not None:
             self._bars.remove_task(task)
@@ -39,6 +39,6 @@ class StartBars:
             self._bars.stop()
 
     def close(self) -> None:
-        """Take away what is left."""
+        """Remove the remaining bars."""
         for name in tuple(self._tasks):
             self.end(name)

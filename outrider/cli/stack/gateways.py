@@ -1,4 +1,4 @@
-"""The HTTP gateway of a stack: its settings beside this coordinator, and why there is none where it cannot be."""
+"""HTTP gateway of a stack: its settings, and the reason if there is none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GatewayPlan:
 
 
 def plan_gateway(settings: Settings, *, explicit: Collection[Place]) -> GatewayPlan:
-    """The gateway for these settings; ``ConfigError`` when its port was named and it cannot be started."""
+    """The gateway for these settings; ``ConfigError`` if its port was set and it cannot be started."""
     if not settings.gateway.enabled:
         return GatewayPlan()
     gateway = beside(settings.gateway, settings.coordinator, explicit)
@@ -44,7 +44,7 @@ def plan_gateway(settings: Settings, *, explicit: Collection[Place]) -> GatewayP
 
 
 def beside(gateway: GatewaySettings, coordinator: CoordinatorSettings, explicit: Collection[Place]) -> GatewaySettings:
-    """The gateway's settings with what follows from the coordinator's."""
+    """The gateway's settings with those that follow from the coordinator's."""
     update: dict[str, object] = {"coordinator_address": address_of(coordinator.host, coordinator.port)}
     followed = {name: getattr(coordinator, name) for name in _SHARED}
     followed["host"] = LOOPBACK if coordinator.host.startswith("unix:") else coordinator.host.strip("[]")

@@ -1,7 +1,7 @@
-"""GPUs that the services will find on this host, asked of torch in a process of its own.
+"""GPUs of this host, queried from torch in a separate process.
 
-``outrider serve`` places the models before it starts anything, and never imports torch itself. Where no NVIDIA driver
-is installed no process is started to ask.
+``outrider serve`` places the models before it starts anything, and does not import torch itself. Without an NVIDIA
+driver no process is started.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ print(json.dumps({"names": names, "torch": torch.__version__, "cuda": torch.vers
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The GPUs that torch can use here, in CUDA's order."""
+    """GPUs that torch can use here, in CUDA's order."""
 
     names: tuple[str, ...] = ()
     """Such as "NVIDIA H200"; the index is N of cuda:N."""
@@ -40,7 +40,7 @@ NO_GPUS = Gpus()
 
 
 def find_gpus() -> Gpus:
-    """The GPUs of this host that ``CUDA_VISIBLE_DEVICES`` shows; none where no driver is installed."""
+    """The GPUs of this host that ``CUDA_VISIBLE_DEVICES`` allows; none without a driver."""
     if not has_driver():
         return NO_GPUS
     try:

@@ -1,7 +1,7 @@
-"""Placement of the models: which GPU each is on where the settings leave it open, and its share of the memory.
+"""Placement of the models: the GPU of each if the settings leave it open, and its share of the memory.
 
-``auto`` is a GPU where there is one: the target's from the first on, the draft's where enough others are left, else the
-same. Without a GPU it is the CPU.
+``auto`` is a GPU if there is one: the target uses the first ones, the draft other ones if enough are left, otherwise
+the same. Without a GPU it is the CPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ModelT = TypeVar("ModelT", TargetSettings, DraftSettings)
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Settings whose devices are decided."""
+    """Settings with resolved devices."""
 
     settings: Settings
     note: str = ""
@@ -32,9 +32,9 @@ class Placed:
 
 
 def place(settings: Settings, gpus: Gpus, *, gpu_memory_utilization: float | None = None) -> Placed:
-    """Decide the devices of both models; ``ConfigError`` where more GPUs are wanted than there are.
+    """Resolve the devices of both models; ``ConfigError`` if more GPUs are requested than exist.
 
-    ``gpu_memory_utilization`` is the share of each GPU's memory for all that runs on it: models on one GPU split it.
+    ``gpu_memory_utilization`` is the fraction of each GPU's memory for all models on it: models on one GPU divide it.
     """
     target = _choose(settings.target, gpus, settings.draft if _has_draft(settings) else None)
     draft = _choose(settings.draft, gpus, target) if _has_draft(settings) else _on(settings.draft, "cpu")
@@ -44,7 +44,7 @@ def place(settings: Settings, gpus: Gpus, *, gpu_memory_utilization: float | Non
 
 
 def share_a_gpu(settings: Settings) -> bool:
-    """Whether both models look at the same GPU's free memory, each without knowing of the other."""
+    """Whether both models measure the free memory of the same GPU independently."""
     return _has_draft(settings) and bool(_indexes(settings.target) & _indexes(settings.draft))
 
 

@@ -1,6 +1,6 @@
-"""What is refused before any process is started: a port in use, a folder that is no model, a draft of other tokens.
+"""Checks before any process is started: ports in use, invalid model folders, different tokenizers.
 
-Only what can be seen without torch and in no time; the services check the rest when they load.
+Only fast checks without torch; the services check the rest when they load.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.vocabularies import check_same_ids, names_of, tokens_by_id
 
 
 def check(settings: Settings) -> None:
-    """``ConfigError`` or ``ModelError`` for the first thing that cannot work."""
+    """Raise ``ConfigError`` or ``ModelError`` for the first problem."""
     target, draft = settings.target, settings.draft
     check_model_folder(
         Path(target.model),
@@ -36,7 +36,7 @@ def check(settings: Settings) -> None:
 
 
 def check_hops(settings: Settings) -> None:
-    """Whether the coordinator brings to the models what they ask for, and asks nothing that they do not offer."""
+    """Check that the coordinator's credentials match the models' requirements."""
     models: list[TargetSettings | DraftSettings] = [settings.target]
     if settings.draft.method is not DraftMethod.NONE:
         models.append(settings.draft)
@@ -59,7 +59,7 @@ def _check_both(
 
 
 def check_model_folder(folder: Path, role: str, *, needs_tokenizer: bool, needs_weights: bool = True) -> None:
-    """Whether the folder looks like a model in the Hugging Face layout."""
+    """Check that the folder looks like a model in the Hugging Face layout."""
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ModelError(f"{role} model: {folder} {problem}")
@@ -71,7 +71,7 @@ def check_model_folder(folder: Path, role: str, *, needs_tokenizer: bool, needs_
 
 
 def check_tokenizers(target: Path, draft: Path) -> None:
-    """Whether ids mean the same in both; what the coordinator would say of the pair once both are loaded."""
+    """Check that both models use the same token ids, as the coordinator does after loading."""
     try:
         of_target, of_draft = ((folder / "tokenizer.json").read_bytes() for folder in (target, draft))
     except OSError:
@@ -99,7 +99,7 @@ def _check_config(path: Path, role: str) -> None:
 
 
 def check_port(host: str, port: int, *, setting: str = "coordinator.port", hint: str = "") -> None:
-    """Whether the address can be listened on now; ``ConfigError`` naming the setting where it cannot."""
+    """Check that the address can be bound; ``ConfigError`` names the setting otherwise."""
     if host.startswith("unix:"):
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -114,7 +114,7 @@ def check_port(host: str, port: int, *, setting: str = "coordinator.port", hint:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on."""
+    """A free loopback port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]

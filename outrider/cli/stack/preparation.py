@@ -1,4 +1,4 @@
-"""From settings to a plan that can be started: what cannot work is refused here, before any process is.
+"""Preparation of a stack: from settings to a checked plan, before any process is started.
 
 Owns the order of the checks that ``serve``, ``demo`` and the benchmarks share.
 """

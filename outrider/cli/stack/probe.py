@@ -1,4 +1,4 @@
-"""Asks a service whether it serves, within a bounded time: over gRPC at its address, or over HTTP at a URL."""
+"""Health probe of a service within a bounded time: over gRPC at an address, or over HTTP at a URL."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _TIMEOUT_S = 2.0
 
 
 async def is_serving(address: str) -> bool:
-    """Whether a server is there and says that it serves: SERVING for itself as a whole, or 200 to a URL.
+    """Whether a server answers that it is SERVING, or 200 for a URL.
 
-    Of tcp://PLACE no more is asked than a connection.
+    For tcp://PLACE, only a connection is tested.
     """
     if address.startswith("http://"):
         return await _answers_200(address)

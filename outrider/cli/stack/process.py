@@ -1,6 +1,6 @@
-"""One child process: started so that it cannot outlive us, read line by line, stopped politely and then firmly.
+"""One child process: tied to its parent, read line by line, stopped with SIGTERM and then SIGKILL.
 
-Its pipe is read to the end whatever becomes of the lines: a process whose log is not read blocks on it.
+Its pipe is always read to the end, because a process with a full pipe blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LAST_WORDS_S = 1.0
 
 
 class ChildProcess:
-    """A running service. Everything it writes is kept for a while and handed to ``on_line``."""
+    """A running service. Its recent output is kept and passed to ``on_line``."""
 
     def __init__(self, spec: ServiceSpec, process: asyncio.subprocess.Process, on_line: Callable[[str], None]) -> None:
         self.spec = spec
@@ -39,7 +39,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, spec: ServiceSpec, on_line: Callable[[str], None]) -> ChildProcess:
-        """Start it, in a process group of its own: an interrupt typed at a terminal is ours to pass on, in order."""
+        """Start it in its own process group, so that an interrupt at the terminal is passed on in order."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",  # a folder of the user's own that is named like a module of ours is not run
@@ -64,14 +64,14 @@ class ChildProcess:
         return self._process.returncode is not None
 
     async def wait(self) -> str:
-        """Wait for its end; how it ended, for people."""
+        """Wait for its end and describe it."""
         await self._process.wait()
         # The reading goes on when it takes longer, or when this call is cancelled.
         await asyncio.wait([self._reader], timeout=_LAST_WORDS_S)
         return self._ending()
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL when that took too long."""
+        """Send SIGTERM, and SIGKILL after a timeout."""
         if not self.ended:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
@@ -82,7 +82,7 @@ class ChildProcess:
         await self.wait()
 
     def kill(self) -> None:
-        """SIGKILL, now."""
+        """Send SIGKILL."""
         if not self.ended:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -121,7 +121,7 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 def last_error(lines: list[str]) -> str:
-    """The reason a service gave for its end: its error line, else its last logged error, else its last line."""
+    """The reason for the end: the error line, the last logged error, or the last line."""
     for line in reversed(lines):
         if line.startswith(ERROR_PREFIX):
             return line.removeprefix(ERROR_PREFIX)

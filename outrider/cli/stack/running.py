@@ -1,6 +1,6 @@
-"""A stack on a terminal: says what is happening, runs until a signal, stops in order.
+"""A stack on a terminal: shows its state, runs until a signal, stops in order.
 
-The first signal stops politely, the second at once.
+The first signal stops gracefully, the second at once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class TerminalListener:
-    """Says on standard error what the services do; at -vv also what they write.
+    """Shows the state of the services on standard error; with -vv also their output.
 
-    On a terminal a bar for each service shows how its first start goes, elsewhere lines do.
+    On a terminal the first start is shown as bars, otherwise as lines.
     """
 
     def __init__(self, verbose: int, console: Console = progress) -> None:
@@ -47,7 +47,7 @@ class TerminalListener:
         self._bars = StartBars(console) if can_draw and verbose < EVERYTHING else None
 
     def close(self) -> None:
-        """What comes is told in lines: there is other output now that bars would write over."""
+        """Show lines from now on, because other output follows that bars would overwrite."""
         if self._bars is not None:
             self._bars.close()
             self._bars = None
@@ -128,7 +128,7 @@ async def run_until_signal(plan: StackPlan, *, verbose: int, on_ready: Callable[
 async def run_with_client(
     plan: StackPlan, work: Callable[[AsyncClient], Awaitable[ResultT]], *, verbose: int
 ) -> ResultT:
-    """Do one piece of work against the services, and stop them; a signal ends it with exit code 130."""
+    """Run work against the services, and stop them; a signal ends it with exit code 130."""
 
     async def with_client() -> ResultT:
         async with AsyncClient(plan.address, tls=False) as client:

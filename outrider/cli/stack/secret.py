@@ -1,4 +1,4 @@
-"""The secret of a stack's links: a bearer token made at its start, which only its processes can read."""
+"""Secret of a stack's links: a bearer token generated at start, readable only by its processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUM_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class LinkSecret:
-    """A file that holds the token: neither a command line nor a variable does."""
+    """File with the token, which appears in no command line or variable."""
 
     path: str
     """Where the stack's processes read it."""
@@ -25,12 +25,12 @@ class LinkSecret:
 
 
 def make_link_secret() -> LinkSecret:
-    """A new token. On Linux it is in memory alone; elsewhere in a private folder that is removed at the end."""
+    """A new token. On Linux the file is in memory; elsewhere in a private folder that is removed at the end."""
     return hold_tokens([secrets.token_urlsafe(_NUM_BYTES)])
 
 
 def hold_tokens(tokens: Sequence[str]) -> LinkSecret:
-    """A file of these tokens, one a line, for the stack's processes alone."""
+    """File with these tokens, one per line, readable only by the stack's processes."""
     text = "".join(f"{token}\n" for token in tokens)
     return _in_memory(text) if hasattr(os, "memfd_create") else _in_folder(text)
 

@@ -1,4 +1,4 @@
-"""Request bodies of the HTTP API: fields, types, and what is refused. ``docs/http.md`` lists each field."""
+"""Request bodies of the HTTP API: fields, types, and refused fields. ``docs/http.md`` lists each field."""
 
 from outrider.gateway.protocol.chat import ChatCompletionRequest
 from outrider.gateway.protocol.completion import CompletionRequest

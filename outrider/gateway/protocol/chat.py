@@ -14,7 +14,7 @@ JsonObject = dict[str, Any]
 
 
 class ChatFields(GenerationFields):
-    """What a chat template is given."""
+    """Input of the chat template."""
 
     messages: list[JsonObject] | None = None
     tools: list[JsonObject] | None = None
@@ -60,29 +60,29 @@ class ChatCompletionRequest(ChatFields):
 
     @property
     def wanted_tokens(self) -> int | None:
-        """Most tokens of output; None: to the end of the context."""
+        """Maximum number of output tokens; None: the rest of the context."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """How many of the likeliest tokens; None computes nothing."""
+        """Number of most likely tokens in the logprobs; None: no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def role(self) -> str:
-        """Whose message is written."""
+        """The role of the generated message."""
         chat = self.chat
         return "assistant" if chat.add_generation_prompt else str(chat.messages[-1]["role"])
 
     @property
     def echoed(self) -> str:
-        """Text that the answer begins with."""
+        """Text at the beginning of the response."""
         last = (self.messages or [{}])[-1]
         content = last.get("content")
         return content if self.echo and last.get("role") == self.role and isinstance(content, str) else ""
 
     def check(self) -> None:
-        """Raise ``InvalidRequestError`` for fields that do not go together."""
+        """Raise ``InvalidRequestError`` for fields that exclude each other."""
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
         if self.tools == []:

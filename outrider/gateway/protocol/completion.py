@@ -15,7 +15,7 @@ Prompt = str | tuple[int, ...]
 
 
 class CompletionRequest(GenerationFields):
-    """A request to go on from one or several prompts."""
+    """A request for completions of one or several prompts."""
 
     prompt: list[TokenId] | list[list[TokenId]] | str | list[str] | None = None
     echo: bool | None = None
@@ -24,7 +24,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """The prompts in order; ``InvalidRequestError`` where there is none, or too many."""
+        """The prompts in order; ``InvalidRequestError`` for none or too many."""
         if not self.prompt:
             raise InvalidRequestError("prompt", "must be given, and not be empty")
         if isinstance(self.prompt, str):
@@ -37,15 +37,15 @@ class CompletionRequest(GenerationFields):
 
     @property
     def is_echo_alone(self) -> bool:
-        """Whether the prompt is all that is wanted: evaluations read its logprobs so."""
+        """Whether only the prompt is requested, as evaluations do to read its logprobs."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property
     def wanted_tokens(self) -> int:
-        """Most tokens of output."""
+        """Maximum number of output tokens."""
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def wanted_prompt_logprobs(self) -> int | None:
-        """Logprobs of the prompt: as asked for, or as an echo of it needs them."""
+        """Number of prompt logprobs: as requested, or as an echo requires."""
         return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs

@@ -1,4 +1,4 @@
-"""Fields that completions and chat completions share: OpenAI's, vLLM's extra ones, and Outrider's."""
+"""Fields that completions and chat completions share: those of OpenAI, vLLM and Outrider."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationFields(BaseModel):
-    """What says how to generate. Null means the same as leaving a field out; unknown fields are passed over."""
+    """Fields that control the generation. Null is the same as an absent field; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
 
@@ -84,7 +84,7 @@ class GenerationFields(BaseModel):
 
     @property
     def tells_usage_always(self) -> bool:
-        """Whether every event of a stream tells the usage so far."""
+        """Whether every event of a stream has the current usage."""
         return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 

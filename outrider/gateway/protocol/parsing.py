@@ -1,4 +1,4 @@
-"""Parsing of a request body: JSON into a request, and what is wrong with it as an error that names the field."""
+"""Parsing of request bodies, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN_CHARACTERS = 80
 
 
 def parse_body(kind: type[RequestT], body: bytes) -> RequestT:
-    """The request that a body holds; ``InvalidRequestError`` names the field at fault and says what would be right."""
+    """Parse a body; ``InvalidRequestError`` names the invalid field and the valid values."""
     given = _object(body)
     try:
         request = kind.model_validate(given)

@@ -1,4 +1,4 @@
-"""Fields that vLLM understands and Outrider does not: refused where passing them over would change the answer."""
+"""Fields of vLLM that Outrider does not support: refused if ignoring them would change the output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """Raise ``InvalidRequestError`` for the first field that asks for what is not offered."""
+    """Raise ``InvalidRequestError`` for the first unsupported field with an effect."""
     for name in body.keys() & REFUSED.keys():
         harmless, reason = REFUSED[name]
         if body[name] is not None and body[name] not in harmless:

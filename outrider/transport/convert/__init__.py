@@ -1,5 +1,4 @@
-"""Pure functions between protobuf messages and our values, both ways: one module for each .proto file.
+"""Conversion between protobuf messages and values, as pure functions: one module for each .proto file.
 
-Reading refuses what breaks the contract with ``ProtocolError`` (on a link) or ``InvalidRequestError`` (a user's
-request). Knows no channel and no server.
+Reading raises ``ProtocolError`` (on a link) or ``InvalidRequestError`` (public requests) for invalid messages.
 """

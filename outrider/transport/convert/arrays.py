@@ -1,6 +1,6 @@
 """Arrays as little-endian bytes, and tensors of the tensor plane.
 
-``bytes`` fields are read once: every access to one copies it.
+``bytes`` fields are read once, because every access copies them.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ def ints_to_bytes(values: IntArray) -> bytes:
 
 
 def floats_from_bytes(name: str, content: bytes, bound: Bound | None = None) -> FloatArray:
-    """The float32 values of a field; ``ProtocolError`` when its length is not theirs.
+    """The float32 values of a field; ``ProtocolError`` for an invalid length.
 
-    ``InvalidRequestError`` when they are more than ``bound`` allows; None: a message's length is the bound.
+    ``InvalidRequestError`` if there are more than ``bound``; None: limited only by the message size.
     """
     return _from_bytes(name, content, _FLOAT, bound).astype(np.float32, copy=False)
 
 
 def ints_from_bytes(name: str, content: bytes, bound: Bound) -> IntArray:
-    """The int32 values of a field; ``ProtocolError`` when its length is not theirs.
+    """The int32 values of a field; ``ProtocolError`` for an invalid length.
 
-    ``InvalidRequestError`` when they are more than ``bound`` allows.
+    ``InvalidRequestError`` if there are more than ``bound``.
     """
     return _from_bytes(name, content, _INT, bound).astype(np.int32, copy=False)
 
 
 def token_ids_to_bytes(token_ids: Sequence[int]) -> bytes:
-    """Token ids as int32 values, little-endian; ``OverflowError`` for one that is none.
+    """Token ids as int32 values, little-endian; ``OverflowError`` for a value that does not fit.
 
     A repeated field would take five times as long for a long prompt.
     """
@@ -66,9 +66,9 @@ def token_ids_to_bytes(token_ids: Sequence[int]) -> bytes:
 
 
 def token_ids_from_bytes(name: str, content: bytes, bound: Bound) -> tuple[int, ...]:
-    """The token ids of a field; ``ProtocolError`` when its length is not theirs.
+    """The token ids of a field; ``ProtocolError`` for an invalid length.
 
-    ``InvalidRequestError`` when they are more than ``bound`` allows.
+    ``InvalidRequestError`` if there are more than ``bound``.
     """
     bound.check(name, len(content) // _INT.itemsize)
     _require_whole(name, len(content), _INT)
@@ -82,16 +82,16 @@ def _little_endian(values: array[int]) -> array[int]:
 
 
 def place_nothing(values: FloatArray) -> None:
-    """A ``Place`` of a link without shared memory: every tensor travels inline."""
+    """The ``Place`` of a link without shared memory: every tensor is sent inline."""
 
 
 def fetch_nothing(region: tensor_pb2.SharedMemoryRegion) -> NoReturn:
-    """A ``Fetch`` of a link without shared memory."""
+    """The ``Fetch`` of a link without shared memory."""
     raise ProtocolError("shared memory: was not agreed on with this link")
 
 
 def tensor_to_proto(values: FloatArray, place: Place = place_nothing) -> tensor_pb2.Tensor:
-    """A float32 array, where ``place`` puts it or else inline."""
+    """A float32 array, placed by ``place`` or sent inline."""
     region = place(values)
     if region is not None:
         return tensor_pb2.Tensor(dtype="float32", shape=values.shape, shared_memory=region)
@@ -99,7 +99,7 @@ def tensor_to_proto(values: FloatArray, place: Place = place_nothing) -> tensor_
 
 
 def tensor_from_proto(name: str, message: tensor_pb2.Tensor, fetch: Fetch = fetch_nothing) -> FloatArray:
-    """The float32 array of a tensor; ``ProtocolError`` when it is of another type, place or length."""
+    """The float32 array of a tensor; ``ProtocolError`` for another type, location or length."""
     payload = message.WhichOneof("payload")
     if message.dtype != "float32" or payload not in ("inline", "shared_memory"):
         raise ProtocolError(

@@ -1,4 +1,4 @@
-"""``chat.proto``: conversations. What has no fixed shape travels as JSON."""
+"""``chat.proto``: conversations. Data without a fixed structure is JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.v1 import chat_pb2 as pb
 
 
 def chat_to_proto(chat: ChatPrompt) -> pb.Chat:
-    """A conversation; ``InvalidRequestError`` for one that is no JSON."""
+    """A conversation; ``InvalidRequestError`` if it cannot be JSON."""
     check_chat(chat)
     return pb.Chat(
         messages=[_message_to_proto(message) for message in chat.messages],
@@ -28,7 +28,7 @@ def chat_to_proto(chat: ChatPrompt) -> pb.Chat:
 
 
 def chat_from_proto(message: pb.Chat) -> ChatPrompt:
-    """A conversation as it came; ``InvalidRequestError`` for JSON that cannot be read."""
+    """A received conversation; ``InvalidRequestError`` for invalid JSON."""
     continues = message.continue_final_message
     adds = message.add_generation_prompt if message.HasField("add_generation_prompt") else not continues
     return ChatPrompt(

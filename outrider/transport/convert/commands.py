@@ -1,7 +1,7 @@
-"""``link.proto``: what a draft and a target are told.
+"""``link.proto``: commands to draft and target.
 
-Items, of which every running session has one a step, are written field by field into the batch that carries them:
-a message of their own would only be copied into it.
+Items occur once per running session and step, and are written field by field into the batch: separate messages would be
+copied into it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _RULES_BACK: dict[int, JudgingRule] = {number: rule for rule, number in _RULES.i
 
 
 def open_to_proto(command: ports.Open) -> pb.Open:
-    """Everything that opens a session."""
+    """Convert ``Open``."""
     return pb.Open(
         session=command.session,
         generation=command.generation,
@@ -73,7 +73,9 @@ def open_to_proto(command: ports.Open) -> pb.Open:
 
 
 def open_from_proto(message: pb.Open, model: ModelLimits = ANY_MODEL) -> ports.Open:
-    """``ProtocolError`` for no known judging rule, ``InvalidRequestError`` for a field that is too long."""
+    """Convert ``Open``; ``ProtocolError`` for an unknown judging rule, ``InvalidRequestError`` for a field beyond its
+    limit.
+    """
     check_open(message, model)
     rule = _RULES_BACK.get(message.judging_rule)
     if rule is None:
@@ -112,7 +114,7 @@ def release_from_proto(message: pb.Release) -> ports.Release:
 
 
 def write_extend(message: pb.Extend, command: ports.Extend) -> None:
-    """An extension, into an empty message."""
+    """Write an ``Extend`` into an empty message."""
     message.session, message.generation = command.session, command.generation
     message.num_kept_tokens = command.num_kept_tokens
     message.prefix_chain, message.prefix_rest = command.prefix_hash
@@ -125,7 +127,7 @@ def write_extend(message: pb.Extend, command: ports.Extend) -> None:
 
 
 def extend_from_proto(message: pb.Extend) -> ports.Extend:
-    """An extension; ``InvalidRequestError`` for a field that is too long."""
+    """Convert an ``Extend``; ``InvalidRequestError`` for a field beyond its limit."""
     check_extend(message)
     return ports.Extend(
         message.session,
@@ -140,7 +142,7 @@ def extend_from_proto(message: pb.Extend) -> ports.Extend:
 
 
 def write_score(message: pb.Score, command: ports.Score) -> None:
-    """A score, into an empty message. A support that is there, but empty, travels as none: it says nothing."""
+    """Write a ``Score`` into an empty message. An empty support is sent as none."""
     message.session, message.generation = command.session, command.generation
     message.num_kept_tokens = command.num_kept_tokens
     message.prefix_chain, message.prefix_rest = command.prefix_hash
@@ -157,7 +159,7 @@ def write_score(message: pb.Score, command: ports.Score) -> None:
 
 
 def score_from_proto(message: pb.Score) -> ports.Score:
-    """A score; ``InvalidRequestError`` for a field that is too long."""
+    """Convert a ``Score``; ``InvalidRequestError`` for a field beyond its limit."""
     check_score(message)
     return ports.Score(
         message.session,
@@ -193,7 +195,7 @@ def _support_from_proto(counts: bytes, token_ids: bytes) -> Support | None:
 
 
 def draft_commands_to_proto(commands: Iterable[ports.DraftCommand]) -> pb.DraftCommands:
-    """One message to a draft; ``ProtocolError`` when a value does not fit its field."""
+    """One message to a draft; ``ProtocolError`` if a value does not fit its field."""
     message = pb.DraftCommands()
     add = message.commands.add
     with out_of_range_breaks_the_contract():
@@ -212,7 +214,7 @@ def draft_commands_from_proto(
 ) -> tuple[ports.DraftCommand | ports.Rejected, ...]:
     """One message to a draft; ``ProtocolError`` for an unknown command, ``InvalidRequestError`` for too many.
 
-    ``model`` bounds what a session may bring.
+    ``model`` limits the sizes of a session's fields.
     """
     LINK_ITEMS.check("commands", len(message.commands))
     return tuple([_draft_command_from_proto(command, model) for command in message.commands])
@@ -228,7 +230,7 @@ def _draft_command_from_proto(message: pb.DraftCommand, model: ModelLimits) -> p
 
 
 def target_commands_to_proto(commands: Iterable[ports.TargetCommand]) -> pb.TargetCommands:
-    """One message to a target; ``ProtocolError`` when a value does not fit its field."""
+    """One message to a target; ``ProtocolError`` if a value does not fit its field."""
     message = pb.TargetCommands()
     add = message.commands.add
     with out_of_range_breaks_the_contract():
@@ -249,7 +251,7 @@ def target_commands_from_proto(
 ) -> tuple[ports.TargetCommand | ports.Rejected, ...]:
     """One message to a target; ``ProtocolError`` for an unknown command, ``InvalidRequestError`` for too many.
 
-    ``model`` bounds what a session may bring.
+    ``model`` limits the sizes of a session's fields.
     """
     LINK_ITEMS.check("commands", len(message.commands))
     return tuple([_target_command_from_proto(command, model) for command in message.commands])

@@ -1,4 +1,4 @@
-"""``ModelDescription``: what a service says of itself."""
+"""``ModelDescription``: conversion in both directions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLANES_BACK: dict[int, str] = {number: plane for plane, number in _PLANES.items
 
 
 def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
-    """All of it."""
+    """Convert all fields."""
     return pb.ModelDescription(
         role=description.role,
         model_name=description.model_name,
@@ -49,7 +49,7 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
 
 
 def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
-    """All of it; methods and planes that this version does not know are left out."""
+    """Convert all fields; unknown methods and planes are left out."""
     if message.role not in ("draft", "target"):
         raise ProtocolError(f"role: must be draft or target, not {shortened(message.role)!r}")
     try:

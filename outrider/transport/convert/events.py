@@ -1,7 +1,7 @@
-"""``link.proto``: what a draft and a target answer.
+"""``link.proto``: events of draft and target.
 
-Answers to items, of which every running session has one a step, are written field by field into the batch that carries
-them: a message of their own would only be copied into it.
+Answers to items occur once per running session and step, and are written field by field into the batch: separate
+messages would be copied into it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NUMBERS_IN_A_TIMING = len(ports.ItemTiming.__slots__)
 
 
 def write_proposal(message: pb.Proposal, event: ports.Proposal, place: Place) -> None:
-    """A proposal, into an empty message."""
+    """Write a proposal into an empty message."""
     message.session, message.generation, message.base_length = event.session, event.generation, event.base_length
     message.token_ids.extend(event.token_ids)
     if event.evidence is not None:
@@ -39,7 +39,7 @@ def write_proposal(message: pb.Proposal, event: ports.Proposal, place: Place) ->
 
 
 def proposal_from_proto(message: pb.Proposal, fetch: Fetch = fetch_nothing) -> ports.Proposal:
-    """A proposal; ``InvalidRequestError`` when it is longer than any may be."""
+    """Convert a proposal; ``InvalidRequestError`` beyond the maximum length."""
     LINK_DRAFT_TOKEN_IDS.check("token_ids", len(message.token_ids))
     return ports.Proposal(
         message.session,
@@ -51,7 +51,7 @@ def proposal_from_proto(message: pb.Proposal, fetch: Fetch = fetch_nothing) -> p
 
 
 def write_scores(message: pb.Scores, event: ports.Scores, place: Place) -> None:
-    """Scores, into an empty message."""
+    """Write scores into an empty message."""
     message.session, message.generation, message.base_length = event.session, event.generation, event.base_length
     write_form(message, event.form, place)
     if event.logprobs:
@@ -63,7 +63,7 @@ def write_scores(message: pb.Scores, event: ports.Scores, place: Place) -> None:
 
 
 def scores_from_proto(message: pb.Scores, fetch: Fetch = fetch_nothing) -> ports.Scores:
-    """Scores; ``ProtocolError`` when they are of no known form, ``InvalidRequestError`` for too many positions."""
+    """Convert scores; ``ProtocolError`` for an unknown form, ``InvalidRequestError`` for too many positions."""
     check_scores(message)
     return ports.Scores(
         message.session,
@@ -159,19 +159,19 @@ def _write_target_event(message: pb.TargetEvent, event: ports.TargetEvent, place
 
 
 def report_to_proto(report: ports.ForwardReport | None) -> pb.ForwardReport | None:
-    """What a forward cost; None when there was none."""
+    """Convert the report of a forward; None if there was none."""
     if report is None:
         return None
     return pb.ForwardReport(**{name: getattr(report, name) for name in ports.ForwardReport.__slots__})
 
 
 def report_from_proto(message: pb.ForwardReport) -> ports.ForwardReport:
-    """What a forward cost."""
+    """Convert the report of a forward."""
     return ports.ForwardReport(**{name: getattr(message, name) for name in ports.ForwardReport.__slots__})
 
 
 def timings_to_proto(timings: Iterable[ports.ItemTiming]) -> list[int]:
-    """Five numbers each, in the order of their names."""
+    """Five numbers for each item, in the order of their names."""
     return [
         number
         for timing in timings
@@ -180,7 +180,7 @@ def timings_to_proto(timings: Iterable[ports.ItemTiming]) -> list[int]:
 
 
 def timings_from_proto(numbers: Sequence[int], *, num_events: int) -> tuple[ports.ItemTiming, ...]:
-    """One for each event, or none; ``ProtocolError`` when there are fewer or more."""
+    """One timing for each event, or none; ``ProtocolError`` for any other number."""
     if not numbers:
         return ()
     if len(numbers) != NUMBERS_IN_A_TIMING * num_events:
@@ -190,7 +190,7 @@ def timings_from_proto(numbers: Sequence[int], *, num_events: int) -> tuple[port
 
 
 def draft_events_to_proto(batch: ports.EventBatch[ports.DraftEvent], place: Place = place_nothing) -> pb.DraftEvents:
-    """One message from a draft; ``ProtocolError`` when a value does not fit its field."""
+    """One message from a draft; ``ProtocolError`` if a value does not fit its field."""
     with out_of_range_breaks_the_contract():
         message = pb.DraftEvents(report=report_to_proto(batch.report), item_timings_ns=timings_to_proto(batch.timings))
         for event in batch.events:
@@ -201,13 +201,13 @@ def draft_events_to_proto(batch: ports.EventBatch[ports.DraftEvent], place: Plac
 def draft_events_from_proto(
     message: pb.DraftEvents, fetch: Fetch = fetch_nothing
 ) -> ports.EventBatch[ports.DraftEvent]:
-    """One message from a draft; ``ProtocolError`` for an event nobody knows, and for too many."""
+    """One message from a draft; ``ProtocolError`` for unknown or too many events."""
     _check_num_events(message)
     return _batch_from_proto(message, [_draft_event_from_proto(event, fetch) for event in message.events])
 
 
 def target_events_to_proto(batch: ports.EventBatch[ports.TargetEvent], place: Place = place_nothing) -> pb.TargetEvents:
-    """One message from a target; ``ProtocolError`` when a value does not fit its field."""
+    """One message from a target; ``ProtocolError`` if a value does not fit its field."""
     with out_of_range_breaks_the_contract():
         message = pb.TargetEvents(report=report_to_proto(batch.report), item_timings_ns=timings_to_proto(batch.timings))
         for event in batch.events:
@@ -218,7 +218,7 @@ def target_events_to_proto(batch: ports.EventBatch[ports.TargetEvent], place: Pl
 def target_events_from_proto(
     message: pb.TargetEvents, fetch: Fetch = fetch_nothing
 ) -> ports.EventBatch[ports.TargetEvent]:
-    """One message from a target; ``ProtocolError`` for an event nobody knows, and for too many."""
+    """One message from a target; ``ProtocolError`` for unknown or too many events."""
     _check_num_events(message)
     return _batch_from_proto(message, [_target_event_from_proto(event, fetch) for event in message.events])
 

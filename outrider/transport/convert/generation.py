@@ -48,7 +48,9 @@ _REASONS_BACK: dict[int, FinishReason] = {number: reason for reason, number in _
 
 
 def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
-    """A request that ``outrider.requests`` has checked; ``InvalidRequestError`` for a number that does not fit."""
+    """Convert a request that ``outrider.requests`` has checked; ``InvalidRequestError`` for a number that does
+    not fit.
+    """
     return run(request_writing(request))
 
 
@@ -98,9 +100,9 @@ def refusing_numbers_out_of_range() -> Iterator[None]:
 
 
 def request_from_proto(message: pb.GenerateRequest, model: ModelLimits = ANY_MODEL) -> GenerationRequest:
-    """A request as it came; ``InvalidRequestError`` for a list or a text that is longer than it may be.
+    """Convert a received request; ``InvalidRequestError`` for a list or a text beyond its limit.
 
-    Whether its values make sense is ``outrider.requests``' to say.
+    ``outrider.requests`` checks the values.
     """
     return run(request_reading(message, model))
 
@@ -191,7 +193,7 @@ def result_to_proto(result: GenerationResult) -> pb.GenerationResult:
 
 
 def result_from_proto(message: pb.GenerationResult) -> GenerationResult:
-    """A result; ``ProtocolError`` when it does not say why it ended."""
+    """A result; ``ProtocolError`` if it has no finish reason."""
     if message.finish_reason not in _REASONS_BACK:
         raise ProtocolError(f"finish_reason: {message.finish_reason} is not a known reason")
     matched = message.WhichOneof("matched_stop")
@@ -247,7 +249,7 @@ def _timing_from_proto(message: pb.Timing) -> Timing:
 
 
 def delta_to_proto(delta: Delta) -> pb.StreamGenerateResponse:
-    """New output, without the result, which is a message of its own."""
+    """New output without the result, which is a separate message."""
     return pb.StreamGenerateResponse(
         delta=pb.Delta(
             text=delta.text,
@@ -298,7 +300,7 @@ def started_to_proto(started: Started) -> pb.StreamGenerateResponse:
 
 
 def started_from_proto(message: pb.Started) -> Started:
-    """What was settled; ``ProtocolError`` when the acceptance method is none we know."""
+    """Convert ``Started``; ``ProtocolError`` for an unknown acceptance method."""
     method = method_from_proto(message.acceptance_method)
     if method is None:
         raise ProtocolError("started.acceptance_method: must be said")
@@ -315,12 +317,12 @@ def started_from_proto(message: pb.Started) -> Started:
 
 
 def first_delta(started: Started) -> Delta:
-    """The delta that says what was settled and has no output."""
+    """The delta with ``Started`` and without output."""
     return Delta(text="", token_ids=(), started=started)
 
 
 def last_delta(result: GenerationResult) -> Delta:
-    """The delta that carries the result and nothing new."""
+    """The delta with the result and without new output."""
     return Delta(text="", token_ids=(), logprobs=None if result.logprobs is None else (), result=result)
 
 
@@ -337,14 +339,14 @@ def tokenizer_from_proto(message: pb.GetTokenizerResponse) -> TokenizerFiles:
 
 
 def info_to_proto(info: ModelInfo) -> pb.GetModelInfoResponse:
-    """Facts of what is served."""
+    """Facts about the served models."""
     values = {name: getattr(info, name) for name in ModelInfo.__slots__}
     values |= {name: _placement_to_proto(getattr(info, name)) for name in _PLACEMENTS}
     return pb.GetModelInfoResponse(**{**values, "acceptance_method": method_to_proto(info.acceptance_method)})
 
 
 def info_from_proto(message: pb.GetModelInfoResponse) -> ModelInfo:
-    """Facts of what is served; ``ProtocolError`` when the acceptance method is none we know."""
+    """Facts about the served models; ``ProtocolError`` for an unknown acceptance method."""
     method = method_from_proto(message.acceptance_method)
     if method is None:
         raise ProtocolError("acceptance_method: must be said")

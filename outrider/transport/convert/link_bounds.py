@@ -1,7 +1,7 @@
-"""Bounds of the items of a link, both ways, checked on the message before any of it is converted.
+"""Limits of link items in both directions, checked on the message before any conversion.
 
-An item that breaks one ends its session alone: the message around it is well formed. What the bounds are is
-``outrider.limits``'.
+An item beyond a limit ends only its session, because the message around it is well-formed. ``outrider.limits`` defines
+the limits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ValueT = TypeVar("ValueT")
 
 
 def command_within(read: Callable[[Any], ValueT], message: Any) -> ValueT | ports.Rejected:  # noqa: ANN401
-    """A command, or what stands for one that broke a bound."""
+    """The command, or a ``Rejected`` in place of one beyond a limit."""
     try:
         return read(message)
     except InvalidRequestError as error:
@@ -31,7 +31,7 @@ def event_within(
     message: Any,  # noqa: ANN401 - generated types share no base
     *rest: Any,  # noqa: ANN401
 ) -> ValueT | ports.SessionFailed:
-    """An event, or the failure of its session when it broke a bound."""
+    """The event, or the failure of its session if it is beyond a limit."""
     try:
         return read(message, *rest)
     except InvalidRequestError as error:
@@ -39,7 +39,7 @@ def event_within(
 
 
 def check_open(message: pb.Open, model: ModelLimits = ANY_MODEL) -> None:
-    """Raise ``InvalidRequestError`` for the first field that is longer than it may be, also for this model."""
+    """Raise ``InvalidRequestError`` for the first field beyond its limit, also for this model."""
     limits.LINK_BAD_WORDS.check("bad_words", len(message.sampling.bad_words))
     check_sampling(message.sampling, model)
     limits.LINK_ENDING_TOKEN_IDS.check("eos_token_ids", len(message.eos_token_ids))
@@ -54,25 +54,25 @@ def check_open(message: pb.Open, model: ModelLimits = ANY_MODEL) -> None:
 
 
 def check_extend(message: pb.Extend) -> None:
-    """Raise ``InvalidRequestError`` for the first field that is longer than it may be, but for the tokens."""
+    """Raise ``InvalidRequestError`` for the first field beyond its limit, apart from the tokens."""
     limits.LINK_HASH.check("prefix_chain", len(message.prefix_chain))
     limits.REQUEST_ID.check("trace_parent", len(message.trace_parent))
 
 
 def check_score(message: pb.Score) -> None:
-    """Raise ``InvalidRequestError`` for the first field that is longer than it may be, but for the arrays."""
+    """Raise ``InvalidRequestError`` for the first field beyond its limit, apart from the arrays."""
     limits.LINK_HASH.check("prefix_chain", len(message.prefix_chain))
     limits.LINK_DRAFT_TOKEN_IDS.check("draft_token_ids", len(message.draft_token_ids))
     limits.REQUEST_ID.check("trace_parent", len(message.trace_parent))
 
 
 def check_prepare(message: pb.Prepare) -> None:
-    """Raise ``InvalidRequestError`` for more steps than any session can take."""
+    """Raise ``InvalidRequestError`` for more steps than any session can have."""
     limits.LINK_PREPARED_STEPS.check("num_steps", message.num_steps)
 
 
 def check_scores(message: pb.Scores) -> None:
-    """Raise ``InvalidRequestError`` for more positions than can be asked for."""
+    """Raise ``InvalidRequestError`` for more positions than can be requested."""
     limits.LINK_POSITIONS.check("tokens", len(message.tokens.token_ids))
     limits.LINK_POSITIONS.check("logprobs", len(message.logprobs))
     limits.LINK_TOKEN_IDS.check("prompt_logprobs", len(message.prompt_logprobs))
@@ -84,7 +84,7 @@ _DESCRIPTION_TEXTS = tuple(
 
 
 def check_description(message: pb.ModelDescription) -> None:
-    """Raise ``InvalidRequestError`` for the first list, text or file that is longer than it may be."""
+    """Raise ``InvalidRequestError`` for the first list, text or file beyond its limit."""
     for name in _DESCRIPTION_TEXTS:
         limits.LINK_TEXT.check(name, len(getattr(message, name)))
     for file in message.tokenizer_files:
@@ -98,5 +98,5 @@ def check_description(message: pb.ModelDescription) -> None:
 
 
 def shortened(text: str) -> str:
-    """A text for people, cut where it is longer than it may be."""
+    """A text for logs, truncated to its limit."""
     return text[: limits.LINK_TEXT.most]

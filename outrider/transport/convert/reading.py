@@ -1,4 +1,4 @@
-"""Reading of received messages: a oneof by a table of readers, and numbers that do not fit their fields."""
+"""Reading of received messages: a oneof by a table of readers, and out-of-range numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read_one_of(message: Any, group: str, readers: Readers) -> Any:  # noqa: ANN
 
 @contextlib.contextmanager
 def out_of_range_breaks_the_contract() -> Iterator[None]:
-    """Turn protobuf's error about a number that does not fit its field into ``ProtocolError``."""
+    """Turn protobuf's error for a number that does not fit its field into ``ProtocolError``."""
     try:
         yield
     except (TypeError, ValueError, OverflowError) as error:

@@ -1,6 +1,6 @@
-"""Bounds of a public request, checked on the message: nothing of it is converted, copied or looped over before.
+"""Limits of public requests, checked on the message before any conversion, copy or loop.
 
-``len`` of a repeated field costs nothing, whatever it holds. What the bounds are is ``outrider.limits``'.
+``len`` of a repeated field is cheap, whatever its size. ``outrider.limits`` defines the limits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from outrider.v1 import chat_pb2, generation_pb2, sampling_pb2
 
 
 def check_request_message(message: generation_pb2.GenerateRequest, model: ModelLimits) -> None:
-    """Raise ``InvalidRequestError`` for the first field that is longer than it may be."""
+    """Raise ``InvalidRequestError`` for the first field beyond its limit."""
     _check_prompt(message, model)
     _check_resumption(message, model)
     limits.STOP_TEXTS.check("stop", len(message.stop))
@@ -60,7 +60,7 @@ def _check_resumption(message: generation_pb2.GenerateRequest, model: ModelLimit
 
 
 def check_sampling(message: sampling_pb2.SamplingParams, model: ModelLimits) -> None:
-    """Raise ``InvalidRequestError`` for the first list that is longer than it may be; bad words are counted before."""
+    """Raise ``InvalidRequestError`` for the first list beyond its limit; bad words are counted by the caller."""
     limits.LOGIT_BIAS.check("logit_bias", len(message.logit_bias))
     limits.ALLOWED_TOKEN_IDS.check("allowed_token_ids", len(message.allowed_token_ids))
     model.check_allowed(len(message.allowed_token_ids))

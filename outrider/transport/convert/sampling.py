@@ -28,12 +28,12 @@ _MODES_BACK: dict[int, LogprobsMode] = {
 
 
 def method_to_proto(method: AcceptanceMethod | None) -> pb.AcceptanceMethod:
-    """The method's number; None is "not said"."""
+    """The number of a method; None is unspecified."""
     return pb.ACCEPTANCE_METHOD_UNSPECIFIED if method is None else _METHODS[method]
 
 
 def method_from_proto(number: int) -> AcceptanceMethod | None:
-    """The method; None when none was said, ``ProtocolError`` for a number nobody knows."""
+    """The method; None if unspecified, ``ProtocolError`` for an unknown number."""
     if number == pb.ACCEPTANCE_METHOD_UNSPECIFIED:
         return None
     if number not in _METHODS_BACK:
@@ -42,19 +42,19 @@ def method_from_proto(number: int) -> AcceptanceMethod | None:
 
 
 def mode_to_proto(mode: LogprobsMode) -> pb.LogprobsMode:
-    """The mode's number."""
+    """The number of a mode."""
     return _MODES[mode]
 
 
 def mode_from_proto(number: int) -> LogprobsMode:
-    """The mode; ``ProtocolError`` for a number nobody knows."""
+    """The mode; ``ProtocolError`` for an unknown number."""
     if number not in _MODES_BACK:
         raise ProtocolError(f"logprobs_mode: {number} is not a known mode")
     return _MODES_BACK[number]
 
 
 def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
-    """All fields set, so that a reader's defaults do not matter."""
+    """All fields are set, so the reader's defaults do not matter."""
     return pb.SamplingParams(
         temperature=params.temperature,
         top_p=params.top_p,
@@ -71,7 +71,7 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
 
 
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
-    """The parameters; a field that is not set has its default."""
+    """The parameters; absent fields have their defaults."""
     return run(sampling_reading(message))
 
 
@@ -123,12 +123,12 @@ def _read_bad_words(words: Iterable[pb.TokenSequence]) -> Work[tuple[tuple[int, 
 
 
 def logprob_to_proto(logprob: TokenLogprob) -> pb.TokenLogprob:
-    """One token's; its ``top`` travels beside it, not in it."""
+    """The logprob of one token; its ``top`` is converted separately."""
     return pb.TokenLogprob(token_id=logprob.token_id, logprob=logprob.logprob, rank=logprob.rank)
 
 
 def emitted_to_proto(logprobs: Iterable[TokenLogprob]) -> list[pb.PositionLogprobs]:
-    """In a public answer: the emitted token of each position, and the likeliest with ranks by their order."""
+    """Public form: the emitted token of each position, and the most likely tokens, whose order gives the ranks."""
     return [
         pb.PositionLogprobs(
             token=logprob_to_proto(logprob),
@@ -139,7 +139,7 @@ def emitted_to_proto(logprobs: Iterable[TokenLogprob]) -> list[pb.PositionLogpro
 
 
 def emitted_from_proto(messages: Iterable[pb.PositionLogprobs]) -> tuple[TokenLogprob, ...]:
-    """In a public answer: the emitted token of each position."""
+    """Public form: the emitted token of each position."""
     return tuple(_emitted_from_proto(message) for message in messages)
 
 

@@ -34,7 +34,7 @@ from outrider.v1 import link_pb2 as pb
 
 
 def write_evidence(message: pb.Evidence, evidence: Evidence, place: Place = place_nothing) -> None:
-    """Evidence, into an empty message; none leaves it empty."""
+    """Write evidence into an empty message; None leaves it empty."""
     if isinstance(evidence, SparseEvidence):
         sparse = message.sparse
         sparse.counts = ints_to_bytes(evidence.counts)
@@ -45,7 +45,7 @@ def write_evidence(message: pb.Evidence, evidence: Evidence, place: Place = plac
 
 
 def evidence_from_proto(message: pb.Evidence, fetch: Fetch = fetch_nothing) -> Evidence:
-    """Evidence. Whether it fits its proposal is the reader's to check: bad evidence is no broken link."""
+    """Convert evidence. The reader checks whether it fits its proposal: bad evidence does not break the link."""
     form = message.WhichOneof("form")
     if form == "sparse":
         sparse = message.sparse
@@ -60,7 +60,7 @@ def evidence_from_proto(message: pb.Evidence, fetch: Fetch = fetch_nothing) -> E
 
 
 def write_form(message: pb.Scores, form: ScoreForm, place: Place = place_nothing) -> None:
-    """Set the field of ``Scores.form`` that these scores are."""
+    """Set the field of ``Scores.form`` for these scores."""
     if isinstance(form, TokenScores):
         message.tokens.token_ids.extend(form.token_ids)
         message.tokens.SetInParent()
@@ -104,7 +104,7 @@ def _dense_from_proto(message: pb.DenseScores, fetch: Fetch) -> DenseScores:
 
 
 def form_from_proto(message: pb.Scores, fetch: Fetch = fetch_nothing) -> ScoreForm:
-    """The scores of a message; ``ProtocolError`` when they are of no known form."""
+    """The scores of a message; ``ProtocolError`` for an unknown form."""
     if message.HasField("tokens"):
         return TokenScores(tuple(message.tokens.token_ids))
     if message.HasField("dense"):
@@ -120,7 +120,7 @@ _FORM_READERS: Readers = {
 
 
 def candidates_to_proto(positions: Iterable[CandidateLogprobs]) -> list[pb.CandidateLogprobs]:
-    """All that may be emitted, position by position."""
+    """The candidates of all positions."""
     return [
         pb.CandidateLogprobs(
             token_ids=ints_to_bytes(position.token_ids),
@@ -134,7 +134,7 @@ def candidates_to_proto(positions: Iterable[CandidateLogprobs]) -> list[pb.Candi
 
 
 def candidates_from_proto(messages: Iterable[pb.CandidateLogprobs]) -> tuple[CandidateLogprobs, ...]:
-    """All that may be emitted, position by position; ``ProtocolError`` for arrays of lengths that do not agree."""
+    """The candidates of all positions; ``ProtocolError`` for arrays of inconsistent lengths."""
     return tuple([_position_from_proto(message) for message in messages])
 
 

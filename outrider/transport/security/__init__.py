@@ -1,7 +1,6 @@
-"""Who may speak to whom: TLS from files that may be rotated, and bearer tokens.
+"""Transport security: TLS from files that may be rotated, and bearer tokens.
 
-Owns the reading and checking of certificate and token files, and the words for what is wrong with them or with a
-connection that they spoil. Knows no service.
+Reads and checks certificate and token files, and explains connection failures that they cause.
 """
 
 from outrider.transport.security.settings import link_security, public_security, service_security

@@ -1,7 +1,7 @@
-"""Certificates, their keys and authorities, checked before anybody connects.
+"""Certificates, private keys and authorities, checked before the first connection.
 
-The checks need ``cryptography``, which the base install leaves out: without it only the PEM markers are looked at, and
-the rest shows when a connection is made.
+The checks require ``cryptography``, which is not part of the base install. Without it only the PEM markers are checked;
+other problems appear when a connection is made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ else:
 
 
 def read_authority(setting: str, path: str) -> bytes:
-    """The certificates of authorities, in PEM; ``ConfigError`` when the file holds none that is valid now."""
+    """The certificates of authorities in PEM; ``ConfigError`` if the file has none that is currently valid."""
     content = read(setting, path)
     if not CAN_CHECK:
         return _require_pem(setting, path, content, "CERTIFICATE")
@@ -33,7 +33,7 @@ def read_authority(setting: str, path: str) -> bytes:
 
 
 def read_pair(cert_setting: str, cert_path: str, key_setting: str, key_path: str) -> tuple[bytes, bytes]:
-    """(private key, certificate chain), in PEM; ``ConfigError`` when they are no pair or not valid now."""
+    """(private key, certificate chain) in PEM; ``ConfigError`` if they do not match or are not currently valid."""
     chain, key = read(cert_setting, cert_path), read(key_setting, key_path)
     if not CAN_CHECK:
         _require_pem(cert_setting, cert_path, chain, "CERTIFICATE")

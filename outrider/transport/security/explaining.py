@@ -18,9 +18,9 @@ _CLOSED = ("Socket closed", "Connection reset", "Broken pipe", "EOF")
 
 
 def explain(details: str, address: str, tls: Tls | None, *, probe: Callable[[str], bool] = speaks_tls) -> str | None:
-    """The trouble behind the text of a connection that failed; None where it has nothing to do with TLS.
+    """Explain the error text of a failed connection; None if TLS is not the cause.
 
-    ``probe`` says whether the server at an address speaks TLS; it is asked, and may block for a second, when the
+    ``probe`` tests whether the server at an address uses TLS; it may block for a second, and is called if the
     connection was closed at once.
     """
     if tls is None:

@@ -1,4 +1,4 @@
-"""Files that decide about security: read when needed, and noticed when they change."""
+"""Security files: read when needed, with detection of changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def read(setting: str, path: str) -> bytes:
-    """The file's content; ``ConfigError`` names the setting and the file."""
+    """Read the file; ``ConfigError`` names the setting and the file."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -23,7 +23,7 @@ def read(setting: str, path: str) -> bytes:
 
 
 def stamp(paths: Iterable[str | None]) -> Stamp:
-    """Two stamps differ when a file has changed between them."""
+    """Value that differs if the file has changed."""
     return tuple(_stamp(Path(path)) for path in paths if path is not None)
 
 

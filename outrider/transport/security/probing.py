@@ -1,4 +1,4 @@
-"""Whether a server speaks TLS, asked of it directly: gRPC's errors do not tell a TLS server from one that is ending."""
+"""Test whether a server uses TLS: gRPC's errors do not distinguish a TLS server from one that is ending."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TIMEOUT_S = 0.5
 
 
 def speaks_tls(address: str) -> bool:
-    """Whether the server at "host:port" answers a TLS handshake; blocks for a second at most."""
+    """Whether the server at "host:port" answers a TLS handshake; blocks for at most a second."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # nothing is sent to it that needs trust

@@ -1,4 +1,4 @@
-"""From settings to what each side of a hop asks for and brings."""
+"""Security of each connection from the settings: requirements of servers, credentials of clients."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from outrider.transport.security.tokens import TokenFile
 
 
 def service_security(settings: TargetSettings | DraftSettings) -> ServerSecurity:
-    """What a draft or target asks of coordinators."""
+    """Requirements of a draft or target for coordinators."""
     return ServerSecurity(_server_tls(settings), _tokens("link_token_file", settings.link_token_file))
 
 
 def public_security(settings: CoordinatorSettings) -> ServerSecurity:
-    """What a coordinator asks of users."""
+    """Requirements of a coordinator for users."""
     return ServerSecurity(_server_tls(settings), _tokens("api_token_file", settings.api_token_file))
 
 
 def link_security(settings: CoordinatorSettings) -> ClientSecurity:
-    """What a coordinator brings to its draft and target."""
+    """Credentials of a coordinator for its draft and target."""
     tokens = _tokens("link_token_file", settings.link_token_file)
     return ClientSecurity(
         tls=_link_tls(settings),

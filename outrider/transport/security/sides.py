@@ -1,4 +1,4 @@
-"""The two sides of a connection: what a server asks for, and what a client brings."""
+"""The two sides of a connection: requirements of the server, credentials of the client."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _UNIX = "unix:"
 
 @dataclass(frozen=True, slots=True)
 class ServerSecurity:
-    """What a server asks of its callers; by default nothing."""
+    """Requirements of a server; none by default."""
 
     tls: ServerTls | None = None
     tokens: TokenFile | None = None
 
     def check(self, host: str) -> None:
-        """Warn of tokens that anybody on the way could read; ``ConfigError`` for TLS on a socket file."""
+        """Warn if tokens are readable on the network; ``ConfigError`` for TLS on a unix socket."""
         if self.tls is not None and host.startswith(_UNIX):
             raise ConfigError(
                 "tls_cert_file", f"is of no use on {host}: a socket file is guarded by its permissions; leave it out"
@@ -40,7 +40,7 @@ class ServerSecurity:
 
 @dataclass(frozen=True, slots=True)
 class ClientSecurity:
-    """What a client brings; by default nothing."""
+    """Credentials of a client; none by default."""
 
     tls: Tls | None = None
     """Not used for socket files, which are guarded by their permissions."""
@@ -52,11 +52,11 @@ class ClientSecurity:
     """What messages call it."""
 
     def tls_for(self, address: str) -> Tls | None:
-        """How TLS is spoken with an address; None for not at all."""
+        """The TLS configuration for an address; None for plain text."""
         return None if address.startswith(_UNIX) else self.tls
 
     def check(self, address: str) -> None:
-        """``ConfigError`` for a token that anybody on the way to ``address`` could read."""
+        """Raise ``ConfigError`` for a token that would be readable on the network to ``address``."""
         host = address if address.startswith(_UNIX) else address.rpartition(":")[0]
         if self.token is None or self.tls_for(address) is not None or self.allow_plaintext_token or _stays_here(host):
             return
@@ -67,11 +67,11 @@ class ClientSecurity:
         )
 
     def stamp(self) -> Stamp:
-        """Differs from an earlier one when a certificate file has changed."""
+        """Value that differs if a certificate file has changed."""
         return () if self.tls is None else client_stamp(self.tls)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
+        """Metadata of every call."""
         return token_metadata(None if self.token is None else self.token())
 
 

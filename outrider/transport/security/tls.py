@@ -1,9 +1,9 @@
-"""TLS: from files to gRPC's credentials, and again when the files change.
+"""TLS: gRPC credentials from files, renewed when the files change.
 
-A server looks at its files for every new connection, a client whenever it connects anew: certificates may be rotated
-under running processes. Files that cannot be used after a rotation leave the server with those it had, and a warning.
+A server checks its files at every new connection, a client when it reconnects, so certificates may be rotated without a
+restart. If files are unusable after a rotation, the server keeps the previous ones and logs a warning.
 
-What reads certificates is imported when the first one is to be read: who speaks without TLS needs no ``cryptography``.
+The module that parses certificates is imported with the first one, so ``cryptography`` is not needed without TLS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def client_credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """From the files as they are now; ``ConfigError`` names the one that cannot be used."""
+    """Credentials from the current files; ``ConfigError`` names an unusable file."""
     files = _files()
     authority = None if tls.ca_file is None else files.read_authority(f"{tls.prefix}ca_file", tls.ca_file)
     if tls.cert_file is None or tls.key_file is None:
@@ -32,13 +32,13 @@ def client_credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 
 def client_stamp(tls: Tls) -> Stamp:
-    """Differs from an earlier one when a file has changed."""
+    """Value that differs if a file has changed."""
     return stamp((tls.ca_file, tls.cert_file, tls.key_file))
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """How a server speaks TLS. With ``client_ca_file`` clients must show a certificate (mutual TLS)."""
+    """TLS configuration of a server. With ``client_ca_file`` clients must present a certificate (mutual TLS)."""
 
     cert_file: str
     """The certificate chain (PEM), the server's own first."""
@@ -48,7 +48,7 @@ class ServerTls:
     """Certificates of the authorities that vouch for clients."""
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Of a server, from the files as they are at each connection; ``ConfigError`` for files that cannot be used."""
+        """Server credentials from the files at each connection; ``ConfigError`` for unusable files."""
         rotation = _Rotation(self)
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(),
@@ -57,7 +57,7 @@ class ServerTls:
         )
 
     def stamp(self) -> Stamp:
-        """Differs from an earlier one when a file has changed."""
+        """Value that differs if a file has changed."""
         return stamp((self.cert_file, self.key_file, self.client_ca_file))
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
@@ -80,14 +80,14 @@ def _files() -> ModuleType:
 
 
 class _Rotation:
-    """Looks at a server's files for each new connection, in gRPC's thread."""
+    """Checks a server's files at each new connection, in gRPC's thread."""
 
     def __init__(self, tls: ServerTls) -> None:
         self._tls = tls
         self._seen = tls.stamp()
 
     def fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """What the files hold now; None when that is what is in use, or cannot be used."""
+        """Return the content of the files; None if it is unchanged or unusable."""
         found = self._tls.stamp()
         if found == self._seen:
             return None
