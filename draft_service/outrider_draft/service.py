@@ -59,7 +59,7 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
             capture_seconds=0.0 if runner is None else runner.capture_seconds,
             on_failure=on_failure,
             on_closed=served.close,
-            prefix_cache=None if runner is None else runner.sequences.prefix_cache,
+            prefix_cache=served.prefix_cache if runner is None else runner.sequences.prefix_cache,
         )
 
     @classmethod

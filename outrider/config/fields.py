@@ -21,13 +21,14 @@ _VLLM_ACCEPTANCE = {
 
 _VLLM_DTYPES = {"half": "float16", "float": "float32"}
 _VLLM_NGRAM = {"ngram_gpu", "[ngram]"}
-_ON_HIDDEN_STATES = {"eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "dspark", "extract_hidden_states"}
+_ON_HIDDEN_STATES = {"eagle", "medusa", "mlp_speculator", "dflash", "dspark", "extract_hidden_states"}
 
 
 class DraftMethod(enum.StrEnum):
     """Source of proposals; the names are vLLM's."""
 
     DRAFT_MODEL = "draft_model"
+    EAGLE3 = "eagle3"
     NGRAM = "ngram"
     SUFFIX = "suffix"
     CUSTOM_CLASS = "custom_class"
@@ -37,7 +38,12 @@ class DraftMethod(enum.StrEnum):
     @property
     def has_model(self) -> bool:
         """Whether ``draft.model`` makes the proposals."""
-        return self is DraftMethod.DRAFT_MODEL
+        return self is DraftMethod.DRAFT_MODEL or self.reads_target
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether the target's folder is needed too, for embedding or head."""
+        return self is DraftMethod.EAGLE3
 
 
 class GenerationConfig(enum.StrEnum):
@@ -78,8 +84,8 @@ def _known_method(value: Any) -> Any:  # noqa: ANN401
         return DraftMethod.NGRAM
     if value in _ON_HIDDEN_STATES or value.endswith("mtp"):
         raise ValueError(
-            "should be draft_model, ngram, suffix, module:Class or none"
-            " (drafts that read the target's hidden states are not built yet)"
+            "should be draft_model, eagle3, ngram, suffix, module:Class or none"
+            " (of drafts that read the target's hidden states, eagle3 alone is built yet)"
         )
     return value
 

@@ -227,8 +227,8 @@ def test_every_name_of_prompt_lookup_is_understood(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"method": "eagle3"}', "drafts that read the target's hidden states are not built yet"),
-        ('{"method": "deepseek_mtp"}', "drafts that read the target's hidden states are not built yet"),
+        ('{"method": "eagle3"}', "model: is needed by method eagle3"),
+        ('{"method": "deepseek_mtp"}', "of drafts that read the target's hidden states, eagle3 alone is built yet"),
         ('{"quantization": "fp8"}', "weights are served as float32, bfloat16 or float16"),
         ('{"use_heterogeneous_vocab": true}', "must have the same vocabulary"),
         ('{"rejection_sample_method": "synthetic"}', "should be standard, not 'synthetic'"),

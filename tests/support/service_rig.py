@@ -62,12 +62,13 @@ class ServiceRig:
         max_model_len: int = 64,
         evidence: str = "sparse",
         target_forward: int = FORWARD,
+        draft_forward: int = FORWARD,
         **settings: Any,
     ) -> None:
         self.settings = CoordinatorSettings(**settings)
         runner = ModelRunner.load(target, num_pages=NUM_PAGES, max_model_len=max_model_len)
         self.target: AnyCore = build_core(runner, max_batched_tokens=target_forward)
-        self.draft, self._facts = _build_draft(draft, support_limit, max_model_len)
+        self.draft, self._facts = _build_draft(draft, support_limit, max_model_len, draft_forward)
         self._runner = runner
         self._planner = InputProcessor(self.settings, describe_model("target", target, runner), ModelText())
         self._planner.dense = evidence == "dense"
@@ -163,14 +164,14 @@ class ServiceRig:
 
 
 def _build_draft(
-    draft: Path | str | ServedProposer | None, support_limit: int, max_model_len: int
+    draft: Path | str | ServedProposer | None, support_limit: int, max_model_len: int, forward: int
 ) -> tuple[AnyCore | None, DraftFacts | None]:
     if draft is None:
         return None, None
     if isinstance(draft, ServedProposer):
         found = draft.description
         facts = DraftFacts(found.max_model_len, found.num_token_ids, found.hidden_state_layers)
-        return build_draft_core(draft, max_batched_tokens=FORWARD), facts
+        return build_draft_core(draft, max_batched_tokens=forward), facts
     if draft == "suffix":
         return build_draft_core(without_kv(SuffixProposer(), name="suffix"), max_batched_tokens=FORWARD), DraftFacts()
     if isinstance(draft, str):

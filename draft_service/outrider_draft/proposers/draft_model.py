@@ -56,7 +56,7 @@ def serve_model(proposer: ModelProposer, description: ModelDescription) -> Serve
     runner = proposer.runner
     pool = runner.sequences.pool
     room = pool.num_pages * pool.page_size
-    return ServedProposer(proposer, runner.sequences, description, room, runner, runner.close)
+    return ServedProposer(proposer, runner.sequences, description, room, runner, close=runner.close)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from outrider import __version__
 from outrider.config import DraftSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError
+from outrider.kv_cache import PrefixCache
 from outrider.ports import Extend, Proposal
 from outrider.serving.executor import Executor
 from outrider.serving.in_process.engine_thread import OnFailure
@@ -54,6 +55,8 @@ class ServedProposer:
     """Tokens that its KV cache has room for; 0: it has none."""
     runner: ModelRunner | None = None
     """None for a draft without a model."""
+    prefix_cache: PrefixCache | None = None
+    """Of a proposer without a ``runner``."""
     close: Callable[[], None] | None = None
     """Called once nothing computes any more."""
 
@@ -62,6 +65,7 @@ Loader: TypeAlias = "Callable[[DraftSettings, LoadHooks], ServedProposer]"
 
 LOADERS: Mapping[DraftMethod, str] = {
     DraftMethod.DRAFT_MODEL: "outrider_draft.proposers.draft_model",
+    DraftMethod.EAGLE3: "outrider_draft.proposers.eagle3",
     DraftMethod.NGRAM: "outrider_draft.proposers.ngram",
     DraftMethod.SUFFIX: "outrider_draft.proposers.suffix",
     DraftMethod.CUSTOM_CLASS: "outrider_draft.proposers.custom",

@@ -85,6 +85,7 @@ def plan_stack(
     settings = _sized_for(settings, explicit)
     settings = _with_room_for_sessions(settings, explicit)
     free_port = _avoiding(_named_ports(settings), free_port)
+    settings = _with_target_model(settings)
     target = _local(settings.target, explicit, free_port)
     models = [_spec(target, "outrider_target")]
     draft_address = settings.coordinator.draft_address
@@ -97,6 +98,13 @@ def plan_stack(
     processes = coordinator_processes(coordinator, free_port)
     coordinators = tuple(_spec(each, "outrider_coordinator", name=name) for name, each in processes.items())
     return StackPlan(tuple(models), coordinators, link_security(coordinator))
+
+
+def _with_target_model(settings: Settings) -> Settings:
+    """A draft that reads the target's folder is told which that is."""
+    if not settings.draft.method.reads_target or settings.draft.target_model is not None:
+        return settings
+    return replace(settings, draft=settings.draft.model_copy(update={"target_model": settings.target.model}))
 
 
 def _with_room_for_sessions(settings: Settings, explicit: Collection[Place]) -> Settings:

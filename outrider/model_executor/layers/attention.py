@@ -20,12 +20,13 @@ from outrider.model_executor.layers.linear_method import QueryTarget
 class Attention:
     """One layer's attention over its keys and values in the cache."""
 
-    def __init__(self, context: LayerContext, layer: int) -> None:
+    def __init__(self, context: LayerContext, layer: int, *, input_size: int | None = None) -> None:
+        """``input_size`` of queries, keys and values, where it is not the hidden size."""
         config, part, shard = context.config, context.part, context.communicator.shard
         size = config.head_dim
         self.kv_cache_spec = KVCacheSpec(part.num_kv_heads, size, config.sliding_windows[layer])
         self._heads = HeadLayout(part.num_heads, part.num_kv_heads, size, config.rms_norm_eps)
-        hidden = Features.all(config.hidden_size)
+        hidden = Features.all(input_size or config.hidden_size)
         queries = Features(config.num_heads * size, _scaled(shard.heads(config), size), "q_proj")
         keys, values = (
             Features(config.num_kv_heads * size, _scaled(shard.kv_heads(config), size), name)

@@ -71,6 +71,13 @@ def read_checkpoint(folder: Path, config: ModelConfig) -> dict[str, StoredTensor
     ``ModelError`` names the file or tensor at fault when a file lies about itself, or the files are not those of a
     model of this ``config``. Reads headers alone.
     """
+    stored = read_tensors(folder)
+    _check_against_config(folder, config, stored)
+    return stored
+
+
+def read_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """The same, whatever model it is of."""
     stored: dict[str, StoredTensor] = {}
     index = folder / INDEX_NAME
     weight_map = _read_weight_map(index) if is_there(index) else None
@@ -80,7 +87,6 @@ def read_checkpoint(folder: Path, config: ModelConfig) -> dict[str, StoredTensor
                 raise ModelError(f"{file} has tensor {tensor.name}, and {stored[tensor.name].file.name} has it too")
             stored[tensor.name] = tensor
     _check_index(index, weight_map or {}, stored)
-    _check_against_config(folder, config, stored)
     return stored
 
 
@@ -193,10 +199,11 @@ def _check_against_config(folder: Path, config: ModelConfig, stored: dict[str, S
     if unknown:
         raise ModelError(f"{folder}: {_some(unknown)} not part of a {config.architecture} as config.json has it")
     for name, target in targets.items():
-        _check_tensor(stored[name], target)
+        check_tensor(stored[name], target)
 
 
-def _check_tensor(tensor: StoredTensor, target: WeightTarget) -> None:
+def check_tensor(tensor: StoredTensor, target: WeightTarget) -> None:
+    """Raise ``ModelError`` for a tensor of another shape or type."""
     if tensor.shape != target.shape:
         raise ModelError(
             f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}; config.json asks for {list(target.shape)}"

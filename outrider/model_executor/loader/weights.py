@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 def load_weights(decoder: Decoder, folder: Path, progress: Progress | None = None) -> None:
     """Fill every parameter from the folder's safetensors; ``ModelError`` names the file or tensor at fault."""
     stored, targets = read_checkpoint(folder, decoder.config), weight_targets(decoder)
-    _copy_all([stored[name] for name in stored if name in targets], targets, progress)
+    copy_tensors([stored[name] for name in stored if name in targets], targets, progress)
     decoder.head.prepare()
 
 
@@ -55,7 +55,10 @@ def fill_weights(
     decoder.head.prepare()
 
 
-def _copy_all(tensors: list[StoredTensor], targets: dict[str, WeightTarget], progress: Progress | None) -> None:
+def copy_tensors(
+    tensors: list[StoredTensor], targets: dict[str, WeightTarget], progress: Progress | None = None
+) -> None:
+    """Read tensors from their files to where they go, by name; layers are made ready as soon as they are whole."""
     waiting = Counter(target.owner for target in targets.values() if target.owner is not None)
     sizes = {tensor.name: _bytes_read(tensor, targets[tensor.name]) for tensor in tensors}
     total, done = sum(sizes.values()), 0

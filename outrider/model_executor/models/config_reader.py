@@ -45,6 +45,18 @@ def read_model_config(folder: Path) -> ModelConfig:
         raise ModelError(f"{path} does not describe a {architecture}: {one_line(error)}") from error
 
 
+def config_of_fields(path: Path, fields: dict[str, Any], architecture: str) -> ModelConfig:
+    """A configuration that stands in another file, ``path``, which errors name."""
+    try:
+        given = {key: value for key, value in fields.items() if key not in ("architectures", "auto_map")}
+        complete = dict(AutoConfig.for_model(**given).to_dict())
+        return _convert(complete, family_of(architecture), None, ())
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+    except Exception as error:  # transformers raises whatever its validators raise
+        raise ModelError(f"{path} does not describe a {architecture}: {one_line(error)}") from error
+
+
 def _check_special_ids(path: Path, special: SpecialTokens, vocab_size: int | None) -> None:
     """Raise ``ModelError`` for an id that the model has no row for; a size of None is not known yet."""
     try:

@@ -1,0 +1,94 @@
+"""EAGLE-3: drafts with one layer over the states of three of the target's layers.
+
+Source: Li et al., "EAGLE-3", 2025. The head is ``outrider.model_executor.draft_heads.eagle3``'s, how sessions are kept
+up to date ``head_executor``'s; here the two are loaded and put together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from outrider import __version__
+from outrider.config import DraftSettings
+from outrider.errors import ConfigError
+from outrider.kv_cache.sizing import KVCacheRequest
+from outrider.model_executor.device_setup import prepare_device, resolve_device
+from outrider.model_executor.draft_heads.config import read_eagle3_config
+from outrider.model_executor.draft_heads.eagle3 import Eagle3Head
+from outrider.model_executor.draft_heads.loading import load_head
+from outrider.model_executor.draft_heads.runner import DraftHeadRunner
+from outrider.model_executor.kv_cache_sizing import choose_num_pages, naming_what_lacks
+from outrider.model_executor.loader.tokenizer_files import read_tokenizer
+from outrider.model_executor.models.config import ModelConfig
+from outrider.sampling.support import DraftingRules
+from outrider.types import ModelDescription
+from outrider_draft.proposers.head_executor import HeadExecutor
+from outrider_draft.proposers.registry import LoadHooks, ServedProposer
+
+
+def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
+    """A head on its device."""
+    folder, target_folder = Path(settings.model or ""), Path(settings.target_model or "")
+    config = read_eagle3_config(folder, target_folder)
+    device = torch.device(resolve_device(settings.device))
+    named = prepare_device(str(device), settings.dtype, settings.num_threads)
+    dtype = config.layer.dtype if named == "auto" else getattr(torch, named)
+    length = _choose_length(config.layer, settings.max_model_len)
+    with torch.inference_mode(), naming_what_lacks(device):
+        head = Eagle3Head(config, dtype=dtype, device=device)
+        load_head(head, folder, target_folder, hooks.progress)
+        bytes_per_token = head.kv_cache_layout.bytes_per_token(dtype.itemsize)
+        request = KVCacheRequest(
+            settings.page_size, length, bytes_per_token, settings.num_pages, settings.kv_cache_bytes,
+            settings.gpu_memory_utilization, settings.max_running_requests,
+        )  # fmt: skip
+        runner = DraftHeadRunner(
+            head,
+            num_pages=choose_num_pages(request, device),
+            page_size=settings.page_size,
+            max_model_len=length,
+            rules=DraftingRules(settings.support_mass, settings.support_limit),
+            prefix_caching=settings.prefix_caching,
+        )
+    return serve_head(runner, settings.served_model_name or folder.resolve().name, target_folder)
+
+
+def serve_head(runner: DraftHeadRunner, name: str, target_folder: Path) -> ServedProposer:
+    """A runner that is loaded, served; ids are those of the target's tokenizer."""
+    config, pool = runner.head.config, runner.sequences.pool
+    tokenizer = read_tokenizer(target_folder, vocab_size=config.layer.vocab_size)
+    description = ModelDescription(
+        role="draft",
+        model_name=name,
+        architecture="Eagle3",
+        vocab_size=config.layer.vocab_size,
+        num_token_ids=tokenizer.num_token_ids or config.layer.vocab_size,
+        max_model_len=runner.max_model_len,
+        dtype=str(runner.head.dtype).removeprefix("torch."),
+        device=str(runner.device),
+        page_size=runner.page_size,
+        num_pages=pool.num_pages,
+        tokenizer_files=tokenizer.files,
+        tokenizer_hash=tokenizer.sha256,
+        version=__version__,
+        hidden_size=config.target_hidden_size,
+        hidden_state_layers=config.hidden_state_layers,
+    )
+    executor = HeadExecutor(runner)
+    return ServedProposer(
+        executor,
+        executor.sequences,
+        description,
+        max_cached_tokens=pool.num_pages * pool.page_size,
+        prefix_cache=runner.sequences.prefix_cache,
+    )
+
+
+def _choose_length(config: ModelConfig, max_model_len: int | None) -> int:
+    if max_model_len is None:
+        return config.max_position
+    if not 1 <= max_model_len <= config.max_position:
+        raise ConfigError("max_model_len", f"must be from 1 to {config.max_position}, not {max_model_len}")
+    return max_model_len

@@ -1,0 +1,202 @@
+"""Executor of draft heads that draft one token after the other, with a KV cache of their own (EAGLE-3).
+
+Owns bringing a session's pairs up to date and the draft loop. Pairs of committed text are always made of the target's
+states: what was drafted is forgotten after each proposal, since the head's own states stood in for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from outrider.errors import OutriderError
+from outrider.model_executor.draft_heads.runner import DraftHeadRunner
+from outrider.model_executor.draft_loop.results import Draws
+from outrider.model_executor.input_batch import ForwardRow
+from outrider.ports import Extend, Proposal
+from outrider.sampling.parameters import needs_history
+from outrider.sampling.rows import LogitRow
+from outrider.sampling.session import SessionSampling
+from outrider.serving.executor import Executor, ExecutorOutput
+from outrider.serving.session import Session
+from outrider_draft.items import check_extend, check_hidden_states, proposal_length
+from outrider_draft.proposers.passes import joined, single
+from outrider_draft.proposers.state_sequences import StateSequence, StateSequences
+from outrider_draft.proposers.states import as_tensor
+
+HeadSession = Session[StateSequence]
+
+
+@dataclass(slots=True)
+class HeadState:
+    """What is kept with a session."""
+
+    sampling: SessionSampling
+    last_state: torch.Tensor | None = None
+    """[1, F] of the last pair, which is computed again when nothing new comes with the next item."""
+
+
+@dataclass(slots=True)
+class HeadJob:
+    """One ``Extend`` under way."""
+
+    extend: Extend
+    sequence: StateSequence
+    state: HeadState
+    base: int
+    draft_length: int
+    token_ids: tuple[int, ...]
+    """Of the pairs that are lacking."""
+    states: torch.Tensor | None
+    """[N, F] of those pairs; None: the head says how much it holds, and waits for states."""
+    num_left: int
+    num_last: int = 1
+    drawn: list[int] = field(default_factory=list)
+    draws: list[Draws] = field(default_factory=list)
+
+    @property
+    def num_pairs_left(self) -> int:
+        """Pairs to be computed."""
+        return 0 if self.states is None or not self.token_ids else self.num_left
+
+
+class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
+    """Proposes with one head. Forwards are synchronous."""
+
+    def __init__(self, runner: DraftHeadRunner) -> None:
+        self.runner = runner
+        self.sequences = StateSequences(runner.sequences)
+        config = runner.head.config
+        self._width = config.target_hidden_size * len(config.hidden_state_layers)
+        self._vocab_size = config.layer.vocab_size
+
+    @property
+    def num_pages_free(self) -> int:
+        """KV pages that are free."""
+        return self.runner.sequences.pool.num_free
+
+    def num_pages_needed(self, job: HeadJob, num_tokens: int) -> int:
+        """Free KV pages for so many of the job's pairs and, with the last of them, for those that it drafts."""
+        kv, count = job.sequence.kv, min(num_tokens, job.num_pairs_left)
+        if kv is None or not count:
+            return 0
+        drafted = max(0, job.draft_length - 1) if count == job.num_left else 0
+        return self.runner.sequences.pages_needed(kv, count + drafted)
+
+    def check(self, session: HeadSession, item: Extend) -> Proposal | None:
+        """An empty proposal for a session that outgrew the head; ``InvalidRequestError`` for a bad item."""
+        check_extend(session.open, item, vocab_size=self._vocab_size)
+        if item.hidden_states is not None:
+            check_hidden_states(item, item.hidden_states, width=self._width)
+        base = item.num_kept_tokens + len(item.token_ids)
+        return Proposal(item.session, item.generation, base, ()) if base > session.reserved_length else None
+
+    def begin(self, session: HeadSession, item: Extend) -> HeadJob:
+        """The pairs that the sequence lacks; with nothing new, its last pair again."""
+        sequence, state = session.sequence, self._state_of(session)
+        base = item.num_kept_tokens + len(item.token_ids)
+        length = proposal_length(session.open, item, reserved_length=session.reserved_length)
+        if item.hidden_states is None:
+            if item.token_ids or state.last_state is None or sequence.length < 2:
+                return HeadJob(item, sequence, state, sequence.length, 0, (), None, 1)
+            token_ids: tuple[int, ...] = (sequence.text.token_ids[-1],)
+            states = state.last_state
+            self.sequences.truncate(sequence, base - 1)
+        else:
+            text = (*sequence.text.token_ids[: item.num_kept_tokens], *item.token_ids)
+            if not sequence.length:
+                sequence.text.extend(text[:1])
+                self.sequences.begin(sequence, text[0])
+            given = as_tensor(item.hidden_states, device=self.runner.device, dtype=self.runner.head.dtype)
+            token_ids = text[sequence.length :]
+            states = given[given.shape[0] - len(token_ids) :]
+        return HeadJob(item, sequence, state, base, length, token_ids, states, max(1, len(token_ids)))
+
+    @torch.inference_mode()
+    def execute(self, batch: Sequence[tuple[HeadJob, int]]) -> ExecutorOutput[Proposal]:
+        """One forward over so many pairs of each job, and the draft loop of those whose last pair was among them."""
+        fed = [(job, min(share, job.num_pairs_left)) for job, share in batch if job.num_pairs_left]
+        if fed:
+            self._feed(fed)
+        for job, share in batch:
+            if not job.token_ids:
+                job.num_left -= share
+        results = [None if job.num_left else _answer(job) for job, _ in batch]
+        return ExecutorOutput(results=results, computed_ns=time.perf_counter_ns())
+
+    def _state_of(self, session: HeadSession) -> HeadState:
+        state = session.executor_state
+        if not isinstance(state, HeadState):
+            state = session.executor_state = HeadState(SessionSampling(session.open))
+        return state
+
+    def _feed(self, fed: Sequence[tuple[HeadJob, int]]) -> None:
+        parts: list[torch.Tensor] = []
+        rows: list[ForwardRow] = []
+        for job, share in fed:
+            start = len(job.token_ids) - job.num_left
+            rows.append(_row(job, job.token_ids[start : start + share]))
+            if job.states is not None:
+                parts.append(job.states[start : start + share])
+        hidden, normed = self.runner.forward(rows, self.runner.head.fuse(torch.cat(parts)))
+        drafting: list[HeadJob] = []
+        places: list[int] = []
+        end = 0
+        for (job, share), row in zip(fed, rows, strict=True):
+            end += share
+            job.sequence.text.extend(row.token_ids)
+            job.num_left -= share
+            if not job.num_left:
+                job.state.last_state = None if job.states is None else job.states[-1:].clone()
+                if job.draft_length:
+                    drafting.append(job)
+                    places.append(end - 1)
+        self._draft(drafting, hidden[places], normed[places])
+
+    def _draft(self, jobs: list[HeadJob], hidden: torch.Tensor, normed: torch.Tensor) -> None:  # [N, H] each
+        """Draw each job's tokens, one after the other; ``hidden`` takes the place of the target's states."""
+        begun = list(jobs)
+        while jobs:
+            logits = self.runner.head.logits(normed)
+            drawn = self.runner.sampler.propose(logits, [_logit_row(job) for job in jobs])
+            going = []
+            for place, (job, one) in enumerate(zip(jobs, drawn, strict=True)):
+                job.draws.append(single(one))
+                if one.error is None:
+                    job.drawn.append(one.token_id)
+                    if len(job.drawn) < job.draft_length:
+                        going.append(place)
+            jobs = [jobs[place] for place in going]
+            if jobs:
+                hidden, normed = self.runner.forward([_row(job, job.drawn[-1:]) for job in jobs], hidden[going])
+        for job in begun:
+            self.sequences.keep_pairs(job.sequence, job.base - 1)
+
+
+def _row(job: HeadJob, token_ids: Sequence[int]) -> ForwardRow:
+    kv = job.sequence.kv
+    if kv is None:
+        raise TypeError("a job with pairs has a KV sequence")
+    return ForwardRow(kv, list(token_ids), 0)
+
+
+def _logit_row(job: HeadJob) -> LogitRow:
+    text: Sequence[int] = job.sequence.text.token_ids
+    if needs_history(job.state.sampling.open.sampling):
+        text = [*text, *job.drawn]
+    return LogitRow(job.state.sampling, text, job.base + len(job.drawn), job.base)
+
+
+def _answer(job: HeadJob) -> Proposal | OutriderError:
+    session, generation = job.extend.session, job.extend.generation
+    if job.draws and job.draws[-1].error is not None:
+        error = job.draws.pop().error
+        if error is not None and not job.draws:
+            return error
+    if not job.draws:
+        return Proposal(session, generation, job.base, ())
+    found = joined(job.draws)
+    return Proposal(session, generation, job.base, found.token_ids, found.evidence)

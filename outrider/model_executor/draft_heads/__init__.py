@@ -1,0 +1,1 @@
+"""Draft heads: small models that read the hidden states of a target, with a KV cache of their own."""

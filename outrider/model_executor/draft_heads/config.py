@@ -1,0 +1,101 @@
+"""Configuration of a draft head, as the projects that publish such heads write it.
+
+* SafeAILab (``LlamaForCausalLMEagle3``): the layer's fields and ``draft_vocab_size`` side by side; see
+  github.com/SafeAILab/EAGLE, ``eagle/model/cnets.py``.
+* Speculators (``Eagle3Speculator``): the layer's fields in ``transformer_layer_config``, beside them
+  ``draft_vocab_size``, ``norm_before_residual``, ``target_hidden_size`` and ``eagle_aux_hidden_state_layer_ids``; see
+  github.com/vllm-project/speculators, ``src/speculators/models/eagle3.py``.
+
+Layer ids are vLLM's in both: j is the stream after j layers, 0 the embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ModelError
+from outrider.model_executor.models.config import ModelConfig
+from outrider.model_executor.models.config_reader import config_of_fields, read_model_config
+from outrider.model_executor.models.json_files import read_object
+
+_FIXED_ROPES = ("default", "llama3")
+"""Ropes whose angles do not depend on the longest position."""
+_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3Speculator", "Eagle3LlamaForCausalLM", "Eagle3DraftModel")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHeadConfig:
+    """One head and what it reads."""
+
+    layer: ModelConfig
+    """Its decoder layer; ``vocab_size`` and ``max_position`` are the target's."""
+    draft_vocab_size: int
+    has_reduced_vocabulary: bool
+    hidden_state_layers: tuple[int, ...]
+    target_hidden_size: int
+    norm_before_residual: bool = False
+    """Whether the stream is the normalised state."""
+
+
+def read_eagle3_config(folder: Path, target_folder: Path) -> DraftHeadConfig:
+    """What an EAGLE-3 folder and its target's say; ``ModelError`` for what is no such head, or another target's."""
+    path = folder / "config.json"
+    raw, target = read_object(path), read_model_config(target_folder)
+    named = raw.get("architectures") or ["nothing"]
+    if not isinstance(named, list) or named[0] not in _ARCHITECTURES:
+        said = str(named[0] if isinstance(named, list) else named)[:60]
+        raise ModelError(f"{path}: {said} is no EAGLE-3 head; such are {', '.join(_ARCHITECTURES)}")
+    nested = raw.get("transformer_layer_config")
+    layer = _layer(path, nested if isinstance(nested, dict) else raw, target)
+    draft_vocab_size = _number(path, raw, "draft_vocab_size", layer.vocab_size)
+    hidden_size = _number(path, raw, "target_hidden_size", layer.hidden_size)
+    if hidden_size != target.hidden_size:
+        raise ModelError(
+            f"{path}: the head reads states of {hidden_size} values, and those of {target_folder} have"
+            f" {target.hidden_size}"
+        )
+    if layer.hidden_size != target.hidden_size and not isinstance(raw.get("target_hidden_size"), int):
+        raise ModelError(f"{path}: target_hidden_size is missing")
+    return DraftHeadConfig(
+        layer=layer,
+        draft_vocab_size=draft_vocab_size,
+        has_reduced_vocabulary=draft_vocab_size != layer.vocab_size,
+        hidden_state_layers=_layers(path, raw, target),
+        target_hidden_size=hidden_size,
+        norm_before_residual=bool(raw.get("norm_before_residual", False)),
+    )
+
+
+def _layer(path: Path, fields: dict[str, Any], target: ModelConfig) -> ModelConfig:
+    layer = config_of_fields(path, {**fields, "model_type": "llama"}, "LlamaForCausalLM")
+    if layer.num_layers != 1:
+        raise ModelError(f"{path}: num_hidden_layers is {layer.num_layers}; heads of one layer are supported")
+    if layer.vocab_size != target.vocab_size:
+        raise ModelError(f"{path}: vocab_size is {layer.vocab_size}, and the target's is {target.vocab_size}")
+    longest = target.max_position if layer.rope.rope_type in _FIXED_ROPES else layer.max_position
+    return replace(layer, max_position=longest, eos_token_ids=target.eos_token_ids)
+
+
+def _layers(path: Path, raw: dict[str, Any], target: ModelConfig) -> tuple[int, ...]:
+    """Those that the file names, else the ones that EAGLE-3 was published with: an early, a middle and a late one."""
+    nested = raw.get("eagle_config")
+    found = raw.get("eagle_aux_hidden_state_layer_ids")
+    if found is None and isinstance(nested, dict):
+        found = nested.get("eagle_aux_hidden_state_layer_ids")
+    if found is None:
+        found = [2, target.num_layers // 2, target.num_layers - 3]
+    count = target.num_layers
+    if not isinstance(found, list) or not all(type(one) is int and 0 <= one <= count for one in found) or not found:
+        raise ModelError(f"{path}: eagle_aux_hidden_state_layer_ids should be layers from 0 to {count}, not {found}")
+    return tuple(found)
+
+
+def _number(path: Path, raw: dict[str, Any], name: str, default: int) -> int:
+    found = raw.get(name)
+    if found is None:
+        return default
+    if type(found) is not int or not 0 < found <= 1 << 24:
+        raise ModelError(f"{path}: {name} should be a number above 0, not {str(found)[:40]}")
+    return found

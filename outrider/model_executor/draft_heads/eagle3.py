@@ -1,0 +1,138 @@
+"""EAGLE-3: one decoder layer over the states of three of the target's layers, and a head over a reduced vocabulary.
+
+Source: Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test", 2025.
+Position i of the head stands for the pair (token i + 1, state of position i): it gives the distribution of token i + 2.
+Its state after the layer, before the last norm, takes the place of the target's where that is not known yet.
+
+Shape letters: ``T`` tokens, ``H`` hidden size, ``V`` vocabulary, ``U`` reduced vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from outrider.kernels.few_tokens import NormedInput
+from outrider.kv_cache import KVCacheLayout
+from outrider.model_executor.distributed.communicator import SINGLE_RANK
+from outrider.model_executor.draft_heads.config import DraftHeadConfig
+from outrider.model_executor.kv_cache_tensors import KVCacheTensors
+from outrider.model_executor.layers.attention import Attention
+from outrider.model_executor.layers.context import LayerContext
+from outrider.model_executor.layers.contract import DeviceBatch, Residual, Weights, WeightTarget, whole
+from outrider.model_executor.layers.embedding import VocabRows
+from outrider.model_executor.layers.feed_forward import GatedMlp
+from outrider.model_executor.layers.linear import Features, Linear
+from outrider.model_executor.layers.linear_methods import LINEAR_METHODS
+from outrider.model_executor.layers.norm import RmsNorm
+from outrider.model_executor.layers.rope import RotaryEmbedding
+
+_NOT_DRAFTED = -1e30
+"""The logit of a token that the reduced vocabulary lacks: finite, as sampling wants it, and never drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedInput(Residual):
+    """Input of the layer's attention: the normalised embedding beside the normalised state; the state is the stream."""
+
+    embeds: torch.Tensor  # [T, H] normalised
+
+    def normed(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The state [T, H], and both [T, 2 H]."""
+        return self.hidden, torch.cat([self.embeds, self.norm(self.hidden)], dim=-1)
+
+    def unnormed(self) -> NormedInput | None:
+        """No kernel joins two inputs."""
+        return None
+
+
+class Eagle3Head:
+    """The head, its parameters uninitialised until they are loaded. The embedding is the target's."""
+
+    def __init__(self, config: DraftHeadConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.config, self.dtype, self.device = config, dtype, device
+        layer = config.layer
+        context = LayerContext(layer, layer, dtype, device, SINGLE_RANK, LINEAR_METHODS[None])
+        hidden = Features.all(layer.hidden_size)
+        fused = Features.all(len(config.hidden_state_layers) * config.target_hidden_size)
+        self._embedding = VocabRows(context)
+        self._fc = Linear(context, fused, (Features.all(layer.hidden_size, "fc"),))
+        self._embed_norm, self._state_norm, self._feed_forward_norm, self._norm = (
+            RmsNorm(layer.hidden_size, layer.rms_norm_eps, dtype=dtype, device=device) for _ in range(4)
+        )
+        self._attention = Attention(context, 0, input_size=2 * layer.hidden_size)
+        self._feed_forward = GatedMlp(context, 0)
+        self._head = Linear(context, hidden, (Features.all(config.draft_vocab_size, "lm_head"),))
+        self.target_ids = torch.arange(config.draft_vocab_size, device=device)  # [U] the target's id of each
+        self._rotary = RotaryEmbedding(
+            layer.rope, head_dim=layer.head_dim, max_position=layer.max_position, device=device
+        )
+        self.kv_cache_layout = KVCacheLayout.of([self._attention.kv_cache_spec])
+
+    def weights(self) -> Weights:
+        """The tensors of a checkpoint, as the Speculators format names them, ``embed_tokens.weight`` included."""
+        yield from self._embedding.weights()
+        yield from self._fc.weights()
+        yield "norm.weight", whole(self._norm.weight)
+        yield from self._head.weights()
+        for name, norm in (
+            ("input_layernorm", self._embed_norm),
+            ("hidden_norm", self._state_norm),
+            ("post_attention_layernorm", self._feed_forward_norm),
+        ):
+            yield f"layers.0.{name}.weight", whole(norm.weight)
+        for prefix, weights in (("self_attn.", self._attention.weights()), ("", self._feed_forward.weights())):
+            yield from ((f"layers.0.{prefix}{name}", target) for name, target in weights)
+        if self.config.has_reduced_vocabulary:
+            # Offsets, to which the draft's own ids are added once they are there.
+            yield "d2t", WeightTarget(self.target_ids, (self.config.draft_vocab_size,), file_types=("I64", "I32"))
+
+    def finish_loading(self) -> None:
+        """All tensors are there."""
+        if self.config.has_reduced_vocabulary:
+            self.target_ids += torch.arange(self.config.draft_vocab_size, device=self.device)
+        self._head.prepare()
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        """The target's states [T, 3 H'] to what the layer reads [T, H]."""
+        return self._fc(states)
+
+    def __call__(
+        self, batch: DeviceBatch, states: torch.Tensor, kv_cache: KVCacheTensors
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run pairs of tokens and ``states`` [T, H]; the next states, and what ``logits`` takes, [T, H] each."""
+        embeds = self._embed_norm(self._embedding.look_up(batch.token_ids))
+        if self.config.norm_before_residual:
+            states = self._state_norm(states)
+            source: Residual = JoinedInput(states, None, _SAME, SINGLE_RANK, embeds)
+        else:
+            source = JoinedInput(states.clone(), None, self._state_norm, SINGLE_RANK, embeds)
+        angles = self._rotary.angles(batch.positions, self.dtype)
+        hidden, delta = self._attention(source, kv_cache.layer(0), angles, batch.groups[0])
+        hidden, delta = self._feed_forward(Residual(hidden, delta, self._feed_forward_norm, SINGLE_RANK))
+        return Residual(hidden, delta, self._norm, SINGLE_RANK).normed()
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """[N, H] to logits [N, V] float32 of the target's ids."""
+        drafted = self._head(normed)[:, : self.config.draft_vocab_size].float()
+        if not self.config.has_reduced_vocabulary:
+            return drafted
+        logits = drafted.new_full((normed.shape[0], self.config.layer.vocab_size), _NOT_DRAFTED)
+        return logits.index_copy_(1, self.target_ids, drafted)
+
+
+class _Same:
+    """A norm of what was normalised before."""
+
+    weight = torch.empty(0)
+    eps = 0.0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        return x.add_(delta)
+
+
+_SAME = _Same()

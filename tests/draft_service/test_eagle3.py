@@ -1,0 +1,258 @@
+"""EAGLE-3 between a real target and a real session loop: its drafts, token by token, are those of the paper."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider.config import DraftSettings, load
+from outrider.errors import ConfigError, ModelError
+from outrider.ports import HiddenStateChunk, Proposal, SessionLost
+from outrider_draft.proposers.head_executor import HeadExecutor
+from outrider_draft.proposers.registry import LoadHooks, ServedProposer, load_proposer
+from outrider_draft.service import DraftService
+from tests.model_executor.parity import random_ids
+from tests.support.eagle3 import LAYERS, MATRICES, NORMS, Eagle3Reference, build_eagle3
+from tests.support.service_rig import ServiceRig
+from tests.support.tiny_models import cached_tiny_model
+
+LENGTH = 128
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def target() -> Path:
+    return cached_tiny_model("llama", seed=1)
+
+
+def served(head: Path, target: Path, *more: str) -> ServedProposer:
+    argv = ["--method", "eagle3", "--model", str(head), "--target-model", str(target), "--device", "cpu"]
+    sizes = ["--page-size", "4", "--num-pages", "800", "--max-model-len", str(LENGTH)]
+    found = load_proposer(load(DraftSettings, [*argv, *sizes, *more], {}), LoadHooks())
+    assert isinstance(found.executor, HeadExecutor)
+    with torch.inference_mode():
+        found.executor.runner.kv_cache.fill_(float("nan"))  # a stale read would show
+    return found
+
+
+def options(seed: int, length: int, **more: Any) -> dict[str, Any]:
+    ids = tuple(token % 256 for token in random_ids(length, seed))
+    return {"prompt_token_ids": ids, "max_tokens": 10, "ignore_eos": True, "temperature": 0.0, **more}
+
+
+REQUESTS = [options(1, 1), options(2, 9), options(3, 30), options(3, 30), options(4, 2), options(5, 60)]
+
+
+def plain(target: Path, requests: list[dict[str, Any]]) -> list[list[int]]:
+    return ServiceRig(target, None, max_model_len=LENGTH).generate(requests)
+
+
+class Checked:
+    """A rig each proposal of which is compared with the paper's."""
+
+    def __init__(self, head: Path, target: Path, *, lose_every: int = 0, **more: Any) -> None:
+        self.draft = served(head, target)
+        self.rig = ServiceRig(target, self.draft, max_model_len=LENGTH, num_speculative_tokens=4, **more)
+        self.reference = Eagle3Reference(head, target)
+        self.lose_every, self.num_checked, self.num_events = lose_every, 0, 0
+        self.rig.change_draft_event = self.check
+
+    def check(self, event: Any) -> Any:
+        if not isinstance(event, Proposal):
+            return event
+        self.num_events += 1
+        if self.lose_every and self.num_events % self.lose_every == 0:
+            return SessionLost(event.session, event.generation, "of the test")
+        if event.token_ids:
+            text = list(self.rig._runs[event.session].loop.tokens.after(0))
+            assert event.base_length == len(text)
+            assert list(event.token_ids) == self.reference.draft(text, len(event.token_ids))
+            self.num_checked += 1
+        return event
+
+    def generate(self, requests: list[dict[str, Any]]) -> list[list[int]]:
+        found = self.rig.generate(requests)
+        executor = self.draft.executor
+        assert isinstance(executor, HeadExecutor)
+        assert self.num_checked > len(requests)
+        executor.runner.sequences.check_integrity()
+        return found
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        {"speculators": True},
+        {"speculators": True, "norm_before_residual": True},
+        {"draft_vocab_size": 272},
+        {"reverse": True},
+    ],
+    ids=["safeailab", "speculators", "norm-before-residual", "whole-vocabulary", "reversed"],
+)
+def test_drafts_are_those_of_the_paper_and_output_the_targets(tmp_path: Path, target: Path, layout: Any) -> None:
+    checked = Checked(build_eagle3(tmp_path, **layout), target)
+    assert checked.generate(REQUESTS) == plain(target, REQUESTS)
+
+
+def test_prompts_in_chunks(tmp_path: Path, target: Path) -> None:
+    checked = Checked(build_eagle3(tmp_path), target, target_forward=16, draft_forward=7)
+    chunks: list[Any] = []
+    checked.rig.watch_target = lambda run, asked, answer: chunks.append(isinstance(answer, HiddenStateChunk))
+    assert checked.generate(REQUESTS) == plain(target, REQUESTS)
+    assert sum(chunks) > 4
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_rebuilt_sessions(tmp_path: Path, target: Path, every: int) -> None:
+    checked = Checked(build_eagle3(tmp_path), target, lose_every=every)
+    assert checked.generate(REQUESTS) == plain(target, REQUESTS)
+
+
+def test_cached_prefixes(tmp_path: Path, target: Path) -> None:
+    checked = Checked(build_eagle3(tmp_path), target)
+    requests = [options(7, 40), options(7, 41)]
+    first, second = (checked.rig.generate([request]) for request in requests)
+    cache = checked.draft.prefix_cache
+    assert cache is not None
+    assert cache.num_hit_tokens >= 36
+    assert [*first, *second] == plain(target, requests)
+    # The same tokens after another first one: none of their states are the same.
+    hits = cache.num_hit_tokens
+    ids = (requests[0]["prompt_token_ids"][0] ^ 1, *requests[0]["prompt_token_ids"][1:])
+    other = {**requests[0], "prompt_token_ids": ids}
+    assert checked.generate([other, *requests]) == plain(target, [other, *requests])
+    assert cache.num_hit_tokens - hits <= 2 * 40
+
+
+def test_coupled_output_is_the_targets_own(tmp_path: Path, target: Path) -> None:
+    draft = served(build_eagle3(tmp_path), target)
+    more = {"temperature": 1.0, "acceptance_method": "coupled"}
+    requests = [{**request, **more, "seed": seed} for seed, request in enumerate(REQUESTS)]
+    rig = ServiceRig(target, draft, max_model_len=LENGTH, num_speculative_tokens=3)
+    assert rig.generate(requests) == plain(target, requests)
+    assert rig.num_draft_tokens > 0
+
+
+def test_rejection_keeps_the_targets_distribution(tmp_path: Path, target: Path) -> None:
+    """Two tokens after a prompt, by chi-square over the target's likeliest pairs."""
+    draft = served(build_eagle3(tmp_path), target)
+    num_draws, prompt = 3000, tuple(token % 256 for token in random_ids(6, 9))
+    requests = [
+        {"prompt_token_ids": prompt, "max_tokens": 3, "ignore_eos": True, "temperature": 0.7, "top_k": 6, "seed": seed}
+        for seed in range(num_draws)
+    ]
+    rig = ServiceRig(target, draft, max_model_len=LENGTH, num_speculative_tokens=2)
+    found = rig.generate(requests)
+    assert rig.num_accepted_tokens > 0
+    model: Any = Eagle3Reference(tmp_path, target).target
+    counts: dict[tuple[int, int], int] = {}
+    for first, second, _ in found:
+        counts[first, second] = counts.get((first, second), 0) + 1
+    statistic, cells, rest = 0.0, 0, [0.0, 0.0]
+    with torch.no_grad():
+        for first, p in law(model, prompt):
+            for second, q in law(model, (*prompt, first)):
+                expected, seen = num_draws * p * q, counts.pop((first, second), 0)
+                if expected < 8:
+                    rest = [rest[0] + expected, rest[1] + seen]
+                    continue
+                statistic += (seen - expected) ** 2 / expected
+                cells += 1
+    assert not counts, "tokens outside of the target's support"
+    if rest[0] > 8:
+        statistic, cells = statistic + (rest[1] - rest[0]) ** 2 / rest[0], cells + 1
+    # Wilson and Hilferty: a chi-square variable past this has a probability below 1e-5.
+    bound = (cells - 1) * (1 - 2 / (9 * (cells - 1)) + 4.27 * (2 / (9 * (cells - 1))) ** 0.5) ** 3
+    assert statistic < bound, (statistic, bound, cells)
+
+
+def law(model: Any, text: tuple[int, ...]) -> list[tuple[int, float]]:
+    """The six likeliest tokens at temperature 0.7, normalised."""
+    logits = model(torch.tensor([list(text)])).logits[0, -1, :257] / 0.7
+    top = logits.topk(6)
+    return list(zip(top.indices.tolist(), top.values.softmax(-1).tolist(), strict=True))
+
+
+# Loading
+
+PUBLISHED = """d2t t2d fc.weight lm_head.weight norm.weight midlayer.hidden_norm.weight midlayer.input_layernorm.weight
+    midlayer.post_attention_layernorm.weight midlayer.self_attn.q_proj.weight midlayer.self_attn.k_proj.weight
+    midlayer.self_attn.v_proj.weight midlayer.self_attn.o_proj.weight midlayer.mlp.gate_proj.weight
+    midlayer.mlp.up_proj.weight midlayer.mlp.down_proj.weight"""
+"""Keys that SafeAILab's ``Model`` saves but for the embedding (``eagle/model/cnets.py``)."""
+
+
+def test_the_heads_of_these_tests_have_the_published_keys(tmp_path: Path) -> None:
+    keys = set(PUBLISHED.split())
+    assert set(load_file(build_eagle3(tmp_path / "one") / "model.safetensors")) == keys
+    renamed = {key.replace("midlayer.", "layers.0.") for key in keys} | {"embed_tokens.weight"}
+    assert set(load_file(build_eagle3(tmp_path / "two", speculators=True) / "model.safetensors")) == renamed
+    assert len(NORMS) + len(MATRICES) + 5 == len(keys)
+
+
+def test_published_layers_are_an_early_a_middle_and_a_late_one(tmp_path: Path) -> None:
+    deep = cached_tiny_model("llama", seed=1, num_hidden_layers=8)
+    head = build_eagle3(tmp_path, eagle_aux_hidden_state_layer_ids=None)
+    assert served(head, deep).description.hidden_state_layers == (2, 4, 5)
+    assert served(build_eagle3(tmp_path), deep).description.hidden_state_layers == tuple(LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM is no EAGLE-3 head"),
+        ({"vocab_size": 300}, "vocab_size is 300, and the target's is 272"),
+        ({"target_hidden_size": 64}, "reads states of 64 values"),
+        ({"num_hidden_layers": 2}, "heads of one layer are supported"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, "should be layers from 0 to 2"),
+        ({"draft_vocab_size": 97}, "config.json asks for"),
+        ({"intermediate_size": 40}, "config.json asks for"),
+        ({"draft_vocab_size": "many"}, "draft_vocab_size should be a number"),
+    ],
+)
+def test_a_wrong_head_is_refused_in_one_sentence(
+    tmp_path: Path, target: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ModelError, match=said) as caught:
+        config = tmp_path / "config.json"
+        served(build_eagle3(tmp_path), target)
+        config.write_text(json.dumps({**json.loads(config.read_text()), **changes}), encoding="utf-8")
+        served(tmp_path, target)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: tensors.pop("d2t"), "tensor d2t is missing"),
+        (lambda tensors: tensors.update(more=torch.zeros(1)), "tensor more is not part"),
+        (lambda tensors: tensors.update(d2t=tensors["d2t"] + 200), "leads to ids that the target has not"),
+        (lambda tensors: tensors.update(d2t=tensors["d2t"].float()), "is of type F32"),
+    ],
+)
+def test_wrong_tensors_are_refused(tmp_path: Path, target: Path, change: Any, said: str) -> None:
+    head = build_eagle3(tmp_path)
+    tensors = load_file(head / "model.safetensors")
+    change(tensors)
+    save_file(tensors, head / "model.safetensors")
+    with pytest.raises(ModelError, match=said):
+        served(head, target)
+
+
+def test_settings_that_lack_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model: is needed by method eagle3"):
+        load(DraftSettings, ["--method", "eagle3"], {})
+    head = build_eagle3(tmp_path)
+    with pytest.raises(ConfigError, match="target_model"):
+        DraftService.load(load(DraftSettings, ["--method", "eagle3", "--model", str(head)], {}))
+    assert json.loads((head / "config.json").read_text())["draft_vocab_size"] == 96
