@@ -251,9 +251,9 @@ class DraftSettings(Section):
 
     method: Method = Field(
         DraftMethod.NONE,
-        description="draft_model, eagle3 (a head over the target's hidden states), ngram (prompt lookup) or suffix (suffix"
-        " decoding) without a model, module:Class (a proposer of your own) or none; "
-        "unset: draft_model where a model is set.",
+        description="draft_model, eagle3 (a head over the target's hidden states), ngram (prompt lookup) or suffix"
+        " (suffix decoding) without a model, module:Class (a proposer of your own) or none; unset: draft_model where a"
+        " model is set.",
     )
     target_model: Text | None = Field(
         None,
