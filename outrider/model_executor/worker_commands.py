@@ -86,9 +86,9 @@ def batch_of(command: WorkerCommand) -> ForwardBatch:
     """The batch of a forward that was laid out in its own shape."""
     shape, num_logits = shape_of(command)
     tokens, rows = shape.num_tokens, shape.num_rows
-    sizes = (tokens, tokens, tokens, tokens, rows + 1, rows, rows + 1, 1)
+    sizes = (tokens, tokens, tokens, tokens, rows + 1, rows, rows + 1)
     parts = [part.tolist() for part in np.split(command.numbers, np.cumsum(sizes))]
-    token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts, _, pages = parts
+    token_ids, positions, slots, logit_indices, query_starts, context_lengths, page_starts, pages = parts
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,
