@@ -1,6 +1,6 @@
-"""Chat prompts: messages, tools and options of a chat template, as plain values.
+"""Chat prompts: messages, tools and template options, as plain values.
 
-Owns what a chat prompt may hold. Rendering it is ``outrider.tokenization.chat``'s.
+Owns the valid content of a chat prompt; ``outrider.tokenization.chat`` renders it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SCALARS = (str, int, float, bool, type(None))
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation for the model's chat template to make a prompt from. Entries are JSON values."""
+    """A conversation for the model's chat template. Entries are JSON values."""
 
     messages: tuple[Mapping[str, Any], ...]
     """Oldest first, each with a ``role``, as OpenAI's API and transformers have them."""
@@ -41,7 +41,7 @@ class ChatPrompt:
 
 
 def check_chat(chat: ChatPrompt) -> None:
-    """Raise ``InvalidRequestError`` for the first entry that no template could take."""
+    """Raise ``InvalidRequestError`` for the first entry that no template could use."""
     if not chat.messages:
         raise InvalidRequestError("messages", "must hold at least one message")
     MAX_MESSAGES.check("messages", len(chat.messages))

@@ -1,7 +1,7 @@
-"""Cooperative work: what takes long on an event loop, cut into slices between which other tasks run.
+"""Cooperative work: long computations on an event loop, in slices between which other tasks run.
 
-Such work is a generator that yields wherever it may pause, and returns its result. A thread would not do: one call into
-C over a long list holds the interpreter from its beginning to its end, in whichever thread it is made.
+The work is a generator that yields where it may pause, and returns its result. A thread would not help: one C call over
+a long list holds the interpreter lock from beginning to end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SLICE_S = 0.001
 
 
 def run(work: Work[ResultT]) -> ResultT:
-    """The result of work, without a pause."""
+    """Run the work without pauses and return its result."""
     while True:
         try:
             next(work)
@@ -33,7 +33,7 @@ def run(work: Work[ResultT]) -> ResultT:
 
 
 async def run_in_slices(work: Work[ResultT]) -> ResultT:
-    """The result of work; other tasks of the event loop run after every ``SLICE_S`` of it."""
+    """Run the work and return its result; other tasks of the event loop run after every ``SLICE_S``."""
     pause_at = time.perf_counter() + SLICE_S
     while True:
         try:
@@ -47,12 +47,12 @@ async def run_in_slices(work: Work[ResultT]) -> ResultT:
 
 
 def is_long(entries: Sized) -> bool:
-    """Whether work on a list has pauses: work on short ones alone is done in one turn, however busy the machine is."""
+    """Whether work on a list has pauses. Work on short lists is done in one turn, however busy the machine is."""
     return len(entries) > SLICE_ENTRIES
 
 
 def slices_of(entries: Sequence[EntryT]) -> Iterator[Sequence[EntryT]]:
-    """A list in parts of ``SLICE_ENTRIES``; a short one is its only part, as it is."""
+    """A list in parts of ``SLICE_ENTRIES``; a short list is returned as its only part."""
     if not is_long(entries):
         yield entries
         return

@@ -28,14 +28,14 @@ from __future__ import annotations
 
 
 class OutriderError(Exception):
-    """Base of every error Outrider raises on purpose."""
+    """Base class of all errors that Outrider raises on purpose."""
 
     field: str = ""
     """The request's, item's or setting's field at fault; empty when there is none."""
 
 
 class InvalidRequestError(OutriderError):
-    """A field of a request is wrong; the message says what would be right."""
+    """A field of a request is invalid; the message names the valid values."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -43,13 +43,13 @@ class InvalidRequestError(OutriderError):
 
 
 class ModelNotFoundError(OutriderError):
-    """A request names a model that is not served; the message says which are."""
+    """A request names a model that is not served; the message names those that are."""
 
     field = "model"
 
 
 class ConfigError(OutriderError):
-    """A setting is wrong or unknown; the message says what would be right."""
+    """A setting is invalid or unknown; the message names the valid values."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -61,15 +61,15 @@ class ModelError(OutriderError):
 
 
 class NonFiniteLogitsError(ModelError):
-    """A forward gave NaN or infinite logits for one session; the others are unharmed."""
+    """A forward gave NaN or infinite logits for one session; other sessions are not affected."""
 
 
 class PairMismatchError(OutriderError):
-    """A draft and a target that cannot work together; the message says in what they differ."""
+    """A draft and a target do not fit together; the message names the difference."""
 
 
 class CapacityError(OutriderError):
-    """There is no room now."""
+    """There is currently no room."""
 
     def __init__(self, message: str, *, retry_after_ms: int = 1000) -> None:
         super().__init__(message)
@@ -77,40 +77,40 @@ class CapacityError(OutriderError):
 
 
 class OutOfPagesError(CapacityError):
-    """The KV pool cannot hold a session of this length now."""
+    """The KV pool currently cannot hold a session of this length."""
 
 
 class UnauthenticatedError(OutriderError):
-    """The caller did not show who it is: its token is missing or not known."""
+    """The caller's token is missing or unknown."""
 
 
 class UnavailableError(OutriderError):
-    """The other side is not there, or the link to it broke."""
+    """The peer cannot be reached, or the link to it broke."""
 
 
 class LoadingError(UnavailableError):
-    """The other side is there and still loads its model: as it should be, for a while."""
+    """The peer is loading its model, which is temporary."""
 
 
 class TlsError(UnavailableError):
-    """What this side and the other expect of TLS does not fit: a certificate or a setting; the message says which."""
+    """The TLS requirements of the two sides do not match: a certificate or a setting; the message names it."""
 
 
 class LostTooOftenError(UnavailableError):
-    """A service, or its session, was lost several times in a row over one request: sent again it may do so again."""
+    """A service, or its session, was lost several times in a row over one request; a retry may cause it again."""
 
 
 class DeadlineError(OutriderError):
-    """The caller's time is up."""
+    """The caller's deadline has passed."""
 
 
 class RequestCancelledError(OutriderError):
-    """The caller went away or asked to end the request."""
+    """The caller cancelled the request or disconnected."""
 
 
 class ProtocolError(OutriderError):
-    """The other side broke the contract."""
+    """The peer violated the protocol."""
 
 
 class IntegrityError(OutriderError):
-    """Our own books do not add up."""
+    """An internal invariant is violated."""

@@ -1,6 +1,6 @@
-"""What a user asks for and what a user holds: requests, deltas, results.
+"""Values of the public API: requests, deltas, results.
 
-Plain values, shared by the SDK and the coordinator. Knows no transport and no text processing.
+Plain values, shared by the SDK and the coordinator, without transport or text processing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Where an interrupted generation goes on."""
+    """The point at which an interrupted generation resumes."""
 
     emitted_token_ids: tuple[int, ...] = ()
     """The output so far, apart from the prompt."""
@@ -31,7 +31,7 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request for text. Exactly one of ``prompt``, ``prompt_token_ids`` and ``chat`` is set."""
+    """A generation request. Exactly one of ``prompt``, ``prompt_token_ids`` and ``chat`` is set."""
 
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
@@ -73,7 +73,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a resumable generation left to the server, as it was settled there; the first message of its stream."""
+    """Values that the server chose for a resumable generation; the first message of its stream."""
 
     seed: int
     prompt_token_ids: tuple[int, ...] | None
@@ -90,7 +90,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens counted."""
+    """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -100,7 +100,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """What speculation did for one request."""
+    """Speculation statistics of one request."""
 
     num_steps: int
     """Scoring passes, the prefill's included."""
@@ -116,7 +116,7 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds since the request arrived, and where the time of its steps went."""
+    """Times since the arrival of the request, and the time of its steps by stage, in seconds."""
 
     queue: float
     first_token: float
@@ -155,7 +155,7 @@ class GenerationResult:
 
 @step_value(frozen=True, slots=True)
 class Progress:
-    """How far one call of a resumable stream is."""
+    """Progress of one call of a resumable stream."""
 
     speculation: SpeculationStats
     timing: Timing
@@ -177,7 +177,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlacement:
-    """Where a replica of a model runs, and the room that it has."""
+    """Device and KV cache of a replica."""
 
     device: str = ""
     """Of its first process, such as "cpu" or "cuda:0"; empty for a draft without a model."""
@@ -193,7 +193,7 @@ class ModelPlacement:
 
     @classmethod
     def of(cls, description: ModelDescription) -> ModelPlacement:
-        """As a service describes itself."""
+        """Build it from a service's description."""
         return cls(
             device=description.device,
             device_name=description.device_name,
@@ -205,7 +205,7 @@ class ModelPlacement:
 
     @property
     def kv_cache_tokens(self) -> int:
-        """Tokens that the KV cache holds in all."""
+        """Total number of tokens in the KV cache."""
         return self.page_size * self.num_pages
 
 
@@ -227,7 +227,7 @@ class TokenizerFiles:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Facts of what is served."""
+    """Facts about the served models."""
 
     target_model: str
     draft_model: str

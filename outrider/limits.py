@@ -1,8 +1,8 @@
-"""Bounds of the repeated and variable fields of requests and link messages: one table for the SDK, the public service
+"""Limits of the repeated and variable fields of requests and link messages: one table for the SDK, the public service
 and both ends of a link.
 
-A field is checked by its length before it is converted, copied or looped over. Every refusal is an
-``InvalidRequestError`` that names the field, what was sent and the bound. Knows no transport.
+The length of a field is checked before it is converted, copied or looped over. Every refusal is an
+``InvalidRequestError`` that names the field, its count and the limit.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from outrider.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The most that a field may hold, and what is counted."""
+    """The limit of a field, and the unit that is counted."""
 
     most: int
     unit: str
 
     def check(self, field: str, count: int) -> None:
-        """Raise ``InvalidRequestError`` naming the field, the count and the bound when ``count`` is above it."""
+        """Raise ``InvalidRequestError``, naming the field, the count and the limit, if ``count`` is above it."""
         if count > self.most:
             raise InvalidRequestError(field, f"has {count} {self.unit}; at most {self.most}")
 
@@ -90,7 +90,7 @@ LINK_TEXT = Bound(4096, "characters")
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the model that is served allows; the defaults are for one that is not known yet."""
+    """Limits of the served model; the defaults apply to a model that is not known yet."""
 
     num_token_ids: int = ALLOWED_TOKEN_IDS.most
     max_model_len: int = PROMPT_TOKENS.most + 1
@@ -102,13 +102,13 @@ class ModelLimits:
             raise InvalidRequestError(field, f"has {num_tokens} tokens; at most {most} leave room for one of output")
 
     def check_emitted(self, num_prompt_tokens: int, num_emitted: int) -> None:
-        """Raise ``InvalidRequestError`` for output that with its prompt is longer than the model takes."""
+        """Raise ``InvalidRequestError`` for output that exceeds the model's length together with its prompt."""
         most = self.max_model_len - num_prompt_tokens
         if num_emitted > most:
             raise InvalidRequestError(EMITTED, f"has {num_emitted} ids; at most {most} fit the model after the prompt")
 
     def check_allowed(self, count: int) -> None:
-        """Raise ``InvalidRequestError`` for more allowed ids than there are tokens."""
+        """Raise ``InvalidRequestError`` for more allowed ids than the vocabulary has."""
         if count > self.num_token_ids:
             raise InvalidRequestError(
                 "allowed_token_ids", f"has {count} ids; at most {self.num_token_ids}, as many as the vocabulary"

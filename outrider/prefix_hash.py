@@ -1,8 +1,8 @@
-"""Prefix hash of a token sequence, by which a coordinator and a service know that they hold the same tokens.
+"""Prefix hash of a token sequence, with which a coordinator and a service verify that they hold the same tokens.
 
-The hash of n tokens has two parts: a chain over their full blocks of ``BLOCK_TOKENS`` (keyed BLAKE2b, 128 bits), and a
-running hash of the rest (61 bits). It depends on no page size. A step of decoding adds to the running hash alone: for a
-few tokens BLAKE2b costs twice as much, for a block a tenth.
+The hash of n tokens has two parts: a chain over the full blocks of ``BLOCK_TOKENS`` (keyed BLAKE2b, 128 bits), and a
+running hash of the rest (61 bits). It does not depend on the page size. A decoding step usually updates only the
+running hash: for a few tokens BLAKE2b takes twice as long, for a block a tenth of the time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def prefix_hash(token_ids: Sequence[int], key: bytes = b"") -> PrefixHash:
 
 
 class PrefixHasher:
-    """Prefix hashes of one token sequence that mostly grows. Holds no tokens: each call brings the sequence."""
+    """Prefix hashes of one token sequence that mostly grows. Stores no tokens: each call gets the sequence."""
 
     __slots__ = ("_blocks", "_chain", "_key", "_rest", "_start")
 
@@ -55,7 +55,7 @@ class PrefixHasher:
         self._open_block()
 
     def at(self, token_ids: Sequence[int], length: int) -> PrefixHash:
-        """Hash of the first ``length`` of ``token_ids``; those that were hashed before must not have changed."""
+        """Hash of the first ``length`` of ``token_ids``; tokens that were hashed before must not have changed."""
         rest, place = self._rest, length - self._start
         num_hashed = len(rest)
         if 0 < place < num_hashed:
@@ -82,11 +82,11 @@ class PrefixHasher:
                 yield
 
     def anew(self, token_ids: Sequence[int]) -> PrefixHash:
-        """Hash of all of ``token_ids`` by the same key, whatever was hashed before."""
+        """Hash of all of ``token_ids`` with the same key, without cached parts."""
         return prefix_hash(token_ids, self._key)
 
     def truncate(self, length: int) -> None:
-        """Forget the hashes past ``length`` tokens: what stands there changes."""
+        """Forget the hashes past ``length`` tokens, which change."""
         num_rest = length - self._start
         if num_rest >= 0:
             del self._rest[num_rest + 1 :]

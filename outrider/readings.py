@@ -1,9 +1,9 @@
-"""What a part of a running process has counted, as plain numbers: kept where things happen, read by whoever shows them.
+"""Readings: counters and histograms of a running process, as plain numbers.
 
-Owns histograms that cost a fraction of a microsecond to add to, and the form in which figures are handed over. Knows no
-exporter: names are explained in ``outrider.telemetry.metrics.catalogue``.
+Owns histograms with updates of a fraction of a microsecond, and the form in which values are handed over.
+``outrider.telemetry.metrics.catalogue`` explains the names.
 
-One thread adds to a histogram; any thread may read it, and then at most misses what is being added.
+One thread updates a histogram; any thread may read it, and may miss an update in progress.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LENGTHS = (
 
 @dataclass(frozen=True, slots=True)
 class HistogramReading:
-    """A histogram at one moment."""
+    """Values of a histogram at one moment."""
 
     bounds: tuple[float, ...]
     """Upper bounds, each included in its bucket; one more bucket is without bound."""
@@ -46,7 +46,7 @@ class HistogramReading:
 
     @property
     def count(self) -> int:
-        """Observations."""
+        """Number of observations."""
         return sum(self.counts)
 
 
@@ -72,7 +72,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One figure under the name it has in the catalogue."""
+    """One value under its name in the catalogue."""
 
     name: str
     value: float | HistogramReading
@@ -81,5 +81,5 @@ class Reading:
 
 
 def each(name: str, label: str, values: Iterable[tuple[str, float]]) -> list[Reading]:
-    """A reading for each (label's value, figure)."""
+    """One reading for each (label value, number)."""
     return [Reading(name, value, ((label, str(key)),)) for key, value in values]

@@ -1,6 +1,6 @@
-"""What a service notes of the items that are traced: plain numbers, made into spans elsewhere.
+"""Records of traced items: plain numbers that are later made into spans.
 
-The engine notes, ``outrider.telemetry`` makes spans of it; neither knows the other. Times are readings of the service's
+The engine records, ``outrider.telemetry`` makes spans; they are independent. Times are readings of the service's
 monotonic clock, in nanoseconds.
 """
 
@@ -51,12 +51,12 @@ class ItemRecord:
 
 
 class Recorder(Protocol):
-    """Takes what was noted; called by the engine's thread, returns at once."""
+    """Receiver of records; called by the engine's thread, returns at once."""
 
     def wants(self, trace_parent: str) -> bool:
-        """Whether an item with this ``traceparent``, which is not empty, is to be noted."""
+        """Whether an item with this nonempty ``traceparent`` is recorded."""
         ...
 
     def ended(self, item: ItemRecord) -> None:
-        """An item was answered or given up; nothing more is noted of it or of its passes."""
+        """An item was answered or abandoned; its record and those of its passes are final."""
         ...

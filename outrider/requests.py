@@ -1,7 +1,7 @@
-"""What a request may say: one set of checks for the SDK and the coordinator.
+"""Checks of requests, shared by the SDK and the coordinator.
 
-``check_request`` needs nothing but the request; ``check_against_model`` needs the facts of a model and is the
-coordinator's. Each raises ``InvalidRequestError`` naming the field and saying what would be right. Knows no transport.
+``check_request`` needs only the request; ``check_against_model`` also needs the facts of a model, and is used by the
+coordinator. Both raise ``InvalidRequestError``, naming the field and the valid values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from outrider.types import SamplingParams
 
 
 def check_request(request: GenerationRequest) -> None:
-    """Raise ``InvalidRequestError`` for the first field that no model could accept; lengths come before values."""
+    """Raise ``InvalidRequestError`` for the first field that no model could accept; lengths are checked before
+    values.
+    """
     run(checks_of_request(request))
 
 
@@ -46,7 +48,7 @@ def checks_of_request(request: GenerationRequest) -> Work[None]:
 
 
 def check_lengths(request: GenerationRequest) -> None:
-    """Raise ``InvalidRequestError`` for the first list or text that is longer than any model's limits allow."""
+    """Raise ``InvalidRequestError`` for the first list or text beyond the limits of any model."""
     limits.PROMPT_CHARACTERS.check("prompt", len(request.prompt or ""))
     limits.PROMPT_TOKENS.check("prompt_token_ids", len(request.prompt_token_ids or ()))
     limits.STOP_TEXTS.check("stop", len(request.stop))
@@ -68,7 +70,7 @@ def check_against_model(
 ) -> None:
     """Raise ``InvalidRequestError`` for the first field that this model cannot accept.
 
-    ``num_token_ids``: ids are below it. ``max_model_len``: the longest prompt and output together.
+    ``num_token_ids``: all ids are below it. ``max_model_len``: maximum length of prompt and output together.
     """
     run(checks_against_model(request, prompt_token_ids, num_token_ids=num_token_ids, max_model_len=max_model_len))
 

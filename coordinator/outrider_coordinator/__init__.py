@@ -1,15 +1,15 @@
-"""The coordinator: runs the speculation loop, decides what to accept, keeps both services in step.
-
-It is all that a user sees.
+"""The coordinator: runs the speculation loop, decides which draft tokens are accepted, and owns the committed tokens.
 
 ::
 
-    loop        the state machine of one session: events in, commands out
-    acceptance  the rules by which draft tokens are kept
-    speculation how long proposals are
-    text        tokens to text and back, stop texts
-    admission   who runs and who waits
-    service     the asynchronous driver: links, timers, streams
+    requests      input processing, admission, running requests, failover, output
+    routing       replicas, links, placement, dispatch
+    tracing       records of sampled requests, and their spans
+    session       the state machine of one session
+    speculation   draft length policy
+    acceptance    acceptance rules
+    text, stats   detokenization and stop strings; counters and times
+    service       the asynchronous service that connects them
 
-Imports no torch, anywhere.
+Imports no torch.
 """

@@ -1,7 +1,7 @@
-"""``outrider coordinator``: serve users over gRPC, with a target and where there is one a draft at given addresses.
+"""``outrider coordinator``: serve users over gRPC, with targets and optional drafts at given addresses.
 
-Owns the order in which a coordinator's process comes up, what its health follows, and how it ends. Health says SERVING
-while a target is attached; a draft never matters to it.
+Owns the start of a coordinator's process, its health, and its end. Health is SERVING while a target is attached; drafts
+do not affect it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 async def serve(settings: CoordinatorSettings) -> None:
-    """Serve until a signal; raises what kept the coordinator from starting."""
+    """Serve until a signal; raises the error that prevented the start."""
     ending = Ending(asyncio.get_running_loop())
     target_up = asyncio.Queue[bool]()
     async with traced(settings.name, trace_file=settings.trace_file) as tracing:

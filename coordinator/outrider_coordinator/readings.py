@@ -1,4 +1,4 @@
-"""A coordinator's figures under the names they have in the catalogue of metrics."""
+"""Readings of a coordinator under the names of the metrics catalogue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def coordinator_readings(
     latency_histograms: LatencyHistograms,
     refusals: Mapping[str, int],
 ) -> list[Reading]:
-    """All of them, at this moment; to be taken on the event loop, where nothing is half done."""
+    """All current readings; called on the event loop, between events."""
     return [
         Reading("outrider_num_requests_running", request_manager.num_running),
         Reading("outrider_num_requests_waiting", request_manager.num_waiting),
@@ -37,7 +37,7 @@ def coordinator_readings(
 
 
 def speculation_readings(spec_stats: SpecDecodeStats) -> list[Reading]:
-    """What speculation did."""
+    """Readings of speculation."""
     prefix = "outrider_spec_decode_num_"
     positions = enumerate(spec_stats.accepted_per_position())
     return [
@@ -69,7 +69,7 @@ def speculation_readings(spec_stats: SpecDecodeStats) -> list[Reading]:
 
 
 def draft_length_readings(policy: DraftLengthPolicy) -> list[Reading]:
-    """What the draft lengths are, and what led to them."""
+    """Readings of draft lengths and of the estimates that determine them."""
     controllers = policy.controllers
     rates = {mode.value: sum(found.rates[mode] for found in controllers if found.num_sessions) for mode in Mode}
     return [

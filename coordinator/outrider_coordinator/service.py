@@ -1,7 +1,6 @@
-"""The coordinator in process: takes requests in, gives out what they emit, and says how it goes.
+"""Coordinator in process: accepts requests, streams their output, and reports statistics.
 
-Owns the way from a request to its session and the figures. What drives sessions is ``driver``, what they run on
-``services``.
+Connects requests with sessions. ``driver`` runs the sessions, ``services`` owns the links.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ LONG_OUTPUT_TOKENS = 500
 
 
 class Coordinator:
-    """Serves generations from a target and, where there is one, a draft. Made and used on one event loop."""
+    """Serves generations from a target and an optional draft. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -119,7 +118,7 @@ class Coordinator:
         await self._services.start()
 
     async def close(self) -> None:
-        """End what still runs, with ``UnavailableError``, and give back what both services hold."""
+        """Fail running requests with ``UnavailableError`` and close all links."""
         self._services.stop_waiting()
         self._driver.fail_all(UnavailableError("the coordinator is shutting down"))
         await self._services.close()
@@ -149,7 +148,7 @@ class Coordinator:
             self._driver.cancel(request_state)
 
     async def model_info(self) -> ModelInfo:
-        """Facts of what is served."""
+        """Return facts about the served models."""
         target, draft = self._services.require_target(), self._services.draft
         return ModelInfo(
             target_model=target.model_name,

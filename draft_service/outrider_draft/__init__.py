@@ -1,4 +1,4 @@
-"""The draft service: a small model, or none, that proposes tokens for a coordinator's sessions.
+"""Draft service: proposes tokens with a small model, or without one, for the sessions of coordinators.
 
-Owns the proposers and the ``ports.Draft`` around them. Knows nothing of the target, of judging, or of who asks.
+Owns the proposers and the ``ports.Draft`` around them. Independent of the target and of acceptance.
 """

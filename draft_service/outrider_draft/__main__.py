@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 async def serve(settings: DraftSettings) -> None:
-    """Serve until a signal; raises what kept the service from starting or made it fail."""
+    """Serve until a signal; raises the error that prevented the start or ended the service."""
     check_settings(settings)
     listen = partial(
         serve_draft,
@@ -47,7 +47,7 @@ async def serve(settings: DraftSettings) -> None:
 
 
 def load_model(settings: DraftSettings, progress: LoadProgress, on_failure: OnFailure) -> DraftService:
-    """The service that the settings ask for, its model downloaded where need be; imports torch."""
+    """Load the configured service, downloading its model if needed; imports torch."""
     from outrider_draft.service import DraftService
 
     return DraftService.load(

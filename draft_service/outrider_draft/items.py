@@ -1,4 +1,4 @@
-"""What an ``Extend`` may ask, and how much of it can be given; the same for every proposer."""
+"""Validation of ``Extend`` items, and the length of their proposals; the same for every proposer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.types import HiddenStates
 
 
 def check_extend(opened: Open, item: Extend, *, vocab_size: int) -> None:
-    """Raise ``InvalidRequestError`` naming the field for which an item cannot be served."""
+    """Raise ``InvalidRequestError``, naming the field, if an item cannot be served."""
     if item.num_kept_tokens < 0:
         raise InvalidRequestError("num_kept_tokens", "must not be negative")
     if not 0 <= item.draft_length <= MAX_DRAFT_LENGTH:

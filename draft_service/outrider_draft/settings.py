@@ -1,4 +1,4 @@
-"""What the draft's settings must be for there to be a draft at all. Imports no torch."""
+"""Checks of the draft's settings before it is loaded. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider_draft.proposers.registry import LOADERS
 
 
 def check_settings(settings: DraftSettings) -> None:
-    """Raise ``ConfigError`` when they ask for no draft, ``ModelError`` when the model's folder is none."""
+    """Raise ``ConfigError`` if the settings select no draft, ``ModelError`` if the model's folder is invalid."""
     if settings.method is DraftMethod.NONE:
         raise ConfigError(
             "draft.method", f"must be one of {', '.join(LOADERS)}, or module:Class, for a draft to be served"

@@ -1,6 +1,6 @@
-"""Texts without KV: what a session of a draft without a model holds.
+"""Token sequences without KV, for drafts without a model.
 
-Owns their tokens and prefix hashes. A ``SequenceStore`` of the ledger, without pages, so nothing is ever refused.
+Own tokens and prefix hashes. A ``SequenceStore`` without pages, so nothing is ever refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PlainSequence:
 
     @property
     def length(self) -> int:
-        """How many tokens."""
+        """Number of tokens."""
         return len(self.token_ids)
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -30,7 +30,7 @@ class PlainSequence:
         self.token_ids.extend(token_ids)
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` tokens."""
+        """Truncate to the first ``length`` tokens."""
         del self.token_ids[length:]
         self._prefix_hasher.truncate(length)
 
@@ -40,25 +40,25 @@ class PlainSequence:
 
 
 class PlainSequences:
-    """All texts of a service."""
+    """All sequences of a service."""
 
     def open(self, max_length: int, cache_salt: str = "", prefix_hash_key: bytes = b"") -> PlainSequence:
-        """An empty text."""
+        """Open an empty sequence."""
         return PlainSequence(prefix_hash_key)
 
     def adopt_prefix(self, sequence: PlainSequence, token_ids: Sequence[int]) -> int:
-        """Nothing: there is no KV to be shared."""
+        """Return 0: there is no KV to share."""
         return 0
 
     def num_pages(self, sequence: PlainSequence) -> int:
-        """None."""
+        """Return 0."""
         return 0
 
     def commit(self, sequence: PlainSequence, length: int) -> None:
-        """Nothing follows from it."""
+        """No effect."""
 
     def truncate(self, sequence: PlainSequence, length: int) -> None:
-        """Keep the first ``length`` tokens."""
+        """Truncate to the first ``length`` tokens."""
         sequence.truncate(length)
 
     def prefix_hash(self, sequence: PlainSequence, length: int) -> PrefixHash:
@@ -66,4 +66,4 @@ class PlainSequences:
         return sequence.prefix_hash(length)
 
     def release(self, sequence: PlainSequence) -> None:
-        """Nothing is held besides the text itself."""
+        """No effect: nothing besides the tokens is held."""

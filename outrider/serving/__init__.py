@@ -1,1 +1,1 @@
-"""The runtime of one service: engine core, scheduler, sessions, worker thread and output; imports no torch."""
+"""Runtime of one service: engine core, scheduler, sessions, engine thread and output. No torch."""

@@ -153,13 +153,13 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` would do anything."""
+        """Whether ``step`` has anything to do."""
         return bool(self._outputs.is_ready or self._scheduler.queue.due or self._in_flight)
 
     @property
     def pause_s(self) -> float:
-        """For how long there had better be no step unless something arrives, in seconds: while a forward is in flight,
-        and while prompts had better wait for running sessions.
+        """Recommended pause before the next step unless a message arrives, in seconds: while a forward is in flight,
+        and while prompts are delayed for running sessions.
         """
         return 0.0 if self._outputs.is_ready else self._forward_pause_s
 
@@ -186,7 +186,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         *,
         arrived_ns: int | None = None,
     ) -> None:
-        """Take in one message of a link; computes nothing."""
+        """Process one message of a link; computes nothing."""
         arrived = self._clock() if arrived_ns is None else arrived_ns
         for command in commands:
             if isinstance(command, Open):
@@ -203,19 +203,19 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             self._in_flight[0].may_be_followed = True
 
     def drop_link(self, link_id: int) -> None:
-        """Release everything that the link holds."""
+        """Release all sessions of the link."""
         self._inputs.drop_link(link_id)
 
     # Sessions.
 
     @property
     def num_sessions(self) -> int:
-        """Sessions that are open; from any thread."""
+        """Number of open sessions; thread-safe."""
         return len(self.sessions)
 
     @property
     def num_pages_free(self) -> int:
-        """KV pages that are free; from any thread."""
+        """Number of free KV pages; thread-safe."""
         return self._executor.num_pages_free
 
     @property
@@ -224,7 +224,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         return self._idle.next_check_s
 
     def end_idle_sessions(self) -> None:
-        """End the sessions for which nothing has come for too long."""
+        """End the sessions that have received nothing for the timeout."""
         self._idle.end_all()
 
     def refuse_sessions(self, reason: str) -> None:
@@ -233,7 +233,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     @property
     def recorder(self) -> Recorder | None:
-        """Takes the records of traced items; set before the first message, if at all."""
+        """Receiver of the records of traced items; set before the first message, if at all."""
         return self._outputs.recorder
 
     @recorder.setter

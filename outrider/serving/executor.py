@@ -1,8 +1,7 @@
-"""Executor: what a service computes of an item, as its engine core sees it.
+"""Executor: the computation of a service, as its engine core uses it.
 
-One interface for the target, the draft model and the n-gram draft. The defaults are those of an executor that computes
-when it is asked to, holds no KV pages and knows nothing of lookahead, so the simplest has only ``begin`` and
-``execute``.
+One interface for the target, the draft model and the n-gram draft. The defaults suit a synchronous executor without KV
+pages and lookahead, so the simplest one implements only ``begin`` and ``execute``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from outrider.serving.token_budget import Job
 
 
 class Item(Protocol):
-    """What ``Extend`` and ``Score`` have in common."""
+    """Common part of ``Extend`` and ``Score``."""
 
     @property
     def session(self) -> int:
@@ -29,7 +28,7 @@ class Item(Protocol):
 
     @property
     def generation(self) -> int:
-        """The item's."""
+        """The item's generation."""
         ...
 
     @property
@@ -44,26 +43,26 @@ class Item(Protocol):
 
     @property
     def prefix_hash(self) -> PrefixHash:
-        """Of those."""
+        """Hash of the tokens to keep."""
         ...
 
     @property
     def trace_parent(self) -> str:
-        """Empty when it is not traced."""
+        """Empty if the item is not traced."""
         ...
 
 
 class Answer(Protocol):
-    """What ``Proposal`` and ``Scores`` have in common."""
+    """Common part of ``Proposal`` and ``Scores``."""
 
     @property
     def generation(self) -> int:
-        """Of the item that it answers."""
+        """Generation of the answered item."""
         ...
 
     @property
     def base_length(self) -> int:
-        """Committed tokens that it builds on, all of them computed."""
+        """Number of committed tokens that it builds on, all of them computed."""
         ...
 
 
@@ -91,10 +90,10 @@ class ExecutorOutput(Generic[EventT_co]):
 
 
 class InFlightForward(Protocol[EventT_co]):
-    """A forward that was started."""
+    """A forward that has started."""
 
     def is_done(self) -> bool:
-        """Whether ``finish`` would find the model done."""
+        """Whether ``finish`` would return without waiting."""
         ...
 
     def finish(self) -> ExecutorOutput[EventT_co]:
@@ -104,7 +103,7 @@ class InFlightForward(Protocol[EventT_co]):
 
 @dataclass(frozen=True, slots=True)
 class QueuedForward(Generic[JobT, EventT_co]):
-    """A forward over the tokens that the one before it draws, started before that one has ended."""
+    """A forward over the tokens that the previous one draws, queued before that one has ended."""
 
     forward: InFlightForward[EventT_co]
     jobs: Sequence[JobT]
@@ -117,71 +116,69 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether a forward goes on by itself while the thread that started it does something else."""
+        """Whether a forward runs while its thread does something else."""
         return False
 
     # KV pages.
 
     @property
     def num_pages_free(self) -> int:
-        """KV pages that are free."""
+        """Number of free KV pages."""
         return 0
 
     def num_pages_needed(self, job: JobT, num_tokens: int) -> int:
-        """Free KV pages that a forward over so many tokens of a job takes, what it writes in advance included."""
+        """Number of free KV pages that a forward over this number of tokens of a job takes, tokens written in advance
+        included.
+        """
         return 0
 
     # Items.
 
     def check(self, session: Session[SequenceT], item: ItemT) -> EventT | None:
-        """An answer that needs no forward, or None; ``InvalidRequestError`` for a bad item. Changes nothing."""
+        """An answer that needs no forward, or None; ``InvalidRequestError`` for an invalid item. Changes nothing."""
         return None
 
     def num_adoptable(self, session: Session[SequenceT], item: ItemT) -> int:
-        """How many leading tokens of an item that keeps none may be taken from the prefix cache, if they are there."""
+        """Number of leading tokens of an item without kept tokens that may come from the prefix cache."""
         return 0 if session.open.num_prompt_logprobs is not None else len(item.token_ids)
 
     @abstractmethod
     def begin(self, session: Session[SequenceT], item: ItemT) -> JobT:
-        """The job of an item, once the session's sequence was cut to the item's base.
+        """Create the job of an item, after the session's sequence was truncated to the item's base.
 
-        The sequence is longer than that when the beginning of the item's ``token_ids`` was cached.
+        The sequence is longer if a prefix of the item's ``token_ids`` was cached.
         """
 
     # Forwards.
 
     @abstractmethod
     def execute(self, batch: Sequence[tuple[JobT, int]]) -> ExecutorOutput[EventT]:
-        """One forward over so many tokens of each of these jobs, and what is sampled from it."""
+        """Run one forward over these numbers of tokens of the jobs, and sample or score."""
 
     def start(self, batch: Sequence[tuple[JobT, int]]) -> InFlightForward[EventT]:
-        """``execute`` in two halves. Sequences grow now; until it is finished none of them may be cut."""
+        """``execute`` in two halves. Sequences grow now; none may be truncated until the forward is finished."""
         return _Deferred(self, batch)
 
     # Lookahead: steps computed before they are asked for.
 
     def next_step(self, session: Session[SequenceT], answer: EventT) -> ItemT | None:
-        """The plain step that follows an answer over the sequence as it is; None: the answer does not say, or is the
-        session's last.
-        """
+        """The plain step that follows an answer; None if the answer does not determine it, or is the session's last."""
         return None
 
     def queue_next(self, forward: InFlightForward[EventT]) -> QueuedForward[JobT, EventT] | None:
-        """Start one more plain step of each session of a forward that goes on after it, before the forward has ended;
-        None where that cannot be.
-        """
+        """Queue one more plain step of each session behind a forward in flight; None if that is not possible."""
         return None
 
     def confirm(
         self, queued: QueuedForward[JobT, EventT], index: int, session: Session[SequenceT], answer: EventT
     ) -> ItemT | None:
-        """The item that job ``index`` turns out to be, now that the forward before was answered; None: it was computed
-        over another token, and its token is taken back.
+        """The item of job ``index``, now that the previous forward was answered; None: it was computed with another
+        token, which is removed.
         """
         return None
 
     def matches(self, item: ItemT, prepared: ItemT) -> bool:
-        """Whether an item asks for just what was prepared."""
+        """Whether an item requests exactly what was prepared."""
         return False
 
 
@@ -193,9 +190,9 @@ class _Deferred(Generic[JobT, EventT]):
     batch: Sequence[tuple[JobT, int]]
 
     def is_done(self) -> bool:
-        """It never keeps its caller waiting for a device."""
+        """Always true: it waits for no device."""
         return True
 
     def finish(self) -> ExecutorOutput[EventT]:
-        """All of it."""
+        """Run the forward."""
         return self.executor.execute(self.batch)

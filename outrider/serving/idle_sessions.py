@@ -1,4 +1,4 @@
-"""Idle sessions: those for which no command comes are ended, so that a coordinator that lost them costs no KV pages."""
+"""Idle sessions: sessions without commands for a timeout are ended, so that a lost coordinator holds no KV pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NANOSECONDS = 1e9
 
 
 class IdleSessions(Generic[SequenceT]):
-    """Ends sessions for which nothing comes for too long. ``end_all`` is due when ``next_check_s`` is 0."""
+    """Ends sessions that receive nothing for the timeout. ``end_all`` is due when ``next_check_s`` is 0."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class IdleSessions(Generic[SequenceT]):
 
     @property
     def next_check_s(self) -> float | None:
-        """Seconds until the next look; None while there are no sessions."""
+        """Seconds until the next check; None without sessions."""
         if self._timeout_ns is None or not len(self._session_table):
             return None
         return max(0, self._next_ns - self._clock()) / _NANOSECONDS

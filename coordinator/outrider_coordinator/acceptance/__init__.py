@@ -1,6 +1,6 @@
-"""The rules by which draft tokens are kept: pure functions of a proposal, scores and a seed.
+"""Acceptance rules: pure functions of a proposal, scores and a seed.
 
-Owns exactness. Knows no sessions, no links and no text.
+Owns exactness. Independent of sessions, links and text.
 """
 
 from outrider_coordinator.acceptance.batch import ProposedDraft, ScoredDraft, check_proposals, judge

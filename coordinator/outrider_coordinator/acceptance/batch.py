@@ -1,6 +1,7 @@
-"""A message of proposals or scores, checked or judged as one.
+"""Checks and verdicts for all proposals or scores of a message.
 
-Many sparse proposals are taken together as arrays (``vectorized``), everything else one by one; the results are equal.
+Sparse rejection is judged with array operations over many proposals (``vectorized``), the other rules one by one; the
+results are equal.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from outrider_coordinator.acceptance.verdict import Verdict
 
 @step_value(frozen=True, slots=True)
 class ProposedDraft:
-    """A proposal that has come, to be checked."""
+    """A proposal that has arrived, to be checked."""
 
     rules: JudgeRules
     draft_token_ids: tuple[int, ...]
@@ -29,7 +30,7 @@ class ProposedDraft:
 
 @step_value(frozen=True, slots=True)
 class ScoredDraft:
-    """A proposal that was checked, possibly an empty one, and its scores, to be judged."""
+    """A checked proposal, possibly empty, and its scores, to be judged."""
 
     rules: JudgeRules
     draft_token_ids: tuple[int, ...]
@@ -41,7 +42,7 @@ class ScoredDraft:
 
 
 def check_proposals(batch: Sequence[ProposedDraft]) -> list[str]:
-    """What keeps each proposal from being judged, in order; empty where nothing does."""
+    """For each proposal the reason why it cannot be judged, in order; empty if it can."""
     cases = {index: case for index, one in enumerate(batch) if (case := _sparse_proposal(one)) is not None}
     sound = cases if are_sound(list(cases.values())) else {}
     return ["" if index in sound else _fault_of(one) for index, one in enumerate(batch)]
@@ -71,7 +72,7 @@ def _fault_of(one: ProposedDraft) -> str:
 
 
 def judge(batch: Sequence[ScoredDraft]) -> list[Verdict | OutriderError]:
-    """The verdict on each proposal, in order; a ``ProtocolError`` where the scores do not answer it."""
+    """The verdict on each proposal, in order; a ``ProtocolError`` if the scores do not answer it."""
     cases = {index: case for index, one in enumerate(batch) if (case := _sparse_scores(one)) is not None}
     together = dict(zip(cases, judge_together(list(cases.values())) or (), strict=False))
     return [together.get(index) or _verdict_on(one) for index, one in enumerate(batch)]

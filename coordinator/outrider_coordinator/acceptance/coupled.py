@@ -1,4 +1,4 @@
-"""Greedy and coupled: keep draft tokens while they are the target's own."""
+"""Greedy and coupled acceptance: accept draft tokens while they equal the target's own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from outrider_coordinator.acceptance.verdict import NextToken, Verdict
 def judge_coupled(draft_token_ids: Sequence[int], scores: TokenScores) -> Verdict:
     """Accept while draft and target agree; the target's own token is the next one.
 
-    The output is the target's own whatever the draft did: its argmax at temperature 0, and its argmax under the seed's
-    noise otherwise.
+    The output does not depend on the draft: it is the target's argmax at temperature 0, and otherwise its argmax with
+    the seed's Gumbel noise.
     """
     own = scores.token_ids
     for index, token_id in enumerate(draft_token_ids):

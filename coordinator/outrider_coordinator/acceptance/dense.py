@@ -1,4 +1,4 @@
-"""Rejection and typical acceptance over whole rows: the reference that the sparse forms are tested against."""
+"""Rejection and typical acceptance over whole rows: the reference for tests of the sparse forms."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def judge_dense_typical(
 
 
 def fit_columns(probs: FloatArray, width: int) -> FloatArray:
-    """Rows cut or padded with zeros to ``width`` columns: two models may pad one vocabulary differently."""
+    """Rows truncated, or padded with zeros, to ``width`` columns: two models may pad one vocabulary differently."""
     if probs.shape[1] >= width:
         return probs[:, :width]
     return np.pad(probs, ((0, 0), (0, width - probs.shape[1])))

@@ -1,7 +1,7 @@
-"""The coordinator's own random draws: the coins of a step, and its one draw from a residual.
+"""Random draws of the coordinator: acceptance coins, and the draw from a residual.
 
-Owns which stream and which key each of them uses. DESIGN section 5: streams are independent, keyed by
-(seed, stream, base, position), and never shared.
+Owns the stream and key of each draw. Streams are independent, keyed by (seed, stream, base, position), and never
+shared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Checks on arrival: of a proposal and its evidence, and of scores.
+"""Checks of received proposals with their evidence, and of scores.
 
-Bad evidence costs a proposal (K = 0 for the step, and a counter); bad scores are the target breaking the contract.
-Neither may ever become a wrong token.
+Bad evidence discards the proposal (K = 0 for the step, and a counter). Bad scores are a protocol error of the target.
+Neither can produce a wrong token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TARGET_SUM_TOLERANCE = 1e-2
 
 
 class EvidenceError(OutriderError):
-    """A proposal that cannot be judged; the message says why."""
+    """A proposal that cannot be judged; the message has the reason."""
 
 
 def check_proposal(

@@ -1,4 +1,4 @@
-"""From a request to its rule, and from a rule to a verdict."""
+"""Acceptance rules by request: from a request to its rule, and from a rule to a verdict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from outrider_coordinator.acceptance.verdict import Verdict
 
 
 def judging_rule(method: AcceptanceMethod, *, temperature: float, dense: bool = False) -> JudgingRule:
-    """Judging rule of a request; temperature 0 is greedy under every method. Nothing else derives it."""
+    """Judging rule of a request; temperature 0 is greedy with every method. The only place that derives it."""
     if temperature == 0:
         return JudgingRule.GREEDY
     if method is AcceptanceMethod.COUPLED:
@@ -57,7 +57,7 @@ _SCORES: dict[JudgingRule, type] = {
 
 @dataclass(frozen=True, slots=True)
 class JudgeRules:
-    """All that judging needs to know of a request, beside its seed."""
+    """Parameters for judging a request, without its seed."""
 
     rule: JudgingRule
     num_token_ids: int
@@ -81,7 +81,7 @@ class JudgeRules:
 
     @property
     def evidence_form(self) -> type | None:
-        """The evidence a proposal must bring; None where none is needed."""
+        """The form of evidence that a proposal requires, if any."""
         return _EVIDENCE[self.rule]
 
 

@@ -1,4 +1,4 @@
-"""Typical acceptance (Medusa): keep what the target finds likely enough. Not exact."""
+"""Typical acceptance (Medusa): accept tokens that are likely enough under the target. Not exact."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ FEWEST = 8
 
 @step_value(frozen=True, slots=True)
 class ProposalCase:
-    """A proposal that has come."""
+    """A proposal that has arrived."""
 
     draft_token_ids: tuple[int, ...]
     """At least one, and no more than were asked for."""
@@ -39,7 +39,7 @@ class ProposalCase:
 
 @step_value(frozen=True, slots=True)
 class ScoredCase:
-    """A proposal that ``check_proposal`` let through, and its scores."""
+    """A proposal that passed ``check_proposal``, and its scores."""
 
     proposal: ProposalCase
     scores: SparseScores
@@ -49,7 +49,7 @@ class ScoredCase:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The supports of all draft positions of all cases, end to end."""
+    """The supports of all draft positions of all cases, concatenated."""
 
     num_rows: Indices  # [C] draft tokens of each case
     counts: Indices  # [R] ids in each row
@@ -74,7 +74,7 @@ class _Rows:
         )
 
     def where_drafted(self) -> Indices:
-        """Where the draft tokens stand in their supports, as far as they do."""
+        """Indices of the draft tokens in their supports, if they are there."""
         return np.flatnonzero(self.ids == self.drafted.repeat(self.counts))
 
     def sums(self, values: FloatArray) -> Doubles:  # [N] -> [R]
@@ -82,7 +82,7 @@ class _Rows:
 
 
 def are_sound(cases: Sequence[ProposalCase]) -> bool:
-    """Whether ``check_proposal`` would let every one of them through; False also where it is not worth finding out."""
+    """Whether ``check_proposal`` would accept all of them; False also if the test is not worthwhile."""
     if len(cases) < FEWEST or not all(map(_has_fitting_shapes, cases)):
         return False
     rows = _Rows.of(cases)
@@ -110,7 +110,7 @@ def _has_fitting_shapes(case: ProposalCase) -> bool:
 
 
 def judge_together(cases: Sequence[ScoredCase]) -> list[Verdict] | None:
-    """The verdict of ``judge`` on each case; None where each has to be judged alone."""
+    """The verdict of ``judge`` on each case; None for a case that has to be judged alone."""
     if len(cases) < FEWEST or not all(map(_has_fitting_scores, cases)):
         return None
     rows = _Rows.of([case.proposal for case in cases])
@@ -121,7 +121,7 @@ def judge_together(cases: Sequence[ScoredCase]) -> list[Verdict] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What targets say of the rows, and of the position after each proposal."""
+    """The targets' scores of the rows, and of the position after each proposal."""
 
     inside: FloatArray  # [N]
     outside: FloatArray  # [R+C]

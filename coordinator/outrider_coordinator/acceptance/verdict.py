@@ -1,4 +1,4 @@
-"""What judging a proposal comes to."""
+"""Verdict: the result of judging a proposal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BoolArray = NDArray[np.bool_]
 
 
 class NextToken(enum.Enum):
-    """Where the token after the accepted ones comes from."""
+    """Source of the token after the accepted ones."""
 
     RECOVERED = "recovered"
     """Drawn at the first rejection."""
@@ -23,7 +23,7 @@ class NextToken(enum.Enum):
 
 @step_value(frozen=True, slots=True)
 class Verdict:
-    """How many draft tokens are kept, and the token after them."""
+    """Number of accepted draft tokens, and the token after them."""
 
     num_accepted: int
     next_token_id: int

@@ -1,8 +1,7 @@
-"""Who runs and who waits.
+"""Admission: running and waiting requests.
 
-First in, first out: nobody overtakes, so that a long request is not starved by short ones. Only those that were started
-together, before anyone was known to find no room, may do so in another order. Knows no sessions and no services; plain
-Python.
+First in, first out: no request overtakes another, so that short requests do not starve long ones. Only requests that
+started together may change their order, if some of them find no room. Plain Python, without sessions or services.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ RETRY_AFTER_MS = 1000
 
 
 class Admission(Generic[EntryT]):
-    """Running entries, at most ``max_running`` of them, and a queue of at most ``max_queue`` waiting ones."""
+    """At most ``max_running`` running entries, and a queue of at most ``max_queue`` waiting ones."""
 
     def __init__(self, *, max_running: int, max_queue: int) -> None:
         self._max_running = max_running
@@ -36,30 +35,30 @@ class Admission(Generic[EntryT]):
 
     @property
     def running(self) -> tuple[EntryT, ...]:
-        """The entries that run."""
+        """The running entries."""
         return tuple(self._running)
 
     @property
     def waiting(self) -> tuple[EntryT, ...]:
-        """The entries that wait, the next one first."""
+        """The waiting entries, the next one first."""
         return tuple(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """How many run."""
+        """Number of running entries."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """How many wait."""
+        """Number of waiting entries."""
         return len(self._waiting)
 
     def set_max_running(self, max_running: int) -> None:
-        """Change the limit. Entries that run beyond a lower one go on; none starts until there are fewer."""
+        """Change the limit. Entries beyond a lower limit continue; none starts until fewer run."""
         self._max_running = max_running
 
     def submit(self, entry: EntryT) -> None:
-        """Put an entry at the end of the queue; ``CapacityError`` when the queue is full."""
+        """Append an entry to the queue; ``CapacityError`` if the queue is full."""
         is_free = not self._waiting and self._has_place()
         if not is_free and len(self._waiting) >= self._max_queue:
             raise CapacityError(
@@ -70,7 +69,7 @@ class Admission(Generic[EntryT]):
         self._waiting.append(entry)
 
     def next(self) -> EntryT | None:
-        """Take the next entry that may run now."""
+        """Return the next entry that may run now, if any."""
         if not self._waiting or not self._has_place():
             return None
         entry = self._waiting.popleft()
@@ -80,14 +79,14 @@ class Admission(Generic[EntryT]):
         return entry
 
     def found_room(self, entry: EntryT) -> bool:
-        """Note that an entry runs for good; whether others waited for that."""
+        """Record that an entry has room; return whether others waited for that."""
         if self._on_trial is not entry:
             return False
         self._end_trial()
         return True
 
     def put_back(self, entry: EntryT) -> None:
-        """There was no room for it after all: back to its place in the queue, and nobody runs before ``unblock``."""
+        """Return an entry without room to its place in the queue; none starts before ``unblock``."""
         del self._running[entry]
         place = sum(self._arrivals[other] < self._arrivals[entry] for other in self._waiting)
         self._waiting.insert(place, entry)
@@ -96,11 +95,11 @@ class Admission(Generic[EntryT]):
             self._on_trial = None
 
     def unblock(self) -> None:
-        """There may be room again."""
+        """Let entries start again, after room may have become free."""
         self._is_blocked = False
 
     def leave(self, entry: EntryT) -> None:
-        """An entry is over, wherever it stood; what it held is free."""
+        """Remove an entry in any state and free what it held."""
         if entry in self._running:
             del self._running[entry]
             self._is_blocked = False

@@ -1,7 +1,6 @@
-"""A timer that is set and cleared at every step and hardly ever rings.
+"""Deadline timer for deadlines that change at every step and rarely expire.
 
-Owns the way to make that cheap: the event loop's own timer is left running and looks, when it is due, whether it still
-is. Knows nothing of what it is for.
+The timer of the event loop keeps running and checks, when it fires, whether the deadline still applies.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable
 
 
 class DeadlineTimer:
-    """Rings once, in the running event loop, unless it is cleared or set anew before."""
+    """Calls back once, on the running event loop, unless it is cleared or set again before."""
 
     def __init__(self) -> None:
         self._ring: Callable[[], None] | None = None
@@ -22,7 +21,7 @@ class DeadlineTimer:
         """When the event loop's timer rings, if there is one."""
 
     def set(self, delay_s: float, ring: Callable[[], None]) -> float:
-        """Call ``ring`` after ``delay_s`` seconds, in place of what was to be called before; the event loop's time."""
+        """Call ``ring`` after ``delay_s`` seconds, instead of the previous callback."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._due, self._ring = now + delay_s, ring
@@ -33,11 +32,11 @@ class DeadlineTimer:
         return now
 
     def clear(self) -> None:
-        """Call nobody."""
+        """Cancel the callback."""
         self._ring = None
 
     def cancel(self) -> None:
-        """Call nobody, and let the event loop forget it."""
+        """Cancel the callback and the timer of the event loop."""
         self.clear()
         self._stop()
 

@@ -1,6 +1,7 @@
-"""How long a step waits for one draft: derived from the draft's own answer times, and 0 while it answers nobody.
+"""Draft timeout: how long a step waits for one draft, derived from the draft's response times; 0 while it does not
+respond.
 
-Knows no session and no timer; time comes in as seconds of any monotonic clock.
+Independent of sessions and timers; times are seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class DraftTimeout:
 
     @property
     def seconds(self) -> float:
-        """How long a step that begins to wait now waits at most."""
+        """Maximum wait of a step that begins to wait now, in seconds."""
         if self.is_silent:
             return 0.0
         if self._slowest_s is None:
@@ -34,15 +35,15 @@ class DraftTimeout:
         return min(max(MARGIN * self._slowest_s, FLOOR * self._longest_s), self._longest_s)
 
     def heard(self, now: float) -> None:
-        """Note that the draft answered something."""
+        """Record a response of the draft."""
         self._heard_at = now
         self.is_silent = False
 
     def note_wait(self, seconds: float) -> None:
-        """Note how long an answer took, in time or late."""
+        """Record the duration of a response, in time or late."""
         self._slowest_s = max(seconds, DECAY * (self._slowest_s or 0.0))
 
     def passed(self, began: float) -> None:
-        """Note that a step has waited in vain since ``began``: without any answer since, the draft is silent."""
+        """Record a wait since ``began`` without a response: if there was none at all since, the draft is silent."""
         if self._heard_at is None or self._heard_at < began:
             self.is_silent = True

@@ -1,6 +1,6 @@
-"""Draft waits: how long steps wait for each draft, and which of them go on without it.
+"""Draft waits: how long steps wait for each draft, and which steps continue without it.
 
-Owns one timeout for each attached draft. What a step does when its time is up is the session's.
+Owns one timeout for each attached draft. The session decides what a step does after it.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class DraftWaits:
         """Of the drafts that are attached."""
 
     def attached(self, draft: DraftReplica) -> None:
-        """A draft is there: nothing is known of its answer times."""
+        """A draft is attached, with unknown response times."""
         self._timeouts[draft] = DraftTimeout(self._longest_s)
 
     def lost(self, draft: DraftReplica) -> None:
-        """A draft's link is gone."""
+        """The link of a draft has ended."""
         self._timeouts.pop(draft, None)
 
     def begin(self, request: RequestState, step: int) -> None:
-        """The step of the request waits for a proposal."""
+        """The step of the request begins to wait for a proposal."""
         timeout = self._timeouts.get(request.place.draft)
         delay_s = self._longest_s if timeout is None else timeout.seconds
         request.set_draft_timer(delay_s, partial(self._ring, request, step))
 
     def heard(self, draft: DraftReplica, proposed: Iterable[RequestState]) -> None:
-        """A message of the draft has come, with proposals for these requests, in time or late."""
+        """A message of the draft has arrived, with proposals for these requests, in time or late."""
         timeout = self._timeouts.get(draft)
         if timeout is None:
             return

@@ -1,4 +1,4 @@
-"""Driver: the running part of a coordinator, put together, and what it does when services come and go."""
+"""Driver: the running parts of a coordinator, and their reactions to attached and lost services."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Driver:
     # Requests.
 
     def expire_after(self, request: RequestState, seconds: float) -> None:
-        """End the request with ``DeadlineError`` when its time is up."""
+        """End the request with ``DeadlineError`` after this time."""
         request.call_later(seconds, partial(self._deliver, request, request.loop.expire))
 
     def cancel(self, request: RequestState) -> None:
-        """End the request, if it is not over."""
+        """End the request, unless it has ended."""
         self._deliver(request, request.loop.cancel)
 
     def fail_all(self, error: OutriderError) -> None:
@@ -70,20 +70,20 @@ class Driver:
     # Sessions.
 
     def end(self, request: RequestState, ending: Finish | Fail) -> None:
-        """The session is over, and the request with it."""
+        """The session, and with it the request, has ended."""
         self._runner.end(request, ending)
         if self._failover.has_suspects:
             asyncio.get_running_loop().call_soon(self._failover.send_next_suspect)
 
     def answered(self) -> None:
-        """All of a target's message was heard."""
+        """A message of a target was processed."""
         if self._failover.has_suspects:
             self._failover.send_next_suspect()
 
     # Services.
 
     def target_attached(self, replica: TargetReplica) -> None:
-        """A target is there: sessions without one go on, and waiting requests may start."""
+        """A target is attached: sessions without one continue, and waiting requests may start."""
         num_targets = len(self.services.target.attached)
         self._request_manager.set_num_targets(num_targets)
         if num_targets == 1:
@@ -93,22 +93,22 @@ class Driver:
         self._runner.unblock()
 
     def target_lost(self, replica: TargetReplica) -> None:
-        """A target's link is gone."""
+        """The link of a target has ended."""
         self._request_manager.set_num_targets(len(self.services.target.attached))
         if not self.services.target.is_up:
             self._on_target(False)
         self._failover.target_lost(replica)
 
     def target_given_up(self, error: OutriderError) -> None:
-        """No target was back in time: no request can go on."""
+        """No target came back in time: all requests fail."""
         self.fail_all(error)
 
     def draft_attached(self, replica: DraftReplica) -> None:
-        """A draft is there: sessions without one may speculate."""
+        """A draft is attached: sessions without one may speculate."""
         self._sessions.draft_waits.attached(replica)
         self._failover.find_drafts(self._request_manager.running())
 
     def draft_lost(self, replica: DraftReplica) -> None:
-        """A draft's link is gone."""
+        """The link of a draft has ended."""
         self._sessions.draft_waits.lost(replica)
         self._failover.draft_lost(replica)

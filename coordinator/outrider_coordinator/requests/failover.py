@@ -1,7 +1,7 @@
-"""Failover: where sessions go when targets and drafts are lost and come back.
+"""Failover: moves sessions when targets and drafts are lost and come back.
 
-Owns the order in which sessions that targets may break over are tried again. Sends nothing itself: a session that has a
-place again is told so.
+Owns the order in which sessions over which targets may break are retried. Sends nothing itself: it notifies the session
+of its new place.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Failover:
         self._target_timeout_s = target_timeout_s
 
     def target_lost(self, replica: TargetReplica) -> None:
-        """Its sessions go on elsewhere, or pause until there is a target."""
+        """The sessions of the target move to others, or pause until there is one."""
         self._placement.forget_target(replica)
         orphans = [request for request in self._request_manager.running() if request.place.target is replica]
         for request in orphans:
@@ -56,7 +56,7 @@ class Failover:
                 self._give_up_later(request)
 
     def draft_lost(self, replica: DraftReplica) -> None:
-        """Its sessions go on with another draft, or without."""
+        """The sessions of the draft move to another one, or continue without."""
         self._placement.forget_draft(replica)
         orphans = [request for request in self._request_manager.running() if request.place.draft is replica]
         for request in orphans:
@@ -65,7 +65,7 @@ class Failover:
         self.find_drafts(orphans)
 
     def find_targets(self, requests: Iterable[RequestState]) -> None:
-        """Give a target to those without one, as far as there are any."""
+        """Place the requests without a target, as far as targets are attached."""
         for request in sorted(requests, key=lambda request: request.loop.num_target_losses):
             request.place.refused_by.clear()
             if request.place.target is not None or request.is_over or self._waits_its_turn(request):
@@ -74,12 +74,12 @@ class Failover:
                 self._deliver(request, request.loop.target_back)
 
     def find_drafts(self, requests: Iterable[RequestState]) -> None:
-        """Give a draft to those without one that would use it."""
+        """Place the requests without a draft that would use one."""
         for request in requests:
             self.find_draft(request)
 
     def find_draft(self, request: RequestState, *, besides: DraftReplica | None = None) -> None:
-        """Give the request a draft if it would use one; ``besides`` only when there is no other."""
+        """Place the request on a draft if it would use one; on ``besides`` only if there is no other."""
         if request.place.draft is not None or request.is_over or not request.loop.lacks_draft:
             return
         replica = self._placement.place_on_draft(request.place, besides=besides)
@@ -87,7 +87,7 @@ class Failover:
             self._deliver(request, partial(request.loop.draft_back, _facts_of(replica)))
 
     def retry_draft(self, request: RequestState, retry_after_ms: int) -> None:
-        """Take the request off its draft, and find it one after a while."""
+        """Remove the request from its draft, and find another after a delay."""
         refuser = request.place.draft
         request.call_later(retry_after_ms / 1000, partial(self._retry_draft, request, refuser))
         self._placement.leave_draft(request.place)
@@ -105,7 +105,7 @@ class Failover:
         )
 
     def send_next_suspect(self) -> None:
-        """After an answer or an end, which may make room for the next."""
+        """Retry the next suspect session after an answer or an end."""
         running = self._request_manager.running()
         self.has_suspects = any(request.loop.is_suspect for request in running)
         self.find_targets([request for request in running if request.loop.is_suspect])

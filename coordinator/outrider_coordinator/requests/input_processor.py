@@ -1,7 +1,4 @@
-"""From a request to a plan: validated, tokenized, seeded, trimmed to the models' limits.
-
-Knows the models by their descriptions alone.
-"""
+"""Input processor: turns a request into an ``EngineRequest``: validated, tokenized, seeded, limited to the models."""
 
 from __future__ import annotations
 
@@ -30,14 +27,14 @@ Runs = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """What became of a request's texts."""
+    """Tokenized texts of a request."""
 
     prompt_token_ids: tuple[int, ...]
     bad_words: Runs
 
 
 class InputProcessor:
-    """Makes plans for one target."""
+    """Prepares requests for one target."""
 
     dense = False
     """Whether whole rows of probabilities travel: the reference that tests compare the sparse forms with."""
@@ -49,38 +46,38 @@ class InputProcessor:
 
     @property
     def tokenizer(self) -> TextTokenizer | None:
-        """The target's, or the one that is used in its place."""
+        """The target's tokenizer, or its replacement."""
         return self.text.tokenizer
 
     @property
     def model_name(self) -> str:
-        """The target's."""
+        """The target's name."""
         return self._target.model_name
 
     @property
     def limits(self) -> ModelLimits:
-        """What the target allows."""
+        """The target's limits."""
         return ModelLimits(self._target.num_token_ids, self._target.max_model_len)
 
     def plan(self, request: GenerationRequest) -> EngineRequest:
-        """The plan of a request; ``InvalidRequestError`` names the field that is wrong."""
+        """Prepare a request; ``InvalidRequestError`` names the invalid field."""
         run(self.checking(request))
         return run(self.planning(request, self.tokenize(request)))
 
     # Its three parts, for a caller that has other things to do meanwhile.
 
     def checking(self, request: GenerationRequest) -> Work[None]:
-        """Raise ``InvalidRequestError`` for what can be told before texts are tokenized."""
+        """Raise ``InvalidRequestError`` for errors that can be found before tokenizing."""
         yield from checks_of_request(request)
         self._check_settings(request)
         self._check_model(request)
 
     def tokenize(self, request: GenerationRequest) -> Tokenized:
-        """The prompt and the bad words of a request that was checked, as tokens; for a thread where they are long."""
+        """Tokenize the prompt and the bad words of a checked request; long ones in a thread."""
         return Tokenized(self._prompt(request), self._bad_words(request))
 
     def planning(self, request: GenerationRequest, texts: Tokenized) -> Work[EngineRequest]:
-        """The plan of a request that was checked."""
+        """Prepare a checked request."""
         prompt, target = texts.prompt_token_ids, self._target
         yield from checks_against_model(
             request, prompt, num_token_ids=target.num_token_ids, max_model_len=target.max_model_len
@@ -198,7 +195,7 @@ class InputProcessor:
 
 
 def started(request: GenerationRequest, plan: EngineRequest) -> Started:
-    """What a request left open, as its plan settled it."""
+    """The values that the request left open, for ``Started``."""
     return Started(
         seed=plan.seed,
         prompt_token_ids=plan.prompt_token_ids if request.prompt_token_ids is None else None,

@@ -1,7 +1,7 @@
-"""What a user is told: output on its way from a session to the one who reads it.
+"""Output collector: passes the output of a session to its reader.
 
-Owns that text is made when it is read, after the services have been told to go on, and that whoever reads slowly gets
-the output of several steps as one delta. Knows no steps and no services.
+Text is detokenized when it is read, after the next commands have left. A slow reader gets the output of several steps
+as one delta.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OutputCollector:
         self._held_progress = progress or self._held_progress
 
     def release(self) -> None:
-        """The reader may have what was put."""
+        """Make the queued output available to the reader."""
         if self._held:
             self._released += self._held
             self._held = []
@@ -48,13 +48,13 @@ class OutputCollector:
             self._wake()
 
     def end(self, ending: GenerationResult | OutriderError) -> None:
-        """Nothing more will be put: the result goes with the last delta, the error after it."""
+        """No more output follows: the result is sent with the last delta, an error after it."""
         self.release()
         self._ending = ending
         self._wake()
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """New output as it comes; the last delta carries the result. Raises the error it ends with."""
+        """Yield new output; the last delta has the result. Raises the error of the request."""
         while True:
             if not self._released and self._ending is None:
                 await self._wait()

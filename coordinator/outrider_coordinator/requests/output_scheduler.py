@@ -1,7 +1,6 @@
-"""Output scheduler: gives users their new output, after the commands that follow from it, a few users at a time.
+"""Output scheduler: delivers output after the commands that follow from it, for a few requests at a time.
 
-Statistics, traces of times, text and streaming are all work of this kind: they wait until the services have begun their
-next forwards.
+Statistics, trace records, text and streaming wait until the services have started their next forwards.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ says meanwhile waits for no more than these."""
 
 
 class OutputScheduler:
-    """The requests whose output waits, in order."""
+    """Requests with waiting output, in order."""
 
     def __init__(self) -> None:
         self._waiting: dict[RequestState, None] = {}
@@ -26,11 +25,11 @@ class OutputScheduler:
         """Commands were put together since users last had output."""
 
     def commands_first(self) -> None:
-        """A message has come: the commands that follow from it go before any output that still waits."""
+        """A message has arrived: its commands are sent before any waiting output."""
         self._has_commands = True
 
     def put(self, requests: Sequence[RequestState]) -> None:
-        """These have new output."""
+        """Add requests with new output."""
         if requests and not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush_after_commands)
         self._waiting.update(dict.fromkeys(requests))

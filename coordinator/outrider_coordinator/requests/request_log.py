@@ -1,4 +1,4 @@
-"""Request log: how a request ended, and what went wrong on the way.
+"""Request log: the end of each request, and problems before it.
 
 The driver adds the ids of the request and of its trace to each line.
 """
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def log_link_lost(side: str) -> None:
-    """The link to the session's target or draft is gone."""
+    """Log that the link to the session's target or draft has ended."""
     _log.info("the session's %s is gone: it goes on %s", side, _AFTER_LOSS[side])
 
 
@@ -27,12 +27,12 @@ _AFTER_LOSS = {
 
 
 def log_bug(error: Exception) -> None:
-    """An error that no code of ours foresaw ended the request."""
+    """Log an unexpected exception that ended the request."""
     _log.error("a session failed", exc_info=error)
 
 
 def log_trouble(side: str, event: object) -> None:
-    """Log an event that reports trouble; any other event is not logged."""
+    """Log an event that reports a problem; other events are not logged."""
     if isinstance(event, SessionLost):
         _log.warning("the %s lost the session: %s", side, event.reason, extra=_about(event))
     elif isinstance(event, SessionFailed):
@@ -49,7 +49,7 @@ def _about(event: SessionLost | SessionFailed | Preempted | Refused) -> dict[str
 
 
 def log_refusal(request_id: str, trace_id: str, error: BaseException) -> None:
-    """Log that the request was not admitted. Errors of other kinds are logged where they become an answer."""
+    """Log that the request was not admitted. Other errors are logged where they become a response."""
     fields = {"request_id": request_id, "trace_id": trace_id, "error": type(error).__name__}
     said = {key: value for key, value in fields.items() if value}
     _log.debug("the request is refused: %s", error, extra={"fields": said})

@@ -1,6 +1,6 @@
-"""All requests of a coordinator: who waits, who runs under which session number, and how those that ended did.
+"""Request manager: all requests of a coordinator, waiting or running, and statistics of those that ended.
 
-Owns the numbers, the load that the draft length policy sees, and the counts. Sends nothing and starts nothing itself.
+Owns session numbers, the load for the draft length policy, and the counters. Sends and starts nothing itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ USUAL_FAILURES = tuple(error.__name__ for error in _USUAL)
 
 @dataclass(slots=True)
 class Endings:
-    """How requests ended, and what speculation did for them."""
+    """Counters of ended requests, with speculation statistics."""
 
     num_finished: int = 0
     num_cancelled: int = 0
@@ -61,7 +61,7 @@ class Endings:
 
 
 class RequestManager:
-    """The requests taken in and not over yet."""
+    """The admitted requests that have not ended."""
 
     def __init__(self, policy: DraftLengthPolicy, *, max_running_per_target: int, max_queue: int) -> None:
         self.endings = Endings()
@@ -73,32 +73,32 @@ class RequestManager:
 
     @property
     def num_running(self) -> int:
-        """Requests that run."""
+        """Number of running requests."""
         return self._admission.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         return self._admission.num_waiting
 
     def all(self) -> tuple[RequestState, ...]:
-        """Those that run and those that wait."""
+        """Running and waiting requests."""
         return (*self._admission.running, *self._admission.waiting)
 
     def running(self) -> tuple[RequestState, ...]:
-        """Those that run."""
+        """Running requests."""
         return self._admission.running
 
     def find(self, session: int) -> RequestState | None:
-        """The request that runs under this number."""
+        """The running request with this session number."""
         return self._by_session.get(session)
 
     def set_num_targets(self, num_targets: int) -> None:
-        """Let as many requests run as these targets may; as many as one may while there is none."""
+        """Set the limit of running requests by the number of targets; that of one target while there is none."""
         self._admission.set_max_running(self._max_running_per_target * max(1, num_targets))
 
     def submit(self, request_state: RequestState) -> None:
-        """Take a request in; ``CapacityError`` when the queue is full."""
+        """Admit a request to the queue; ``CapacityError`` if the queue is full."""
         try:
             self._admission.submit(request_state)
         except CapacityError:
@@ -109,32 +109,32 @@ class RequestManager:
         self._note_load()
 
     def to_start(self) -> Iterator[RequestState]:
-        """Those that may run now, one after the other, each under a number of its own."""
+        """The requests that may start now, each with a new session number."""
         while (request_state := self._admission.next()) is not None:
             self.renumber(request_state)
             yield request_state
 
     def renumber(self, request_state: RequestState) -> None:
-        """Another number, never used on any link, for one that starts, or starts elsewhere."""
+        """Give the request a session number that was never used on any link."""
         self._by_session.pop(request_state.session, None)
         request_state.session = next(self._numbers)
         self._by_session[request_state.session] = request_state
 
     def park(self, request_state: RequestState) -> None:
-        """The target has no room for it: back to its place in the queue, which stands still until ``unblock``."""
+        """Return a request without room to its place in the queue, which stops until ``unblock``."""
         self._by_session.pop(request_state.session, None)
         self._admission.put_back(request_state)
 
     def found_room(self, request_state: RequestState) -> bool:
-        """The target has room for it; whether others waited to know."""
+        """Record that the target has room; return whether others waited for that."""
         return self._admission.found_room(request_state)
 
     def unblock(self) -> None:
-        """The target may have room again."""
+        """Let requests start again, after room may have become free."""
         self._admission.unblock()
 
     def end(self, request_state: RequestState, ending: Finish | Fail) -> None:
-        """A request is over."""
+        """Record the end of a request."""
         self._by_session.pop(request_state.session, None)
         self._admission.leave(request_state)
         self._note_load()
@@ -144,7 +144,7 @@ class RequestManager:
         self.policy.set_load(self.num_running + self.num_waiting)
 
     def spec_stats(self) -> SpecDecodeStats:
-        """What speculation did for all requests so far, those that still run included."""
+        """Speculation statistics of all requests, running ones included."""
         whole = SpecDecodeStats()
         for spec_stats in (self.endings.spec_stats, *(request_state.loop.spec_stats for request_state in self.all())):
             whole.add(spec_stats)

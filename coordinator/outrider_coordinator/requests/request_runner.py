@@ -1,4 +1,4 @@
-"""Request runner: starts requests in turn, sends them back to the queue when there is no room, and ends them."""
+"""Request runner: starts requests in order, returns them to the queue if there is no room, and ends them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider_coordinator.session.actions import Fail, Finish
 
 
 class RequestRunner:
-    """Which requests of one coordinator run."""
+    """Starts and ends the requests of one coordinator."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class RequestRunner:
         self._deliver = deliver
 
     def submit(self, request: RequestState) -> None:
-        """Take a request in; ``CapacityError`` when the queue is full."""
+        """Admit a request; ``CapacityError`` if the queue is full."""
         self._request_manager.submit(request)
         self._admit()
 
@@ -49,7 +49,7 @@ class RequestRunner:
             self._admit()
 
     def park(self, request: RequestState, retry_after_ms: int) -> None:
-        """The target has no room: go to another, else wait at the head of the queue for pages, or for a while."""
+        """The target has no room: try another one, or wait at the head of the queue for pages, or for a delay."""
         place = request.place
         if place.target is not None:
             place.refused_by.add(place.target)
@@ -66,7 +66,7 @@ class RequestRunner:
         request.call_later(retry_after_ms / 1000, self.unblock)
 
     def end(self, request: RequestState, ending: Finish | Fail) -> None:
-        """The request is over."""
+        """End the request."""
         self._placement.leave(request.place)
         request.end(ending)
         self._request_manager.end(request, ending)
@@ -74,7 +74,7 @@ class RequestRunner:
         asyncio.get_running_loop().call_soon(self._admit)
 
     def fail_what_outgrew(self, target: ModelDescription) -> None:
-        """Targets that came back smaller will never have room for some: they would wait for it for ever."""
+        """Fail requests that the targets can no longer hold, because they came back smaller."""
         for request in self._request_manager.all():
             plan = request.loop.plan
             try:

@@ -1,4 +1,4 @@
-"""One request taken in: its session, where that lives, what its user gets, its times and timers."""
+"""State of one admitted request: session, place, output, times and timers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRESS_INTERVAL_S = 0.25
 
 
 class RequestState:
-    """A request from its admission to the queue to its end; then nothing of it is left to cancel."""
+    """A request from admission to its end."""
 
     def __init__(
         self, loop: SessionLoop, latency_histograms: LatencyHistograms | None = None, trace: RequestTrace = NOT_TRACED
@@ -55,18 +55,18 @@ class RequestState:
         return self.loop.is_over
 
     def deltas(self) -> AsyncIterator[Delta]:
-        """New output as it comes; the last delta carries the result. Raises the error the request ends with."""
+        """Yield new output; the last delta has the result. Raises the error of the request."""
         return self._output_collector.deltas()
 
     def admit(self) -> None:
-        """Note that it runs."""
+        """Record that the request runs."""
         self.book()
         self.request_timings.note_admitted()
         if self.trace.notes is not None:
             self.trace.notes.admitted()
 
     def park(self) -> None:
-        """Note that it waits again: for pages."""
+        """Record that the request waits for pages again."""
         self.book()
         self.request_timings.note_parked()
 
@@ -78,7 +78,7 @@ class RequestState:
         self._unbooked.append((said, arrived, handled))
 
     def note_in_trace(self, action: Action) -> None:
-        """Take what a sampled session asks for; items are traced as long as steps are shown."""
+        """Record the actions of a traced session; items are traced while steps are shown."""
         notes = self.trace.notes
         if notes is not None:
             notes.take(action)
@@ -86,7 +86,7 @@ class RequestState:
                 self.loop.trace_items("")
 
     def book(self) -> None:
-        """Count the steps noted since the last time; their output is for the user to have."""
+        """Count the steps since the last call and queue their output."""
         unbooked, self._unbooked = self._unbooked, []
         timings = self.request_timings
         for said, arrived, handled in unbooked:
@@ -107,12 +107,12 @@ class RequestState:
         )
 
     def flush(self) -> None:
-        """Book what was noted, and wake the user: what can wait until the services have their next commands."""
+        """Count new steps and wake the reader, once the services have their next commands."""
         self.book()
         self._output_collector.release()
 
     def end(self, ending: Finish | Fail) -> None:
-        """The last output, with the result or the error."""
+        """Deliver the last output, with the result or the error."""
         self.book()
         self._cancel_timers()
         self.request_timings.note_end(self.loop.spec_stats.num_emitted_tokens)
@@ -125,11 +125,11 @@ class RequestState:
         self.draft_wait_began = self._draft_timer.set(delay_s, ring)
 
     def clear_draft_timer(self) -> None:
-        """Stop the draft's timer, if it runs."""
+        """Stop the draft's timer."""
         self._draft_timer.clear()
 
     def call_later(self, delay_s: float, ring: Callable[[], None]) -> None:
-        """Call after a while, unless the request is over by then."""
+        """Call after a delay, unless the request has ended by then."""
 
         def ring_once() -> None:
             self._timers.discard(timer)

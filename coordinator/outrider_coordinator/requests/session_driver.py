@@ -1,7 +1,7 @@
-"""Session driver: brings events to their sessions, and does what these ask for.
+"""Session driver: passes events to sessions and carries out their actions.
 
-The way of a message is: link -> ``on_target_batch`` -> ``judge`` -> session -> commands -> link. What else follows from
-its steps waits in the output scheduler until the commands are out.
+A message goes: link -> ``on_target_batch`` -> ``judge`` -> session -> commands -> link. Everything else waits in the
+output scheduler until the commands have left.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ taken by the stream in the one after.
 
 
 class Lifecycle(Protocol):
-    """Does what concerns a request as a whole."""
+    """Actions that concern a whole request."""
 
     def end(self, request: RequestState, ending: actions.Finish | actions.Fail) -> None:
-        """The session is over."""
+        """The session has ended."""
 
     def park(self, request: RequestState, retry_after_ms: int) -> None:
         """The target has no room for the session."""
@@ -47,14 +47,14 @@ class Lifecycle(Protocol):
         """The target has room for the session."""
 
     def retry_draft(self, request: RequestState, retry_after_ms: int) -> None:
-        """The draft is of no use to the session for a while."""
+        """The session cannot use its draft for a while."""
 
     def answered(self) -> None:
-        """All of a target's message was heard."""
+        """A message of a target was processed."""
 
 
 class SessionDriver:
-    """The running sessions of one coordinator."""
+    """Driver of the running sessions of one coordinator."""
 
     def __init__(self, request_manager: RequestManager, draft_timeout_s: float, lifecycle: Lifecycle) -> None:
         self.draft_waits = DraftWaits(draft_timeout_s, running=request_manager.running, time_out=self._time_out_draft)
@@ -64,7 +64,7 @@ class SessionDriver:
         self._output = OutputScheduler()
 
     def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
-        """Judge the scores of a message together, and send what follows from each."""
+        """Judge all scores of a message, and send the commands that follow."""
         self._output.commands_first()
         heard = [
             (request, event, timing)
@@ -97,7 +97,7 @@ class SessionDriver:
         self._output.put([request for request, _, _ in heard])
 
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
-        """Check the proposals of a message together, and take each to its target."""
+        """Check all proposals of a message, and send each to its target."""
         self._output.commands_first()
         heard = [
             (request, event, timing)
@@ -128,7 +128,7 @@ class SessionDriver:
                     handled = self._on_draft_event(request, event, None, timing, handled)
 
     def deliver(self, request: RequestState, event: Callable[[], None]) -> None:
-        """Bring an event of the coordinator's own to a session; its user has what follows at once."""
+        """Pass an event of the coordinator to a session; its output is delivered at once."""
         arrived = _now()
         with _about(request):
             try:

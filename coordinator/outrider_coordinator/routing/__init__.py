@@ -1,1 +1,1 @@
-"""Replicas and links: which service answers which session, and when commands are dispatched."""
+"""Routing: replicas and their links, placement of sessions, dispatch of commands."""

@@ -36,7 +36,7 @@ class OfSession(Protocol):
 
 
 class LinkQueue:
-    """One link's part in taking turns."""
+    """Command queue of one link."""
 
     def __init__(self, turns: DispatchScheduler, send_all: Callable[[], None]) -> None:
         self.device_id = ""
@@ -51,7 +51,7 @@ class LinkQueue:
         self._dispatch = turns
 
     def put(self, command: OfSession) -> None:
-        """One more waits; ``send_all`` is called when it is this link's turn."""
+        """Queue a command; ``send_all`` is called when the link may send."""
         if not self.is_waiting:
             self.is_waiting = True
             self.waiting_since = self._dispatch.now()
@@ -60,7 +60,7 @@ class LinkQueue:
             self.waiting[command.session] = is_plain
 
     def sent(self, commands: Iterable[OfSession]) -> None:
-        """All that waited was sent."""
+        """The queued commands were sent."""
         now = self._dispatch.now()
         for session, is_plain in self.waiting.items():
             self.under_way[session] = (is_plain, now)
@@ -71,27 +71,27 @@ class LinkQueue:
                 self._dispatch.look_soon()
 
     def heard(self, events: Iterable[OfSession]) -> None:
-        """Their sessions were answered, whatever the answer."""
+        """The sessions were answered."""
         for event in events:
             if not isinstance(event, Opened | HiddenStateChunk):  # which answer no step
                 self.under_way.pop(event.session, None)
         self._dispatch.look_soon()
 
     def lost(self) -> None:
-        """The link is gone."""
+        """The link has ended."""
         self.is_waiting = False
         self.waiting.clear()
         self.under_way.clear()
         self._dispatch.look_soon()
 
     def leave(self) -> None:
-        """The link is used no more; idempotent."""
+        """The link is no longer used; idempotent."""
         self.lost()
         self._dispatch.forget(self)
 
 
 class DispatchScheduler:
-    """All links of one coordinator."""
+    """Scheduler of all links of one coordinator."""
 
     def __init__(self) -> None:
         self._link_queues: list[LinkQueue] = []

@@ -1,6 +1,7 @@
-"""Whether a draft fits its target, the same ids for the same tokens, and whether two targets are one model.
+"""Compatibility of a draft and a target (equal ids for equal tokens), and of two targets (the same model).
 
-A draft never sees text, so ids decide; rows that pad a vocabulary may differ, since padded ids are never proposed.
+A draft does not see text, so ids decide. Padding rows of a vocabulary may differ, because padding ids are never
+proposed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _FILE = "tokenizer.json"
 
 
 def check_same_model(known: ModelDescription, found: ModelDescription) -> None:
-    """Raise ``PairMismatchError`` saying in what a target is not the one whose sessions it is to take over."""
+    """Raise ``PairMismatchError``, naming the difference, if a target cannot take over the sessions of another."""
     differing = [name for name in _SAME if getattr(known, name) != getattr(found, name)]
     if differing:
         told = "; ".join(f"{name} is {getattr(found, name)!r}, not {getattr(known, name)!r}" for name in differing)
@@ -35,7 +36,7 @@ def check_same_model(known: ModelDescription, found: ModelDescription) -> None:
 
 
 def check_pair(target: ModelDescription, draft: ModelDescription) -> None:
-    """Raise ``PairMismatchError`` saying how the two differ; a draft without a model always fits."""
+    """Raise ``PairMismatchError``, naming the difference; a draft without a model always fits."""
     if draft.hidden_state_layers:
         _check_hidden_states(target, draft)
     if not draft.vocab_size:

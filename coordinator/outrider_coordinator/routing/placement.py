@@ -1,6 +1,6 @@
-"""Placement: which replicas a session lives on, one target and, when it drafts, one draft.
+"""Placement of sessions: one target and, if it drafts, one draft for each.
 
-Owns that choices and counts go together. Sends nothing.
+Keeps choices and session counts consistent. Sends nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EventT = TypeVar("EventT", bound=OfSession)
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where one session lives, and what decides where it may."""
+    """Place of one session, and the facts that determine it."""
 
     tokens: Text
     cache_salt: str
@@ -50,9 +50,9 @@ class Placement:
         self._draft_prefixes: PrefixAffinity[DraftReplica] = PrefixAffinity()
 
     def place_on_target(self, place: Place) -> bool:
-        """Give it a target that could hold it and has not refused it; whether there is one.
+        """Choose a target that could hold the session and has not refused it; return whether there is one.
 
-        The one that served the longest beginning of its text is preferred, then the least loaded.
+        The target that served the longest prefix of its text is preferred, then the least loaded one.
         """
         self.leave_target(place)
 
@@ -69,7 +69,7 @@ class Placement:
         return place.target is not None
 
     def place_on_draft(self, place: Place, *, besides: DraftReplica | None = None) -> DraftReplica | None:
-        """Give it a draft, chosen as targets are; ``besides`` only when there is no other."""
+        """Choose a draft in the same way; ``besides`` only if there is no other."""
         self.leave_draft(place)
         if self._drafts is None:
             return None
@@ -82,28 +82,28 @@ class Placement:
         return place.draft
 
     def forget_target(self, replica: TargetReplica) -> None:
-        """A target is lost, and its prefix cache with it."""
+        """A target is lost, with its prefix cache."""
         self._target_prefixes.forget(replica)
 
     def forget_draft(self, replica: DraftReplica) -> None:
-        """A draft is lost, and its prefix cache with it."""
+        """A draft is lost, with its prefix cache."""
         self._draft_prefixes.forget(replica)
 
     def leave_target(self, place: Place) -> None:
-        """It lives on no target any more."""
+        """Remove the session from its target."""
         replica, place.target = place.target, None
         if replica is not None:
             self._policy.leave(place.speculation)
             self._targets.leave(replica)
 
     def leave_draft(self, place: Place) -> None:
-        """It lives on no draft any more."""
+        """Remove the session from its draft."""
         replica, place.draft = place.draft, None
         if replica is not None and self._drafts is not None:
             self._drafts.leave(replica)
 
     def leave(self, place: Place) -> None:
-        """It lives nowhere any more."""
+        """Remove the session from both."""
         self.leave_target(place)
         self.leave_draft(place)
 
@@ -126,18 +126,18 @@ def _note(
 
 
 def check_room(target: ModelDescription, num_prompt_tokens: int, max_tokens: int) -> None:
-    """Raise ``InvalidRequestError`` when the target could not hold so many tokens even if it held nothing else."""
+    """Raise ``InvalidRequestError`` if an empty target could not hold this number of tokens."""
     if trouble := _trouble(target, num_prompt_tokens + max_tokens):
         raise InvalidRequestError("max_tokens", f"{num_prompt_tokens} prompt tokens and {max_tokens} more {trouble}")
 
 
 def capacity(target: ModelDescription) -> int:
-    """Most tokens that one session may have on the target."""
+    """Maximum number of tokens of one session on the target."""
     return min(target.max_model_len, target.num_pages * target.page_size or target.max_model_len)
 
 
 def has_room(target: ModelDescription, length: int) -> bool:
-    """Whether the target could hold so many tokens if it held nothing else."""
+    """Whether an empty target could hold this number of tokens."""
     return not _trouble(target, length)
 
 

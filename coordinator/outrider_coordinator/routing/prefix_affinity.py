@@ -1,7 +1,7 @@
-"""Prefix affinity: which replica served the longest beginning of a text, as far as this coordinator sent it there.
+"""Prefix affinity: the replica to which this coordinator sent the longest prefix of a text.
 
-Remembers hashes of the texts' beginnings at growing lengths, the latest of them, and no tokens. That a replica has
-served a text does not say that its prefix cache still holds it: a wrong guess costs time and nothing else.
+Stores hashes of prefixes at growing lengths, most recent first, and no tokens. A replica may have evicted the prefix
+since; then the choice costs only time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Key = tuple[str, int, PrefixHash]
 
 
 class Text(Protocol):
-    """Tokens with the running hash of every beginning."""
+    """Tokens with the hash of every prefix."""
 
     def __len__(self) -> int:
         """How many."""
@@ -34,7 +34,7 @@ class Text(Protocol):
 
 
 class PrefixAffinity(Generic[ReplicaT]):
-    """The replicas of one side by the beginnings of texts that were sent to them."""
+    """Replicas of one service by the prefixes that were sent to them."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self._served: OrderedDict[_Key, ReplicaT] = OrderedDict()
@@ -44,7 +44,7 @@ class PrefixAffinity(Generic[ReplicaT]):
         return len(self._served)
 
     def note(self, replica: ReplicaT, text: Text, cache_salt: str) -> None:
-        """A text is sent to a replica."""
+        """Record that a text is sent to a replica."""
         for key in _keys(text, cache_salt):
             self._served[key] = replica
             self._served.move_to_end(key)
@@ -52,14 +52,14 @@ class PrefixAffinity(Generic[ReplicaT]):
             self._served.popitem(last=False)
 
     def find(self, text: Text, cache_salt: str) -> ReplicaT | None:
-        """The replica that the longest beginning of a text was last sent to; None if there is none."""
+        """The replica to which the longest prefix of a text was sent last; None without one."""
         for key in _keys(text, cache_salt):
             if (replica := self._served.get(key)) is not None:
                 return replica
         return None
 
     def forget(self, replica: ReplicaT) -> None:
-        """A replica holds nothing any more."""
+        """Forget a replica."""
         for key in [key for key, server in self._served.items() if server is replica]:
             del self._served[key]
 

@@ -1,7 +1,6 @@
-"""One service kept attached: its link, its reader, its outbox, and the way back when it is lost.
+"""Connection to one replica: its link, reader and outbox, and reconnection.
 
-Owns reconnecting and that all commands of one turn go out as one message. Knows no sessions: what comes in, and that
-the service went or came, is handed to a listener.
+Sends all commands of a turn as one message. A listener gets the events, and the changes of the connection.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ class Port(Protocol[CommandT_contra, EventT_co]):
     """``ports.Draft`` or ``ports.Target``."""
 
     async def describe(self) -> ModelDescription:
-        """Facts of the service."""
+        """Return the description of the service."""
         ...
 
     async def attach(self) -> Link[CommandT_contra, EventT_co]:
-        """Opens a link."""
+        """Open a link."""
         ...
 
 
@@ -91,15 +90,15 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         return self._link is not None
 
     def start(self) -> None:
-        """Begin to attach, in the background, and keep at it."""
+        """Attach in the background, and reconnect after losses."""
         self._task = asyncio.create_task(self._keep_attached(), name=f"{self._name} link")
 
     async def first_try(self) -> None:
-        """Return when the service was attached or could not be reached once; raises what waiting will not mend."""
+        """Return after the first attempt; raises errors that waiting does not resolve."""
         await asyncio.shield(self._tried)
 
     def send(self, command: CommandT) -> None:
-        """Send with all else when it is this link's turn; dropped when the service is lost, as its sessions are."""
+        """Queue commands for this link's next message; dropped if the link is lost, with its sessions."""
         if self._link is not None:
             self._outbox.append(command)
             self._link_queue.put(command)

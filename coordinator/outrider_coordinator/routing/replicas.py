@@ -1,8 +1,7 @@
-"""One side's replicas, the targets or the drafts: found by name again and again, each kept attached over one link.
+"""Replicas of one service: discovered by name, each attached over one link.
 
-Owns which there are, which of them take new sessions, and how many sessions live on each. A replica that is not found
-any more but still answers keeps its sessions until they end. Knows no sessions by name and decides nothing about them:
-that a replica came, went or said something is handed to a listener.
+Owns the set of replicas, which of them accept new sessions, and the session counts. A replica whose name disappeared
+keeps its sessions while it answers. A listener gets events and changes.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ SOON_S = 1.0
 
 @runtime_checkable
 class Source(Protocol[CommandT_contra, EventT_co]):
-    """Where replicas are found."""
+    """Source of replicas."""
 
     @property
     def interval_s(self) -> float | None:
-        """How often to look again; None: what was found once is all there is."""
+        """Interval of lookups in seconds; None: one lookup."""
         ...
 
     async def find(self) -> Mapping[str, Port[CommandT_contra, EventT_co]]:
-        """Those there are now, by name; a name stands for the same replica whenever it is found."""
+        """The current replicas by name; a name always means the same replica."""
         ...
 
 
 class Fixed(Generic[CommandT, EventT]):
-    """The one replica that a port is."""
+    """A source with one replica."""
 
     interval_s: float | None = None
 
@@ -54,32 +53,32 @@ class Fixed(Generic[CommandT, EventT]):
         self._port = port
 
     async def find(self) -> Mapping[str, Port[CommandT, EventT]]:
-        """The port, under no name."""
+        """The port, under an empty name."""
         return {"": self._port}
 
 
 class Listener(Protocol[CommandT, EventT]):
-    """Told what one side's replicas say, and that they come and go."""
+    """Receiver of the events and changes of replicas."""
 
     async def accept(self, description: ModelDescription) -> None:
-        """Before a replica is attached; raises what speaks against it."""
+        """Called before a replica is attached; raises the reason against it."""
         ...
 
     def attached(self, replica: Replica[CommandT, EventT]) -> None:
-        """It is there, for the first time or again."""
+        """The replica is attached, for the first time or again."""
         ...
 
     def lost(self, replica: Replica[CommandT, EventT]) -> None:
-        """Its link is gone, and with it the sessions that lived there."""
+        """The link has ended, and with it its sessions."""
         ...
 
     def said(self, replica: Replica[CommandT, EventT], batch: EventBatch[EventT]) -> None:
-        """Events of it."""
+        """Events of the replica."""
         ...
 
 
 class Replica(Generic[CommandT, EventT]):
-    """One draft or target, and the link to it."""
+    """One draft or target, and its link."""
 
     def __init__(
         self,
@@ -117,12 +116,12 @@ class Replica(Generic[CommandT, EventT]):
 
     @property
     def description(self) -> ModelDescription | None:
-        """What it said of itself when it was last attached."""
+        """The description from its last attachment."""
         return self.connection.description
 
 
 class Replicas(Generic[CommandT, EventT]):
-    """All replicas of one side, from ``start`` to ``close``."""
+    """All replicas of one service, from ``start`` to ``close``."""
 
     def __init__(
         self,
@@ -147,17 +146,17 @@ class Replicas(Generic[CommandT, EventT]):
 
     @property
     def attached(self) -> tuple[Replica[CommandT, EventT], ...]:
-        """Those that are attached."""
+        """The attached replicas."""
         return tuple(replica for replica in self._replicas.values() if replica.is_up)
 
     @property
     def descriptions(self) -> tuple[ModelDescription, ...]:
-        """What those that are attached, or were and may be back, say of themselves."""
+        """Descriptions of the replicas that are attached, or were and may come back."""
         return tuple(found for replica in self._replicas.values() if (found := replica.description) is not None)
 
     @property
     def num_pages_free(self) -> int:
-        """Of all that are attached, as last reported."""
+        """Free pages of all attached replicas, as last reported."""
         return sum(replica.connection.num_pages_free for replica in self.attached)
 
     @property
@@ -168,17 +167,17 @@ class Replicas(Generic[CommandT, EventT]):
 
     @property
     def num_messages_sent(self) -> int:
-        """To all that there are or were."""
+        """Messages sent to all replicas, past ones included."""
         return self._num_messages_of_gone + sum(
             replica.connection.num_messages_sent for replica in self._replicas.values()
         )
 
     def start(self) -> None:
-        """Begin to look and to attach, in the background, and keep at it."""
+        """Discover and attach in the background."""
         self._task = asyncio.create_task(self._follow(), name=f"{self._side} replicas")
 
     async def first_try(self) -> None:
-        """Return when all that were found first were tried once; raises what waiting will not mend for any of them."""
+        """Return after the first attempt of all discovered replicas; raises errors that waiting does not resolve."""
         await self._looked.wait()
         tries = [replica.connection.first_try() for replica in self._replicas.values()]
         outcomes = await asyncio.gather(*tries, return_exceptions=True)
@@ -209,11 +208,11 @@ class Replicas(Generic[CommandT, EventT]):
         return least if preferred.num_sessions > _MUCH_FULLER * least.num_sessions + _FEW_SESSIONS else preferred
 
     def enter(self, replica: Replica[CommandT, EventT]) -> None:
-        """A session lives there from now on."""
+        """Count a session on the replica."""
         replica.num_sessions += 1
 
     def leave(self, replica: Replica[CommandT, EventT]) -> None:
-        """A session does not live there any more."""
+        """Remove a session from the count."""
         replica.num_sessions -= 1
         self._drop_if_done(replica)
 

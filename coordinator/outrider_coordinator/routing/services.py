@@ -1,7 +1,7 @@
-"""The services of a coordinator: what is accepted as target and as draft, and what follows when one comes or goes.
+"""Services of a coordinator: which targets and drafts are accepted, and reactions to changes.
 
-Owns the replicas of both sides, what makes them one model, and how long a lost target is waited for. Knows no sessions:
-a listener is told.
+Owns the replicas of both services, the model that they serve, and the wait for a lost target. A listener gets the
+events.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DraftReplica = Replica[DraftCommand, DraftEvent]
 
 
 class Listener(Protocol):
-    """Told what the services say, and that they come and go."""
+    """Receiver of events and changes of the services."""
 
     def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
         """Events of a target."""
@@ -32,23 +32,23 @@ class Listener(Protocol):
         """Events of a draft."""
 
     def target_attached(self, replica: TargetReplica) -> None:
-        """A target is there, for the first time or again."""
+        """A target is attached, for the first time or again."""
 
     def target_lost(self, replica: TargetReplica) -> None:
-        """A target's link is gone."""
+        """The link of a target has ended."""
 
     def target_given_up(self, error: OutriderError) -> None:
-        """No target was back in time."""
+        """No target came back in time."""
 
     def draft_attached(self, replica: DraftReplica) -> None:
-        """A draft is there, for the first time or again."""
+        """A draft is attached, for the first time or again."""
 
     def draft_lost(self, replica: DraftReplica) -> None:
-        """A draft's link is gone."""
+        """The link of a draft has ended."""
 
 
 class Services:
-    """The targets and, where there are any, the drafts, kept attached."""
+    """The attached targets and drafts."""
 
     def __init__(
         self,
@@ -77,7 +77,9 @@ class Services:
             self.draft = Replicas(drafts, "draft", _DraftSide(self), turns)
 
     async def start(self) -> None:
-        """Attach to a target, however long that takes, and try the drafts once; raises what waiting will not mend."""
+        """Attach to a target, without a time limit, and try the drafts once; raises errors that waiting does not
+        resolve.
+        """
         self.target.start()
         if self.draft is not None:
             self.draft.start()
@@ -87,22 +89,23 @@ class Services:
             await self.draft.first_try()
 
     async def close(self) -> None:
-        """Give back what the services hold."""
+        """Close all links."""
         self.stop_waiting()
         if self.draft is not None:
             await self.draft.close()
         await self.target.close()
 
     def stop_waiting(self) -> None:
-        """A lost target is not given up any more."""
+        """Stop the wait for a lost target."""
         if self._give_up_timer is not None:
             self._give_up_timer.cancel()
             self._give_up_timer = None
 
     def require_target(self) -> ModelDescription:
-        """Facts of the target, with the limits of its roomiest replica; ``UnavailableError`` as long as none was there.
+        """Description of the target with the limits of its largest replica; ``UnavailableError`` until one was
+        attached.
 
-        A session is put where it fits, so what fits one of them may be taken in.
+        A session is placed where it fits, so a request is admitted if one replica can hold it.
         """
         found = self.target.descriptions
         if not found:
@@ -115,7 +118,7 @@ class Services:
         )
 
     def target_attached(self, replica: TargetReplica) -> None:
-        """Whoever waits for a target waits no more."""
+        """A target is attached: end all waits for one."""
         self._target_known.set()
         self.stop_waiting()
         self.has_given_up = False
@@ -123,7 +126,7 @@ class Services:
         self._listener.target_attached(replica)
 
     def target_lost(self, replica: TargetReplica) -> None:
-        """When it was the last, the time runs within which one has to be back."""
+        """A target is lost: if it was the last, start the timeout."""
         if not self.target.is_up:
             self.stop_waiting()
             self._give_up_timer = asyncio.get_running_loop().call_later(self._target_timeout_s, self._give_up)
@@ -134,7 +137,7 @@ class Services:
         self._listener.target_given_up(UnavailableError(f"the target was not back after {self._target_timeout_s:g} s"))
 
     def accept_target(self, description: ModelDescription) -> None:
-        """The first decides which model is served; ``PairMismatchError`` for another."""
+        """The first target determines the model; ``PairMismatchError`` for another one."""
         if self._model is None:
             self._on_model(description)
             self._model = description
@@ -142,7 +145,7 @@ class Services:
             check_same_model(self._model, description)
 
     async def accept_draft(self, description: ModelDescription) -> None:
-        """``PairMismatchError`` for one that does not fit the target."""
+        """``PairMismatchError`` for a draft that does not fit the target."""
         await self._target_known.wait()
         check_pair(self.require_target(), description)
 

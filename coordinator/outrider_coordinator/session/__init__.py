@@ -1,1 +1,1 @@
-"""One session: the speculation loop as a state machine, its state on both services, commands and output."""
+"""Session: the speculation loop as a state machine, the state on both services, commands and output."""

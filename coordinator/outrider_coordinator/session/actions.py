@@ -1,4 +1,4 @@
-"""Actions: what the state machine of a session asks its driver to do, and what it says of its steps. Plain values."""
+"""Actions of the session state machine: requests to its driver, and reports of its steps. Plain values."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class ToTarget:
 
 @step_value(frozen=True, slots=True)
 class StepEnded:
-    """A judged step: all that output, statistics, traces and the request log need of it.
+    """A judged step, with everything that output, statistics, traces and the request log need.
 
-    It comes before the commands of the next step, and may be worked on after they were sent. The wait for the target
-    ends with it.
+    It precedes the commands of the next step and may be processed after they were sent. It ends the wait for the
+    target.
     """
 
     number: int
@@ -51,20 +51,20 @@ class StepEnded:
 
     @property
     def num_accepted(self) -> int:
-        """Draft tokens that were kept."""
+        """Number of accepted draft tokens."""
         return self.verdict.num_accepted
 
 
 @step_value(frozen=True, slots=True)
 class DraftWaitBegan:
-    """The step waits for a proposal: call ``draft_timed_out(step)`` when the draft's time is up."""
+    """The step waits for a proposal: call ``draft_timed_out(step)`` after the draft timeout."""
 
     step: int
 
 
 @step_value(frozen=True, slots=True)
 class DraftWaitEnded:
-    """The step waits for a proposal no more, whether one came or not: the timer is not needed any more."""
+    """The step no longer waits for a proposal; the timer can be stopped."""
 
     timing: ItemTiming | None
     """The draft's own time for the answer that ended the wait; None where none did, or it did not say."""
@@ -87,7 +87,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """The target has no room: start the session again, under a new number, when it has."""
+    """The target has no room: start the session again, with a new number, when it has."""
 
     retry_after_ms: int
     reason: str
@@ -95,7 +95,7 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class RetryDraftAfter:
-    """The draft has no room for this session: call ``draft_back`` after a while."""
+    """The draft has no room for this session: call ``draft_back`` after the delay."""
 
     retry_after_ms: int
 

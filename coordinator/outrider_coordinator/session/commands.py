@@ -1,4 +1,4 @@
-"""The commands of one session: built from its plan and its text, each with a higher generation than the one before."""
+"""Command builder of one session: commands from its request and tokens, each with a higher generation than the last."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class CommandBuilder:
         self._generation = 0
 
     def open_draft(self, side: DraftSide) -> Open:
-        """Opens the draft's side; it may know fewer ids than the target."""
+        """Open the session on the draft, which may have fewer ids than the target."""
         limit = self._plan.num_token_ids
         known = side.facts.num_token_ids
         return self._open(num_token_ids=min(limit, known) if known else limit)
 
     def open_target(self, *, has_prompt_logprobs: bool, hidden_state_layers: tuple[int, ...] = ()) -> Open:
-        """Opens the target's side; prompt logprobs are asked for until they have come."""
+        """Open the session on the target; requests prompt logprobs until they have arrived."""
         plan = self._plan
         num_prompt_logprobs = None if has_prompt_logprobs else plan.num_prompt_logprobs
         return self._open(
@@ -40,7 +40,7 @@ class CommandBuilder:
         )
 
     def extend(self, side: DraftSide, draft_length: int) -> Extend:
-        """Brings the draft what it lacks."""
+        """Send the draft the tokens that it lacks."""
         # By position, here and below: by name it takes several times as long.
         kept, tokens, generation = side.held, self._tokens, self._next_generation()
         return Extend(

@@ -10,7 +10,7 @@ from outrider.types import PackedTokenIds
 
 
 class CommittedTokens:
-    """Tokens that are final. They are only ever added to."""
+    """Final tokens, which are only appended to."""
 
     def __init__(self, prompt_token_ids: Sequence[int], prefix_hash_key: bytes = b"") -> None:
         self._prompt_token_ids: tuple[int, ...] = tuple(prompt_token_ids)

@@ -1,4 +1,4 @@
-"""Events of the draft: proposals, and why there is none. Nothing that a draft says or does can end a session."""
+"""Events of the draft: proposals, and reasons for their absence. No event of a draft can end a session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOST_DRAFT_RETRY_MS = 1000
 
 
 def proposed_draft(session: SessionState, event: Proposal) -> ProposedDraft | None:
-    """What ``check_proposals`` needs for a proposal that this step waits for; None for any other."""
+    """The input of ``check_proposals`` for a proposal that this step waits for; None for any other."""
     asked = session.draft.asked
     if session.status is not SessionStatus.DRAFTING or asked is None or event.generation != asked.generation:
         return None
@@ -56,7 +56,7 @@ def on_proposal(
 
 
 def on_other(session: SessionState, event: DraftEvent) -> None:
-    """Any event but a proposal."""
+    """Any other event of the draft."""
     if isinstance(event, Opened):
         return  # how much of the text a draft had cached makes no difference
     if event.generation < session.draft.opened or session.draft.readiness is not Readiness.OPEN:
@@ -84,7 +84,7 @@ def _on_session_lost(session: SessionState) -> None:
 
 
 def on_timeout(session: SessionState) -> None:
-    """The draft's time is up: this step goes without, and the draft is taken back when it answers."""
+    """The draft timed out: this step continues without it, and the draft is used again when it answers."""
     session.spec_stats.num_draft_timeouts += 1
     session.no_draft_reason = WithoutDraft.LATE
     session.draft.is_late = True
@@ -92,7 +92,7 @@ def on_timeout(session: SessionState) -> None:
 
 
 def go_without(session: SessionState, readiness: Readiness, why: WithoutDraft) -> None:
-    """The draft is of no use to the session, for a while or for good."""
+    """The session cannot use the draft, for a while or permanently."""
     session.draft.lose(readiness, why)
     if session.status is SessionStatus.DRAFTING:
         session.no_draft_reason = why

@@ -1,4 +1,4 @@
-"""What a session is to do, fixed when its request is taken in. Plain values."""
+"""Engine request: what a session generates, fixed at admission. Plain values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider_coordinator.acceptance import JudgeRules
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A request made ready: tokenized, seeded, trimmed to the models' limits."""
+    """A prepared request: tokenized, seeded, limited to the models."""
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
@@ -48,7 +48,7 @@ class EngineRequest:
 
     @property
     def max_length(self) -> int:
-        """Most tokens the session will ever hold."""
+        """Maximum length of the session in tokens."""
         return len(self.prompt_token_ids) + self.max_tokens
 
     @property

@@ -8,7 +8,7 @@ from outrider.ports import SessionFailed
 
 
 def as_error(event: SessionFailed) -> OutriderError:
-    """The error of ``outrider.errors`` that the event names; ``ProtocolError`` for a name that is not there."""
+    """The error of ``outrider.errors`` that the event names; ``ProtocolError`` for an unknown name."""
     found = getattr(errors, event.code, None)
     if not (isinstance(found, type) and issubclass(found, OutriderError)):
         return ProtocolError(f"a session failed with the unknown code {event.code!r}: {event.message}")

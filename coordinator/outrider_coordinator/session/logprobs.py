@@ -1,4 +1,4 @@
-"""From what a target says of a position to what a user is told of the token there."""
+"""Logprobs of output: from a target's candidates at a position to those of the emitted token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.types import CandidateLogprobs, DenseScores, FloatArray, TokenLogp
 
 
 def token_logprob(position: CandidateLogprobs, token_id: int) -> TokenLogprob:
-    """The emitted token's logprob with the likeliest beside it; ``ProtocolError`` when the target left it out."""
+    """The logprob of the emitted token and the most likely tokens; ``ProtocolError`` if the target left it out."""
     (found,) = np.nonzero(position.token_ids == token_id)
     if not found.size:
         raise ProtocolError(f"scores hold no logprob of token {token_id}, which was emitted")
@@ -22,7 +22,7 @@ def token_logprob(position: CandidateLogprobs, token_id: int) -> TokenLogprob:
 
 
 def emitted_logprobs(scores: Scores, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
-    """The logprobs of the tokens that came of a verdict, the first at position 0 of the scores."""
+    """The logprobs of a verdict's tokens, the first at position 0 of the scores."""
     if isinstance(scores.form, DenseScores):
         rows = scores.form.logprobs
         if rows is None or rows.shape[0] < len(token_ids):
@@ -40,7 +40,7 @@ def _from_row(row: FloatArray, token_id: int, num_top: int) -> TokenLogprob:
 
 
 def prompt_logprobs(scores: Scores, prompt_token_ids: Sequence[int]) -> tuple[TokenLogprob | None, ...]:
-    """One for each prompt token; the first stands after nothing and has none."""
+    """One for each prompt token; the first has none."""
     if len(scores.prompt_logprobs) != len(prompt_token_ids) - 1:
         raise ProtocolError(
             f"scores hold prompt logprobs of {len(scores.prompt_logprobs)} tokens, not of {len(prompt_token_ids) - 1}"

@@ -26,17 +26,17 @@ from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 
 class SessionLoop(SessionState):
-    """The events of one session; what they ask for is taken with ``take_actions``."""
+    """The events of one session; ``take_actions`` returns the resulting actions."""
 
     def take_actions(self) -> list[Action]:
-        """What the events since the last call ask for, in order."""
+        """Return the actions since the last call, in order."""
         actions, self.actions = self.actions, []
         return actions
 
     # Events of the driver.
 
     def start(self, session: int) -> None:
-        """The session is admitted, for the first time or again, under a number never used on these links."""
+        """The session is admitted, for the first time or again, with a number never used on these links."""
         self.commands.session = session
         if self.resumed_ending is None:
             steps.begin(self)
@@ -44,49 +44,49 @@ class SessionLoop(SessionState):
             steps.end(self, self.resumed_ending)
 
     def trace_items(self, trace_parent: str) -> None:
-        """Items sent from now on carry this; empty: they are not traced."""
+        """Items sent from now on carry this trace parent; empty: not traced."""
         self.commands.trace_parent = trace_parent
 
     def name_trace(self, trace_id: str) -> None:
-        """The services' logs name this trace, whether or not items are traced."""
+        """Name of the trace in the services' logs, whether or not items are traced."""
         self.commands.trace_id = trace_id
 
     def cancel(self) -> None:
-        """The caller went away or asked to end it."""
+        """The caller cancelled the call or disconnected."""
         if not self.is_over:
             self.output.close()
             steps.end(self, Finish(FinishReason.CANCELLED))
 
     def expire(self) -> None:
-        """The caller's time is up."""
+        """The caller's deadline has passed."""
         self.fail(DeadlineError("the request's time is up"))
 
     def fail(self, error: OutriderError) -> None:
-        """The request cannot go on."""
+        """The request failed."""
         if not self.is_over:
             steps.end(self, Fail(error))
 
     def draft_timed_out(self, step: int) -> None:
-        """The draft's time for that step is up."""
+        """The draft timed out in this step."""
         if self.status is SessionStatus.DRAFTING and step == self.step:
             draft_events.on_timeout(self)
 
     def draft_lost(self) -> None:
-        """The draft's link is gone, and with it what the draft held."""
+        """The link of the draft has ended, and with it the draft's state."""
         if self.draft.readiness is not Readiness.GONE:
             draft_events.go_without(self, Readiness.AWAY, WithoutDraft.AWAY)
 
     def draft_back(self, facts: DraftFacts) -> None:
-        """The draft can be reached again, or may have room again."""
+        """A draft is available again, or may have room again."""
         if self.draft.readiness is Readiness.AWAY:
             self.draft.facts = facts
             self.draft.losses = 0
             self.draft.forget(Readiness.CLOSED)
 
     def target_lost(self) -> None:
-        """The target's link is gone, and with it what the target held.
+        """The link of the target has ended, and with it the target's state.
 
-        A session that was waiting for an answer may be why: it is not sent for ever to targets that break over it.
+        A session that waited for an answer may be the cause, so it is not sent forever to targets that break over it.
         """
         side = self.target
         side.losses += side.asked is not None
@@ -95,7 +95,7 @@ class SessionLoop(SessionState):
             self.fail(LostTooOftenError(f"the target was lost {side.losses} times over this request"))
 
     def target_back(self) -> None:
-        """A target can be reached again; the session is rebuilt from the tokens here."""
+        """A target is available; the session is rebuilt from the committed tokens."""
         if self.target.readiness is Readiness.AWAY:
             self.target.forget(Readiness.CLOSED)
             if self.status is SessionStatus.SCORING:

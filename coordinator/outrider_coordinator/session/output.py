@@ -1,7 +1,6 @@
-"""The output of one session as it grows: what is emitted, and what ends it.
+"""Output of one session: the emitted tokens, and what ends them.
 
-Owns the checks of every token in turn: ends of sequence, stop tokens, stop texts, the length. Tokens after the one that
-ends a generation are dropped. Knows no steps and no services.
+Checks every token in order: end of sequence, stop tokens, stop strings, length. Tokens after an end are discarded.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Output:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that may still come."""
+        """Number of tokens that may still be emitted."""
         return self._plan.max_tokens - self._num_tokens
 
     @property
@@ -56,7 +55,7 @@ class Output:
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...] | None:
-        """One for each token; None when not asked for."""
+        """One for each token; None if not requested."""
         return None if self._plan.num_logprobs is None else tuple(self._logprobs)
 
     def take_text(self, num_tokens: int | None = None) -> str:
@@ -104,7 +103,7 @@ class Output:
         return len(token_ids), None
 
     def close(self) -> None:
-        """Let go of the text that was held back, when a generation is cut short."""
+        """Discard the held-back text, when a generation is cut short."""
         self._flush()
 
     def _cannot_end_in(self, token_ids: Sequence[int]) -> bool:

@@ -1,6 +1,6 @@
-"""What a session knows of its two services: what each holds, and what it has been asked.
+"""State of a session on its two services: what each holds, and what it was asked.
 
-Owns the books that the bonus-token hole, late replies and rebuilds fall out of. Decides nothing.
+The bonus-token hole, late replies and rebuilds follow from this state. Decides nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Readiness(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DraftFacts:
-    """What a session needs to know of a draft."""
+    """Facts about a draft that a session needs."""
 
     max_length: int = 0
     """The longest text it can propose for; 0: any."""
@@ -47,7 +47,7 @@ class DraftFacts:
 
 @step_value(frozen=True, slots=True)
 class Asked:
-    """An ``Extend`` that has not been answered."""
+    """An unanswered ``Extend``."""
 
     generation: int
     length: int
@@ -57,7 +57,7 @@ class Asked:
 
 @step_value(frozen=True, slots=True)
 class Drafted:
-    """A proposal being judged."""
+    """A proposal that is being judged."""
 
     token_ids: tuple[int, ...] = ()
     evidence: Evidence = None
@@ -70,7 +70,7 @@ NOTHING_DRAFTED = Drafted()
 
 @dataclass(slots=True)
 class DraftSide:
-    """The draft's side of a session."""
+    """State on the draft."""
 
     readiness: Readiness
     facts: DraftFacts
@@ -108,7 +108,7 @@ class DraftSide:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a step may ask for a proposal."""
+        """Whether a step may request a proposal."""
         return self.readiness in (Readiness.OPEN, Readiness.CLOSED) and not self.is_late
 
     def room_after(self, length: int, wanted: int) -> int:
@@ -117,7 +117,7 @@ class DraftSide:
         return max(0, min(wanted, limit - length) if limit else wanted)
 
     def note_opened(self, generation: int) -> None:
-        """An ``Open`` of that generation goes out."""
+        """An ``Open`` of that generation is sent."""
         self.readiness, self.opened, self.is_lost = Readiness.OPEN, generation, False
 
     def note_answer(self, asked: Asked, base_length: int) -> None:
@@ -143,7 +143,7 @@ class DraftSide:
             self.held += min(num_accepted, len(drafted.token_ids) - 1)
 
     def lose(self, readiness: Readiness, why: WithoutDraft = WithoutDraft.AWAY) -> None:
-        """The draft lost what it held of this session."""
+        """The draft lost the session."""
         self.is_lost = self.is_lost or self.held > 0
         self.why_away = why
         self.forget(readiness)
@@ -158,7 +158,7 @@ class DraftSide:
 
 @dataclass(slots=True)
 class TargetSide:
-    """The target's side of a session."""
+    """State on the target."""
 
     readiness: Readiness = Readiness.CLOSED
     held: int = 0
@@ -179,20 +179,20 @@ class TargetSide:
     """Steps in a row that were asked for without drafts."""
 
     def note_score(self, *, is_plain: bool) -> None:
-        """A step is asked for; one with drafts ends the credit."""
+        """A step is requested; one with drafts ends the credit."""
         self.num_plain_steps = self.num_plain_steps + 1 if is_plain else 0
         self.lookahead_credit = max(0, self.lookahead_credit - 1) if is_plain else 0
 
     def note_opened(self, generation: int) -> None:
-        """An ``Open`` of that generation goes out."""
+        """An ``Open`` of that generation is sent."""
         self.readiness, self.opened, self.is_lost = Readiness.OPEN, generation, False
 
     def note_answer(self, held: int) -> None:
-        """The target lives, and holds so many committed tokens."""
+        """The target answered and holds this number of committed tokens."""
         self.held, self.asked, self.losses = held, None, 0
 
     def lose(self, readiness: Readiness) -> None:
-        """The target lost what it held of this session."""
+        """The target lost the session."""
         self.is_lost = self.is_lost or self.held > 0
         self.forget(readiness)
 

@@ -41,7 +41,7 @@ class SessionStatus(enum.Enum):
 
 
 class SessionState:
-    """All that one session consists of."""
+    """The complete state of one session."""
 
     def __init__(
         self,
@@ -95,25 +95,25 @@ class SessionState:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has finished or failed."""
+        """Whether the session has finished or failed."""
         return self.status is SessionStatus.FINISHED
 
     @property
     def is_running(self) -> bool:
-        """Whether it waits for a service."""
+        """Whether the session waits for a service."""
         return self.status is SessionStatus.SCORING or self.status is SessionStatus.DRAFTING
 
     @property
     def lacks_draft(self) -> bool:
-        """Whether it would draft if a draft could be reached or had room for it."""
+        """Whether the session would draft if a draft were available or had room."""
         return self.draft.readiness is Readiness.AWAY
 
     @property
     def num_target_losses(self) -> int:
-        """How often in a row a target was lost while it owed an answer."""
+        """Number of consecutive target losses with an unanswered command."""
         return self.target.losses
 
     @property
     def is_suspect(self) -> bool:
-        """Whether targets may break because of it: they did so often in a row."""
+        """Whether targets may break because of this session, after several consecutive losses."""
         return self.target.losses > MAX_LOSSES_IN_A_ROW

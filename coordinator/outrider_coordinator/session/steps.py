@@ -179,13 +179,13 @@ def _goes_on_plain(session: SessionState) -> bool:
 
 
 def end_draft_wait(session: SessionState, timing: ItemTiming | None = None) -> None:
-    """Say that the step waits for its proposal no more, if it did."""
+    """End the wait for the proposal, if there is one."""
     if session.status is SessionStatus.DRAFTING:
         session.actions.append(DraftWaitEnded(timing))
 
 
 def end(session: SessionState, ending: Finish | Fail) -> None:
-    """Finish or fail the session: both services give back what they hold of it."""
+    """Finish or fail the session, and release it on both services."""
     _leave(session)
     session.status = SessionStatus.FINISHED
     session.actions.append(ending)

@@ -1,4 +1,4 @@
-"""Events of the target: scores and their verdict, and what stands in the way of them."""
+"""Events of the target: scores with their verdict, and events that prevent them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from outrider_coordinator.session.state import SessionState, SessionStatus
 
 
 def scored_draft(session: SessionState, event: Scores) -> ScoredDraft | None:
-    """What ``judge`` needs for scores that this session waits for; None for any others."""
+    """The input of ``judge`` for scores that this session waits for; None for any others."""
     base, proposal, plan = session.tokens.length, session.proposal, session.plan
     if event.generation != session.target.asked or event.base_length != base:
         return None
@@ -107,7 +107,7 @@ def _commit(
 
 
 def on_other(session: SessionState, event: TargetEvent) -> None:
-    """Any event but scores."""
+    """Any other event of the target."""
     if isinstance(event, Opened):
         _on_opened(session, event)
     elif isinstance(event, HiddenStateChunk):

@@ -1,4 +1,4 @@
-"""How many tokens are drafted: by request, by load and by expected throughput."""
+"""Draft length policy: by request, by load and by expected throughput."""
 
 from outrider_coordinator.speculation.catch_up import LONGEST_INLINE_FEED
 from outrider_coordinator.speculation.controller import DraftLengthController

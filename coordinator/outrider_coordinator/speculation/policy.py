@@ -48,7 +48,7 @@ class DraftLengthPolicy:
         """Whose last message was heard but not learned from yet, and that message's report."""
 
     def set_load(self, num_requests: int) -> None:
-        """Say how many requests run or wait."""
+        """Set the number of running and waiting requests."""
         self._num_requests = num_requests
 
     @property
@@ -63,7 +63,7 @@ class DraftLengthPolicy:
         return ControlledSession(min(self._default_length if requested is None else requested, self._limit))
 
     def enter(self, session: ControlledSession, target: object) -> None:
-        """The session comes to live on that target."""
+        """A session is placed on this target."""
         if self.is_controlled:
             self.leave(session)
             controller = self._controllers.get(target) or self._add(target)
@@ -71,7 +71,7 @@ class DraftLengthPolicy:
             controller.enter(session)
 
     def leave(self, session: ControlledSession) -> None:
-        """It does not live there any more."""
+        """The session leaves the target."""
         controller = self._controller_of.pop(session, None)
         if controller is not None:
             controller.leave(session)
@@ -104,7 +104,7 @@ class DraftLengthPolicy:
         return controller is not None and not self.is_off_by_load and controller.is_catching_up(session)
 
     def why_none(self, session: ControlledSession) -> WithoutDraft | None:
-        """Why ``length`` is 0; None when it is not."""
+        """The reason why ``length`` is 0; None if it is not."""
         if session.limit == 0:
             return WithoutDraft.NOT_ASKED
         if self.is_off_by_load:

@@ -1,1 +1,1 @@
-"""Ways to make proposals: with a small model, or by looking up what followed the same words before."""
+"""Proposers: draft model, n-gram lookup, and custom classes."""

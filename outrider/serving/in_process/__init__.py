@@ -1,1 +1,1 @@
-"""In-process services: the thread that owns a device, links to it, and the service that opens them."""
+"""In-process services: the engine thread that owns a device, its links, and the service that opens them."""

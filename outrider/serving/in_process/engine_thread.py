@@ -1,10 +1,9 @@
-"""Engine thread: the one thread in which a service computes, and that owns its device.
+"""Engine thread: the only thread in which a service computes, and the owner of its device.
 
-Runs an engine core, which is synchronous and needs no thread, and breaks all links when it stops. Knows no meaning of a
-command.
+Runs a synchronous engine core, and breaks all links when it stops.
 
-The thread takes everything that has arrived on all links, hands it to the core, lets it take one step, delivers the
-events, and waits on a condition when there is nothing to do, or when the core says that what there is can wait.
+The thread passes all messages that have arrived to the core, lets it take one step, delivers the events, and waits on a
+condition if there is nothing to do, or if the core asks for a pause.
 """
 
 from __future__ import annotations
@@ -33,36 +32,36 @@ OnFailure = Callable[[BaseException], None]
 
 
 class Core(Protocol[CommandT_contra, EventT]):
-    """What a service computes, step by step; called by one thread alone."""
+    """The computation of a service, step by step; called by one thread."""
 
     recorder: Recorder | None
     """Told of traced items."""
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` would do anything."""
+        """Whether ``step`` has anything to do."""
         ...
 
     @property
     def pause_s(self) -> float:
-        """For how long there had better be no step unless something arrives, in seconds; usually 0."""
+        """Recommended pause before the next step unless a message arrives, in seconds; usually 0."""
         ...
 
     def handle(self, link_id: int, commands: Sequence[CommandT_contra], *, arrived_ns: int | None = None) -> None:
-        """Take in one message of a link; computes nothing."""
+        """Process one message of a link; computes nothing."""
         ...
 
     def drop_link(self, link_id: int) -> None:
-        """Release everything that the link holds."""
+        """Release all sessions of the link."""
         ...
 
     @property
     def next_check_s(self) -> float | None:
-        """Seconds until ``end_idle_sessions`` is due; None while there are no sessions."""
+        """Seconds until ``end_idle_sessions`` is due; None without sessions."""
         ...
 
     def end_idle_sessions(self) -> None:
-        """End the sessions for which nothing has come for too long."""
+        """End the sessions that have received nothing for the timeout."""
         ...
 
     def refuse_sessions(self, reason: str) -> None:
@@ -71,7 +70,7 @@ class Core(Protocol[CommandT_contra, EventT]):
 
     @property
     def num_sessions(self) -> int:
-        """Sessions that are open; read from any thread."""
+        """Number of open sessions; read from any thread."""
         ...
 
     def step(self) -> list[tuple[int, EventBatch[EventT]]]:
@@ -93,7 +92,7 @@ class _Drop(Generic[CommandT, EventT]):
 
 
 class EngineThread(Generic[CommandT, EventT]):
-    """Runs a core in a thread of its own. ``on_failure`` is called in that thread, once, if the core ever raises."""
+    """Runs a core in its own thread. ``on_failure`` is called in that thread, once, if the core raises."""
 
     def __init__(
         self, core: Core[CommandT, EventT], *, name: str = "engine", on_failure: OnFailure | None = None
@@ -115,7 +114,7 @@ class EngineThread(Generic[CommandT, EventT]):
         return self._gone is None
 
     def attach(self) -> LocalLink[CommandT, EventT]:
-        """A new link for the running event loop; ``UnavailableError`` when the worker has stopped."""
+        """Open a link for the running event loop; ``UnavailableError`` if the thread has stopped."""
         loop = asyncio.get_running_loop()
         with self._changed:
             self._require_alive()
@@ -125,7 +124,7 @@ class EngineThread(Generic[CommandT, EventT]):
         return link
 
     def submit(self, link: LocalLink[CommandT, EventT], commands: tuple[CommandT, ...]) -> bool:
-        """Queue a message; False when the link has too many waiting. For links."""
+        """Queue a message; False if too many wait on this link. Used by links."""
         message = _Message(link, commands, time.perf_counter_ns())
         with self._changed:
             self._require_alive()
@@ -137,7 +136,7 @@ class EngineThread(Generic[CommandT, EventT]):
         return True
 
     def drop(self, link: LocalLink[CommandT, EventT], done: Callable[[], None]) -> None:
-        """Release what the link holds, after all it sent; ``done`` is called when that has happened. For links."""
+        """Release the link's sessions after all its messages; ``done`` is called then. Used by links."""
         with self._changed:
             if self._gone is None:
                 self._inbox.append(_Drop(link, done))
@@ -146,7 +145,7 @@ class EngineThread(Generic[CommandT, EventT]):
         done()
 
     def close(self) -> None:
-        """Stop after the step in progress and wait for the thread; links break. Idempotent."""
+        """Stop after the current step and wait for the thread; links break. Idempotent."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
