@@ -22,6 +22,7 @@ HANG_S = 150.0
 may wait `target_timeout_s` for a lost target."""
 _KEPT_GAPS = 2000
 _MOST_TRIES = 200
+"""In a row, with no output of any stream in between."""
 
 
 class Streams(Protocol):
@@ -216,11 +217,15 @@ class Traffic:
 async def patiently(
     client: Streams, request: Request, tally: Tally, *, manner: Manner = PLAIN, **options: Any
 ) -> Reading:
-    """``read``, again while the service is full: a refusal that says when to come again is no failure."""
-    for _ in range(_MOST_TRIES):
+    """``read``, again while the service is full and others go on: a refusal with a time to come again is no failure."""
+    num_tries, before = 0, -1
+    while True:
         reading = await read(client, request, tally, manner=manner, **options)
         if not isinstance(reading.error, CapacityError) or reading.token_ids:
-            break
+            return reading
+        num_tries = num_tries + 1 if tally.num_outputs == before else 0
+        before = tally.num_outputs
+        if num_tries == _MOST_TRIES:
+            return reading
         tally.num_refused += 1
         await asyncio.sleep(reading.error.retry_after_ms / 1000)
-    return reading
