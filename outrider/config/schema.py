@@ -291,6 +291,15 @@ class DraftSettings(Section):
     cuda_graph_memory_mb: NonNegative | None = _GRAPH_MEMORY_MB
     num_threads: Positive | None = _NUM_THREADS
     num_awake_processors: NonNegative | None = _NUM_AWAKE_PROCESSORS
+    attention_window: Positive | None = Field(
+        None,
+        description="Last tokens of a text that the draft model attends to, and the first attention_sinks; unset: all. "
+        "Long contexts then cost the draft less and it agrees with the target less often; what is generated stays "
+        "exact.",
+    )
+    attention_sinks: NonNegative = Field(
+        4, description="First tokens of a text that the draft model attends to besides its attention_window."
+    )
     prompt_lookup_max: Positive = Field(5, description="Maximum length of the n-grams that are looked up, in tokens.")
     prompt_lookup_min: Positive = Field(5, description="Minimum length of the n-grams that are looked up, in tokens.")
     suffix_decoding_max_tree_depth: Positive = Field(

@@ -19,6 +19,8 @@ class KVCacheSpec:
     head_dim: int
     window: int | None = None
     """Tokens that the layer sees, the last ones; None: all."""
+    num_sinks: int = 0
+    """First tokens that it sees besides the window."""
 
     def bytes_per_token(self, itemsize: int) -> int:
         """Bytes of one token's keys and values, with ``itemsize`` bytes per number."""
@@ -61,6 +63,11 @@ class KVCacheLayout:
     def windows(self) -> tuple[int | None, ...]:
         """The window of each group."""
         return tuple(group.spec.window for group in self.groups)
+
+    @property
+    def sinks(self) -> tuple[int, ...]:
+        """Tokens that each group sees besides its window."""
+        return tuple(group.spec.num_sinks for group in self.groups)
 
     def bytes_per_token(self, itemsize: int) -> int:
         """Bytes of one token's keys and values in all layers."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,10 +64,19 @@ class BatchFrame:
     """Of each KV cache group."""
     counters: torch.Tensor
     """As ``PagedRows`` has them."""
+    sinks: tuple[int, ...] = ()
+    """Of each KV cache group; of those that are not named, none."""
+
+    @property
+    def reaches(self) -> Iterator[tuple[int | None, int]]:
+        """Window and sinks of each KV cache group."""
+        return itertools.zip_longest(self.windows, self.sinks, fillvalue=0)
 
     def attention_inputs(self, slots: torch.Tensor, rows: PagedRows) -> tuple[AttentionInputs, ...]:
         """Of each KV cache group; all share their slots and page tables."""
-        return tuple(AttentionInputs(slots, DevicePlan(rows, self.page_size, window)) for window in self.windows)
+        return tuple(
+            AttentionInputs(slots, DevicePlan(rows, self.page_size, window, sinks)) for window, sinks in self.reaches
+        )
 
 
 def pack(batch: ForwardBatch, shape: BatchShape) -> IntArray:
@@ -125,8 +134,8 @@ def inputs_on_cpu(batch: ForwardBatch, frame: BatchFrame, dtype: torch.dtype) ->
     """A batch for PyTorch's own operations, which plan attention row by row."""
     slots, device = torch.tensor(batch.slots), torch.device("cpu")
     plans = [
-        plan_attention(batch, page_size=frame.page_size, window=window, device=device, dtype=dtype)
-        for window in frame.windows
+        plan_attention(batch, page_size=frame.page_size, window=window, num_sinks=sinks, device=device, dtype=dtype)
+        for window, sinks in frame.reaches
     ]
     return DeviceBatch(
         token_ids=torch.tensor(batch.token_ids),

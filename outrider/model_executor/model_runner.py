@@ -33,6 +33,7 @@ from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.model_executor.loader.model import LoadedModel, LoadFormat, Ranks, load_model
 from outrider.model_executor.loader.weights import Progress
+from outrider.model_executor.models import AttentionWindow
 from outrider.model_executor.worker_commands import (
     Operation,
     WorkerCommand,
@@ -86,7 +87,7 @@ class ModelRunner:
         self._limits = TokenLimits(self.max_model_len, self.config.vocab_size)
         self._graph_limits, self._ranks = graphs, ranks
         counters = torch.zeros(num_counters(num_processors(model.device)), dtype=torch.int32, device=model.device)
-        self._frame = BatchFrame(self.page_size, model.kv_cache_layout.windows, counters)
+        self._frame = BatchFrame(self.page_size, model.kv_cache_layout.windows, counters, model.kv_cache_layout.sinks)
         pages_per_row = -(-self.max_model_len // self.page_size)
         self._graphs = ForwardGraphs(model, self.kv_cache, self._frame, pages_per_row=pages_per_row, limits=graphs)
         self._draft_loop = (
@@ -113,6 +114,7 @@ class ModelRunner:
         progress: Progress | None = None,
         ranks: Ranks | None = None,
         prefix_caching: bool = True,
+        attention_window: AttentionWindow | None = None,
     ) -> ModelRunner:
         """Load a folder, as ``load_model`` does; with ``ranks`` this process holds its part, and every other rank loads
         its own at the same time.
@@ -131,6 +133,7 @@ class ModelRunner:
             graph_memory_bytes=graphs.memory_bytes,
             progress=progress,
             ranks=ranks,
+            attention_window=attention_window,
         )
         with torch.inference_mode(), naming_what_lacks(loaded.model.device):
             return cls(loaded, drafting=drafting, graphs=graphs, ranks=ranks, prefix_caching=prefix_caching)

@@ -38,7 +38,7 @@ from outrider.kernels.sum_norm.kernel import _sum_norm_kernel
 from outrider.kernels.swiglu.kernel import _swiglu_kernel
 
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128}
-ATTENTION = {"PAGE_SIZE": 16, "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HAS_WINDOW": True}
+ATTENTION = {"PAGE_SIZE": 16, "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HAS_WINDOW": True, "SINKS": 4}
 TILE = {
     "BLOCK_M": 32,
     "BLOCK_N": 64,
@@ -60,7 +60,15 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _swiglu_kernel: {"BLOCK": 1024},
     _turn_and_store_kernel: {**HEADS, "ADDENDS": 1, "HAS_ROWS": True, "HAS_NORM": True, "BLOCK_H": 4, "BLOCK_HALF": 64},
     _attend_kernel: {**ATTENTION, **TILE},
-    _schedule_kernel: {"GROUP": 4, "HAS_WINDOW": True, "BLOCK_M": 32, "BLOCK_N": 64, "ROWS": 256, "PARTS": 32},
+    _schedule_kernel: {
+        "GROUP": 4,
+        "HAS_WINDOW": True,
+        "SINKS": 4,
+        "BLOCK_M": 32,
+        "BLOCK_N": 64,
+        "ROWS": 256,
+        "PARTS": 32,
+    },
     _attend_chunks_kernel: {**ATTENTION, **CHUNKS},
     _skinny_kernel: {**PRODUCT, "BLOCK_T": 16, "BLOCK_N": 64, "BLOCK_K": 256, "PRECISION": "tf32"},
     _streamed_kernel: {**STREAMED, "SPLITS": 2},

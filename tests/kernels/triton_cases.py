@@ -328,6 +328,32 @@ def test_chunks_over_longer_contexts(contexts: list[int], queries: list[int], wi
     assert not counters.any()
 
 
+@pytest.mark.parametrize("num_sinks", [3, 40])
+@pytest.mark.parametrize(
+    ("contexts", "queries", "window"),
+    [([200], [1], 30), ([150, 40, 9, 200], [3, 1, 5, 2], 50), ([60, 150], [60, 12], 40), ([200], [5], 17)],
+)
+def test_a_window_with_sinks(contexts: list[int], queries: list[int], window: int, num_sinks: int) -> None:
+    """By both kernels, in few parts and in many."""
+    dtype = torch.float16
+    batch, slots = ragged_batch(4, contexts, queries, num_pages=300)
+    kv = torch.full((1200, 2, 2, 16), NAN, device=DEVICE, dtype=dtype)
+    kv[slots] = random(len(slots), 2, 2, 16, dtype=dtype)
+    query, shape = random(sum(queries), 8, 16, dtype=dtype), BatchShape.of(batch)
+    counters = torch.zeros(512, dtype=torch.int32, device=DEVICE)
+    frame = BatchFrame(4, (window,), counters, (num_sinks,))
+    plan = unpack(torch.from_numpy(pack(batch, shape)).to(DEVICE), shape, frame, 0).groups[0].plan
+    assert isinstance(plan, DevicePlan)
+    plain = plan_attention(
+        batch, page_size=4, window=window, device=torch.device("cpu"), dtype=torch.float64, num_sinks=num_sinks
+    )
+    truth = reference.paged_attention(query.double().cpu(), kv.double().cpu(), plain)
+    for budget in (1, 9):
+        check(kernel.paged_attention(query, kv, plan, tiling=Tiling(16, 16, 4, 2), budget=budget), truth, dtype)
+        check(attend_chunks(query, kv, plan, tiling=ChunkTiling(32, 16, 4, 3), budget=budget), truth, dtype)
+    assert not counters.any()
+
+
 def test_chunks_are_for_many_queries_of_two_bytes() -> None:
     for dtype, max_queries, head_dim, takes in (
         (torch.float16, 18, 128, True), (torch.bfloat16, 512, 64, True), (torch.float16, 17, 128, False),

@@ -1,9 +1,9 @@
 """Causal attention of ragged query rows over paged keys and values.
 
-Contract: row b's queries are the last tokens of its context; query i sees the keys at positions up to its own, and
-with a sliding window w only the last w of those. The keys and values of the queries themselves are stored before. No
-slot outside a row's context is ever read (free pages may hold anything, NaN included). Heads are grouped: query head h
-reads KV head h // (H / H_kv).
+Contract: row b's queries are the last tokens of its context; query i sees the keys at positions up to its own, with a
+sliding window w only the last w of those, and with s sinks the first s besides. The keys and values of the queries
+themselves are stored before. No slot outside a row's context is ever read (free pages may hold anything, NaN included).
+Heads are grouped: query head h reads KV head h // (H / H_kv).
 
 A plan is what depends on the batch and not on the layer: it is made once a forward for each window size. On a CPU
 ``plan_attention`` works it out row by row; on a GPU it is a ``DevicePlan`` over arrays that are already there.

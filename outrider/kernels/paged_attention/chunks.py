@@ -35,7 +35,7 @@ _LEAST_BLOCKS = 4
 @triton.jit
 def _find_part(
     query_starts_ptr, context_lengths_ptr, part, num_rows, window, budget,
-    GROUP: tl.constexpr, HAS_WINDOW: tl.constexpr, LARGE_M: tl.constexpr, SMALL_M: tl.constexpr,
+    GROUP: tl.constexpr, HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr, LARGE_M: tl.constexpr, SMALL_M: tl.constexpr,
     BLOCK_N: tl.constexpr, ROWS: tl.constexpr, LEAST_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Row, tile and number of the ``part``-th part of all, into how many its tile is cut, how many parts of cut tiles
@@ -48,7 +48,7 @@ def _find_part(
     counts -= tl.load(query_starts_ptr + r, mask=is_row, other=0)
     seen = tl.load(context_lengths_ptr + r, mask=is_row, other=0)
     if HAS_WINDOW:
-        seen = tl.minimum(seen, window + tl.minimum(counts, LARGE_M // GROUP + 1))
+        seen = tl.minimum(seen, SINKS + window + tl.minimum(counts, LARGE_M // GROUP + 1))
     is_small = counts * GROUP <= SMALL_M
     tiles = tl.where(is_small, (counts > 0).to(tl.int32), tl.cdiv(counts * GROUP, LARGE_M))
     cost = tl.cdiv(seen, BLOCK_N) * tl.where(is_small, 2, 4)
@@ -99,6 +99,7 @@ def _attend_chunks_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     LARGE_M: tl.constexpr,
     SMALL_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -113,7 +114,7 @@ def _attend_chunks_kernel(
         gdc_launch_dependents()
     row, tile, part, num_cuts, parts_before, tiles_before = _find_part(
         query_starts_ptr, context_lengths_ptr, tl.program_id(1), num_rows, window, budget,
-        GROUP, HAS_WINDOW, LARGE_M, SMALL_M, BLOCK_N, ROWS, LEAST_BLOCKS,
+        GROUP, HAS_WINDOW, SINKS, LARGE_M, SMALL_M, BLOCK_N, ROWS, LEAST_BLOCKS,
     )  # fmt: skip
     if row >= num_rows:
         return
@@ -127,15 +128,15 @@ def _attend_chunks_kernel(
         attend_tile(
             query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, query_stride, scale, window,
             first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot, counter,
-            PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SMALL_M, BLOCK_N, BLOCK_D, LARGE_M, False, STAGES,
-            4, "tf32", PDL,
+            PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, SMALL_M, BLOCK_N, BLOCK_D, LARGE_M, False,
+            STAGES, 4, "tf32", PDL,
         )  # fmt: skip
     else:
         attend_tile(
             query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, page_ptr, query_stride, scale, window,
             first_query, num_queries, first_position, kv_head, tile, part, num_cuts, slot, counter,
-            PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, LARGE_M, BLOCK_N, BLOCK_D, LARGE_M, True, STAGES,
-            1, "tf32", PDL,
+            PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, LARGE_M, BLOCK_N, BLOCK_D, LARGE_M, True,
+            STAGES, 1, "tf32", PDL,
         )  # fmt: skip
 
 
@@ -188,7 +189,7 @@ def attend_chunks(
         query, kv, out, rows.query_starts, rows.context_lengths, rows.page_starts, rows.pages, sums, stats,
         rows.counters, query.stride(0), head_dim**-0.5 * _LOG2_E, plan.window or 0, num_rows, budget, slots,
         PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        HAS_WINDOW=plan.window is not None, LARGE_M=tiling.large_m,
+        HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, LARGE_M=tiling.large_m,
         SMALL_M=min(64, max(16, triton.next_power_of_2(_FEW_QUERIES * group))), BLOCK_N=tiling.block_n,
         BLOCK_D=block_d, ROWS=max(_ROWS, triton.next_power_of_2(num_rows)), LEAST_BLOCKS=_LEAST_BLOCKS,
         STAGES=tiling.num_stages, num_warps=tiling.num_warps, **launch_options(query),

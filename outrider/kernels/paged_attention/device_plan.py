@@ -45,6 +45,8 @@ class DevicePlan:
     rows: PagedRows
     page_size: int
     window: int | None
+    num_sinks: int = 0
+    """First tokens of a context that are seen besides the window."""
     schedule: torch.Tensor | None = None  # [NUM_SCHEDULE_FIELDS, P] int32
     """Of a decoding batch of several rows, made in the forward: see ``prepare_plan``."""
 

@@ -66,6 +66,7 @@ def _attend_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     IS_SCHEDULED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -98,7 +99,7 @@ def _attend_kernel(
         first_position = context - num_queries
         seen = context
         if HAS_WINDOW:
-            seen = tl.minimum(context, window + num_queries - 1)
+            seen = tl.minimum(context, SINKS + window + num_queries - 1)
         num_tiles = tl.cdiv(num_queries * GROUP, BLOCK_M)
         blocks = tl.cdiv(seen, BLOCK_N)
         share = tl.maximum(tl.cdiv(num_tiles * blocks, budget), 1)
@@ -112,7 +113,7 @@ def _attend_kernel(
         query_ptr, kv_ptr, out_ptr, sums_ptr, stats_ptr, counters_ptr, pages_ptr + first_page, query_stride, scale,
         window, first_query, num_queries, first_position, kv_head, tile, part, num_cuts,
         kv_head * slots + number - part, cut_tile * NUM_KV_HEADS + kv_head,
-        PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_M, False, STAGES,
+        PAGE_SIZE, GROUP, NUM_KV_HEADS, HEAD_DIM, HAS_WINDOW, SINKS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_M, False, STAGES,
         UNROLLED, PRECISION, PDL,
     )  # fmt: skip
 
@@ -158,7 +159,7 @@ def paged_attention(
         query, kv, out, rows.query_starts, rows.context_lengths, rows.page_starts, rows.pages, schedule, sums, stats,
         rows.counters, query.stride(0), head_dim**-0.5 * _LOG2_E, plan.window or 0, sharing.num_parts, sharing.budget,
         slots, PAGE_SIZE=plan.page_size, GROUP=group, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        HAS_WINDOW=plan.window is not None, IS_SCHEDULED=num_rows > 1, BLOCK_M=tiling.block_m,
+        HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, IS_SCHEDULED=num_rows > 1, BLOCK_M=tiling.block_m,
         BLOCK_N=tiling.block_n, BLOCK_D=block_d, STAGES=tiling.num_stages,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32", UNROLLED=_UNROLLED,
         num_warps=tiling.num_warps, **launch_options(query),

@@ -7,7 +7,7 @@ are neighbours is read in place; only scattered pages are gathered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -40,16 +40,58 @@ class AttentionPlan:
 
 
 def plan_attention(
-    batch: ForwardBatch, *, page_size: int, window: int | None, device: torch.device, dtype: torch.dtype
+    batch: ForwardBatch,
+    *,
+    page_size: int,
+    window: int | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_sinks: int = 0,
 ) -> AttentionPlan:
-    """Work out, for all layers with this ``window`` (None: no window), what each row reads."""
+    """Work out, for all layers with this ``window`` (None: no window), what each row reads; the first ``num_sinks``
+    tokens of a context are seen besides the window.
+    """
     spans = [_KeySpan.of(batch, row, window) for row in range(batch.num_rows)]
     masks = _make_masks(spans, window, device, dtype)
-    rows = (
+    plans = [
         _plan_row(batch, row, span, masks, window=window, page_size=page_size, device=device)
         for row, span in enumerate(spans)
+    ]
+    if window is not None and num_sinks:
+        for row, span in enumerate(spans):
+            if span.end > window:
+                plans[row] = _with_sinks(
+                    batch, row, span, plans[row], window=window, num_sinks=num_sinks, page_size=page_size,
+                    device=device, dtype=dtype,
+                )  # fmt: skip
+    return AttentionPlan(tuple(plans))
+
+
+def _with_sinks(
+    batch: ForwardBatch,
+    row: int,
+    span: _KeySpan,
+    plan: RowPlan,
+    *,
+    window: int,
+    num_sinks: int,
+    page_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> RowPlan:
+    """The plan of a row that sees the first tokens too, of which the window may have left some out."""
+    keys = np.concatenate((np.arange(min(num_sinks, span.first)), np.arange(span.first, span.end)))
+    queries = np.arange(span.end - span.num_queries, span.end)[:, None]
+    visible = (keys <= queries) & ((keys > queries - window) | (keys < num_sinks))
+    slots = np.array(batch.page_tables[row])[keys // page_size] * page_size + keys % page_size
+    mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(torch.from_numpy(~visible), float("-inf"))
+    return replace(
+        plan,
+        num_keys=len(keys),
+        slots=torch.from_numpy(slots).to(device),
+        mask=None if span.num_queries == 1 else mask.to(device),
+        is_causal=False,
     )
-    return AttentionPlan(tuple(rows))
 
 
 def paged_attention(query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:

@@ -47,6 +47,7 @@ def _schedule_kernel(
     budget,
     GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,
@@ -62,7 +63,7 @@ def _schedule_kernel(
     contexts = tl.load(context_lengths_ptr + r, mask=is_row, other=0)
     seen = contexts
     if HAS_WINDOW:
-        seen = tl.minimum(contexts, window + counts - 1)
+        seen = tl.minimum(contexts, SINKS + window + counts - 1)
     tiles = tl.cdiv(counts * GROUP, BLOCK_M)
     blocks = tl.cdiv(seen, BLOCK_N)
     share = tl.maximum(tl.cdiv(tl.sum(tiles * blocks), budget), 1)
@@ -111,7 +112,7 @@ def make_schedule(plan: DevicePlan, sharing: KeySharing, group: int) -> torch.Te
     _schedule_kernel[(triton.cdiv(sharing.num_parts, _PARTS),)](
         rows.query_starts, rows.context_lengths, rows.page_starts, schedule, num_rows, sharing.num_parts,
         plan.window or 0, sharing.budget,
-        GROUP=group, HAS_WINDOW=plan.window is not None, BLOCK_M=sharing.tiling.block_m,
+        GROUP=group, HAS_WINDOW=plan.window is not None, SINKS=plan.num_sinks, BLOCK_M=sharing.tiling.block_m,
         BLOCK_N=sharing.tiling.block_n, ROWS=max(_FEWEST_ROWS, triton.next_power_of_2(num_rows)), PARTS=_PARTS,
         **launch_options(schedule),
     )  # fmt: skip

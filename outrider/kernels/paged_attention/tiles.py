@@ -17,23 +17,36 @@ from outrider.kernels.fetching import fetch_ahead
 
 
 @triton.jit
-def _pages_of(page_ptr, start, high, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+def _keys_at(place, skipped, SINKS: tl.constexpr):
+    """Positions of the keys at some places of the sequence that is attended: all up to SINKS, then those after
+    ``skipped`` that no query sees.
+    """
+    if SINKS > 0:
+        return tl.where(place < SINKS, place, place + skipped)
+    return place + skipped
+
+
+@triton.jit
+def _pages_of(page_ptr, start, high, skipped, SINKS: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Of BLOCK_N keys; those past the last take its page."""
-    key = tl.maximum(tl.minimum(start + tl.arange(0, BLOCK_N), high - 1), 0)
-    return tl.load(page_ptr + key // PAGE_SIZE)
+    place = tl.maximum(tl.minimum(start + tl.arange(0, BLOCK_N), high - 1), 0)
+    return tl.load(page_ptr + _keys_at(place, skipped, SINKS) // PAGE_SIZE)
 
 
 @triton.jit
 def _key_places(
     page,  # [BLOCK_N]
     start,
+    skipped,
     kv_head,
+    SINKS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    slot = page.to(tl.int64) * PAGE_SIZE + (start + tl.arange(0, BLOCK_N)) % PAGE_SIZE
+    key = _keys_at(start + tl.arange(0, BLOCK_N), skipped, SINKS)
+    slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
     return slot * (2 * NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
 
 
@@ -41,6 +54,7 @@ def _key_places(
 def _attend_block(
     start,
     high,
+    skipped,
     page,  # [BLOCK_N]
     kv_ptr,
     kv_head,
@@ -53,6 +67,7 @@ def _attend_block(
     window,
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -62,10 +77,12 @@ def _attend_block(
 ):
     """Take in BLOCK_N keys; not masked, every query sees all of them."""
     d = tl.arange(0, BLOCK_D)
-    key = start + tl.arange(0, BLOCK_N)
-    ptrs = kv_ptr + _key_places(page, start, kv_head, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)[:, None] + d[None, :]
+    place = start + tl.arange(0, BLOCK_N)
+    key = _keys_at(place, skipped, SINKS)
+    token = _key_places(page, start, skipped, kv_head, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)
+    ptrs = kv_ptr + token[:, None] + d[None, :]
     if IS_MASKED:
-        stored = (key < high)[:, None] & (d < HEAD_DIM)[None, :]
+        stored = (place < high)[:, None] & (d < HEAD_DIM)[None, :]
         keys = tl.load(ptrs, mask=stored, other=0.0)
         values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM, mask=stored, other=0.0)
     elif BLOCK_D != HEAD_DIM:
@@ -76,9 +93,12 @@ def _attend_block(
         values = tl.load(ptrs + NUM_KV_HEADS * HEAD_DIM)
     scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
     if IS_MASKED:
-        visible = (key < high)[None, :] & (key[None, :] <= position[:, None])
+        visible = (place < high)[None, :] & (key[None, :] <= position[:, None])
         if HAS_WINDOW:
-            visible = visible & (key[None, :] > position[:, None] - window)
+            in_window = key[None, :] > position[:, None] - window
+            if SINKS > 0:
+                in_window = in_window | (key < SINKS)[None, :]
+            visible = visible & in_window
         scores = tl.where(visible, scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, 1) * scale)
     base = new_largest
@@ -96,6 +116,7 @@ def _attend_span(
     low,
     until,
     high,
+    skipped,
     page_ptr,
     kv_ptr,
     kv_head,
@@ -108,6 +129,7 @@ def _attend_span(
     window,
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -116,15 +138,15 @@ def _attend_span(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Take in the keys from ``low`` until ``until``. Pages are looked up a block ahead: were they looked up beside the
-    keys, no key would be fetched while others are multiplied.
+    """Take in the keys at places from ``low`` until ``until``. Pages are looked up a block ahead: were they looked up
+    beside the keys, no key would be fetched while others are multiplied.
     """
-    page = _pages_of(page_ptr, low, high, PAGE_SIZE, BLOCK_N)
+    page = _pages_of(page_ptr, low, high, skipped, SINKS, PAGE_SIZE, BLOCK_N)
     for start in tl.range(low, until, BLOCK_N, num_stages=STAGES):
-        next_page = _pages_of(page_ptr, start + BLOCK_N, high, PAGE_SIZE, BLOCK_N)
+        next_page = _pages_of(page_ptr, start + BLOCK_N, high, skipped, SINKS, PAGE_SIZE, BLOCK_N)
         largest, weight_sum, total = _attend_block(
-            start, high, page, kv_ptr, kv_head, queries, position, largest, weight_sum, total, scale, window,
-            IS_MASKED, HAS_WINDOW, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
+            start, high, skipped, page, kv_ptr, kv_head, queries, position, largest, weight_sum, total, scale, window,
+            IS_MASKED, HAS_WINDOW, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
         page = next_page
     return largest, weight_sum, total
@@ -136,7 +158,7 @@ def attend_tile(
     query_stride, scale, window, first_query, num_queries, first_position, kv_head, tile, part_of_tile, num_cuts,
     slot, counter,
     PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, SINKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     SLOT_M: tl.constexpr, IS_LARGE: tl.constexpr, STAGES: tl.constexpr, UNROLLED: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -148,22 +170,23 @@ def attend_tile(
     d = tl.arange(0, BLOCK_D)
     inside = is_query[:, None] & (d < HEAD_DIM)[None, :]
 
-    # The keys that any query of this tile sees, and this program's part of them.
+    # The keys that any query of this tile sees, without those between the sinks and the first query's window, and this
+    # program's part of them.
     lowest = first_position + (tile * BLOCK_M) // GROUP
     highest = first_position + tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, num_queries - 1)
-    end = highest + 1
-    begin = 0
+    skipped = 0
     if HAS_WINDOW:
-        begin = tl.maximum(lowest - window + 1, 0)
-    part = tl.cdiv(tl.cdiv(end - begin, num_cuts), BLOCK_N) * BLOCK_N
-    num_parts = tl.cdiv(end - begin, part)
-    low = begin + part_of_tile * part
+        skipped = tl.maximum(lowest - window + 1 - SINKS, 0)
+    end = highest + 1 - skipped
+    part = tl.cdiv(tl.cdiv(end, num_cuts), BLOCK_N) * BLOCK_N
+    num_parts = tl.cdiv(end, part)
+    low = part_of_tile * part
     high = tl.minimum(low + part, end)
     if part_of_tile < num_parts:
         if PDL:
             LINE: tl.constexpr = 128 // (kv_ptr.dtype.element_ty.primitive_bitwidth // 8)
-            page = _pages_of(page_ptr, low, high, PAGE_SIZE, BLOCK_N)
-            token = _key_places(page, low, kv_head, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)
+            page = _pages_of(page_ptr, low, high, skipped, SINKS, PAGE_SIZE, BLOCK_N)
+            token = _key_places(page, low, skipped, kv_head, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N)
             line = tl.minimum(tl.arange(0, (BLOCK_D + LINE - 1) // LINE) * LINE, HEAD_DIM - 1)
             fetch_ahead(kv_ptr + token[:, None] + line[None, :])
             fetch_ahead(kv_ptr + token[:, None] + NUM_KV_HEADS * HEAD_DIM + line[None, :])
@@ -178,23 +201,23 @@ def attend_tile(
         if IS_LARGE:
             plain_from = low
             if HAS_WINDOW:  # keys that have left the last query's window
-                unseen = tl.maximum(highest - window + 1 - low, 0)
+                unseen = tl.maximum(highest - window + 1 - skipped - low, 0)
                 plain_from = tl.minimum(low + tl.cdiv(unseen, BLOCK_N) * BLOCK_N, high)
                 largest, weight_sum, total = _attend_span(
-                    low, plain_from, high, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum, total,
-                    scale, window, True, True, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, STAGES,
-                    PRECISION,
+                    low, plain_from, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum,
+                    total, scale, window, True, True, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D,
+                    STAGES, PRECISION,
                 )  # fmt: skip
-            plain = tl.maximum(tl.minimum(lowest + 1, high) - plain_from, 0)
+            plain = tl.maximum(tl.minimum(lowest + 1 - skipped, high) - plain_from, 0)
             masked_from = plain_from + plain // BLOCK_N * BLOCK_N
             largest, weight_sum, total = _attend_span(
-                plain_from, masked_from, high, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum,
-                total, scale, window, False, False, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, STAGES,
-                PRECISION,
+                plain_from, masked_from, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest,
+                weight_sum, total, scale, window, False, False, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N,
+                BLOCK_D, STAGES, PRECISION,
             )  # fmt: skip
         largest, weight_sum, total = _attend_span(
-            masked_from, high, high, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum, total,
-            scale, window, True, HAS_WINDOW, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, STAGES,
+            masked_from, high, high, skipped, page_ptr, kv_ptr, kv_head, queries, position, largest, weight_sum, total,
+            scale, window, True, HAS_WINDOW, SINKS, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D, STAGES,
             PRECISION,
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ from outrider.model_executor.graph_shapes import GraphLimits
 from outrider.model_executor.loader.model import Ranks
 from outrider.model_executor.loader.weights import Progress
 from outrider.model_executor.model_runner import ModelRunner
-from outrider.model_executor.models import read_model_config
+from outrider.model_executor.models import AttentionWindow, read_model_config
 from outrider.model_executor.worker_commands import Operation
 
 Settings = TargetSettings | DraftSettings
@@ -143,4 +143,11 @@ def _load(
         progress=progress,
         ranks=ranks,
         prefix_caching=settings.prefix_caching,
+        attention_window=_attention_window(settings),
     )
+
+
+def _attention_window(settings: Settings) -> AttentionWindow | None:
+    if not isinstance(settings, DraftSettings) or settings.attention_window is None:
+        return None
+    return AttentionWindow(settings.attention_window, settings.attention_sinks)

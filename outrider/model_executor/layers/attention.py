@@ -24,7 +24,7 @@ class Attention:
         """``input_size`` of queries, keys and values, where it is not the hidden size."""
         config, part, shard = context.config, context.part, context.communicator.shard
         size = config.head_dim
-        self.kv_cache_spec = KVCacheSpec(part.num_kv_heads, size, config.sliding_windows[layer])
+        self.kv_cache_spec = KVCacheSpec(part.num_kv_heads, size, *config.reach(layer))
         self._heads = HeadLayout(part.num_heads, part.num_kv_heads, size, config.rms_norm_eps)
         hidden = Features.all(input_size or config.hidden_size)
         queries = Features(config.num_heads * size, _scaled(shard.heads(config), size), "q_proj")

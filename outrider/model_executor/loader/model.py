@@ -6,7 +6,7 @@ The order is: read the configuration, choose length, type and part, read the wei
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -18,7 +18,7 @@ from outrider.model_executor.distributed.communicator import SINGLE_RANK, Commun
 from outrider.model_executor.kv_cache_sizing import check_weights_fit, choose_num_pages, graph_bytes, naming_what_lacks
 from outrider.model_executor.loader.checkpoint import read_checkpoint
 from outrider.model_executor.loader.weights import Progress, fill_weights, load_weights
-from outrider.model_executor.models import Decoder, ModelConfig, read_model_config
+from outrider.model_executor.models import AttentionWindow, Decoder, ModelConfig, read_model_config
 from outrider.model_executor.models.dummy import noise
 from outrider.model_executor.synthetic.recipe import synthetic_tensors
 from outrider.model_executor.worker_commands import WorkerCommand
@@ -74,6 +74,7 @@ def load_model(
     graph_memory_bytes: int | None = None,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
+    attention_window: AttentionWindow | None = None,
 ) -> LoadedModel:
     """Load a folder in the Hugging Face layout. With the ``load_format`` "dummy" only its config.json is read and the
     weights are noise, made on the device: for measuring shapes; with "synthetic" they are made by the folder's recipe.
@@ -82,10 +83,11 @@ def load_model(
     takes ``num_pages``, else what fits ``kv_cache_bytes`` on each rank, else what weights and the limit of CUDA graphs
     leave of ``gpu_memory_utilization``, else a share of the memory that is free (on a GPU: besides that limit), at most
     room for ``max_sequences`` of ``max_model_len``; of several ranks, what fits the one with the least room.
-    ``graph_memory_bytes`` is the limit of CUDA graphs. ``progress(done, total)`` counts bytes of weights.
+    ``graph_memory_bytes`` is the limit of CUDA graphs. With an ``attention_window`` layers attend to no more than that:
+    for drafts, whose tokens a target judges. ``progress(done, total)`` counts bytes of weights.
     ``ModelError`` when the folder cannot be served, ``ConfigError`` when a setting does not fit it.
     """
-    config = read_model_config(folder)
+    config = replace(read_model_config(folder), attention_window=attention_window)
     if load_format == "safetensors":
         read_checkpoint(folder, config)  # before memory is taken for what config.json promises
     length = _choose_length(config, max_model_len)

@@ -32,6 +32,14 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionWindow:
+    """A bound of what a model attends: the last tokens, and the first as attention sinks (Xiao et al., 2023)."""
+
+    size: int
+    num_sinks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One decoder, whatever its architecture is called."""
 
@@ -61,6 +69,13 @@ class ModelConfig:
     """The type the weights were saved in."""
     quantization: str | None = None
     """How the weights of linear layers are kept, by ``LINEAR_METHODS``; None: as ``dtype``."""
+    attention_window: AttentionWindow | None = None
+    """What layers attend at most, by the settings and not by the model; None: all that it says."""
+
+    def reach(self, layer: int) -> tuple[int | None, int]:
+        """Tokens that a layer sees, the last ones (None: all), and how many of the first besides."""
+        own, limit = self.sliding_windows[layer], self.attention_window
+        return (own, 0) if limit is None or (own is not None and own <= limit.size) else (limit.size, limit.num_sinks)
 
     @property
     def sliding_window(self) -> int | None:
