@@ -103,6 +103,20 @@ async def test_a_mixed_batch_of_sixteen_equals_transformers_over_grpc(kind: str)
         await check_batch(stack, folder, 16, seed=3)
 
 
+async def test_a_draft_that_attends_to_a_window_changes_no_token() -> None:
+    """It is the target itself, which would be accepted whole if it saw everything."""
+    folder, prompt = cached_tiny_model("llama", seed=1), prompts(5, 3)[-1]
+    window = {"attention_window": 6, "attention_sinks": 2, "page_size": 4}
+    async with run_stack(folder, folder, wire=False, draft_settings=window) as stack:
+        assert stack.draft is not None
+        assert stack.draft.runner is not None
+        layout = stack.draft.runner.model.kv_cache_layout
+        assert (layout.windows, layout.sinks) == ((6,), (2,))
+        result = await stack.generate(prompt_token_ids=prompt, max_tokens=30, temperature=0, ignore_eos=True)
+        assert list(result.token_ids) == reference(folder, prompt, 30, padding=range(NUM_TOKEN_IDS, NUM_ROWS))
+        assert result.usage.num_accepted_tokens < result.usage.num_draft_tokens
+
+
 async def test_an_equal_draft_is_accepted_whole() -> None:
     folder = cached_tiny_model("llama", seed=1)
     async with stack_of(folder, folder, wire=False) as stack:

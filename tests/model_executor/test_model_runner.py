@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from outrider.kv_cache.sizing import KVCacheRequest
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.kv_cache_sizing import choose_num_pages
 from outrider.model_executor.model_runner import ModelRunner
+from outrider.model_executor.models import AttentionWindow, read_model_config
 from tests.model_executor.parity import build, poisoned_runner, random_ids, reference_logits
 
 CPU = torch.device("cpu")
@@ -185,3 +187,25 @@ def test_settings_that_do_not_fit_the_model_are_refused(setting: str, value: obj
     with pytest.raises(ConfigError) as raised:
         ModelRunner.load(build("llama"), num_pages=4, **{setting: value})  # type: ignore[arg-type]
     assert raised.value.field == setting
+
+
+def test_an_attention_window_hides_what_is_between_it_and_the_sinks() -> None:
+    """The same in one forward as token by token, the whole model's within the window, and other logits beyond."""
+    folder, ids = build("llama"), random_ids(30, seed=5)
+    windowed = ModelRunner.load(folder, page_size=4, num_pages=40, attention_window=AttentionWindow(8, 3))
+    whole = ModelRunner.load(folder, page_size=4, num_pages=40)
+    assert (windowed.model.kv_cache_layout.windows, windowed.model.kv_cache_layout.sinks) == ((8,), (3,))
+    at_once = windowed.forward([ForwardRow(windowed.sequences.open(30), ids, 30)])
+    sequence = windowed.sequences.open(30)
+    one_by_one = torch.cat([windowed.forward([ForwardRow(sequence, [token], 1)]) for token in ids])
+    torch.testing.assert_close(one_by_one, at_once, atol=1e-4, rtol=1e-4)
+    plain = whole.forward([ForwardRow(whole.sequences.open(30), ids, 30)])
+    torch.testing.assert_close(at_once[:8], plain[:8], atol=1e-4, rtol=1e-4)
+    assert ((at_once[11:] - plain[11:]).abs().amax(1) > 1e-3).all()
+
+
+def test_a_layer_with_a_narrower_window_of_its_own_keeps_it() -> None:
+    config = read_model_config(build("mistral", sliding_window=6))
+    assert replace(config, attention_window=AttentionWindow(8, 3)).reach(0) == (6, 0)
+    assert replace(config, attention_window=AttentionWindow(5, 3)).reach(0) == (5, 3)
+    assert config.reach(0) == (6, 0)
