@@ -114,7 +114,7 @@ async def test_a_draft_that_attends_to_a_window_changes_no_token() -> None:
         assert (layout.windows, layout.sinks) == ((6,), (2,))
         result = await stack.generate(prompt_token_ids=prompt, max_tokens=30, temperature=0, ignore_eos=True)
         assert list(result.token_ids) == reference(folder, prompt, 30, padding=range(NUM_TOKEN_IDS, NUM_ROWS))
-        assert result.usage.num_accepted_tokens < result.usage.num_draft_tokens
+        assert result.speculation.num_accepted_tokens < result.speculation.num_draft_tokens
 
 
 async def test_an_equal_draft_is_accepted_whole() -> None:
