@@ -570,6 +570,9 @@ class GatewaySettings(Section):
     )
     drain_delay_s: Seconds = _DRAIN_DELAY_S
     drain_grace_s: Seconds = _DRAIN_GRACE_S
+    metrics_port: Port | None = _METRICS_PORT
+    metrics_host: Text | None = _METRICS_HOST
+    trace_file: Text | None = _TRACE_FILE
     log_level: LogLevel = _LOG_LEVEL
 
     @model_validator(mode="after")

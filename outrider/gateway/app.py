@@ -19,6 +19,7 @@ from outrider.gateway.disconnects import ClientGoneError
 from outrider.gateway.endpoints import Endpoints
 from outrider.gateway.error_responses import error_body, error_headers, error_status, make_error_body
 from outrider.gateway.middleware import ApiKeys, RequestIds
+from outrider.gateway.watching import HttpWatch, Watched
 from outrider.transport.security import TokenFile
 
 _log = logging.getLogger(__name__)
@@ -26,8 +27,11 @@ _CLIENT_GONE = 499
 """What logs of proxies call it; no client reads it."""
 
 
-def make_app(endpoints: Endpoints, *, tokens: TokenFile | None = None) -> Starlette:
-    """Build the application. ``tokens``: API keys, one of which each request must have; None requires none."""
+def make_app(endpoints: Endpoints, *, tokens: TokenFile | None = None, watch: HttpWatch | None = None) -> Starlette:
+    """Build the application. ``tokens``: API keys, one of which each request must have; None requires none. ``watch``
+    counts and traces each request.
+    """
+    watched = [] if watch is None else [Middleware(Watched, watch=watch)]
     keys = [] if tokens is None else [Middleware(ApiKeys, tokens=tokens)]
     return Starlette(
         routes=[
@@ -40,7 +44,7 @@ def make_app(endpoints: Endpoints, *, tokens: TokenFile | None = None) -> Starle
             Route("/health", endpoints.health, methods=["GET"]),
             Route("/version", endpoints.version, methods=["GET"]),
         ],
-        middleware=[Middleware(RequestIds), *keys, Middleware(CallerKeys)],
+        middleware=[*watched, Middleware(RequestIds), *keys, Middleware(CallerKeys)],
         exception_handlers={
             OutriderError: _on_known_error,
             HTTPException: _on_http_error,

@@ -28,6 +28,7 @@ from outrider.gateway.protocol import (
     parse_body,
 )
 from outrider.gateway.served_model import ModelSource, ModelWatch, ServedModel
+from outrider.gateway.watching import TRACE
 from outrider.generation import TO_THE_END
 from outrider.telemetry.tracing.context import TraceContext
 
@@ -185,8 +186,11 @@ async def _first_of(deltas: Any) -> Any:  # noqa: ANN401 - an async generator's 
 
 
 def _caller(request: Request, prefix: str, wanted_id: str | None) -> Caller:
-    trace_parent = request.headers.get("traceparent")
     name = request_name(request.state, wanted_id)
+    own: TraceContext | None = getattr(request.state, TRACE, None)
+    if own is not None:
+        return Caller(f"{prefix}-{name}", own.trace_parent, own.state or None)
+    trace_parent = request.headers.get("traceparent")
     if trace_parent is None or TraceContext.parse(trace_parent) is None:
         return Caller(f"{prefix}-{name}")
     return Caller(f"{prefix}-{name}", trace_parent, request.headers.get("tracestate"))

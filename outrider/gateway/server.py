@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
+from starlette.applications import Starlette
 
 from outrider.client import AsyncClient, Tls
 from outrider.config import GatewaySettings
@@ -17,7 +18,10 @@ from outrider.gateway.app import make_app
 from outrider.gateway.callers import caller_key
 from outrider.gateway.endpoints import Endpoints, Limits
 from outrider.gateway.served_model import ModelWatch
+from outrider.gateway.watching import HttpWatch
 from outrider.process.tuning import settle_process
+from outrider.telemetry.metrics.serving import metrics_served, read_on
+from outrider.telemetry.tracing import traced
 from outrider.transport.ending import Ending
 from outrider.transport.security import TokenFile
 
@@ -32,9 +36,11 @@ async def serve(settings: GatewaySettings) -> None:
     ending = Ending(asyncio.get_running_loop())
     listener = _listen(settings)
     tokens = None if settings.api_token_file is None else TokenFile("api_token_file", settings.api_token_file)
-    async with make_client(settings) as client:
+    async with contextlib.AsyncExitStack() as running:
+        watch = await _watch(settings, running)
+        client = await running.enter_async_context(make_client(settings))
         endpoints = Endpoints(client, ModelWatch(client, names=_names(settings)), _limits(settings))
-        server = _Server(_config(settings, endpoints, tokens))
+        server = _Server(_config(settings, make_app(endpoints, tokens=tokens, watch=watch)))
         scheme = "http" if settings.tls_cert_file is None else "https"
         host, port = listener.getsockname()[:2]
         _log.info("listening on %s://%s:%s", scheme, host, port)
@@ -47,6 +53,16 @@ async def serve(settings: GatewaySettings) -> None:
         finally:
             ending.stop_listening()
     _log.info("stopped")
+
+
+async def _watch(settings: GatewaySettings, running: contextlib.AsyncExitStack) -> HttpWatch | None:
+    """What counts and traces requests; None where neither is asked for."""
+    tracing = await running.enter_async_context(traced(settings.name, trace_file=settings.trace_file))
+    if tracing is None and settings.metrics_port is None:
+        return None
+    watch = HttpWatch(tracing)
+    running.enter_context(metrics_served(settings, read_on(asyncio.get_running_loop(), watch.readings)))
+    return watch
 
 
 def make_client(settings: GatewaySettings) -> AsyncClient:
@@ -100,9 +116,9 @@ def _listen(settings: GatewaySettings) -> socket.socket:
         raise ConfigError("gateway.port", f"{where} cannot be listened on: {error.strerror}; name another") from error
 
 
-def _config(settings: GatewaySettings, endpoints: Endpoints, tokens: TokenFile | None) -> uvicorn.Config:
+def _config(settings: GatewaySettings, app: Starlette) -> uvicorn.Config:
     return uvicorn.Config(
-        make_app(endpoints, tokens=tokens),
+        app,
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -18,6 +18,7 @@ from outrider import AsyncClient
 from outrider.gateway.app import make_app
 from outrider.gateway.endpoints import Endpoints, Limits
 from outrider.gateway.served_model import ModelWatch
+from outrider.gateway.watching import HttpWatch
 from outrider.tokenization import ModelText
 from outrider.tokenization.model_text import read_text_files
 from outrider.transport.security import TokenFile
@@ -41,6 +42,7 @@ class Gateway:
         names: tuple[str, ...] = (),
         tokens: TokenFile | None = None,
         token: Any = None,
+        watch: HttpWatch | None = None,
         **limits: Any,
     ) -> None:
         self._loop = asyncio.new_event_loop()
@@ -49,7 +51,9 @@ class Gateway:
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = uvicorn.Server(
-            uvicorn.Config(make_app(endpoints, tokens=tokens), lifespan="off", log_config=None, access_log=False)
+            uvicorn.Config(
+                make_app(endpoints, tokens=tokens, watch=watch), lifespan="off", log_config=None, access_log=False
+            )
         )
         self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
         self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import PurePath
 
 from outrider.cli.stack.plan import LOOPBACK, Place, ServiceSpec, address_of, spec_of
 from outrider.cli.stack.preflight import check_port
@@ -78,7 +79,20 @@ def _specs(gateway: GatewaySettings) -> tuple[ServiceSpec, ...]:
     if gateway.num_processes == 1:
         return (_named(gateway, "gateway"),)
     sharing = gateway.model_copy(update={"reuse_port": True})
-    return tuple(_named(sharing, f"gateway-{number}") for number in range(1, gateway.num_processes + 1))
+    return tuple(
+        _named(_numbered(sharing, number), f"gateway-{number}") for number in range(1, gateway.num_processes + 1)
+    )
+
+
+def _numbered(gateway: GatewaySettings, number: int) -> GatewaySettings:
+    """Metrics of each at a port of its own, counting up, and traces in a file of its own."""
+    update: dict[str, object] = {}
+    if number > 1 and gateway.metrics_port is not None:
+        update["metrics_port"] = gateway.metrics_port + number - 1
+    if number > 1 and gateway.trace_file is not None:
+        path = PurePath(gateway.trace_file)
+        update["trace_file"] = str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
+    return gateway.model_copy(update=update)
 
 
 def _named(gateway: GatewaySettings, name: str) -> ServiceSpec:

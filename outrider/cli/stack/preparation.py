@@ -38,7 +38,7 @@ def prepare_stack(
 
 
 def _extras(settings: Settings) -> list[str]:
-    sections = (settings.target, settings.draft, settings.coordinator)
+    sections = (settings.target, settings.draft, settings.coordinator, settings.gateway)
     is_watched = any(section.metrics_port is not None or section.trace_file is not None for section in sections)
     return ["engine", *(["telemetry"] if is_watched else [])]
 

@@ -47,6 +47,7 @@ class MetricSpec:
 COORDINATOR = ("coordinator",)
 SERVICES = ("draft", "target")
 EVERYBODY = ("coordinator", "draft", "target")
+GATEWAY = ("gateway",)
 
 _ROLE = Label("role", "draft or target")
 _SIDE = Label("side", "draft or target")
@@ -361,12 +362,49 @@ PROCESS = (
     ),
 )
 
+_PATH = Label("path", "path of the API, or other")
+
+HTTP = (
+    MetricSpec(
+        "outrider_http_requests_total",
+        Kind.COUNTER,
+        GATEWAY,
+        "HTTP requests that ended. Status 499: the client left before there was an answer.",
+        f"sum by (path, status) (rate(outrider_http_requests_total{_WINDOW}))",
+        (_PATH, Label("status", "status of the answer")),
+    ),
+    MetricSpec(
+        "outrider_http_requests_running",
+        Kind.GAUGE,
+        GATEWAY,
+        "HTTP requests being answered.",
+        "sum(outrider_http_requests_running)",
+    ),
+    MetricSpec(
+        "outrider_http_request_seconds",
+        Kind.HISTOGRAM,
+        GATEWAY,
+        "Time of generation requests over HTTP, streams to their end.",
+        _quantile("outrider_http_request_seconds", "path"),
+        (_PATH,),
+    ),
+    MetricSpec(
+        "outrider_http_first_byte_seconds",
+        Kind.HISTOGRAM,
+        GATEWAY,
+        "Time from a generation request to the first byte of its answer: of a stream, to its first event.",
+        _quantile("outrider_http_first_byte_seconds", "path"),
+        (_PATH,),
+    ),
+)
+
 SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
     "Speculation": SPECULATION,
     "Latency": LATENCY,
     "Load": LOAD,
     "Recovery": RECOVERY,
     "Draft and target": SERVICE,
+    "HTTP gateway": HTTP,
     "All processes": PROCESS,
 }
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
+from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, TargetSettings
 from outrider.errors import ConfigError
 from outrider.readings import Reading
 
@@ -24,7 +24,9 @@ _ROOT = Path(__file__).parents[3]
 
 
 @contextlib.contextmanager
-def metrics_served(settings: TargetSettings | DraftSettings | CoordinatorSettings, read: Read) -> Iterator[None]:
+def metrics_served(
+    settings: TargetSettings | DraftSettings | CoordinatorSettings | GatewaySettings, read: Read
+) -> Iterator[None]:
     """Serve the readings of ``read``, if the settings have a port; it is called in another thread."""
     if settings.metrics_port is None:
         yield
@@ -41,7 +43,7 @@ def metrics_served(settings: TargetSettings | DraftSettings | CoordinatorSetting
         role=settings.name,
         host=settings.metrics_host or plain_host,
         port=settings.metrics_port,
-        vllm_names=not isinstance(settings, DraftSettings) and settings.vllm_metric_names,
+        vllm_names=isinstance(settings, TargetSettings | CoordinatorSettings) and settings.vllm_metric_names,
     )
     _log.info("metrics at port %d", endpoint.port)
     try:
