@@ -126,12 +126,13 @@ class Decoder:
         hidden = self._communicator.all_reduce(self._vocab.look_up(batch.token_ids))  # [T, hidden]
         angles = self._rotary.angles(batch.positions, self.dtype)
         delta: torch.Tensor | None = None
+        groups = [self._prepared(inputs) for inputs in batch.groups]
         found: dict[int, torch.Tensor] = {}
         for number, (layer, group) in enumerate(zip(self.layers, self._groups, strict=True)):
             if number in layers:
                 hidden, delta = self._added(hidden, delta), None
                 found[number] = hidden.clone()  # a layer may add to it in place
-            hidden, delta = layer(hidden, delta, kv_cache.layer(number), angles, batch.groups[group])
+            hidden, delta = layer(hidden, delta, kv_cache.layer(number), angles, groups[group])
         if len(self.layers) in layers:
             hidden, delta = self._added(hidden, delta), None
             found[len(self.layers)] = hidden.clone()
