@@ -24,6 +24,7 @@ from outrider.limits import LINK_FIELDS
 from outrider.ports import DraftCommand, DraftEvent, DraftLink, EventBatch, TargetCommand, TargetEvent, TargetLink
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, open_channel
 from outrider.transport.convert.arrays import Fetch, fetch_nothing
+from outrider.transport.convert.columns import CAPABILITY as COLUMNS
 from outrider.transport.convert.commands import draft_commands_to_proto, target_commands_to_proto
 from outrider.transport.convert.describing import description_from_proto
 from outrider.transport.convert.events import draft_events_from_proto, target_events_from_proto
@@ -312,7 +313,7 @@ class _RemotePort:
                 raise TlsError(trouble) from error
 
     def _link_metadata(self) -> list[tuple[str, str]]:
-        return [*(self._security.metadata() or ()), HEARTBEATS, *([CAPABILITY] if self._shares_memory else [])]
+        return [*(self._security.metadata() or ()), HEARTBEATS, COLUMNS, *([CAPABILITY] if self._shares_memory else [])]
 
     def _silence_timeout_s(self) -> float:
         return max(self._link_timeout_s, MIN_INTERVALS * self._heartbeat_interval_s)

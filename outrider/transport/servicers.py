@@ -21,6 +21,7 @@ from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.ports import Draft, Target
 from outrider.telemetry.logs import about_request
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES
+from outrider.transport.convert.columns import reads_columns
 from outrider.transport.convert.commands import draft_commands_from_proto, target_commands_from_proto
 from outrider.transport.convert.describing import description_to_proto
 from outrider.transport.convert.events import draft_events_to_proto, target_events_to_proto
@@ -103,6 +104,7 @@ class DraftServicer(DraftServiceServicer):
                 offer=lambda name: link_pb2.DraftEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
                 shares_memory=reads_shared_memory(context.invocation_metadata()),
                 max_message_bytes=self._max_message_bytes,
+                columns=reads_columns(context.invocation_metadata()),
                 beat=lambda heard: context.write(link_pb2.DraftEvents(heartbeat=_heartbeat(heard))),
                 silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
             )
@@ -145,6 +147,7 @@ class TargetServicer(TargetServiceServicer):
                 offer=lambda name: link_pb2.TargetEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
                 shares_memory=reads_shared_memory(context.invocation_metadata()),
                 max_message_bytes=self._max_message_bytes,
+                columns=reads_columns(context.invocation_metadata()),
                 beat=lambda heard: context.write(link_pb2.TargetEvents(heartbeat=_heartbeat(heard))),
                 silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
             )

@@ -62,7 +62,7 @@ def token_ids_to_bytes(token_ids: Sequence[int]) -> bytes:
     """
     if isinstance(token_ids, PackedTokenIds):
         return token_ids.packed
-    return _little_endian(array("i", token_ids)).tobytes()
+    return little_endian(array("i", token_ids)).tobytes()
 
 
 def token_ids_from_bytes(name: str, content: bytes, bound: Bound) -> tuple[int, ...]:
@@ -72,10 +72,11 @@ def token_ids_from_bytes(name: str, content: bytes, bound: Bound) -> tuple[int, 
     """
     bound.check(name, len(content) // _INT.itemsize)
     _require_whole(name, len(content), _INT)
-    return tuple(_little_endian(array("i", content)))
+    return tuple(little_endian(array("i", content)))
 
 
-def _little_endian(values: array[int]) -> array[int]:
+def little_endian(values: array[int]) -> array[int]:
+    """The values as they travel; swapped in place where this host is big-endian."""
     if sys.byteorder == "big":
         values.byteswap()
     return values

@@ -14,6 +14,13 @@ from outrider import ports
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS
 from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
+from outrider.transport.convert.columns import (
+    column_groups,
+    num_answers,
+    proposals_from_columns,
+    scores_from_columns,
+    write_columns,
+)
 from outrider.transport.convert.hidden_states import hidden_states_from_proto, write_hidden_states
 from outrider.transport.convert.link_bounds import check_scores, event_within, shortened
 from outrider.transport.convert.reading import Readers, out_of_range_breaks_the_contract, read_one_of
@@ -189,13 +196,34 @@ def timings_from_proto(numbers: Sequence[int], *, num_events: int) -> tuple[port
     return tuple(itertools.starmap(ports.ItemTiming, zip(*[one_by_one] * NUMBERS_IN_A_TIMING, strict=True)))
 
 
-def draft_events_to_proto(batch: ports.EventBatch[ports.DraftEvent], place: Place = place_nothing) -> pb.DraftEvents:
-    """One message from a draft; ``ProtocolError`` if a value does not fit its field."""
+def draft_events_to_proto(
+    batch: ports.EventBatch[ports.DraftEvent], place: Place = place_nothing, *, columns: bool = False
+) -> pb.DraftEvents:
+    """One message from a draft; ``ProtocolError`` when a value does not fit its field.
+
+    ``columns``: the reader takes answers of many sessions as columns.
+    """
     with out_of_range_breaks_the_contract():
-        message = pb.DraftEvents(report=report_to_proto(batch.report), item_timings_ns=timings_to_proto(batch.timings))
-        for event in batch.events:
+        groups = column_groups(batch.events) if columns else []
+        message = pb.DraftEvents(report=report_to_proto(batch.report))
+        for event in _write_columns(message, batch, groups):
             _write_draft_event(message.events.add(), event, place)
         return message
+
+
+def _write_columns(message: Any, batch: ports.EventBatch[Any], groups: list[list[int]]) -> Sequence[Any]:  # noqa: ANN401
+    """Write the groups and all timings; returns the events that are left to be written one by one."""
+    if not groups:
+        message.item_timings_ns.extend(timings_to_proto(batch.timings))
+        return batch.events
+    for group in groups:
+        write_columns(message.columns.add(), [batch.events[index] for index in group])
+    grouped = {index for group in groups for index in group}
+    left = [index for index in range(len(batch.events)) if index not in grouped]
+    if batch.timings:
+        order = [*left, *itertools.chain.from_iterable(groups)]
+        message.item_timings_ns.extend(timings_to_proto([batch.timings[index] for index in order]))
+    return [batch.events[index] for index in left]
 
 
 def draft_events_from_proto(
@@ -203,14 +231,23 @@ def draft_events_from_proto(
 ) -> ports.EventBatch[ports.DraftEvent]:
     """One message from a draft; ``ProtocolError`` for unknown or too many events."""
     _check_num_events(message)
-    return _batch_from_proto(message, [_draft_event_from_proto(event, fetch) for event in message.events])
+    events = [_draft_event_from_proto(event, fetch) for event in message.events]
+    for group in message.columns:
+        events += proposals_from_columns(group)
+    return _batch_from_proto(message, events)
 
 
-def target_events_to_proto(batch: ports.EventBatch[ports.TargetEvent], place: Place = place_nothing) -> pb.TargetEvents:
-    """One message from a target; ``ProtocolError`` if a value does not fit its field."""
+def target_events_to_proto(
+    batch: ports.EventBatch[ports.TargetEvent], place: Place = place_nothing, *, columns: bool = False
+) -> pb.TargetEvents:
+    """One message from a target; ``ProtocolError`` when a value does not fit its field.
+
+    ``columns``: the reader takes answers of many sessions as columns.
+    """
     with out_of_range_breaks_the_contract():
-        message = pb.TargetEvents(report=report_to_proto(batch.report), item_timings_ns=timings_to_proto(batch.timings))
-        for event in batch.events:
+        groups = column_groups(batch.events) if columns else []
+        message = pb.TargetEvents(report=report_to_proto(batch.report))
+        for event in _write_columns(message, batch, groups):
             _write_target_event(message.events.add(), event, place)
         return message
 
@@ -220,7 +257,10 @@ def target_events_from_proto(
 ) -> ports.EventBatch[ports.TargetEvent]:
     """One message from a target; ``ProtocolError`` for unknown or too many events."""
     _check_num_events(message)
-    return _batch_from_proto(message, [_target_event_from_proto(event, fetch) for event in message.events])
+    events = [_target_event_from_proto(event, fetch) for event in message.events]
+    for group in message.columns:
+        events += scores_from_columns(group)
+    return _batch_from_proto(message, events)
 
 
 def _draft_event_from_proto(message: pb.DraftEvent, fetch: Fetch) -> ports.DraftEvent:
@@ -238,7 +278,7 @@ def _target_event_from_proto(message: pb.TargetEvent, fetch: Fetch) -> ports.Tar
 
 
 def _check_num_events(message: pb.DraftEvents | pb.TargetEvents) -> None:
-    count = len(message.events)
+    count = len(message.events) + num_answers(message.columns)
     if count > LINK_ITEMS.most:
         raise ProtocolError(f"events: has {count} {LINK_ITEMS.unit}; at most {LINK_ITEMS.most}")
 

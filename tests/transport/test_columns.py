@@ -1,0 +1,294 @@
+"""Answers of many sessions as columns: the same values as one by one, and every malformed column a clear error."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider import ports
+from outrider.errors import ProtocolError
+from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_POSITIONS
+from outrider.prefix_hash import EMPTY_PREFIX
+from outrider.transport import remote
+from outrider.transport.convert.columns import CAPABILITY, FEWEST_ANSWERS, column_groups, reads_columns
+from outrider.transport.convert.commands import target_commands_from_proto
+from outrider.transport.convert.events import (
+    draft_events_from_proto,
+    draft_events_to_proto,
+    target_events_from_proto,
+    target_events_to_proto,
+)
+from outrider.transport.pumping import LinkPump
+from outrider.transport.remote import RemoteTarget
+from outrider.types import CandidateLogprobs, DenseScores, JudgingRule, SparseEvidence, SparseScores, TokenScores
+from outrider.v1 import link_pb2 as pb
+from tests.support.scripted_ports import ToyTarget, random_rows
+from tests.transport.conftest import Serve
+from tests.transport.test_links import opening
+
+REPORT = ports.ForwardReport(1, 2, 3, 4, 5, 6, 7)
+COLUMNS = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass")
+LAST = (1 << 32) - 1
+
+
+def greedy(session: int, num_tokens: int = 3) -> ports.Scores:
+    token_ids = tuple(range(session % 1000, session % 1000 + num_tokens))
+    return ports.Scores(session, session + 7, 100 + session % 50, TokenScores(token_ids))
+
+
+def sampled(session: int, num_drafted: int = 0) -> ports.Scores:
+    form = SparseScores(
+        np.full(2 * num_drafted, 0.25, dtype=np.float32),
+        np.full(num_drafted + 1, 0.5, dtype=np.float32),
+        np.arange(session, session + num_drafted + 1, dtype=np.int32),
+    )
+    return ports.Scores(session, 3, 20, form)
+
+
+def with_logprobs(session: int) -> ports.Scores:
+    ids, values = np.array([1, 2], dtype=np.int32), np.array([-1.0, -2.0], dtype=np.float32)
+    return ports.Scores(session, 1, 2, TokenScores((1,)), (CandidateLogprobs(ids, values, ids, ids, values),))
+
+
+def plain(event: Any) -> Any:
+    """Values that can be compared."""
+    if isinstance(event, ports.Scores) and isinstance(event.form, SparseScores):
+        parts = (event.form.support_probs, event.form.outside_mass, event.form.outside_token_ids)
+        return event.session, event.generation, event.base_length, [(part.dtype, part.tolist()) for part in parts]
+    if isinstance(event, ports.Scores) and event.logprobs:
+        return event.session, event.logprobs[0].ranks.tolist()
+    return event
+
+
+def timing(event: Any) -> ports.ItemTiming:
+    return ports.ItemTiming(event.session, 2, 3, 4, 5)
+
+
+def sent(events: list[Any], *, timed: bool = True) -> tuple[pb.TargetEvents, ports.EventBatch[Any]]:
+    batch = ports.EventBatch(tuple(events), REPORT, tuple(map(timing, events)) if timed else ())
+    message = target_events_to_proto(batch, columns=True)
+    return message, target_events_from_proto(pb.TargetEvents.FromString(message.SerializeToString()))
+
+
+def test_steady_answers_go_as_columns_and_come_back_equal() -> None:
+    events = [greedy((1 << 63) + index, index % 4) for index in range(32)]
+    message, batch = sent(events)
+    assert (len(message.events), len(message.columns)) == (0, 1)
+    assert batch == ports.EventBatch(tuple(events), REPORT, tuple(map(timing, events)))
+
+
+def test_the_largest_values_of_each_column_travel() -> None:
+    largest = [ports.Scores((1 << 64) - 1 - index, (1 << 64) - 1, LAST, TokenScores((LAST,))) for index in range(4)]
+    assert list(sent(largest)[1].events) == largest
+
+
+def test_sampled_steps_without_drafts_go_as_columns() -> None:
+    events = [sampled(index) for index in range(8)]
+    message, batch = sent(events)
+    assert len(message.columns) == 1 and message.columns[0].outside_mass
+    assert list(map(plain, batch.events)) == list(map(plain, events))
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_what_is_not_steady_goes_one_by_one_beside_columns(timed: bool) -> None:
+    events: list[Any] = []
+    for index in range(0, 60, 5):
+        events += [greedy(index), sampled(index + 1), with_logprobs(index + 2), sampled(index + 3, 2)]
+        events.append(ports.Preempted(index + 4, 1, 10))
+    message, batch = sent(events, timed=timed)
+    assert (len(message.events), len(message.columns)) == (36, 2)
+    found = {event.session: (plain(event), time) for event, time in batch.timed()}
+    assert found == {event.session: (plain(event), timing(event) if timed else None) for event in events}
+
+
+def test_proposals_without_evidence_go_as_columns() -> None:
+    bare = [ports.Proposal(index, 2, 9, tuple(range(index))) for index in range(6)]
+    one = np.ones(1, dtype=np.int32)
+    drawn = ports.Proposal(9, 2, 9, (1,), SparseEvidence(one, one, np.ones(1, dtype=np.float32)))
+    message = draft_events_to_proto(ports.EventBatch((drawn, *bare)), columns=True)
+    assert (len(message.events), len(message.columns)) == (1, 1)
+    assert list(draft_events_from_proto(message).events[1:]) == bare
+    message.columns[0].outside_mass = bytes(24)
+    with pytest.raises(ProtocolError, match="outside_mass"):
+        draft_events_from_proto(message)
+
+
+def test_few_answers_and_two_of_one_session_and_rows_of_probabilities_go_one_by_one() -> None:
+    assert not column_groups([greedy(index) for index in range(FEWEST_ANSWERS - 1)])
+    assert not column_groups([*(greedy(index) for index in range(8)), ports.Opened(3, 1, 0)])
+    dense = ports.Scores(99, 1, 1, DenseScores(np.ones((1, 4), dtype=np.float32)))
+    assert not column_groups([*(greedy(index) for index in range(8)), dense])
+
+
+def test_a_reader_that_does_not_ask_gets_none() -> None:
+    message = target_events_to_proto(ports.EventBatch(tuple(greedy(index) for index in range(8))))
+    assert (len(message.events), len(message.columns)) == (8, 0)
+    assert reads_columns([("a", "b"), CAPABILITY]) and not reads_columns([("a", "b")]) and not reads_columns(None)
+
+
+def test_an_answer_that_is_too_long_ends_its_session_alone() -> None:
+    events = [greedy(index, LINK_POSITIONS.most + (index == 2)) for index in range(5)]
+    found = sent(events)[1].events
+    assert isinstance(found[2], ports.SessionFailed) and found[2].session == 2
+    assert [event for index, event in enumerate(found) if index != 2] == [*events[:2], *events[3:]]
+    drafts = tuple(ports.Proposal(index, 1, 1, (5,) * (LINK_DRAFT_TOKEN_IDS.most + 1)) for index in range(4))
+    failed = draft_events_from_proto(draft_events_to_proto(ports.EventBatch(drafts), columns=True)).events
+    assert all(isinstance(event, ports.SessionFailed) for event in failed)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("change", [-1, 1, -4, 8])
+def test_columns_that_do_not_fit_each_other_are_told(name: str, change: int) -> None:
+    for events in ([greedy(index) for index in range(8)], [sampled(index) for index in range(8)]):
+        message, _ = sent(events)
+        content = getattr(message.columns[0], name)
+        if name == "outside_mass" and not content:
+            continue
+        setattr(message.columns[0], name, content[:change] if change < 0 else content + bytes(change))
+        with pytest.raises(ProtocolError, match="columns"):
+            target_events_from_proto(message)
+
+
+def test_counts_and_items_are_bounded_before_anything_is_made_of_them() -> None:
+    message, _ = sent([greedy(index) for index in range(4)], timed=False)
+    message.columns[0].counts = np.array([LAST, LAST, 2, 9], dtype="<u4").tobytes()  # their sum is 9 in 32 bits
+    with pytest.raises(ProtocolError, match="counts"):
+        target_events_from_proto(message)
+    many = pb.TargetEvents(columns=[pb.AnswerColumns(sessions=bytes(8 * LINK_ITEMS.most))] * 2)
+    with pytest.raises(ProtocolError, match=f"at most {LINK_ITEMS.most}"):
+        target_events_from_proto(many)
+    with pytest.raises(ProtocolError, match="tokens"):
+        target_events_from_proto(pb.TargetEvents(columns=[pb.AnswerColumns(token_ids=bytes(1 << 23))]))
+
+
+def test_a_sampled_token_that_is_no_int32_is_told() -> None:
+    message, _ = sent([sampled(index) for index in range(4)])
+    message.columns[0].token_ids = np.array([1, 2, 3, LAST], dtype="<u4").tobytes()
+    with pytest.raises(ProtocolError, match="int32"):
+        target_events_from_proto(message)
+
+
+def test_random_columns_are_read_or_refused() -> None:
+    """Nothing but ``ProtocolError`` comes of them, and what is read has an answer for each row."""
+    chance = random.Random(5)
+    num_read = 0
+    for _ in range(3000):
+        kind = chance.choice([greedy, sampled])
+        message, _ = sent([kind(index) for index in range(chance.choice([4, 6]))], timed=False)
+        group = message.columns[0]
+        for _ in range(chance.choice([1, 2])):
+            name = chance.choice(COLUMNS)
+            content = bytearray(getattr(group, name))
+            if content and chance.random() < 0.6:
+                content[chance.randrange(len(content))] = chance.randrange(256)
+            else:
+                content = bytearray(chance.randbytes(chance.choice([0, 1, 4, 8, 24, 32, 48])))
+            setattr(group, name, bytes(content))
+        try:
+            events = target_events_from_proto(message).events
+        except ProtocolError:
+            continue
+        num_read += 1
+        assert len(events) == len(group.sessions) // 8
+        assert all(isinstance(event, ports.Scores | ports.SessionFailed) for event in events)
+    assert 300 < num_read < 2700
+
+
+class OneBatch:
+    """A link that has one batch of events to tell."""
+
+    def __init__(self, events: Sequence[ports.TargetEvent]) -> None:
+        self._events = events
+
+    def send(self, commands: Sequence[ports.TargetCommand]) -> None:
+        raise AssertionError("nothing was to be sent")
+
+    async def events(self) -> AsyncIterator[ports.EventBatch[ports.TargetEvent]]:
+        yield ports.EventBatch(tuple(self._events), REPORT, tuple(map(timing, self._events)))
+
+    async def close(self) -> None:
+        pass
+
+
+async def no_requests() -> AsyncIterator[pb.TargetCommands]:
+    await asyncio.Event().wait()
+    yield pb.TargetCommands()
+
+
+@pytest.mark.parametrize(
+    ("most", "columns", "is_one"), [(1 << 20, True, True), (1500, True, False), (1500, False, False)]
+)
+async def test_columns_that_are_longer_than_a_message_go_one_by_one(most: int, columns: bool, is_one: bool) -> None:
+    events = [greedy(index, 9) for index in range(64)]
+    pump = LinkPump(
+        OneBatch(events),
+        target_commands_from_proto,
+        target_events_to_proto,
+        offer=lambda name: None,
+        shares_memory=False,
+        max_message_bytes=most,
+        columns=columns,
+    )
+    stream, messages, told = pump.run(no_requests()), list[Any](), list[Any]()
+    async with asyncio.timeout(30):
+        while len(told) < len(events):
+            messages.append(await anext(stream))
+            told += target_events_from_proto(messages[-1]).events
+    await stream.aclose()
+    assert told == events
+    assert (len(messages) == 1) is is_one
+    assert [len(message.columns) for message in messages] == [int(is_one)] * len(messages)
+
+
+async def test_a_coordinator_and_a_target_use_columns_from_the_second_step_on(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab, num_sessions, prompt = 9, 8, (1, 2, 3)
+    seen: list[int] = []
+
+    def read(message: pb.TargetEvents, fetch: Any) -> ports.EventBatch[Any]:
+        seen.append(len(message.columns))
+        return target_events_from_proto(message, fetch)
+
+    monkeypatch.setattr(remote, "target_events_from_proto", read)
+    rows = random_rows(vocab, seed=1)
+    server = await serve("target", ToyTarget(rows, vocab))
+    told = [
+        await two_steps(port, num_sessions, prompt, vocab)
+        for port in (RemoteTarget(server.address), ToyTarget(rows, vocab))
+    ]
+    assert told[0] == told[1]
+    assert 0 < sum(seen) <= len(seen)
+
+
+async def two_steps(
+    port: Any, num_sessions: int, prompt: tuple[int, ...], vocab: int
+) -> list[dict[int, tuple[int, tuple[int, ...]]]]:
+    """Of each step the base length and the tokens by session."""
+    link = await port.attach()
+    events = link.events()
+    told: list[dict[int, tuple[int, tuple[int, ...]]]] = []
+    async with asyncio.timeout(30):
+        for generation in (2, 3):
+            scores = [
+                ports.Score(session, generation, 0, EMPTY_PREFIX, (*prompt, session % vocab), (4, 5))
+                for session in range(num_sessions)
+            ]
+            opens = [
+                opening(session, judging_rule=JudgingRule.GREEDY, num_token_ids=vocab)
+                for session in range(num_sessions)
+            ]
+            link.send([*opens, *scores] if generation == 2 else scores)
+            found: dict[int, tuple[int, tuple[int, ...]]] = {}
+            while len(found) < num_sessions:
+                for event in (await anext(events)).events:
+                    if isinstance(event, ports.Scores) and isinstance(event.form, TokenScores):
+                        found[event.session] = event.base_length, event.form.token_ids
+            told.append(found)
+    await link.close()
+    return told
