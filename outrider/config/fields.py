@@ -21,7 +21,7 @@ _VLLM_ACCEPTANCE = {
 
 _VLLM_DTYPES = {"half": "float16", "float": "float32"}
 _VLLM_NGRAM = {"ngram_gpu", "[ngram]"}
-_ON_HIDDEN_STATES = {"eagle", "medusa", "mlp_speculator", "dflash", "dspark", "extract_hidden_states"}
+_ON_HIDDEN_STATES = {"eagle", "dflash", "dspark", "extract_hidden_states"}
 
 
 class DraftMethod(enum.StrEnum):
@@ -29,6 +29,8 @@ class DraftMethod(enum.StrEnum):
 
     DRAFT_MODEL = "draft_model"
     EAGLE3 = "eagle3"
+    MEDUSA = "medusa"
+    MLP_SPECULATOR = "mlp_speculator"
     NGRAM = "ngram"
     SUFFIX = "suffix"
     CUSTOM_CLASS = "custom_class"
@@ -38,7 +40,12 @@ class DraftMethod(enum.StrEnum):
     @property
     def has_model(self) -> bool:
         """Whether ``draft.model`` makes the proposals."""
-        return self is DraftMethod.DRAFT_MODEL or self.reads_target
+        return self is DraftMethod.DRAFT_MODEL or self.is_head
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it reads the target's hidden states."""
+        return self in (DraftMethod.EAGLE3, DraftMethod.MEDUSA, DraftMethod.MLP_SPECULATOR)
 
     @property
     def reads_target(self) -> bool:
@@ -84,8 +91,8 @@ def _known_method(value: Any) -> Any:  # noqa: ANN401
         return DraftMethod.NGRAM
     if value in _ON_HIDDEN_STATES or value.endswith("mtp"):
         raise ValueError(
-            "should be draft_model, eagle3, ngram, suffix, module:Class or none"
-            " (of drafts that read the target's hidden states, eagle3 alone is built yet)"
+            "should be draft_model, eagle3, medusa, mlp_speculator, ngram, suffix, module:Class or none"
+            " (no other draft that reads the target's hidden states is built yet)"
         )
     return value
 

@@ -251,9 +251,9 @@ class DraftSettings(Section):
 
     method: Method = Field(
         DraftMethod.NONE,
-        description="draft_model, eagle3 (a head over the target's hidden states), ngram (prompt lookup) or suffix"
-        " (suffix decoding) without a model, module:Class (a proposer of your own) or none; unset: draft_model where a"
-        " model is set.",
+        description="draft_model; eagle3, medusa or mlp_speculator (heads over the target's hidden states); ngram"
+        " (prompt lookup) or suffix (suffix decoding) without a model; module:Class (a proposer of your own) or none;"
+        " unset: draft_model where a model is set.",
     )
     target_model: Text | None = Field(
         None,
@@ -361,7 +361,7 @@ class DraftSettings(Section):
         _check_tls(self)
         if self.method is DraftMethod.DRAFT_MODEL and self.model is None:
             raise ValueError("model: is needed by method draft_model")
-        if self.method.reads_target and (self.model is None or self.tensor_parallel_size != 1):
+        if self.method.is_head and (self.model is None or self.tensor_parallel_size != 1):
             raise ValueError(f"model: is needed by method {self.method}, and tensor_parallel_size has to be 1")
         if (self.method is DraftMethod.CUSTOM_CLASS) != (self.proposer is not None):
             raise ValueError("proposer: goes with method custom_class, and that with it")

@@ -66,6 +66,8 @@ Loader: TypeAlias = "Callable[[DraftSettings, LoadHooks], ServedProposer]"
 LOADERS: Mapping[DraftMethod, str] = {
     DraftMethod.DRAFT_MODEL: "outrider_draft.proposers.draft_model",
     DraftMethod.EAGLE3: "outrider_draft.proposers.eagle3",
+    DraftMethod.MEDUSA: "outrider_draft.proposers.medusa",
+    DraftMethod.MLP_SPECULATOR: "outrider_draft.proposers.mlp_speculator",
     DraftMethod.NGRAM: "outrider_draft.proposers.ngram",
     DraftMethod.SUFFIX: "outrider_draft.proposers.suffix",
     DraftMethod.CUSTOM_CLASS: "outrider_draft.proposers.custom",

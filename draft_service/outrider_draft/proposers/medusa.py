@@ -1,0 +1,95 @@
+"""Proposals by Medusa heads: head i guesses the token i + 1 places after the newest, all from one hidden state.
+
+Cai et al., "Medusa", 2024 (arXiv 2401.10774), Medusa-1 without its tree: the likeliest token of each head. Checkpoints
+are those that vLLM reads (``vllm/model_executor/models/medusa.py``): ``blocks.I.layers.L.weight`` and, with
+``medusa_fc_bias``, ``.bias``; ``lm_heads.I.weight``, one for all with ``original_lm_head``; ``token_map`` for a reduced
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from outrider.config import DraftSettings
+from outrider.errors import ModelError
+from outrider.model_executor.models.json_files import read_object
+from outrider_draft.proposers.base import UNLIMITED_LENGTH
+from outrider_draft.proposers.registry import LoadHooks, ServedProposer, without_kv
+from outrider_draft.proposers.state_heads import StateHeadProposer, Weights, number, read_weights, take
+
+_METHOD = "medusa"
+
+
+def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
+    """Medusa heads, served."""
+    return without_kv(MedusaProposer.load(settings), settings, name=Path(settings.model or "").resolve().name)
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaHead:
+    """One head."""
+
+    layers: tuple[tuple[torch.Tensor, torch.Tensor | None], ...]
+    """Weight [H, H] and bias [H] of each residual layer."""
+    output: torch.Tensor  # [V', H]
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:  # [B, H] -> [B, V']
+        """Of the head's token."""
+        for weight, bias in self.layers:
+            states = states + F.silu(F.linear(states, weight, bias))
+        return F.linear(states, self.output)
+
+
+class MedusaProposer(StateHeadProposer):
+    """Proposes the likeliest token of each head."""
+
+    def __init__(self, weights: Weights, config: Mapping[str, Any], *, max_model_len: int = UNLIMITED_LENGTH) -> None:
+        """``ModelError`` for weights that are not those of the configuration."""
+        self.max_model_len = max_model_len
+        self.hidden_size = number(config, "hidden_size", _METHOD)
+        self.vocab_size = number(config, "vocab_size", _METHOD)
+        self.max_draft_length = number(config, "num_heads", _METHOD)
+        self._token_map = self._read_token_map(weights, config)
+        self._heads = [self._read_head(weights, config, index) for index in range(self.max_draft_length)]
+        self.device, self.dtype = self._heads[0].output.device, self._heads[0].output.dtype
+
+    @classmethod
+    def load(cls, settings: DraftSettings) -> MedusaProposer:
+        """From the model's folder."""
+        config = read_object(Path(settings.model or "") / "config.json")
+        length = settings.max_model_len or UNLIMITED_LENGTH
+        return cls(read_weights(settings, "medusa_heads."), config, max_model_len=length)
+
+    def draft(self, states: torch.Tensor, token_ids: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """The heads see no token: the newest is what the target's own head has said."""
+        found = torch.stack([head.logits(states).argmax(-1) for head in self._heads[:num_tokens]], dim=1)
+        return found if self._token_map is None else self._token_map[found]
+
+    def _read_token_map(self, weights: Weights, config: Mapping[str, Any]) -> torch.Tensor | None:
+        size = number(config, "truncated_vocab_size", _METHOD, self.vocab_size)
+        if size == self.vocab_size:
+            return None
+        found = take(weights, "token_map", [size], _METHOD).long()
+        if int(found.min()) < 0 or int(found.max()) >= self.vocab_size:
+            raise ModelError(f"{_METHOD}: token_map should hold ids below {self.vocab_size}")
+        return found
+
+    def _read_head(self, weights: Weights, config: Mapping[str, Any], index: int) -> MedusaHead:
+        size, layers = self.hidden_size, []
+        for layer in range(number(config, "num_hidden_layers", _METHOD)):
+            name = f"blocks.{index}.layers.{layer}"
+            bias = take(weights, f"{name}.bias", [size], _METHOD) if config.get("medusa_fc_bias") else None
+            layers.append((take(weights, f"{name}.weight", [size, size], _METHOD), bias))
+        name = f"lm_heads.{0 if config.get('original_lm_head') else index}.weight"
+        if self._token_map is None:
+            return MedusaHead(tuple(layers), take(weights, name, [self.vocab_size, size], _METHOD))
+        is_whole = name in weights and weights[name].shape[0] == self.vocab_size
+        rows = self.vocab_size if is_whole else self._token_map.numel()
+        output = take(weights, name, [rows, size], _METHOD)
+        return MedusaHead(tuple(layers), output[self._token_map] if is_whole else output)

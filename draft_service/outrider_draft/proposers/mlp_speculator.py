@@ -1,0 +1,102 @@
+"""Proposals by IBM's MLP speculator: a small recurrent network over the target's last hidden state and drafted tokens.
+
+Wertheimer et al., 2024 (arXiv 2404.19124). Stage i adds the embedding of the token drafted last to a projection of the
+state, normalises, and a head of its own gives the next token. Checkpoints are those of ibm-fms and ibm-granite:
+``speculator.emb.I.weight``, ``proj.I.weight``, ``ln.I.weight`` and ``.bias``, ``head.I.weight``; with ``tie_weights``
+the stages share them, but for the first projection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from outrider.config import DraftSettings
+from outrider.model_executor.models.json_files import read_object
+from outrider_draft.proposers.base import UNLIMITED_LENGTH
+from outrider_draft.proposers.registry import LoadHooks, ServedProposer, without_kv
+from outrider_draft.proposers.state_heads import StateHeadProposer, Weights, number, read_weights, take
+
+_METHOD = "mlp_speculator"
+_EPSILON = 1e-6
+
+
+def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
+    """An MLP speculator, served."""
+    return without_kv(MlpSpeculatorProposer.load(settings), settings, name=Path(settings.model or "").resolve().name)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What gives one token."""
+
+    embedding: torch.Tensor  # [V, D]
+    projection: torch.Tensor  # [D, H], of later stages [D, D]
+    norm_weight: torch.Tensor  # [D]
+    norm_bias: torch.Tensor  # [D]
+    head: torch.Tensor  # [V, D]
+
+
+class MlpSpeculatorProposer(StateHeadProposer):
+    """Proposes the likeliest token of each stage."""
+
+    def __init__(self, weights: Weights, config: Mapping[str, Any], *, max_model_len: int = UNLIMITED_LENGTH) -> None:
+        """``ModelError`` for weights that are not those of the configuration."""
+        self.max_model_len = max_model_len
+        self.hidden_size = number(config, "emb_dim", _METHOD)
+        self.vocab_size = number(config, "vocab_size", _METHOD)
+        self.max_draft_length = number(config, "n_predict", _METHOD)
+        self._inner = (
+            number(config, "inner_dim", _METHOD, self.hidden_size) if config.get("inner_dim") else self.hidden_size
+        )
+        self._scales_input = bool(config.get("scale_input"))
+        is_tied = bool(config.get("tie_weights"))
+        self._stages = [self._read_stage(weights, index, is_tied=is_tied) for index in range(self.max_draft_length)]
+        state_weight = 0.5 ** (0.5 / self.max_draft_length)
+        embedding_weight = math.sqrt((1 - state_weight**2) * (self._inner / 2))
+        self._mixing = embedding_weight / state_weight
+        """Of an embedding to a state of weight 1; what follows normalises their sum."""
+        self.device, self.dtype = self._stages[0].head.device, self._stages[0].head.dtype
+
+    @classmethod
+    def load(cls, settings: DraftSettings) -> MlpSpeculatorProposer:
+        """From the model's folder."""
+        config = read_object(Path(settings.model or "") / "config.json")
+        length = settings.max_model_len or UNLIMITED_LENGTH
+        return cls(read_weights(settings, "speculator."), config, max_model_len=length)
+
+    def draft(self, states: torch.Tensor, token_ids: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """One stage after the other."""
+        if self._scales_input:
+            states = _normalised(states) / math.sqrt(2)
+        drafted = []
+        for stage in self._stages[:num_tokens]:
+            mixed = F.linear(states, stage.projection) + self._mixing * stage.embedding[token_ids]
+            states = F.gelu(stage.norm_weight * _normalised(mixed) + stage.norm_bias)
+            token_ids = F.linear(states, stage.head).argmax(-1)
+            drafted.append(token_ids)
+        return torch.stack(drafted, dim=1)
+
+    def _read_stage(self, weights: Weights, index: int, *, is_tied: bool) -> Stage:
+        shared = 0 if is_tied else index
+        projection = min(index, 1) if is_tied else index
+        width = self.hidden_size if index == 0 else self._inner
+        vocabulary, inner = self.vocab_size, self._inner
+        return Stage(
+            take(weights, f"emb.{shared}.weight", [vocabulary, inner], _METHOD),
+            take(weights, f"proj.{projection}.weight", [inner, width], _METHOD),
+            take(weights, f"ln.{shared}.weight", [inner], _METHOD),
+            take(weights, f"ln.{shared}.bias", [inner], _METHOD),
+            take(weights, f"head.{shared}.weight", [vocabulary, inner], _METHOD),
+        )
+
+
+def _normalised(states: torch.Tensor) -> torch.Tensor:
+    """Divided by the root of the mean square."""
+    return states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + _EPSILON)

@@ -1,0 +1,204 @@
+"""Medusa and the MLP speculator: drafts are those of a plain reading of the papers; wrong checkpoints are refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from outrider.config import DraftSettings, load
+from outrider.errors import ConfigError, ModelError
+from outrider.ports import Open
+from outrider.types import HiddenStates, JudgingRule, SamplingParams
+from outrider_draft.proposers.base import ProposalRequest
+from outrider_draft.proposers.medusa import MedusaProposer
+from outrider_draft.proposers.mlp_speculator import MlpSpeculatorProposer
+from outrider_draft.proposers.registry import LoadHooks, load_proposer
+from tests.support.service_rig import ServiceRig
+from tests.support.tiny_models import cached_tiny_model
+
+HIDDEN, VOCABULARY = 32, 272
+OPEN = Open(1, 1, SamplingParams(), 3, JudgingRule.GREEDY, prompt_length=4, max_length=100, num_token_ids=VOCABULARY)
+MEDUSA = {"hidden_size": HIDDEN, "vocab_size": VOCABULARY, "num_heads": 4, "num_hidden_layers": 2}
+SPECULATOR = {"emb_dim": HIDDEN, "inner_dim": 24, "vocab_size": VOCABULARY, "n_predict": 3}
+
+
+def written(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def settings(method: str, folder: Path) -> DraftSettings:
+    return load(DraftSettings, ["--method", method, "--model", str(folder), "--device", "cpu"], {})
+
+
+def request(states: torch.Tensor, token_ids: list[int], num_tokens: int) -> ProposalRequest:
+    """With the states [N, H] of the last positions but the newest token's."""
+    start = len(token_ids) - 1 - states.shape[0]
+    brought = HiddenStates(start, states.shape[0], HIDDEN, "float32", states.numpy().tobytes())
+    return ProposalRequest(OPEN, token_ids, num_tokens, brought)
+
+
+class ReferenceMedusaHead(nn.Module):
+    """``medusa/model/medusa_model.py`` of FasterDecoding: residual blocks, then a linear head."""
+
+    def __init__(self, *, bias: bool, rows: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(HIDDEN, HIDDEN, bias=bias) for _ in range(MEDUSA["num_hidden_layers"]))
+        self.head = nn.Linear(HIDDEN, rows, bias=False)
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            state = state + nn.SiLU()(layer(state))
+        logits: torch.Tensor = self.head(state)
+        return logits
+
+
+def medusa(folder: Path, *, bias: bool = False, rows: int = VOCABULARY, prefix: str = "") -> list[ReferenceMedusaHead]:
+    torch.manual_seed(rows)
+    heads = [ReferenceMedusaHead(bias=bias, rows=rows) for _ in range(MEDUSA["num_heads"])]
+    tensors = {}
+    for index, head in enumerate(heads):
+        for name, tensor in head.layers.state_dict().items():
+            tensors[f"{prefix}blocks.{index}.layers.{name}"] = tensor
+        tensors[f"{prefix}lm_heads.{index}.weight"] = head.head.weight.data
+    config: dict[str, Any] = {**MEDUSA, "medusa_fc_bias": bias, "truncated_vocab_size": None}
+    if rows < VOCABULARY:
+        tensors["token_map"] = torch.randperm(VOCABULARY)[:rows]
+        config["truncated_vocab_size"] = rows
+    written(folder, config, tensors)
+    return heads
+
+
+@pytest.mark.parametrize(
+    ("bias", "rows", "prefix"), [(False, VOCABULARY, ""), (True, VOCABULARY, "medusa_heads."), (False, 50, "")]
+)
+@torch.no_grad()
+def test_medusas_drafts_are_each_heads_likeliest(tmp_path: Path, bias: bool, rows: int, prefix: str) -> None:
+    heads = medusa(tmp_path / "m", bias=bias, rows=rows, prefix=prefix)
+    proposer = MedusaProposer.load(settings("medusa", tmp_path / "m"))
+    from safetensors.torch import load_file
+
+    token_map = load_file(tmp_path / "m" / "model.safetensors").get("token_map", torch.arange(VOCABULARY))
+    states = torch.randn(5, HIDDEN)
+    asked = [request(states[i : i + 1 + i % 2], [1, 2, 3, 4 + i], 1 + i) for i in range(4)]
+    for i, found in enumerate(proposer.propose(asked)):
+        last = states[i + i % 2]
+        assert found.token_ids == [int(token_map[head(last).argmax()]) for head in heads[: 1 + i]]
+
+
+class ReferenceSpeculator:
+    """The paper's recurrence, stage by stage, one row at a time."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], *, is_tied: bool, scales: bool) -> None:
+        self.tensors, self.is_tied, self.scales = tensors, is_tied, scales
+
+    def of(self, part: str, stage: int) -> torch.Tensor:
+        if self.is_tied:
+            stage = min(stage, 1) if part == "proj" else 0
+        return self.tensors[f"speculator.{part}.{stage}.weight"]
+
+    def draft(self, state: torch.Tensor, token_id: int, count: int) -> list[int]:
+        inner, drafted = 24, []
+        state_weight = 0.5 ** (0.5 / 3)
+        embedding_weight = math.sqrt((1 - state_weight**2) * (inner / 2))
+        if self.scales:
+            state = state / (state.pow(2).mean() + 1e-6).sqrt() / math.sqrt(2)
+        for stage in range(count):
+            mixed = self.of("proj", stage) @ state + embedding_weight / state_weight * self.of("emb", stage)[token_id]
+            mixed = mixed / (mixed.pow(2).mean() + 1e-6).sqrt()
+            bias = self.tensors[f"speculator.ln.{0 if self.is_tied else stage}.bias"]
+            state = nn.GELU()(self.of("ln", stage) * mixed + bias)
+            token_id = int((self.of("head", stage) @ state).argmax())
+            drafted.append(token_id)
+        return drafted
+
+
+def speculator(folder: Path, *, is_tied: bool = False, scales: bool = False) -> ReferenceSpeculator:
+    torch.manual_seed(7)
+    tensors = {}
+    for stage in range(3):
+        if not is_tied or stage < 2:
+            tensors[f"speculator.proj.{stage}.weight"] = torch.randn(24, HIDDEN if stage == 0 else 24)
+        if not is_tied or stage == 0:
+            tensors[f"speculator.emb.{stage}.weight"] = torch.randn(VOCABULARY, 24)
+            tensors[f"speculator.head.{stage}.weight"] = torch.randn(VOCABULARY, 24)
+            tensors[f"speculator.ln.{stage}.weight"] = torch.rand(24) + 0.5
+            tensors[f"speculator.ln.{stage}.bias"] = torch.randn(24)
+    written(folder, {**SPECULATOR, "tie_weights": is_tied, "scale_input": scales}, tensors)
+    return ReferenceSpeculator(tensors, is_tied=is_tied, scales=scales)
+
+
+@pytest.mark.parametrize(("is_tied", "scales"), [(False, False), (True, True), (True, False)])
+def test_the_speculators_drafts_are_those_of_the_paper(tmp_path: Path, is_tied: bool, scales: bool) -> None:
+    reference = speculator(tmp_path / "s", is_tied=is_tied, scales=scales)
+    proposer = MlpSpeculatorProposer.load(settings("mlp_speculator", tmp_path / "s"))
+    states = torch.randn(6, HIDDEN)
+    asked = [request(states[i : i + 1], [9, 8, 7 + i], i % 4) for i in range(6)]
+    for i, found in enumerate(proposer.propose(asked)):
+        assert list(found.token_ids) == reference.draft(states[i], 7 + i, i % 4)
+
+
+def test_without_the_state_before_the_newest_token_nothing_is_proposed(tmp_path: Path) -> None:
+    medusa(tmp_path / "m")
+    proposer = MedusaProposer.load(settings("medusa", tmp_path / "m"))
+    stale = request(torch.randn(1, HIDDEN), [1, 2, 3], 2)
+    stale.token_ids = [1, 2, 3, 4]
+    fresh = request(torch.randn(1, HIDDEN), [1, 2, 3], 2)
+    found = proposer.propose([stale, ProposalRequest(OPEN, [1], 2), fresh])
+    assert [len(each.token_ids) for each in found] == [0, 0, 2]
+
+
+@pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
+def test_greedy_output_is_the_targets_own(tmp_path: Path, method: str) -> None:
+    (medusa if method == "medusa" else speculator)(tmp_path / "d")
+    target = cached_tiny_model("llama", seed=1)
+    served = load_proposer(settings(method, tmp_path / "d"), LoadHooks())
+    options = [
+        {
+            "prompt_token_ids": tuple(range(3 + i, 9 + 2 * i)),
+            "max_tokens": 10,
+            "ignore_eos": True,
+            "temperature": 0.0,
+            "num_speculative_tokens": 3,
+        }
+        for i in range(3)
+    ]
+    rig = ServiceRig(target, served)
+    drafted = rig.generate(options)
+    assert rig.num_draft_tokens
+    assert drafted == ServiceRig(target, None).generate(options)
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "said"),
+    [
+        ("medusa", {"num_heads": 5}, r"blocks.4.layers.0.weight \[32, 32\] is missing; the folder has"),
+        ("medusa", {"hidden_size": 16}, r"should be \[16, 16\], and is \[32, 32\]"),
+        ("medusa", {"num_heads": None}, "num_heads as a positive number, not None"),
+        ("mlp_speculator", {"n_predict": 4}, r"emb.3.weight \[272, 24\] is missing"),
+        ("mlp_speculator", {"inner_dim": 12}, r"should be \[272, 12\], and is \[272, 24\]"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(
+    tmp_path: Path, method: str, change: dict[str, Any], said: str
+) -> None:
+    (medusa if method == "medusa" else speculator)(tmp_path / "d")
+    config = tmp_path / "d" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    with pytest.raises(ModelError, match=said):
+        load_proposer(settings(method, tmp_path / "d"), LoadHooks())
+
+
+@pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
+def test_heads_need_a_model(method: str) -> None:
+    with pytest.raises(ConfigError, match=f"model: is needed by method {method}"):
+        load(DraftSettings, ["--method", method], {})
