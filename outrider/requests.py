@@ -123,7 +123,7 @@ def _check_resumption(request: GenerationRequest, resume: Resumption) -> Work[No
     yield from _check_ids(limits.EMITTED, resume.emitted_token_ids)
     _check_encodable("resume.model", resume.model)
     if num_emitted and request.seed is None:
-        raise InvalidRequestError("seed", "must be the one that the interrupted generation had, to go on with it")
+        raise InvalidRequestError("seed", "must be that of the interrupted generation")
 
 
 def _check_sampling(sampling: SamplingParams) -> Work[None]:

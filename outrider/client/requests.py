@@ -320,6 +320,6 @@ def _refuse_what_is_not_offered(given: dict[str, Any]) -> None:
     if given.pop("n", 1) != 1:
         raise InvalidRequestError("n", "only 1 can be streamed; generate() takes more")
     if given.pop("best_of", 1) != 1:
-        raise InvalidRequestError("best_of", "is not offered; send several requests and choose")
+        raise InvalidRequestError("best_of", "is not supported; send several requests and choose")
     if given.pop("use_beam_search", False):
         raise InvalidRequestError("use_beam_search", "beam search is not offered")

@@ -117,7 +117,7 @@ class ResumableGeneration:
     def _begin(self, started: Started) -> None:
         if started.num_emitted_tokens != len(self._token_ids):
             said, delivered = started.num_emitted_tokens, len(self._token_ids)
-            raise ProtocolError(f"the server goes on from {said} tokens, and {delivered} were delivered")
+            raise ProtocolError(f"the server resumed after {said} tokens, but {delivered} were delivered")
         self._started = self._started or started
         self._is_answered = True
 

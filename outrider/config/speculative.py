@@ -122,7 +122,7 @@ def translate(config: Mapping[str, Any]) -> dict[Place, Any]:
 def _refuse(key: str, value: object) -> None:
     if value is False or value == "auto":
         return
-    raise ConfigError(f"{NAME}.{key}", f"is not offered; {_REFUSED[key]}")
+    raise ConfigError(f"{NAME}.{key}", f"is not supported; {_REFUSED[key]}")
 
 
 def _is_on(key: str, given: Mapping[str, Any]) -> bool:

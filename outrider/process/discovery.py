@@ -79,7 +79,7 @@ class RemoteReplicas(Generic[PortT]):
         except (OSError, TimeoutError) as error:
             trouble = f"{place.host} cannot be resolved: {getattr(error, 'strerror', None) or 'no answer in time'}"
             if address not in self._troubled and self._known:
-                _log.warning("%s; what it last stood for counts", trouble)
+                _log.warning("%s; its last addresses remain in use", trouble)
             self._troubled.add(address)
             return trouble
         self._troubled.discard(address)

@@ -137,7 +137,7 @@ class PlaneReader:
                     heard_at = time.monotonic()
                     self._answer(message)
                 if time.monotonic() - heard_at > self.limits.silence_s + self.limits.opening_s * self._is_choosing:
-                    raise TimeoutError(f"nothing was heard of it for {self.limits.silence_s:g} s")
+                    raise TimeoutError(f"nothing was received from it for {self.limits.silence_s:g} s")
                 self._look_after_planes()
                 if time.monotonic() - said_at > beat_s:
                     self._control.send({"type": "alive"})

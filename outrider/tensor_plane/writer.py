@@ -149,7 +149,7 @@ class PlaneWriter:
                 self._drop(trouble)
                 return
             if now - self._heard_at > self.limits.silence_s:
-                raise TimeoutError(f"nothing was heard of it for {self.limits.silence_s:g} s")
+                raise TimeoutError(f"nothing was received from it for {self.limits.silence_s:g} s")
             self._say(control, now)
 
     def _trouble(self, now: float) -> str | None:

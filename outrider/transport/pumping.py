@@ -158,6 +158,6 @@ class LinkPump:
 
     def _on_silent(self, timeout_s: float) -> None:
         """Release the sessions now, even while a message to the other end cannot be written."""
-        self._silence = UnavailableError(f"nothing was heard of the coordinator for {timeout_s:g} s")
+        self._silence = UnavailableError(f"nothing was received from the coordinator for {timeout_s:g} s")
         _log.warning("%s: its sessions are released", self._silence)
         self._closing = asyncio.ensure_future(self._link.close())

@@ -200,7 +200,7 @@ class RemoteLink(Generic[CommandT, EventT]):
         self._give_up(f"{self._address} has received nothing of what was sent to it for {timeout_s:g} s")
 
     def _on_silent(self, timeout_s: float) -> None:
-        self._give_up(f"nothing was heard of {self._address} for {timeout_s:g} s")
+        self._give_up(f"nothing was received from {self._address} for {timeout_s:g} s")
 
     def _give_up(self, reason: str) -> UnavailableError:
         """Break the link from this end, for the reader and for senders."""

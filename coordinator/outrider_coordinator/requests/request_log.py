@@ -17,12 +17,12 @@ _log = logging.getLogger(__name__)
 
 def log_link_lost(side: str) -> None:
     """Log that the link to the session's target or draft has ended."""
-    _log.info("the session's %s is gone: it goes on %s", side, _AFTER_LOSS[side])
+    _log.info("the session's %s is lost: it %s", side, _AFTER_LOSS[side])
 
 
 _AFTER_LOSS = {
-    "target": "rebuilt, when there is one for it",
-    "draft": "without until there is one for it",
+    "target": "is rebuilt when a target is available",
+    "draft": "continues without a draft until one is available",
 }
 
 
@@ -59,7 +59,9 @@ def log_ending(loop: SessionLoop, ending: Finish | Fail, timing: Timing) -> None
     """Log that the request has ended."""
     spec_stats = loop.spec_stats
     if spec_stats.num_bad_evidence:
-        _log.warning("%d proposals of the request broke the contract and were not judged", spec_stats.num_bad_evidence)
+        _log.warning(
+            "%d proposals of the request violated the protocol and were not judged", spec_stats.num_bad_evidence
+        )
     fields: dict[str, object] = {
         "prompt_tokens": len(loop.plan.prompt_token_ids),
         "completion_tokens": loop.tokens.num_output,

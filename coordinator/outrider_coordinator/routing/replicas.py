@@ -286,7 +286,7 @@ class Replicas(Generic[CommandT, EventT]):
             return  # gone already
         del self._replicas[replica.name]
         self._num_messages_of_gone += replica.connection.num_messages_sent
-        _log.info("the %s at %s is let go", self._side, replica.name)
+        _log.info("the %s at %s is detached", self._side, replica.name)
         farewell = asyncio.create_task(replica.connection.close())
         self._farewells.add(farewell)
         farewell.add_done_callback(self._farewells.discard)
@@ -295,7 +295,7 @@ class Replicas(Generic[CommandT, EventT]):
         """Once, however often the same is met again."""
         if trouble != self._trouble:
             self._trouble = trouble
-            _log.warning("the %s cannot be looked for: %s", self._side, trouble)
+            _log.warning("the %s cannot be resolved: %s", self._side, trouble)
 
 
 def _load(replica: Replica[CommandT, EventT]) -> tuple[bool, int, int]:

@@ -77,7 +77,9 @@ class Output:
         finish = None
         for count, token_id in enumerate(token_ids):
             if finish is not None:
-                raise InvalidRequestError(EMITTED, f"go on after the token at {count - 1}, which ends the generation")
+                raise InvalidRequestError(
+                    EMITTED, f"continue after the token at {count - 1}, which ends the generation"
+                )
             finish = self._push_one(token_id)
         self._read()
         self._num_taken = len(self._texts)

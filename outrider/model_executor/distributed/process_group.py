@@ -137,7 +137,7 @@ class Leader(Member):
         """The process ends when a rank is lost, so that this does not return."""
         if self._lost.wait(_END_WITHIN_S):
             threading.Event().wait()
-        _log.error("the ranks are all there, and yet: %s", error)
+        _log.error("all ranks are connected, but the group failed: %s", error)
 
     def close(self) -> None:
         """End the others, and wait until those that were started here have ended. Idempotent."""
@@ -215,7 +215,7 @@ class Follower(Member):
     def wait_for_loss(self, error: BaseException) -> None:
         """A collective failed: another rank is gone, and rank 0 ends with it, or is the one that is gone."""
         time.sleep(_END_WITHIN_S)
-        _log.error("no rank is gone, and yet: %s", error)
+        _log.error("all ranks are connected, but the group failed: %s", error)
 
     def close(self) -> None:
         """Leave, when rank 0 said that nothing comes any more."""

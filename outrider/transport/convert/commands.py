@@ -79,7 +79,7 @@ def open_from_proto(message: pb.Open, model: ModelLimits = ANY_MODEL) -> ports.O
     check_open(message, model)
     rule = _RULES_BACK.get(message.judging_rule)
     if rule is None:
-        raise ProtocolError(f"judging_rule: {message.judging_rule} is none of the rules that this version knows")
+        raise ProtocolError(f"judging_rule: {message.judging_rule} is not a known judging rule")
     return ports.Open(
         session=message.session,
         generation=message.generation,

@@ -161,7 +161,7 @@ def _method_of_request(number: int) -> AcceptanceMethod | None:
     try:
         return method_from_proto(number)
     except ProtocolError as error:
-        raise InvalidRequestError("acceptance_method", f"{number} is none of the methods this server knows") from error
+        raise InvalidRequestError("acceptance_method", f"{number} is not a known acceptance method") from error
 
 
 def result_to_proto(result: GenerationResult) -> pb.GenerationResult:

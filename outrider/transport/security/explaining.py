@@ -64,7 +64,7 @@ def _is_closed_at_once(details: str) -> bool:
 def _distrusted(tls: Tls) -> str:
     trusted = tls.ca_file or "the public list"
     return (
-        f"{_ADDRESS} shows a certificate that no authority in {trusted} vouches for; {tls.prefix}ca_file should hold"
+        f"{_ADDRESS} shows a certificate that no authority in {trusted} has signed; {tls.prefix}ca_file should hold"
         " the authority that issued it"
     )
 

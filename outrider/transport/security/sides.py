@@ -32,8 +32,8 @@ class ServerSecurity:
             )
         if self.tokens is not None and self.tls is None and not _stays_here(host):
             _log.warning(
-                "tokens are asked for on %s without TLS: whoever sees the traffic can take them; set tls_cert_file,"
-                " or let only a proxy that speaks TLS reach this port",
+                "tokens are required on %s without TLS and are readable on the network; set tls_cert_file,"
+                " or allow only a proxy with TLS to reach this port",
                 host,
             )
 

@@ -188,7 +188,7 @@ async def test_a_server_that_asks_for_tokens_in_plaintext_warns(
         await serve_with(ServerSecurity(ServerTls(**authority.issue()), asks(tokens).tokens), host="0.0.0.0")
         assert "without TLS" not in caplog.text
         await serve_with(asks(tokens), host="0.0.0.0")
-    assert "without TLS: whoever sees the traffic can take them" in caplog.text
+    assert "without TLS and are readable on the network" in caplog.text
 
 
 async def test_the_environment_says_what_the_arguments_leave_open(
