@@ -1,4 +1,5 @@
-"""Device operations: each folder has a contract and dispatch (``__init__``) and the truth in PyTorch (``reference``).
+"""Device operations: each folder has a contract and dispatch (``__init__``), a PyTorch reference (``reference``) and
+kernels.
 
-A faster kernel stands beside its reference and is chosen by device; the contract is the same for both.
+The kernel is chosen by device; reference and kernels have the same contract.
 """

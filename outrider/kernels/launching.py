@@ -1,8 +1,8 @@
-"""How Triton kernels are launched: over whole tensors, in order, each allowed to begin before its predecessor ends.
+"""Launch options of Triton kernels: in order, each allowed to start before its predecessor ends.
 
-A kernel launched with ``PDL`` (programmatic dependent launch, compute capability 9.0 and later) may be placed on the
-device while the kernel before it still runs. All that are launched so wait (``gdc_wait``) in every program before they
-touch what another kernel writes; weights, which nothing writes, they may fetch sooner.
+A kernel launched with ``PDL`` (programmatic dependent launch, compute capability 9.0 and later) may start while the
+kernel before it still runs. Every program of such a kernel waits (``gdc_wait``) before it reads what another kernel
+writes; weights, which no kernel writes, may be fetched earlier.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SYSTEM_BYTES = 1 << 10
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether Triton kernels run there: on a GPU, and on a CPU where Triton interprets them, to be tested."""
+    """Whether Triton kernels run on this device: on a GPU, and on a CPU with Triton's interpreter, for tests."""
     return device.type == "cuda" or _interprets()
 
 
@@ -34,13 +34,13 @@ def launch_options(tensor: torch.Tensor) -> dict[str, Any]:
 
 @functools.cache
 def launches_early(device: torch.device) -> bool:
-    """Whether a GPU can place a kernel before the one ahead of it ends."""
+    """Whether the GPU can start a kernel before its predecessor ends."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
 
 
 @functools.cache
 def num_processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU."""
+    """Number of multiprocessors of a GPU."""
     if device.type != "cuda":
         return _CPU_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -48,7 +48,7 @@ def num_processors(device: torch.device) -> int:
 
 @functools.cache
 def shared_bytes(device: torch.device) -> int:
-    """Shared memory that one program may have: on a GPU all of a multiprocessor's but what the system keeps."""
+    """Maximum shared memory of one program in bytes."""
     if device.type != "cuda":
         return _CPU_SHARED_BYTES
     return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor) - _SYSTEM_BYTES

@@ -1,6 +1,6 @@
-"""Rows in order of size, equal values by lowest id: the same for every device, batch and library version.
+"""Sorting of rows by size, equal values by lowest id: the same for every device, batch and library version.
 
-A float and an id are packed into one integer, so that one sort settles both. Knows nothing of what the values mean.
+A float and an id are packed into one integer, so one sort orders both.
 
 Shape letters: ``N`` rows, ``V`` values in a row, ``W`` of them wanted.
 """

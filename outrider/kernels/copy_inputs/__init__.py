@@ -16,7 +16,7 @@ __all__ = ["copy_inputs"]
 
 
 def copy_inputs(box: torch.Tensor, out: torch.Tensor) -> None:
-    """From ``box`` [1 + N] int32 to ``out`` [N] int32 on the device, and say so in the box."""
+    """Copy ``box`` [1 + N] int32 to ``out`` [N] int32 on the device, and mark the box as read."""
     if has_kernels(out.device):
         from outrider.kernels.copy_inputs import kernel  # Triton is slow to import
 

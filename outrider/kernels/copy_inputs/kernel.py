@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""``copy_inputs`` as one Triton kernel of one program: numbers are few, and the way to them is what takes time."""
+"""``copy_inputs`` as one Triton kernel of one program: the numbers are few, and latency dominates."""
 
 from __future__ import annotations
 

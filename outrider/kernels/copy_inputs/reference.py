@@ -1,4 +1,4 @@
-"""The truth of ``copy_inputs`` in PyTorch; runs on every device."""
+"""PyTorch reference of ``copy_inputs``; runs on every device."""
 
 from __future__ import annotations
 

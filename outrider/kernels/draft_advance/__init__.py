@@ -16,7 +16,7 @@ __all__ = ["LoopState", "advance"]
 
 
 def advance(state: LoopState, page_size: int) -> None:
-    """Make ``state`` that of the next step."""
+    """Advance ``state`` to the next step."""
     if has_kernels(state.step.device):
         from outrider.kernels.draft_advance import kernel  # Triton is slow to import
 

@@ -1,4 +1,4 @@
-"""Tensors of a draft loop's rows, which every step changes."""
+"""Tensors of the rows of a draft loop, which every step changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """What a step of R rows reads, and the next one reads changed."""
+    """State of R rows before and after a step."""
 
     step: torch.Tensor  # [1] int32
     positions: torch.Tensor  # [R] int32

@@ -1,4 +1,4 @@
-"""The truth of ``draft_advance`` in PyTorch; runs on every device."""
+"""PyTorch reference of ``draft_advance``; runs on every device."""
 
 from __future__ import annotations
 

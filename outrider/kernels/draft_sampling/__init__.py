@@ -44,7 +44,7 @@ class DraftSampler(Protocol):
 
 
 def make_sampler(device: torch.device, *, mass: float, limit: int) -> DraftSampler:
-    """The fastest form on this device."""
+    """Return the fastest implementation for this device."""
     if has_kernels(device):
         from outrider.kernels.draft_sampling.kernel import TritonSampler  # Triton is slow to import
 

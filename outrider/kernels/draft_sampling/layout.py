@@ -1,6 +1,6 @@
-"""What ``draft_sampling`` reads of each row and what it writes, as arrays of 32-bit numbers.
+"""Layout of the row parameters and the results of ``draft_sampling``, as arrays of 32-bit numbers.
 
-Shape letters: ``B`` rows, ``K`` steps, ``S`` the most tokens of a support.
+Shape letters: ``B`` rows, ``K`` steps, ``S`` maximum number of tokens in a support.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALWAYS = 2**31 - 1
 
 
 class Method(enum.IntEnum):
-    """How a row's token is drawn."""
+    """Sampling method of a row."""
 
     NONE = 0
     """Not at all: the row fills up a shape."""
@@ -33,7 +33,7 @@ class Method(enum.IntEnum):
 
 
 class Column(enum.IntEnum):
-    """A row's parameters, by place."""
+    """Index of each parameter of a row."""
 
     METHOD = 0
     TEMPERATURE = 1
@@ -65,7 +65,7 @@ NUM_COLUMNS = Column.UNTIL + MAX_BANNED
 
 
 class Field(enum.IntEnum):
-    """A record's numbers, by place."""
+    """Index of each number of a record."""
 
     TOKEN = 0
     """-1: none could be drawn."""
@@ -118,7 +118,7 @@ class RowParameters:
 
 @dataclass(frozen=True, slots=True)
 class DraftSink:
-    """Where a loop's draws go; those of step k at index k."""
+    """Destination of a loop's draws; those of step k at index k."""
 
     step: torch.Tensor  # [1] int32: k
     next_ids: torch.Tensor  # [B] int32: the drawn token, 0 where there is none, so that it can be fed again

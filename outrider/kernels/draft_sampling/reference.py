@@ -1,4 +1,4 @@
-"""The truth of ``draft_sampling`` in PyTorch; runs on every device, row by row."""
+"""PyTorch reference of ``draft_sampling``; runs on every device, row by row."""
 
 from __future__ import annotations
 

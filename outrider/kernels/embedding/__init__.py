@@ -1,6 +1,6 @@
-"""Looking up rows of a table.
+"""Embedding lookup.
 
-Contract: ``table [V, N]`` and ``ids [T]``, integers of any size from 0 to V - 1, give ``[T, N]``, in memory of its own.
+Contract: ``table [V, N]`` and ``ids [T]``, integers of any size from 0 to V - 1, give ``[T, N]`` in new memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["look_up"]
 
 
 def look_up(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """The rows ``ids`` [T] of ``table`` [V, N]: [T, N]."""
+    """Return the rows ``ids`` [T] of ``table`` [V, N]: [T, N]."""
     if has_kernels(table.device):
         from outrider.kernels.embedding import kernel  # Triton is slow to import
 

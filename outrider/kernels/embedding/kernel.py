@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""``embedding`` as one Triton kernel: a program a row."""
+"""``embedding`` as one Triton kernel: one program per row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The truth of ``embedding`` in PyTorch; runs on every device."""
+"""PyTorch reference of ``embedding``; runs on every device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``few_tokens`` computes from and for how many."""
+"""Operands of ``few_tokens``, and the shapes that it suits."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ _FEW_ROWS = 2048
 
 
 def suits(weight: torch.Tensor) -> bool:
-    """Whether products of a weight [N, K] were measured to be faster so: those of a 1B shape; larger were not tried."""
+    """Whether these kernels were measured to be faster for a weight [N, K]: those of a 1B shape; larger ones were not
+    tried.
+    """
     rows, size = weight.shape
     return size <= _MAX_SIZE or (size <= _MAX_WIDE_SIZE and rows <= _FEW_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight as it is, and its bias."""
+    """A weight and its bias."""
 
     weight: torch.Tensor  # [N, K]
     bias: torch.Tensor | None  # [N]
@@ -31,7 +33,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class NormedInput:
-    """A product's input before addition and normalisation."""
+    """Input of a product before addition and normalization."""
 
     hidden: torch.Tensor  # [T, K]
     delta: torch.Tensor | None  # [T, K]; None: nothing to add

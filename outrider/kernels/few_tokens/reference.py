@@ -1,4 +1,4 @@
-"""The truth of ``few_tokens`` in PyTorch: its parts, one by one; runs on every device."""
+"""PyTorch reference of ``few_tokens``: its parts, one by one; runs on every device."""
 
 from __future__ import annotations
 

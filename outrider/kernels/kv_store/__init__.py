@@ -1,7 +1,7 @@
-"""Writing keys and values into their slots, and copying pages.
+"""Storing keys and values in their slots, and copying pages.
 
-Contract: ``kv`` is one layer's cache ``[num_pages * page_size, 2, H_kv, D]``, keys at index 0 and values at 1, so that
-a token's key and value lie together and are stored at once. Slots are distinct and in range.
+Contract: ``kv`` is the cache of one layer, ``[num_pages * page_size, 2, H_kv, D]``, with keys at index 0 and values at
+1, so that the key and value of a token are adjacent. Slots are distinct and in range.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The truth of ``kv_store`` in PyTorch; runs on every device."""
+"""PyTorch reference of ``kv_store``; runs on every device."""
 
 from __future__ import annotations
 

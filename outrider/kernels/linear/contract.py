@@ -1,4 +1,4 @@
-"""What a prepared weight does, with the plain way for what it has no better one for."""
+"""Contract of a prepared weight, with defaults for operations without a special kernel."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from outrider.kernels.swiglu import swiglu
 
 
 class PreparedWeight(Protocol):
-    """A weight ready to be multiplied with."""
+    """A weight that is ready for products."""
 
     @property
     def matrix(self) -> torch.Tensor | None:
-        """[N, K] as it was, where the kernels of ``few_tokens`` can read it."""
+        """The original weight [N, K], if the kernels of ``few_tokens`` can read it."""
         return None
 
     @abstractmethod
@@ -24,9 +24,9 @@ class PreparedWeight(Protocol):
         ...
 
     def addends(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is, left to who reads it."""
+        """``x`` [T, K] to [T, N], or to float32 partials [A, T, N] whose sum over A is the product."""
         return self(x, bias)
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """``x`` [T, K] to silu(gate) * up [T, N / 2] of the product's two halves."""
+        """``x`` [T, K] to silu(gate) * up [T, N / 2] of the two halves of the product."""
         return swiglu(self(x, bias))

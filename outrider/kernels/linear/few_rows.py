@@ -29,7 +29,7 @@ _SHARED_BYTES = 227 << 10
 
 
 class FewRowsWeight(PreparedWeight):
-    """The weight as it is, and the counters that products of it share."""
+    """The weight, and the counters that its products share."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight  # [N, K]
@@ -44,7 +44,7 @@ class FewRowsWeight(PreparedWeight):
 
     @property
     def matrix(self) -> torch.Tensor | None:
-        """[N, K], where it suits ``few_tokens``."""
+        """The weight [N, K], if it suits ``few_tokens``."""
         return self._weight if self._suits else None
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -59,7 +59,7 @@ class FewRowsWeight(PreparedWeight):
         return F.linear(x, self._weight, bias)
 
     def addends(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is."""
+        """``x`` [T, K] to [T, N], or to float32 partials [A, T, N] whose sum over A is the product."""
         if bias is None and (tiling := self._split(x.shape[0])):
             return streamed.addends_of(x, self._weight, tiling)
         if bias is None and (tiling := self._quarters(x.shape[0])):
@@ -67,7 +67,7 @@ class FewRowsWeight(PreparedWeight):
         return self(x, bias)
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """``x`` [T, K] to silu(gate) * up [T, N / 2] of the product's two halves."""
+        """``x`` [T, K] to silu(gate) * up [T, N / 2] of the two halves of the product."""
         tiling = gate_tiling(x.shape[0])
         if tiling is None or not self._can_stream:
             return super().gated(x, bias)
@@ -82,7 +82,7 @@ class FewRowsWeight(PreparedWeight):
 
 
 def pays(weight: torch.Tensor) -> bool:
-    """Whether products of a few rows with ``weight`` [N, K] are faster so than through cuBLAS."""
+    """Whether these kernels are faster than cuBLAS for products of a few rows with ``weight`` [N, K]."""
     may_fetch_ahead = launches_early(weight.device) or weight.device.type == "cpu"  # where it is but tested
     return may_fetch_ahead and weight.dtype.itemsize == 2 and weight.is_contiguous()
 

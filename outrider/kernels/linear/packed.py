@@ -1,8 +1,8 @@
 """Weights packed once for oneDNN on CPU.
 
-A plain float32 product of 3 to 8 rows packs its weight anew each time and costs two to three times a product of one
-row; packed once, five rows cost little more than one, and scoring a draft is cheap only if that holds. The operators
-are the ones that torch's own compiler uses; where they are missing or refuse a type, the plain form serves.
+A plain float32 product of 3 to 8 rows packs its weight each time and takes two to three times as long as a product of
+one row. With a packed weight five rows take little longer than one, which makes scoring a draft cheap. The operators
+are those of torch's compiler; where they are missing or refuse a type, the plain product is used.
 """
 
 from __future__ import annotations

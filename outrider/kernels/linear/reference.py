@@ -1,4 +1,4 @@
-"""The truth of ``linear`` in PyTorch; runs on every device."""
+"""PyTorch reference of ``linear``; runs on every device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.kernels.linear.contract import PreparedWeight
 
 
 class PlainWeight(PreparedWeight):
-    """The weight as it is."""
+    """The unchanged weight."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight  # [N, K]

@@ -1,6 +1,6 @@
-"""A batch as the GPU's ``paged_attention`` reads it: arrays on the device, alike for all layers.
+"""Attention plan on a GPU: arrays on the device, shared by all layers.
 
-Nothing here is worked out row by row; kernels find each row's place themselves, so that one captured launch serves
+Nothing is computed per row on the host: kernels find the place of each row themselves, so one captured graph serves
 every batch of its shape.
 """
 
@@ -26,7 +26,7 @@ _MANY_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """Up to B rows; those present come first, and the others have no queries."""
+    """Up to B rows; rows that are present come first, the others have no queries."""
 
     query_starts: torch.Tensor  # [B+1] int32
     context_lengths: torch.Tensor  # [B] int32
@@ -40,7 +40,7 @@ class PagedRows:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """One forward's rows under one window size."""
+    """The rows of one forward with one window size."""
 
     rows: PagedRows
     page_size: int
@@ -52,13 +52,13 @@ class DevicePlan:
 
 
 def can_take_chunks(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
-    """Whether the kernel of prompts and chunks is for numbers and heads such as these, and fits the device."""
+    """Whether the kernel for prompts and chunks supports these types and heads, and fits the device."""
     return dtype.itemsize == 2 and head_dim <= _WIDEST_CHUNK_HEAD and shared_bytes(device) >= _CHUNK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a launch is cut up."""
+    """Tile sizes of a launch."""
 
     block_m: int
     block_n: int
@@ -68,7 +68,7 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class KeySharing:
-    """How the keys of a decoding batch are shared out among programs."""
+    """Distribution of the keys of a decoding batch over programs."""
 
     tiling: Tiling
     budget: int

@@ -19,19 +19,19 @@ __all__ = ["PreparedNorm", "prepare_norm"]
 
 
 class PreparedNorm(Protocol):
-    """A normalisation ready to compute."""
+    """A normalization that is ready to compute."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., N] to the same shape."""
         ...
 
     def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        """Add ``delta`` [T, N] to ``x`` [T, N] in place and normalise the sum."""
+        """Add ``delta`` [T, N] to ``x`` [T, N] in place and normalize the sum."""
         ...
 
 
 def prepare_norm(weight: torch.Tensor, eps: float) -> PreparedNorm:
-    """Choose the fastest form for ``weight`` [N] on its device."""
+    """Choose the fastest implementation for ``weight`` [N] on its device."""
     if has_kernels(weight.device):
         from outrider.kernels.rms_norm.kernel import TritonNorm  # Triton is slow to import
 

@@ -1,6 +1,6 @@
-"""Normalisation in four short operations, for float32 on CPU, where each costs more to start than to do.
+"""RMS norm in four operations, for float32 on CPU, where starting an operation takes longer than running it.
 
-With n values, sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(n eps)) / sqrt(n), and sqrt(n) goes into the weight.
+With n values, sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(n eps)) / sqrt(n), and sqrt(n) is folded into the weight.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ class FewOpsNorm:
         return (x / norms.hypot_(self._floor)).mul_(self._scaled_weight)
 
     def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        """Add ``delta`` to ``x`` in place and normalise the sum."""
+        """Add ``delta`` to ``x`` in place and normalize the sum."""
         return self(x.add_(delta))

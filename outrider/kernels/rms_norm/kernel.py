@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""``rms_norm`` and the addition before it as one Triton kernel: a program a row, the row in registers."""
+"""``rms_norm`` and the addition before it as one Triton kernel: one program per row, the row in registers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _norm_kernel(
 
 
 class TritonNorm:
-    """One weight, normalising rows on a GPU."""
+    """RMS norm with one weight on a GPU."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self._weight = weight  # [N]
@@ -63,7 +63,7 @@ class TritonNorm:
         return self._launch(x, None)
 
     def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        """Add ``delta`` [T, N], or all of float32 [A, T, N], to ``x`` [T, N] in place and normalise the sum."""
+        """Add ``delta`` [T, N], or all of float32 [A, T, N], to ``x`` [T, N] in place and normalize the sum."""
         return self._launch(x, delta)
 
     def _launch(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The truth of ``rms_norm`` in PyTorch; runs on every device."""
+"""PyTorch reference of ``rms_norm``; runs on every device."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ class ReferenceNorm:
         return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
 
     def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        """Add ``delta`` to ``x`` in place and normalise the sum."""
+        """Add ``delta`` to ``x`` in place and normalize the sum."""
         return self(x.add_(delta))

@@ -1,4 +1,4 @@
-"""The truth of ``rotary_store`` in PyTorch; runs on every device. It knows no slot -1."""
+"""PyTorch reference of ``rotary_store``; runs on every device. It knows no slot -1."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def launch(logits: Tensor, rows: Rows, *, wide: bool = False) -> Launch:  # [N, 
 
 
 def warm_up(logits: Tensor) -> None:  # [N, V]
-    """Compile whatever rows of logits like these may need."""
+    """Compile the kernels for rows of logits like these."""
     for rows in every_kind():
         launch(logits, rows).findings()
         if Wish.CUTS in rows.any():

@@ -1,4 +1,4 @@
-"""The truth of ``swiglu`` in PyTorch; runs on every device."""
+"""PyTorch reference of ``swiglu``; runs on every device."""
 
 from __future__ import annotations
 
