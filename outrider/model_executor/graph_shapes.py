@@ -19,7 +19,7 @@ FEW_QUERIES = 8
 """Queries of a row up to which decode attention takes its small tile."""
 _EXACT_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _EXACT_QUERIES = (2, 3, 4, 5, 8, 9)
-"""Rows by queries a row for which attention knows its rows; those of other shapes it finds, which takes longer."""
+"""Rows by queries a row that are asked for most: in shapes of their own no token and few programs go without work."""
 _CHUNK_STEP = 32
 """Tokens between the sizes of forwards with a prompt's chunk."""
 _STEPS = ((8, 64), (16, 256), (32, 512), (64, 1024))
