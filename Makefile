@@ -30,7 +30,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(INSTALLED_DEMO): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.14 is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
-	PYTHON="$(PYTHON)" scripts/install.sh $(VENV) engine,gateway
+	PYTHON="$(PYTHON)" scripts/install.sh $(VENV) engine,gateway,telemetry
 	@touch $@
 
 demo: $(INSTALLED_DEMO)  ## starts the three services on the embedded pair, streams, proves, measures
