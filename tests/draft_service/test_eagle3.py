@@ -17,7 +17,7 @@ from outrider_draft.proposers.head_executor import HeadExecutor
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer, load_proposer
 from outrider_draft.service import DraftService
 from tests.model_executor.parity import random_ids
-from tests.support.eagle3 import LAYERS, MATRICES, NORMS, Eagle3Reference, build_eagle3
+from tests.support.eagle3 import LAYERS, MATRICES, NORMS, Eagle3Reference, build_eagle3, fit_eagle3
 from tests.support.service_rig import ServiceRig
 from tests.support.tiny_models import cached_tiny_model
 
@@ -102,6 +102,17 @@ class Checked:
 def test_drafts_are_those_of_the_paper_and_output_the_targets(tmp_path: Path, target: Path, layout: Any) -> None:
     checked = Checked(build_eagle3(tmp_path, **layout), target)
     assert checked.generate(REQUESTS) == plain(target, REQUESTS)
+
+
+def test_a_trained_head_is_mostly_right(tmp_path: Path, target: Path) -> None:
+    requests = [options(seed, 20, max_tokens=30) for seed in (1, 2, 3)]
+    expected = plain(target, requests)
+    head = build_eagle3(tmp_path, draft_vocab_size=272)
+    texts = [[*one["prompt_token_ids"], *output] for one, output in zip(requests, expected, strict=True)]
+    fit_eagle3(head, target, texts)
+    checked = Checked(head, target)
+    assert checked.generate(requests) == expected
+    assert checked.rig.num_accepted_tokens > 0.3 * checked.rig.num_draft_tokens
 
 
 def test_prompts_in_chunks(tmp_path: Path, target: Path) -> None:

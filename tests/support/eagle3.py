@@ -88,6 +88,27 @@ MATRICES = {
 }
 
 
+def fit_eagle3(folder: Path, target: Path, texts: list[list[int]], *, num_steps: int = 80) -> None:
+    """Train the head of a folder on a few texts until it knows them by heart."""
+    reference = Eagle3Reference(folder, target)
+    embedding = {"embed_tokens.weight", "d2t", "t2d"}
+    trained = [tensor.requires_grad_() for name, tensor in reference.w.items() if name not in embedding]
+    optimizer = torch.optim.Adam(trained, lr=0.02)
+    with torch.no_grad():
+        states = [reference.states(text)[:-2] for text in texts]
+    for _ in range(num_steps):
+        loss = torch.zeros(())
+        for text, known in zip(texts, states, strict=True):
+            embeds = reference.embedding[torch.tensor(text[1:-1])]
+            hidden = reference.layer(embeds, F.linear(known, reference.w["fc.weight"]))
+            logits = F.linear(reference.norm(hidden, "norm"), reference.w["lm_head.weight"])
+            loss = loss + F.cross_entropy(logits, torch.tensor(text[2:]))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    save_file({name: tensor.detach() for name, tensor in reference.w.items()}, folder / "model.safetensors")
+
+
 class Eagle3Reference:
     """A head and its target. Every draft is computed from the whole text anew."""
 
