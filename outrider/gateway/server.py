@@ -18,6 +18,7 @@ from outrider.gateway.app import make_app
 from outrider.gateway.callers import caller_key
 from outrider.gateway.endpoints import Endpoints, Limits
 from outrider.gateway.served_model import ModelWatch
+from outrider.gateway.timed_protocol import TimedProtocol
 from outrider.gateway.watching import HttpWatch
 from outrider.process.tuning import settle_process
 from outrider.telemetry.metrics.serving import metrics_served, read_on
@@ -119,6 +120,7 @@ def _listen(settings: GatewaySettings) -> socket.socket:
 def _config(settings: GatewaySettings, app: Starlette) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        http=TimedProtocol,
         lifespan="off",
         log_config=None,
         access_log=False,

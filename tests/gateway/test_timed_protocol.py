@@ -1,0 +1,61 @@
+"""Connections whose request never arrives are closed; those that wait for an answer are not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from outrider.gateway.timed_protocol import TimedProtocol
+
+_REQUEST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab"
+_ANSWER_S = 0.6
+
+
+async def _app(scope: Any, receive: Any, send: Any) -> None:
+    del scope
+    await receive()
+    await asyncio.sleep(_ANSWER_S)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr("outrider.gateway.timed_protocol.REQUEST_TIMEOUT_S", 0.3)
+    config = uvicorn.Config(_app, port=0, http=TimedProtocol, lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    await serving
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n", _REQUEST[:-1]])
+async def test_a_request_that_does_not_arrive_closes_its_connection(port: int, sent: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    async with asyncio.timeout(20):
+        with pytest.raises(ConnectionError):
+            if not await reader.read():
+                raise ConnectionError
+    writer.close()
+
+
+async def test_an_answer_may_take_longer_and_the_next_request_is_waited_for_anew(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(20):
+        for _ in range(2):
+            writer.write(_REQUEST)
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(2) == b"ok"
+        writer.write(_REQUEST[:20])
+        with pytest.raises(ConnectionError):
+            if not await reader.read():
+                raise ConnectionError
+    writer.close()
