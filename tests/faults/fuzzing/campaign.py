@@ -68,6 +68,7 @@ METHODS = (
         leaves_after_s=_GENERATION_S,
     ),
     Method("coordinator", f"{_PUBLIC}/GetModelInfo", _one(lambda rng: generation_pb2.GetModelInfoRequest())),
+    Method("coordinator", f"{_PUBLIC}/GetTokenizer", _one(lambda rng: generation_pb2.GetTokenizerRequest())),
     Method("target", "/outrider.v1.TargetService/Describe", _one(lambda rng: link_pb2.DescribeRequest())),
     Method("target", "/outrider.v1.TargetService/Attach", templates.target_script, True, True, weight=8),
     Method("draft", "/outrider.v1.DraftService/Describe", _one(lambda rng: link_pb2.DescribeRequest())),

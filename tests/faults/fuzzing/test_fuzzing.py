@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from outrider.v1 import generation_pb2
+from outrider.v1 import generation_pb2, link_pb2
 from tests.faults.fuzzing import oversized, templates
+from tests.faults.fuzzing.campaign import METHODS
 from tests.faults.fuzzing.mutation import Mutator
 
 
@@ -21,6 +22,12 @@ def test_changes_reach_every_field_of_a_request_and_repeat_by_seed() -> None:
         assert message.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
         touched |= {field.name for field, _ in message.ListFields()}
     assert touched == {field.name for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields}
+
+
+def test_every_method_of_every_service_is_sent_messages() -> None:
+    services = [service for file in (generation_pb2, link_pb2) for service in file.DESCRIPTOR.services_by_name.values()]
+    ours = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
+    assert ours <= {method.path for method in METHODS}
 
 
 @pytest.mark.parametrize("script", [templates.target_script, templates.draft_script])
