@@ -133,6 +133,9 @@ def test_a_gateway_by_itself_shares_its_port(served: Served) -> None:
     command += ["--reuse-port", "--api-token-file", str(served.tokens), "--drain-delay-s", "0"]
     gateways = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     try:
+        for gateway in gateways:
+            # One that is still starting would be ended by the signal below, and not by itself.
+            assert gateway.stderr is not None and any("listening on" in line for line in gateway.stderr)
         with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="the-key", max_retries=0) as http:
             wait_until(lambda: _is_up(f"http://127.0.0.1:{port}/health"), "health")
             assert http.completions.create(model="tiny", prompt="Hello", max_tokens=3).usage is not None
