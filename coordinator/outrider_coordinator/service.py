@@ -81,7 +81,7 @@ class Coordinator:
         self._traces = RequestTraces(tracing, max_steps=settings.max_traced_steps)
         self._text = None if settings.tokenizer is None else ModelText.from_folder(settings.tokenizer)
         """What is used in place of the target's."""
-        self._planner: InputProcessor | None = None
+        self._input_processor: InputProcessor | None = None
         self._policy = DraftLengthPolicy(
             settings.num_speculative_tokens,
             disable_by_batch_size=settings.disable_by_batch_size,
@@ -95,7 +95,7 @@ class Coordinator:
             _source(target),
             None if draft is None else _source(draft),
             self._request_manager,
-            on_model=self._plan_for,
+            on_model=self._make_input_processor,
             on_target=on_target,
             target_timeout_s=settings.target_timeout_s,
             draft_timeout_s=settings.draft_timeout_ms / 1000,
@@ -141,7 +141,7 @@ class Coordinator:
             self._driver.expire_after(request_state, deadline_s)
         try:
             if request.resumable:
-                yield Delta("", (), started=started(request, request_state.loop.plan))
+                yield Delta("", (), started=started(request, request_state.loop.engine_request))
             async for delta in request_state.deltas():
                 yield delta
         finally:
@@ -172,12 +172,12 @@ class Coordinator:
 
     def tokenizer_files(self) -> TokenizerFiles:
         """What makes the tokenizer and the chat templates in use; ``UnavailableError`` until a target was attached."""
-        return self._require_planner().text.files
+        return self._require_input_processor().text.files
 
     @property
     def limits(self) -> ModelLimits:
         """What the target allows; wide until one was attached."""
-        return ANY_MODEL if self._planner is None else self._planner.limits
+        return ANY_MODEL if self._input_processor is None else self._input_processor.limits
 
     def stats(self) -> CoordinatorStats:
         """Figures of this moment."""
@@ -217,20 +217,20 @@ class Coordinator:
     # Taking in.
 
     async def _take_in(self, request: GenerationRequest, trace: RequestTrace) -> RequestState:
-        planner, arrival_ns = self._require_planner(), self._next_arrival_ns()
-        await run_in_slices(planner.checking(request))
-        texts = await _do(partial(planner.tokenize, request), in_thread=_has_long_text(request))
-        plan = replace(
-            await run_in_slices(planner.planning(request, texts)),
+        processor, arrival_ns = self._require_input_processor(), self._next_arrival_ns()
+        await run_in_slices(processor.checking(request))
+        texts = await _do(partial(processor.tokenize, request), in_thread=_has_long_text(request))
+        engine_request = replace(
+            await run_in_slices(processor.processing(request, texts)),
             arrival_ns=arrival_ns,
             prefix_hash_key=self._prefix_hash_key,
         )
-        make_loop = partial(SessionLoop, plan, self._policy, tokenizer=planner.tokenizer)
-        loop = await _do(make_loop, in_thread=len(plan.emitted_token_ids) > LONG_OUTPUT_TOKENS)
+        make_loop = partial(SessionLoop, engine_request, self._policy, tokenizer=processor.tokenizer)
+        loop = await _do(make_loop, in_thread=len(engine_request.emitted_token_ids) > LONG_OUTPUT_TOKENS)
         await run_in_slices(loop.tokens.prepare())
-        self._require_planner()  # time may have passed
+        self._require_input_processor()  # time may have passed
         if trace.notes is not None:
-            trace.notes.taken_in(planner.model_name)
+            trace.notes.taken_in(processor.model_name)
         request_state = RequestState(loop, self._latency_histograms, trace)
         self._driver.submit(request_state)
         return request_state
@@ -240,20 +240,20 @@ class Coordinator:
         self._last_arrival_ns = max(self._last_arrival_ns + 1, time.time_ns())
         return self._last_arrival_ns
 
-    def _require_planner(self) -> InputProcessor:
-        if self._planner is None or self._services.has_given_up:
+    def _require_input_processor(self) -> InputProcessor:
+        if self._input_processor is None or self._services.has_given_up:
             raise UnavailableError("the target cannot be reached")
-        return self._planner
+        return self._input_processor
 
-    def _plan_for(self, target: ModelDescription) -> None:
+    def _make_input_processor(self, target: ModelDescription) -> None:
         """The first target decides how text becomes tokens, the roomiest of those there are what fits."""
-        if self._planner is not None:
-            text = self._planner.text
+        if self._input_processor is not None:
+            text = self._input_processor.text
         else:
             text = ModelText.from_files(target.tokenizer_files, bos_token_id=target.bos_token_id)
             if self._text is not None:
                 text = replace(self._text, sampling_defaults=text.sampling_defaults)
-        self._planner = InputProcessor(self._settings, target, text)
+        self._input_processor = InputProcessor(self._settings, target, text)
 
 
 def _has_long_text(request: GenerationRequest) -> bool:

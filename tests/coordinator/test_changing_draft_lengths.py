@@ -57,7 +57,7 @@ def test_a_draft_that_lacks_much_is_fed_while_steps_go_on() -> None:
     setting.bench.run()
     assert any(extend.draft_length == policy.length(driven.loop.speculation) for extend in setting.extends[1:])
     assert driven.loop.spec_stats.num_draft_tokens > 0
-    assert driven.token_ids == own_tokens(driven.loop.plan)
+    assert driven.token_ids == own_tokens(driven.loop.engine_request)
 
 
 def test_fixed_lengths_wait_for_the_draft_to_take_the_prompt_in() -> None:

@@ -52,7 +52,7 @@ class Stream:
 
     def step(self, bench: Bench, interrupts: Interrupts) -> None:
         """Deliver what the session's last step brought, or lose it and resume from what was delivered."""
-        news = self.driven.token_ids[len(self.delivered) - len(self.driven.loop.plan.emitted_token_ids) :]
+        news = self.driven.token_ids[len(self.delivered) - len(self.driven.loop.engine_request.emitted_token_ids) :]
         if not news:
             return
         if interrupts(self.rng, news):

@@ -70,8 +70,8 @@ class ServiceRig:
         self.target: AnyCore = build_core(runner, max_batched_tokens=target_forward)
         self.draft, self._facts = _build_draft(draft, support_limit, max_model_len, draft_forward)
         self._runner = runner
-        self._planner = InputProcessor(self.settings, describe_model("target", target, runner), ModelText())
-        self._planner.dense = evidence == "dense"
+        self._input_processor = InputProcessor(self.settings, describe_model("target", target, runner), ModelText())
+        self._input_processor.dense = evidence == "dense"
         self._policy = DraftLengthPolicy(self.settings.num_speculative_tokens)
         self._runs: dict[int, Run] = {}
         self._num_started = 0
@@ -104,7 +104,7 @@ class ServiceRig:
 
     def _start(self, options: dict[str, Any]) -> Run:
         request, _ = build_request(options)  # type: ignore[arg-type]
-        run = Run(SessionLoop(self._planner.plan(request), self._policy, draft=self._facts))
+        run = Run(SessionLoop(self._input_processor.process(request), self._policy, draft=self._facts))
         self._num_started += 1
         self._runs[self._num_started] = run
         run.loop.start(self._num_started)

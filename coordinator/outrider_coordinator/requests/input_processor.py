@@ -59,10 +59,10 @@ class InputProcessor:
         """The target's limits."""
         return ModelLimits(self._target.num_token_ids, self._target.max_model_len)
 
-    def plan(self, request: GenerationRequest) -> EngineRequest:
+    def process(self, request: GenerationRequest) -> EngineRequest:
         """Prepare a request; ``InvalidRequestError`` names the invalid field."""
         run(self.checking(request))
-        return run(self.planning(request, self.tokenize(request)))
+        return run(self.processing(request, self.tokenize(request)))
 
     # Its three parts, for a caller that has other things to do meanwhile.
 
@@ -76,7 +76,7 @@ class InputProcessor:
         """Tokenize the prompt and the bad words of a checked request; long ones in a thread."""
         return Tokenized(self._prompt(request), self._bad_words(request))
 
-    def planning(self, request: GenerationRequest, texts: Tokenized) -> Work[EngineRequest]:
+    def processing(self, request: GenerationRequest, texts: Tokenized) -> Work[EngineRequest]:
         """Prepare a checked request."""
         prompt, target = texts.prompt_token_ids, self._target
         yield from checks_against_model(
@@ -194,14 +194,14 @@ class InputProcessor:
         return max_tokens
 
 
-def started(request: GenerationRequest, plan: EngineRequest) -> Started:
+def started(request: GenerationRequest, engine_request: EngineRequest) -> Started:
     """The values that the request left open, for ``Started``."""
     return Started(
-        seed=plan.seed,
-        prompt_token_ids=plan.prompt_token_ids if request.prompt_token_ids is None else None,
-        max_tokens=plan.max_tokens,
-        acceptance_method=plan.acceptance_method,
-        request_id=plan.request_id,
-        model=plan.model_name,
-        num_emitted_tokens=len(plan.emitted_token_ids),
+        seed=engine_request.seed,
+        prompt_token_ids=engine_request.prompt_token_ids if request.prompt_token_ids is None else None,
+        max_tokens=engine_request.max_tokens,
+        acceptance_method=engine_request.acceptance_method,
+        request_id=engine_request.request_id,
+        model=engine_request.model_name,
+        num_emitted_tokens=len(engine_request.emitted_token_ids),
     )

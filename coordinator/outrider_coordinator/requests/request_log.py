@@ -63,14 +63,14 @@ def log_ending(loop: SessionLoop, ending: Finish | Fail, timing: Timing) -> None
             "%d proposals of the request violated the protocol and were not judged", spec_stats.num_bad_evidence
         )
     fields: dict[str, object] = {
-        "prompt_tokens": len(loop.plan.prompt_token_ids),
+        "prompt_tokens": len(loop.engine_request.prompt_token_ids),
         "completion_tokens": loop.tokens.num_output,
         "queue_ms": round(1e3 * timing.queue, 2),
         "first_token_ms": round(1e3 * timing.first_token, 2),
         "total_ms": round(1e3 * timing.total, 2),
     }
-    if loop.plan.emitted_token_ids:
-        fields["resumed_tokens"] = len(loop.plan.emitted_token_ids)
+    if loop.engine_request.emitted_token_ids:
+        fields["resumed_tokens"] = len(loop.engine_request.emitted_token_ids)
     if spec_stats.num_draft_tokens:
         fields["acceptance_rate"] = round(spec_stats.num_accepted_tokens / spec_stats.num_draft_tokens, 3)
     if isinstance(ending, Fail):

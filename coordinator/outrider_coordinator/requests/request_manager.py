@@ -104,8 +104,8 @@ class RequestManager:
         except CapacityError:
             self.endings.num_refused += 1
             raise
-        self.endings.num_prompt_tokens += len(request_state.loop.plan.prompt_token_ids)
-        self.endings.num_resumed += bool(request_state.loop.plan.emitted_token_ids)
+        self.endings.num_prompt_tokens += len(request_state.loop.engine_request.prompt_token_ids)
+        self.endings.num_resumed += bool(request_state.loop.engine_request.emitted_token_ids)
         self._note_load()
 
     def to_start(self) -> Iterator[RequestState]:
@@ -153,7 +153,7 @@ class RequestManager:
     def _count(self, request_state: RequestState, ending: Finish | Fail) -> None:
         endings = self.endings
         endings.spec_stats.add(request_state.loop.spec_stats)
-        endings.prompt_lengths.observe(len(request_state.loop.plan.prompt_token_ids))
+        endings.prompt_lengths.observe(len(request_state.loop.engine_request.prompt_token_ids))
         endings.generation_lengths.observe(request_state.loop.spec_stats.num_emitted_tokens)
         if isinstance(ending, Fail):
             if isinstance(ending.error, DeadlineError):

@@ -76,9 +76,9 @@ class RequestRunner:
     def fail_what_outgrew(self, target: ModelDescription) -> None:
         """Fail requests that the targets can no longer hold, because they came back smaller."""
         for request in self._request_manager.all():
-            plan = request.loop.plan
+            engine_request = request.loop.engine_request
             try:
-                check_room(target, len(plan.prompt_token_ids), plan.max_tokens)
+                check_room(target, len(engine_request.prompt_token_ids), engine_request.max_tokens)
             except OutriderError as error:
                 self._deliver(request, partial(request.loop.fail, error))
 

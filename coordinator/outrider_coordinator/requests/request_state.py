@@ -34,15 +34,19 @@ class RequestState:
         loop.name_trace(trace.trace_id)
         self.session = -1
         """Its number on the links while it runs."""
-        self.place = Place(loop.tokens, loop.plan.cache_salt, loop.plan.max_length, loop.speculation)
+        self.place = Place(
+            loop.tokens, loop.engine_request.cache_salt, loop.engine_request.max_length, loop.speculation
+        )
         self.request_timings = RequestTimings(latency_histograms)
-        self.log_fields: dict[str, str] = {"request_id": loop.plan.request_id, **trace.log_fields}
+        self.log_fields: dict[str, str] = {"request_id": loop.engine_request.request_id, **trace.log_fields}
         """Said in every line of the log about it."""
         self.draft_wait_began: float | None = None
         """When it began to wait for a proposal that has not come; by the event loop's clock."""
         self._unbooked: list[tuple[StepEnded | DraftWaitEnded, float, float]] = []
         """What happened in its steps, when it was heard of and when the next command was made; not yet counted."""
-        self._output_collector = OutputCollector(loop.output.take_text, num_tokens=len(loop.plan.emitted_token_ids))
+        self._output_collector = OutputCollector(
+            loop.output.take_text, num_tokens=len(loop.engine_request.emitted_token_ids)
+        )
         self._next_progress = 0.0
         """When a resumable stream says again how far it is; by the clock of ``note``."""
         self._draft_timer = DeadlineTimer()
@@ -144,13 +148,13 @@ class RequestState:
             timer.cancel()
 
     def _progress(self, now: float) -> Progress | None:
-        if not self.loop.plan.tells_progress or now < self._next_progress:
+        if not self.loop.engine_request.tells_progress or now < self._next_progress:
             return None
         self._next_progress = now + PROGRESS_INTERVAL_S
         return Progress(self.loop.spec_stats.summary(), self.request_timings.summary())
 
     def _result(self, finish: Finish) -> GenerationResult:
-        loop, plan = self.loop, self.loop.plan
+        loop, engine_request = self.loop, self.loop.engine_request
         return GenerationResult(
             text=loop.output.text,
             token_ids=loop.tokens.output,
@@ -158,10 +162,12 @@ class RequestState:
             matched_stop=finish.matched_stop,
             logprobs=loop.output.logprobs,
             prompt_logprobs=loop.prompt_logprobs,
-            usage=Usage(len(plan.prompt_token_ids), loop.tokens.num_output, loop.num_cached_prompt_tokens or 0),
+            usage=Usage(
+                len(engine_request.prompt_token_ids), loop.tokens.num_output, loop.num_cached_prompt_tokens or 0
+            ),
             speculation=loop.spec_stats.summary(),
-            seed=plan.seed,
-            request_id=plan.request_id,
+            seed=engine_request.seed,
+            request_id=engine_request.request_id,
             timing=self.request_timings.summary(),
             trace_id=self.trace.trace_id,
         )

@@ -12,29 +12,29 @@ from outrider_coordinator.session.service_state import Drafted, DraftSide, Targe
 class CommandBuilder:
     """Builds commands; sends nothing."""
 
-    def __init__(self, plan: EngineRequest, tokens: CommittedTokens) -> None:
+    def __init__(self, engine_request: EngineRequest, tokens: CommittedTokens) -> None:
         self.session = -1
         self.trace_parent = ""
         """Of items to come; empty when they are not traced."""
         self.trace_id = ""
         """Of the request, for the services' logs; empty when it is part of no trace."""
-        self._plan = plan
+        self._engine_request = engine_request
         self._tokens = tokens
         self._generation = 0
 
     def open_draft(self, side: DraftSide) -> Open:
         """Open the session on the draft, which may have fewer ids than the target."""
-        limit = self._plan.num_token_ids
+        limit = self._engine_request.num_token_ids
         known = side.facts.num_token_ids
         return self._open(num_token_ids=min(limit, known) if known else limit)
 
     def open_target(self, *, has_prompt_logprobs: bool, hidden_state_layers: tuple[int, ...] = ()) -> Open:
         """Open the session on the target; requests prompt logprobs until they have arrived."""
-        plan = self._plan
-        num_prompt_logprobs = None if has_prompt_logprobs else plan.num_prompt_logprobs
+        engine_request = self._engine_request
+        num_prompt_logprobs = None if has_prompt_logprobs else engine_request.num_prompt_logprobs
         return self._open(
-            num_token_ids=plan.num_token_ids,
-            num_logprobs=plan.num_logprobs,
+            num_token_ids=engine_request.num_token_ids,
+            num_logprobs=engine_request.num_logprobs,
             num_prompt_logprobs=num_prompt_logprobs,
             hidden_state_layers=hidden_state_layers,
         )
@@ -108,25 +108,25 @@ class CommandBuilder:
         num_prompt_logprobs: int | None = None,
         hidden_state_layers: tuple[int, ...] = (),
     ) -> Open:
-        plan = self._plan
+        engine_request = self._engine_request
         return Open(
             session=self.session,
             generation=self._next_generation(),
-            sampling=plan.sampling,
-            seed=plan.seed,
-            judging_rule=plan.rules.rule,
-            prompt_length=len(plan.prompt_token_ids),
-            max_length=plan.max_length,
+            sampling=engine_request.sampling,
+            seed=engine_request.seed,
+            judging_rule=engine_request.rules.rule,
+            prompt_length=len(engine_request.prompt_token_ids),
+            max_length=engine_request.max_length,
             num_token_ids=num_token_ids,
-            eos_token_ids=tuple(sorted(plan.ending_token_ids)),
+            eos_token_ids=tuple(sorted(engine_request.ending_token_ids)),
             num_logprobs=num_logprobs,
             num_prompt_logprobs=num_prompt_logprobs,
-            logprobs_mode=plan.logprobs_mode,
-            request_id=plan.request_id,
+            logprobs_mode=engine_request.logprobs_mode,
+            request_id=engine_request.request_id,
             trace_id=self.trace_id,
-            prefix_hash_key=plan.prefix_hash_key,
-            cache_salt=plan.cache_salt,
-            arrival_ns=plan.arrival_ns,
+            prefix_hash_key=engine_request.prefix_hash_key,
+            cache_salt=engine_request.cache_salt,
+            arrival_ns=engine_request.arrival_ns,
             hidden_state_layers=hidden_state_layers,
         )
 

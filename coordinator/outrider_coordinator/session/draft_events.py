@@ -18,7 +18,7 @@ def proposed_draft(session: SessionState, event: Proposal) -> ProposedDraft | No
     asked = session.draft.asked
     if session.status is not SessionStatus.DRAFTING or asked is None or event.generation != asked.generation:
         return None
-    return ProposedDraft(session.plan.rules, event.token_ids, event.evidence, asked.draft_length)
+    return ProposedDraft(session.engine_request.rules, event.token_ids, event.evidence, asked.draft_length)
 
 
 def on_proposal(
@@ -44,13 +44,13 @@ def on_proposal(
         return
     if fault is None:
         (fault,) = check_proposals(
-            [ProposedDraft(session.plan.rules, event.token_ids, event.evidence, asked.draft_length)]
+            [ProposedDraft(session.engine_request.rules, event.token_ids, event.evidence, asked.draft_length)]
         )
     if fault or event.base_length != asked.length:
         session.spec_stats.num_bad_evidence += 1
         session.no_draft_reason = WithoutDraft.BAD_EVIDENCE
     elif event.token_ids:
-        evidence = event.evidence if session.plan.rules.evidence_form is not None else None
+        evidence = event.evidence if session.engine_request.rules.evidence_form is not None else None
         session.proposal = Drafted(event.token_ids, evidence, side.opened)
     steps.score(session, timing)
 

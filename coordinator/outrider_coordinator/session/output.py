@@ -24,15 +24,17 @@ class Output:
     is it made at once.
     """
 
-    def __init__(self, plan: EngineRequest, tokenizer: TextTokenizer | None) -> None:
-        self._plan = plan
-        self._ending = plan.ending_token_ids
+    def __init__(self, engine_request: EngineRequest, tokenizer: TextTokenizer | None) -> None:
+        self._engine_request = engine_request
+        self._ending = engine_request.ending_token_ids
         self._detokenizer = (
             None
             if tokenizer is None
-            else Detokenizer(tokenizer, plan.prompt_token_ids, skip_special_tokens=plan.skip_special_tokens)
+            else Detokenizer(
+                tokenizer, engine_request.prompt_token_ids, skip_special_tokens=engine_request.skip_special_tokens
+            )
         )
-        self._stops = StopMatcher(plan.stop, include_stop=plan.include_stop)
+        self._stops = StopMatcher(engine_request.stop, include_stop=engine_request.include_stop)
         self._unread: list[int] = []
         """Tokens whose text has not been made."""
         self._texts: list[str] = []
@@ -45,7 +47,7 @@ class Output:
     @property
     def num_remaining(self) -> int:
         """Number of tokens that may still be emitted."""
-        return self._plan.max_tokens - self._num_tokens
+        return self._engine_request.max_tokens - self._num_tokens
 
     @property
     def text(self) -> str:
@@ -56,7 +58,7 @@ class Output:
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...] | None:
         """One for each token; None if not requested."""
-        return None if self._plan.num_logprobs is None else tuple(self._logprobs)
+        return None if self._engine_request.num_logprobs is None else tuple(self._logprobs)
 
     def take_text(self, num_tokens: int | None = None) -> str:
         """The text that has become final since this was last asked, with the first ``num_tokens`` tokens; None: all.
@@ -109,16 +111,18 @@ class Output:
         self._flush()
 
     def _cannot_end_in(self, token_ids: Sequence[int]) -> bool:
-        return not self._plan.stop and len(token_ids) < self.num_remaining and self._ending.isdisjoint(token_ids)
+        return (
+            not self._engine_request.stop and len(token_ids) < self.num_remaining and self._ending.isdisjoint(token_ids)
+        )
 
     def _push_one(self, token_id: int) -> Finish | None:
         self._num_tokens += 1
         if token_id in self._ending:
             # Its own text is left out, as that of a stop text is, unless it was asked for.
-            self._flush(token_id if self._plan.include_stop else None)
+            self._flush(token_id if self._engine_request.include_stop else None)
             return Finish(FinishReason.STOP, token_id)
         self._unread.append(token_id)
-        if self._plan.stop and (stop := self._read()):
+        if self._engine_request.stop and (stop := self._read()):
             return Finish(FinishReason.STOP, stop)
         if self.num_remaining == 0:
             self._flush()
@@ -130,7 +134,7 @@ class Output:
         token_ids, self._unread = self._unread, []
         for token_id in token_ids:
             found = self._stops.push(
-                self._detokenize(token_id), armed=self._num_tokens > self._plan.sampling.min_tokens
+                self._detokenize(token_id), armed=self._num_tokens > self._engine_request.sampling.min_tokens
             )
             if isinstance(found, StopMatch):
                 self._texts.append(found.text)

@@ -45,7 +45,7 @@ class SessionState:
 
     def __init__(
         self,
-        plan: EngineRequest,
+        engine_request: EngineRequest,
         policy: DraftLengthPolicy,
         *,
         draft: DraftFacts | None = None,
@@ -54,26 +54,28 @@ class SessionState:
         """``draft`` is None while no draft can be reached. Output from before is taken in here, which takes a while
         for a long one; ``InvalidRequestError`` when it goes on past its end.
         """
-        self.plan = plan
+        self.engine_request = engine_request
         self.policy = policy
         self.status = SessionStatus.WAITING
         self.step = 0
         """The number of the step under way."""
-        self.tokens = CommittedTokens(plan.prompt_token_ids, plan.prefix_hash_key)
-        self.output = Output(plan, tokenizer)
+        self.tokens = CommittedTokens(engine_request.prompt_token_ids, engine_request.prefix_hash_key)
+        self.output = Output(engine_request, tokenizer)
         self.spec_stats = SpecDecodeStats()
         """Counters of what went wrong; steps are counted by whoever takes ``StepEnded``."""
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self.num_cached_prompt_tokens: int | None = None
         """Tokens of the prompt that the target had cached; None until it has said so."""
-        self.resumed_finish = self.output.replay(plan.emitted_token_ids)
+        self.resumed_finish = self.output.replay(engine_request.emitted_token_ids)
         """How the output ended that the session goes on from, if it did: nothing is left to generate."""
-        self.unscored_token_ids = plan.emitted_token_ids[-1:] if self.lacks_only_prompt_logprobs else ()
+        self.unscored_token_ids = engine_request.emitted_token_ids[-1:] if self.lacks_only_prompt_logprobs else ()
         """A session never holds the token that ends it."""
-        self.tokens.extend(plan.emitted_token_ids[: len(plan.emitted_token_ids) - len(self.unscored_token_ids)])
-        self.speculation = policy.session(plan.num_speculative_tokens)
+        self.tokens.extend(
+            engine_request.emitted_token_ids[: len(engine_request.emitted_token_ids) - len(self.unscored_token_ids)]
+        )
+        self.speculation = policy.session(engine_request.num_speculative_tokens)
         """What its draft lengths depend on."""
-        self.commands = CommandBuilder(plan, self.tokens)
+        self.commands = CommandBuilder(engine_request, self.tokens)
         self.draft = DraftSide(Readiness.AWAY if draft is None else Readiness.CLOSED, draft or DraftFacts())
         self.target = TargetSide()
         self.proposal = NOTHING_DRAFTED
@@ -91,7 +93,7 @@ class SessionState:
     @property
     def lacks_only_prompt_logprobs(self) -> bool:
         """Whether the output it goes on from had ended, and one pass over the text is still wanted."""
-        return self.resumed_finish is not None and self.plan.num_prompt_logprobs is not None
+        return self.resumed_finish is not None and self.engine_request.num_prompt_logprobs is not None
 
     @property
     def is_over(self) -> bool:

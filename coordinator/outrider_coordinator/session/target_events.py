@@ -26,10 +26,12 @@ from outrider_coordinator.session.state import SessionState, SessionStatus
 
 def scored_draft(session: SessionState, event: Scores) -> ScoredDraft | None:
     """The input of ``judge`` for scores that this session waits for; None for any others."""
-    base, proposal, plan = session.tokens.length, session.proposal, session.plan
+    base, proposal, engine_request = session.tokens.length, session.proposal, session.engine_request
     if event.generation != session.target.asked or event.base_length != base:
         return None
-    return ScoredDraft(plan.rules, proposal.token_ids, proposal.evidence, event.form, plan.seed, base)
+    return ScoredDraft(
+        engine_request.rules, proposal.token_ids, proposal.evidence, event.form, engine_request.seed, base
+    )
 
 
 def on_scores(
@@ -74,10 +76,10 @@ def _judge_alone(session: SessionState, event: Scores) -> Verdict | OutriderErro
 
 
 def _take_logprobs(session: SessionState, event: Scores, new: tuple[int, ...]) -> tuple[TokenLogprob, ...] | None:
-    plan = session.plan
-    if plan.num_prompt_logprobs is not None and session.prompt_logprobs is None:
-        session.prompt_logprobs = prompt_logprobs(event, plan.prompt_token_ids)
-    return None if plan.num_logprobs is None else emitted_logprobs(event, new, plan.num_logprobs)
+    engine_request = session.engine_request
+    if engine_request.num_prompt_logprobs is not None and session.prompt_logprobs is None:
+        session.prompt_logprobs = prompt_logprobs(event, engine_request.prompt_token_ids)
+    return None if engine_request.num_logprobs is None else emitted_logprobs(event, new, engine_request.num_logprobs)
 
 
 def _commit(
@@ -137,7 +139,7 @@ def _on_states(session: SessionState, event: HiddenStateChunk) -> None:
 def _on_opened(session: SessionState, event: Opened) -> None:
     """Of the first target that held the session: what a rebuilt one finds is its own work."""
     if event.generation == session.target.opened and session.num_cached_prompt_tokens is None:
-        session.num_cached_prompt_tokens = min(event.num_cached_tokens, len(session.plan.prompt_token_ids))
+        session.num_cached_prompt_tokens = min(event.num_cached_tokens, len(session.engine_request.prompt_token_ids))
 
 
 def _on_session_lost(session: SessionState, event: SessionLost) -> None:

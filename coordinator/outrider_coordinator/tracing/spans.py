@@ -52,7 +52,7 @@ class Ids:
 class RequestFacts:
     """A finished request. What it refers to does not change any more."""
 
-    plan: EngineRequest
+    engine_request: EngineRequest
     spec_stats: SpecDecodeStats
     num_output: int
     finish_reason: FinishReason | None
@@ -69,7 +69,7 @@ class RequestFacts:
             reason = ending.reason
             if reason is FinishReason.CANCELLED:
                 error, kind = "cancelled by the caller", CANCELLED
-        return cls(loop.plan, loop.spec_stats, loop.tokens.num_output, reason, error, kind)
+        return cls(loop.engine_request, loop.spec_stats, loop.tokens.num_output, reason, error, kind)
 
 
 def refused_request(ids: Ids, notes: Notes, request_id: str, error: BaseException) -> Iterator[Span]:
@@ -88,7 +88,7 @@ def request_spans(ids: Ids, notes: Notes, facts: RequestFacts) -> Iterator[Span]
     ended = notes.ended_ns or notes.arrived_ns
     ready, admitted = notes.tokenized_ns or ended, notes.admitted_ns
     yield writer.request(f"{names.TEXT_COMPLETION} {notes.model}", _request_attributes(facts, notes.model), facts.error)
-    num_prompt_tokens = {names.USAGE_INPUT_TOKENS: len(facts.plan.prompt_token_ids)}
+    num_prompt_tokens = {names.USAGE_INPUT_TOKENS: len(facts.engine_request.prompt_token_ids)}
     yield writer.below_request(names.TOKENIZE, notes.arrived_ns, ready, num_prompt_tokens)
     yield writer.below_request(names.QUEUE, ready, ended if admitted is None else admitted)
     if admitted is None:
@@ -217,26 +217,26 @@ def _step_attributes(step: Step) -> Attributes:
 
 
 def _request_attributes(facts: RequestFacts, model: str) -> Attributes:
-    plan, sampling = facts.plan, facts.plan.sampling
+    engine_request, sampling = facts.engine_request, facts.engine_request.sampling
     attributes: Attributes = {
         names.OPERATION_NAME: names.TEXT_COMPLETION,
         names.PROVIDER_NAME: "outrider",
         names.REQUEST_MODEL: model,
         names.RESPONSE_MODEL: model,
-        names.REQUEST_MAX_TOKENS: plan.max_tokens,
+        names.REQUEST_MAX_TOKENS: engine_request.max_tokens,
         names.REQUEST_TEMPERATURE: sampling.temperature,
         names.REQUEST_TOP_P: sampling.top_p,
         names.REQUEST_TOP_K: sampling.top_k,
         names.REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,
         names.REQUEST_PRESENCE_PENALTY: sampling.presence_penalty,
         # An attribute's integer is signed, a seed is not.
-        names.REQUEST_SEED: plan.seed if plan.seed < 2**63 else str(plan.seed),
-        names.REQUEST_STOP_SEQUENCES: plan.stop,
-        names.USAGE_INPUT_TOKENS: len(plan.prompt_token_ids),
+        names.REQUEST_SEED: engine_request.seed if engine_request.seed < 2**63 else str(engine_request.seed),
+        names.REQUEST_STOP_SEQUENCES: engine_request.stop,
+        names.USAGE_INPUT_TOKENS: len(engine_request.prompt_token_ids),
         names.USAGE_OUTPUT_TOKENS: facts.num_output,
-        names.RESPONSE_ID: plan.request_id,
-        names.REQUEST_ID: plan.request_id,
-        names.ACCEPTANCE_METHOD: plan.acceptance_method.value,
+        names.RESPONSE_ID: engine_request.request_id,
+        names.REQUEST_ID: engine_request.request_id,
+        names.ACCEPTANCE_METHOD: engine_request.acceptance_method.value,
     }
     if facts.finish_reason is not None:
         attributes[names.RESPONSE_FINISH_REASONS] = (facts.finish_reason.value,)

@@ -1,4 +1,4 @@
-"""From requests to plans."""
+"""Input processor of the coordinator: from a user's request to an engine request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ TEXT = ModelText.from_files(
 )
 
 
-def planner(target: ModelDescription = TARGET, *, has_tokenizer: bool = True, **settings: Any) -> InputProcessor:
+def input_processor(
+    target: ModelDescription = TARGET, *, has_tokenizer: bool = True, **settings: Any
+) -> InputProcessor:
     return InputProcessor(CoordinatorSettings(**settings), target, TEXT if has_tokenizer else ModelText())
 
 
@@ -40,13 +42,13 @@ def ask(**fields: Any) -> GenerationRequest:
 
 
 def test_a_prompt_is_tokenized_or_taken_as_it_is() -> None:
-    assert planner().plan(ask()).prompt_token_ids == TOKENIZER.encode_prompt("hello")
-    assert planner().plan(GenerationRequest(prompt_token_ids=(1, 2))).prompt_token_ids == (1, 2)
+    assert input_processor().process(ask()).prompt_token_ids == TOKENIZER.encode_prompt("hello")
+    assert input_processor().process(GenerationRequest(prompt_token_ids=(1, 2))).prompt_token_ids == (1, 2)
 
 
 def test_output_is_trimmed_to_the_models_length() -> None:
-    assert planner().plan(ask(max_tokens=1000)).max_tokens == 15
-    assert planner().plan(ask(max_tokens=7)).max_tokens == 7
+    assert input_processor().process(ask(max_tokens=1000)).max_tokens == 15
+    assert input_processor().process(ask(max_tokens=7)).max_tokens == 7
 
 
 @pytest.mark.parametrize(
@@ -65,12 +67,12 @@ def test_output_is_trimmed_to_the_models_length() -> None:
 )
 def test_bad_requests_name_their_field(field: str, request_: GenerationRequest) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        planner().plan(request_)
+        input_processor().process(request_)
     assert caught.value.field == field
 
 
 def test_the_longest_prompt_leaves_room_for_one_token() -> None:
-    assert planner().plan(ask(prompt="x" * 19)).max_tokens == 1
+    assert input_processor().process(ask(prompt="x" * 19)).max_tokens == 1
 
 
 def test_what_can_never_fit_is_refused_at_once() -> None:
@@ -78,36 +80,36 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
         role="target", model_name="t", architecture="", vocab_size=300, num_token_ids=258, max_model_len=20,
         page_size=4, num_pages=3,
     )  # fmt: skip
-    assert planner(small).plan(ask(max_tokens=7)).max_length == 12
+    assert input_processor(small).process(ask(max_tokens=7)).max_length == 12
     with pytest.raises(InvalidRequestError, match="need 4 KV pages, and the target has 3") as caught:
-        planner(small).plan(ask(max_tokens=8))
+        input_processor(small).process(ask(max_tokens=8))
     assert caught.value.field == "max_tokens"
 
 
 def test_ends_of_sequence_may_be_ignored_and_stop_tokens_may_not() -> None:
-    plan = planner().plan(ask(stop_token_ids=(9,)))
+    plan = input_processor().process(ask(stop_token_ids=(9,)))
     assert plan.ending_token_ids == {9, 256}
-    assert planner().plan(ask(stop_token_ids=(9,), ignore_eos=True)).ending_token_ids == {9}
+    assert input_processor().process(ask(stop_token_ids=(9,), ignore_eos=True)).ending_token_ids == {9}
 
 
 def test_a_seed_is_made_up_when_none_is_given() -> None:
-    assert planner().plan(ask(seed=7)).seed == 7
-    assert planner().plan(ask(seed=2**64 - 1)).seed == 2**64 - 1
-    assert len({planner().plan(ask()).seed for _ in range(20)}) == 20
-    assert len({planner().plan(ask()).request_id for _ in range(20)}) == 20
-    assert planner().plan(ask(request_id="mine")).request_id == "mine"
+    assert input_processor().process(ask(seed=7)).seed == 7
+    assert input_processor().process(ask(seed=2**64 - 1)).seed == 2**64 - 1
+    assert len({input_processor().process(ask()).seed for _ in range(20)}) == 20
+    assert len({input_processor().process(ask()).request_id for _ in range(20)}) == 20
+    assert input_processor().process(ask(request_id="mine")).request_id == "mine"
 
 
 def test_bad_words_become_token_runs() -> None:
-    plan = planner().plan(ask(bad_words=("hi",)))
+    plan = input_processor().process(ask(bad_words=("hi",)))
     assert plan.sampling.bad_words == (TOKENIZER.encode_prompt("hi"), TOKENIZER.encode_prompt(" hi"))
 
 
 def test_settings_give_the_defaults() -> None:
-    plan = planner(
+    plan = input_processor(
         acceptance_method=AcceptanceMethod.TYPICAL, posterior_threshold=0.2, posterior_alpha=0.4,
         logprobs_mode=LogprobsMode.PROCESSED,
-    ).plan(ask())  # fmt: skip
+    ).process(ask())  # fmt: skip
     assert plan.acceptance_method is AcceptanceMethod.TYPICAL
     assert (plan.rules.rule, plan.rules.posterior_threshold, plan.rules.posterior_alpha) == (
         JudgingRule.TYPICAL,
@@ -115,52 +117,52 @@ def test_settings_give_the_defaults() -> None:
         0.4,
     )
     assert plan.logprobs_mode is LogprobsMode.PROCESSED
-    assert planner().plan(ask(acceptance_method=AcceptanceMethod.COUPLED)).rules.rule is JudgingRule.COUPLED
+    assert input_processor().process(ask(acceptance_method=AcceptanceMethod.COUPLED)).rules.rule is JudgingRule.COUPLED
 
 
 def test_whole_rows_are_for_tests_alone() -> None:
-    reference = planner()
-    assert reference.plan(ask()).rules.rule is JudgingRule.REJECTION
+    reference = input_processor()
+    assert reference.process(ask()).rules.rule is JudgingRule.REJECTION
     reference.dense = True
-    assert reference.plan(ask()).rules.rule is JudgingRule.DENSE_REJECTION
+    assert reference.process(ask()).rules.rule is JudgingRule.DENSE_REJECTION
     with pytest.raises(ValueError, match="evidence"):
         CoordinatorSettings(evidence="dense")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_logprobs_are_bounded_by_a_setting(field: str) -> None:
-    assert planner().plan(ask(**{field: 20}))
-    assert planner(max_logprobs=30).plan(ask(**{field: 30}))
+    assert input_processor().process(ask(**{field: 20}))
+    assert input_processor(max_logprobs=30).process(ask(**{field: 30}))
     with pytest.raises(InvalidRequestError, match=f"{field}: is 31; at most 30, the server's setting max_logprobs"):
-        planner(max_logprobs=30).plan(ask(**{field: 31}))
+        input_processor(max_logprobs=30).process(ask(**{field: 31}))
 
 
 def test_no_allowed_id_is_said_twice() -> None:
-    plan = planner().plan(ask(sampling=SamplingParams(allowed_token_ids=(5, 3, 5, 3))))
+    plan = input_processor().process(ask(sampling=SamplingParams(allowed_token_ids=(5, 3, 5, 3))))
     assert plan.sampling.allowed_token_ids == (5, 3)
 
 
 def test_more_allowed_ids_than_tokens_are_refused_whatever_they_are() -> None:
     with pytest.raises(InvalidRequestError, match=r"allowed_token_ids: has .* as many as the vocabulary"):
-        planner().plan(ask(sampling=SamplingParams(allowed_token_ids=(5,) * 1001)))
+        input_processor().process(ask(sampling=SamplingParams(allowed_token_ids=(5,) * 1001)))
 
 
 def test_a_text_that_cannot_fit_is_refused_by_its_beginning() -> None:
     with pytest.raises(InvalidRequestError, match=r"prompt: has \d+ tokens in its first \d+ of 200000 characters"):
-        planner().plan(ask(prompt="hello " * 33_333 + "xx"))
+        input_processor().process(ask(prompt="hello " * 33_333 + "xx"))
 
 
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_logprobs_may_be_switched_off(field: str) -> None:
     with pytest.raises(InvalidRequestError, match=field):
-        planner(disable_logprobs=True).plan(ask(**{field: 0}))
+        input_processor(disable_logprobs=True).process(ask(**{field: 0}))
 
 
 @pytest.mark.parametrize("fields", [{}, {"stop": ("x",)}, {"bad_words": ("x",)}], ids=["prompt", "stop", "bad_words"])
 def test_without_a_tokenizer_text_is_refused(fields: dict[str, Any]) -> None:
     prompt = {"prompt": None, "prompt_token_ids": (1,)} if fields else {}
     with pytest.raises(InvalidRequestError, match="no tokenizer") as caught:
-        planner(has_tokenizer=False).plan(ask(**fields, **prompt))
+        input_processor(has_tokenizer=False).process(ask(**fields, **prompt))
     assert caught.value.field == next(iter(fields), "prompt")
 
 
@@ -168,7 +170,7 @@ CHAT = ChatPrompt(({"role": "user", "content": "hello"},))
 
 
 def test_a_chat_is_rendered_and_tokenized_without_special_tokens() -> None:
-    plan = planner().plan(GenerationRequest(chat=CHAT))
+    plan = input_processor().process(GenerationRequest(chat=CHAT))
     assert plan.prompt_token_ids == TOKENIZER.encode_prompt("hello:", add_special_tokens=False)
     assert started(GenerationRequest(chat=CHAT), plan).prompt_token_ids == plan.prompt_token_ids
 
@@ -184,33 +186,33 @@ def test_a_chat_is_rendered_and_tokenized_without_special_tokens() -> None:
 )
 def test_a_bad_chat_names_its_field(field: str, chat: ChatPrompt) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        planner().plan(GenerationRequest(chat=chat))
+        input_processor().process(GenerationRequest(chat=chat))
     assert caught.value.field == field
 
 
 def test_a_chat_needs_a_tokenizer_and_a_template() -> None:
     with pytest.raises(InvalidRequestError, match="messages: "):
-        planner(has_tokenizer=False).plan(GenerationRequest(chat=CHAT))
+        input_processor(has_tokenizer=False).process(GenerationRequest(chat=CHAT))
 
 
 def test_a_prompt_is_given_once() -> None:
     with pytest.raises(InvalidRequestError, match="exactly one"):
-        planner().plan(GenerationRequest(prompt="a", chat=CHAT))
+        input_processor().process(GenerationRequest(prompt="a", chat=CHAT))
 
 
 def test_parameters_that_are_left_to_the_server_are_the_models_own() -> None:
     asked = ask(sampling=SamplingParams(top_p=0.5), defaulted=frozenset(DEFAULTABLE) - {"top_p"})
-    sampling = planner().plan(asked).sampling
+    sampling = input_processor().process(asked).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.6, 0.5, 20, 0.0)
     for off in ("none", "vllm"):
-        sampling = planner(generation_config=off).plan(asked).sampling
+        sampling = input_processor(generation_config=off).process(asked).sampling
         assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 0.5, 0)
-    assert planner().plan(ask(sampling=SamplingParams(temperature=0.0))).sampling.temperature == 0.0
+    assert input_processor().process(ask(sampling=SamplingParams(temperature=0.0))).sampling.temperature == 0.0
 
 
 def test_output_to_the_end_is_what_the_model_and_its_pages_hold() -> None:
-    assert planner().plan(ask(max_tokens=TO_THE_END)).max_tokens == 15
+    assert input_processor().process(ask(max_tokens=TO_THE_END)).max_tokens == 15
     small = replace(TARGET, num_pages=2)
-    assert planner(small).plan(ask(max_tokens=TO_THE_END)).max_tokens == 3
+    assert input_processor(small).process(ask(max_tokens=TO_THE_END)).max_tokens == 3
     with pytest.raises(InvalidRequestError, match="KV pages"):
-        planner(small).plan(ask(max_tokens=4))
+        input_processor(small).process(ask(max_tokens=4))
