@@ -27,9 +27,9 @@ from outrider.transport.channels import (
     Options,
     message_limits,
 )
-from outrider.transport.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S
 from outrider.transport.http_health import HttpHealth, Probes
 from outrider.transport.interceptor import ErrorInterceptor
+from outrider.transport.link.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S
 from outrider.transport.security import OPEN_SERVER, ServerSecurity, ServerTls, TokenInterceptor
 from outrider.transport.servicers import DraftServicer, GenerationServicer, Generator, TargetServicer
 from outrider.v1 import generation_pb2, link_pb2

@@ -34,10 +34,10 @@ from outrider.transport.convert.generation import (
     tokenizer_to_proto,
 )
 from outrider.transport.convert.request_bounds import check_num_prompt_ids
-from outrider.transport.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S, sends_heartbeats, with_heartbeats
-from outrider.transport.link_counts import LinkCounts
+from outrider.transport.link.counts import LinkCounts
+from outrider.transport.link.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S, sends_heartbeats, with_heartbeats
+from outrider.transport.link.pump import LinkPump, reads_shared_memory, with_planes
 from outrider.transport.long_requests import LongRequest, parsing
-from outrider.transport.pumping import LinkPump, reads_shared_memory, with_planes
 from outrider.transport.trace_metadata import log_fields, with_trace
 from outrider.types import ModelDescription
 from outrider.v1 import generation_pb2, link_pb2, tensor_pb2

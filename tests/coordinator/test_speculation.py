@@ -6,7 +6,7 @@ import asyncio
 
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import ForwardReport
-from outrider.transport.outbox import Outbox
+from outrider.transport.link.outbox import Outbox
 from outrider_coordinator.requests.session_driver import call_after_commands
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft

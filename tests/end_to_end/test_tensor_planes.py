@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.transport import pumping
+from outrider.transport.link import pump as pump_module
 from outrider.transport.planes import writer
 from outrider.transport.planes.writer import SharedWriter
 from tests.support.stack import run_stack
@@ -22,7 +22,7 @@ async def generate(*, least_bytes: int, monkeypatch: pytest.MonkeyPatch) -> tupl
         writers.append(SharedWriter())
         return writers[-1]
 
-    monkeypatch.setattr(pumping, "SharedWriter", make)
+    monkeypatch.setattr(pump_module, "SharedWriter", make)
     monkeypatch.setattr(writer, "MIN_TENSOR_BYTES", least_bytes)
     model = cached_tiny_model("llama", seed=1)
     async with run_stack(model, cached_tiny_model("qwen2", seed=9), wire=True, evidence="dense") as stack:

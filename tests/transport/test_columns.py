@@ -23,7 +23,7 @@ from outrider.transport.convert.events import (
     target_events_from_proto,
     target_events_to_proto,
 )
-from outrider.transport.pumping import LinkPump
+from outrider.transport.link.pump import LinkPump
 from outrider.transport.remote import RemoteTarget
 from outrider.types import CandidateLogprobs, DenseScores, JudgingRule, SparseEvidence, SparseScores, TokenScores
 from outrider.v1 import link_pb2 as pb

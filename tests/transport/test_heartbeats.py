@@ -14,9 +14,10 @@ import pytest
 from outrider.errors import UnavailableError
 from outrider.ports import Extend, Score
 from outrider.prefix_hash import EMPTY_PREFIX
-from outrider.transport import heartbeats, pumping, remote, servicers
+from outrider.transport import remote, servicers
 from outrider.transport.convert.commands import target_commands_to_proto
-from outrider.transport.heartbeats import LOOKS, SilenceDetector, SilenceWatch
+from outrider.transport.link import heartbeats, pump, remote_link
+from outrider.transport.link.heartbeats import LOOKS, SilenceDetector, SilenceWatch
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.v1.link_pb2_grpc import TargetServiceStub
 from tests.support.scripted_ports import ToyDraft, ToyTarget, random_rows
@@ -99,7 +100,7 @@ async def test_a_watch_that_is_paused_or_stopped_finds_nobody_silent() -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (heartbeats, pumping, remote):
+    for module in (heartbeats, pump, remote_link):
         monkeypatch.setattr(module, "HEARTBEAT_INTERVAL_S", INTERVAL_S)
 
 
@@ -152,7 +153,7 @@ async def test_a_link_breaks_when_only_the_way_to_the_service_is_lost(serve: Ser
 
 
 async def test_a_silent_link_is_not_waited_for_when_it_is_closed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "FAREWELL_S", 1e6)
+    monkeypatch.setattr(remote_link, "CLOSE_TIMEOUT_S", 1e6)
     async with TcpProxy(port_of(await serve("target", ToyTarget(ROWS, V)))).running() as proxy:
         talk = await attached(RemoteTarget(proxy.address, link_timeout_s=TIMEOUT_S))
         await proxy.black_hole()
@@ -211,7 +212,7 @@ async def test_a_service_that_announces_no_heartbeats_may_be_silent(
 ) -> None:
     """An older one. Another link over the same time, to one that announces them, is found dead."""
     server = await serve("target", ToyTarget(ROWS, V))
-    monkeypatch.setattr(pumping, "HEARTBEAT_INTERVAL_S", 1e6)
+    monkeypatch.setattr(pump, "HEARTBEAT_INTERVAL_S", 1e6)
     control = await attached(RemoteTarget(server.address, link_timeout_s=2 * TIMEOUT_S))
     monkeypatch.setattr(servicers, "with_heartbeats", lambda description: description)
     talk = await attached(RemoteTarget(server.address, link_timeout_s=TIMEOUT_S))
@@ -253,9 +254,9 @@ async def test_a_coordinator_that_announces_no_heartbeats_may_be_silent(
 async def test_links_that_end_while_a_heartbeat_is_on_its_way(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pumping, "HEARTBEAT_INTERVAL_S", 0)
+    monkeypatch.setattr(pump, "HEARTBEAT_INTERVAL_S", 0)
     # gRPC tells a client that writes while its call ends of an internal error, not of the call's status.
-    monkeypatch.setattr(remote, "HEARTBEAT_INTERVAL_S", 1e6)
+    monkeypatch.setattr(remote_link, "HEARTBEAT_INTERVAL_S", 1e6)
     target = ToyTarget(ROWS, V, num_pages=8)
     server = await serve("target", target)
     for turn in range(30):

@@ -20,7 +20,7 @@ from outrider.transport.convert.arrays import token_ids_to_bytes
 from outrider.transport.convert.commands import draft_commands_from_proto, target_commands_from_proto
 from outrider.transport.convert.describing import description_from_proto
 from outrider.transport.convert.events import draft_events_from_proto, target_events_from_proto
-from outrider.transport.splitting import split_commands
+from outrider.transport.link.splitting import split_commands
 from outrider.v1 import link_pb2 as pb
 from outrider.v1 import sampling_pb2, tensor_pb2
 from outrider.v1.link_pb2_grpc import DraftServiceStub

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.errors import CapacityError, OutriderError
 from outrider.transport import servicers
-from outrider.transport.link_counts import LinkCounts, host_of
+from outrider.transport.link.counts import LinkCounts, host_of
 from outrider.transport.remote import RemoteDraft
 from tests.support.scripted_ports import ToyDraft, random_rows
 from tests.transport.conftest import Serve

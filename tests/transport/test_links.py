@@ -23,8 +23,8 @@ from outrider.ports import (
     SessionLost,
 )
 from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
-from outrider.transport.heartbeats import with_heartbeats
-from outrider.transport.pumping import with_planes
+from outrider.transport.link.heartbeats import with_heartbeats
+from outrider.transport.link.pump import with_planes
 from outrider.transport.remote import RemoteDraft, RemoteTarget
 from outrider.types import (
     DenseEvidence,

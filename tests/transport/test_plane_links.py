@@ -19,9 +19,9 @@ from outrider.errors import UnavailableError
 from outrider.ports import EventBatch, Score, Scores, SessionFailed
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.tensor_plane import shared_file
-from outrider.transport import pumping
 from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.transport.convert.events import target_events_from_proto, target_events_to_proto
+from outrider.transport.link import pump as pump_module
 from outrider.transport.planes import writer
 from outrider.transport.planes.reader import SharedReader
 from outrider.transport.planes.writer import SharedWriter
@@ -48,7 +48,7 @@ def writers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[SharedWrite
         return made[-1]
 
     monkeypatch.setattr(writer, "MIN_TENSOR_BYTES", 1)
-    monkeypatch.setattr(pumping, "SharedWriter", make)
+    monkeypatch.setattr(pump_module, "SharedWriter", make)
     monkeypatch.setattr(SharedReader, "open", lambda name: open_in(name, folder=tmp_path))
     return made
 
@@ -185,7 +185,7 @@ async def test_an_answer_longer_than_a_message_ends_its_session_on_both_ends_and
         while True:
             yield await requests.get()
 
-    pump = pumping.LinkPump(
+    pump = pump_module.LinkPump(
         await target.attach(),
         target_commands_from_proto,
         target_events_to_proto,

@@ -10,7 +10,7 @@ import pytest
 from outrider.ports import EventBatch, ForwardReport, ItemTiming, Release, Scores, SessionFailed
 from outrider.transport.convert.commands import target_commands_from_proto, target_commands_to_proto
 from outrider.transport.convert.events import target_events_from_proto, target_events_to_proto
-from outrider.transport.splitting import split_commands, split_events
+from outrider.transport.link.splitting import split_commands, split_events
 from outrider.types import CandidateLogprobs, DenseScores, TokenScores
 from tests.support.equality import same
 

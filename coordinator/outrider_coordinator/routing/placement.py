@@ -13,7 +13,8 @@ from outrider.ports import DraftCommand, DraftEvent
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import OfSession
 from outrider_coordinator.routing.prefix_affinity import PrefixAffinity, Text
-from outrider_coordinator.routing.replicas import Replica, Replicas
+from outrider_coordinator.routing.replica import Replica
+from outrider_coordinator.routing.replicas import Replicas
 from outrider_coordinator.routing.services import DraftReplica, Services, TargetReplica
 from outrider_coordinator.speculation import ControlledSession, DraftLengthPolicy
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from functools import partial
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Collection, Mapping
+from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler, OfSession
-from outrider_coordinator.routing.replica_connection import CommandT_contra, EventT_co, Port, ReplicaConnection
+from outrider_coordinator.routing.replica import Replica, Source
+from outrider_coordinator.routing.replica_connection import Port
 
 _log = logging.getLogger(__name__)
 
@@ -28,33 +28,6 @@ _MUCH_FULLER, _FEW_SESSIONS = 1.25, 4
 """A replica with a quarter more sessions than another, and a few more, is much fuller."""
 SOON_S = 1.0
 """How often a name is looked up while nobody was ever found under it."""
-
-
-@runtime_checkable
-class Source(Protocol[CommandT_contra, EventT_co]):
-    """Source of replicas."""
-
-    @property
-    def interval_s(self) -> float | None:
-        """Interval of lookups in seconds; None: one lookup."""
-        ...
-
-    async def find(self) -> Mapping[str, Port[CommandT_contra, EventT_co]]:
-        """The current replicas by name; a name always means the same replica."""
-        ...
-
-
-class Fixed(Generic[CommandT, EventT]):
-    """A source with one replica."""
-
-    interval_s: float | None = None
-
-    def __init__(self, port: Port[CommandT, EventT]) -> None:
-        self._port = port
-
-    async def find(self) -> Mapping[str, Port[CommandT, EventT]]:
-        """The port, under an empty name."""
-        return {"": self._port}
 
 
 class Listener(Protocol[CommandT, EventT]):
@@ -75,49 +48,6 @@ class Listener(Protocol[CommandT, EventT]):
     def said(self, replica: Replica[CommandT, EventT], batch: EventBatch[EventT]) -> None:
         """Events of the replica."""
         ...
-
-
-class Replica(Generic[CommandT, EventT]):
-    """One draft or target, and its link."""
-
-    def __init__(
-        self,
-        name: str,
-        port: Port[CommandT, EventT],
-        label: str,
-        *,
-        turns: DispatchScheduler,
-        accept: Callable[[ModelDescription], Awaitable[None]],
-        attached: Callable[[Replica[CommandT, EventT]], None],
-        lost: Callable[[Replica[CommandT, EventT]], None],
-        said: Callable[[Replica[CommandT, EventT], EventBatch[EventT]], None],
-    ) -> None:
-        self.name = name
-        self.is_listed = True
-        """Whether it was found when last looked for."""
-        self.num_sessions = 0
-        """Sessions that live there."""
-        self.connection: ReplicaConnection[CommandT, EventT] = ReplicaConnection(
-            port,
-            label,
-            turns=turns,
-            accept=accept,
-            on_attached=lambda: attached(self),
-            on_batch=partial(said, self),
-            on_lost=lambda: lost(self),
-        )
-        self.send = self.connection.send
-        """Sends a command, with all others of the message when it is this link's turn."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether commands reach it."""
-        return self.connection.is_up
-
-    @property
-    def description(self) -> ModelDescription | None:
-        """The description from its last attachment."""
-        return self.connection.description
 
 
 class Replicas(Generic[CommandT, EventT]):

@@ -16,7 +16,8 @@ from outrider.ports import DraftCommand, DraftEvent, EventBatch, TargetCommand, 
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler
 from outrider_coordinator.routing.model_pair import check_pair, check_same_model
-from outrider_coordinator.routing.replicas import Replica, Replicas, Source
+from outrider_coordinator.routing.replica import Replica, Source
+from outrider_coordinator.routing.replicas import Replicas
 
 TargetReplica = Replica[TargetCommand, TargetEvent]
 DraftReplica = Replica[DraftCommand, DraftEvent]

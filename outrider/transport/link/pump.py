@@ -19,10 +19,10 @@ from outrider.errors import InvalidRequestError, ProtocolError, UnavailableError
 from outrider.ports import EventBatch, Link, Release
 from outrider.tensor_plane import shared_file
 from outrider.transport.convert.arrays import place_nothing
-from outrider.transport.heartbeats import HEARTBEAT_INTERVAL_S, SilenceWatch
+from outrider.transport.link.heartbeats import HEARTBEAT_INTERVAL_S, SilenceWatch
+from outrider.transport.link.splitting import split_events
 from outrider.transport.planes import CAPABILITY
 from outrider.transport.planes.writer import SharedWriter
-from outrider.transport.splitting import split_events
 from outrider.types import ModelDescription
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,85 @@
+"""Replica: one draft or target, the link to it, and how many sessions live there; and where replicas are found."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+from outrider.ports import EventBatch
+from outrider.types import ModelDescription
+from outrider_coordinator.routing.dispatch import DispatchScheduler, OfSession
+from outrider_coordinator.routing.replica_connection import CommandT_contra, EventT_co, Port, ReplicaConnection
+
+CommandT = TypeVar("CommandT", bound=OfSession)
+EventT = TypeVar("EventT", bound=OfSession)
+
+
+@runtime_checkable
+class Source(Protocol[CommandT_contra, EventT_co]):
+    """Source of replicas."""
+
+    @property
+    def interval_s(self) -> float | None:
+        """Interval of lookups in seconds; None: one lookup."""
+        ...
+
+    async def find(self) -> Mapping[str, Port[CommandT_contra, EventT_co]]:
+        """The current replicas by name; a name always means the same replica."""
+        ...
+
+
+class Fixed(Generic[CommandT, EventT]):
+    """A source with one replica."""
+
+    interval_s: float | None = None
+
+    def __init__(self, port: Port[CommandT, EventT]) -> None:
+        self._port = port
+
+    async def find(self) -> Mapping[str, Port[CommandT, EventT]]:
+        """The port, under an empty name."""
+        return {"": self._port}
+
+
+class Replica(Generic[CommandT, EventT]):
+    """One draft or target, and its link."""
+
+    def __init__(
+        self,
+        name: str,
+        port: Port[CommandT, EventT],
+        label: str,
+        *,
+        turns: DispatchScheduler,
+        accept: Callable[[ModelDescription], Awaitable[None]],
+        attached: Callable[[Replica[CommandT, EventT]], None],
+        lost: Callable[[Replica[CommandT, EventT]], None],
+        said: Callable[[Replica[CommandT, EventT], EventBatch[EventT]], None],
+    ) -> None:
+        self.name = name
+        self.is_listed = True
+        """Whether it was found when last looked for."""
+        self.num_sessions = 0
+        """Sessions that live there."""
+        self.connection: ReplicaConnection[CommandT, EventT] = ReplicaConnection(
+            port,
+            label,
+            turns=turns,
+            accept=accept,
+            on_attached=lambda: attached(self),
+            on_batch=partial(said, self),
+            on_lost=lambda: lost(self),
+        )
+        self.send = self.connection.send
+        """Sends a command, with all others of the message when it is this link's turn."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether commands reach it."""
+        return self.connection.is_up
+
+    @property
+    def description(self) -> ModelDescription | None:
+        """The description from its last attachment."""
+        return self.connection.description

@@ -1,0 +1,1 @@
+"""The stream of a link, at both ends: messages waiting to be sent, their size, heartbeats."""
