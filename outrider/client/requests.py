@@ -266,10 +266,16 @@ def _token_ids(name: str, value: Any) -> Work[tuple[int, ...] | None]:  # noqa: 
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise InvalidRequestError(name, f"must be a list of token ids, not {value!r}")
     entries: Sequence[Any] = value if isinstance(value, list | tuple) else tuple(value)
+    are_plain = True
+    for part in slices_of(entries):
+        are_plain = are_plain and set(map(type, part)) <= {int}  # nearly always, and far faster
+        if is_long(entries):
+            yield
+    if are_plain:
+        return tuple(entries)  # a tuple is not copied
     token_ids: list[int] = []
     for part in slices_of(entries):
-        are_plain = set(map(type, part)) <= {int}  # nearly always, and far faster
-        token_ids += part if are_plain else map(_plain_integer, part)
+        token_ids += map(_plain_integer, part)
         if is_long(entries):
             yield
     return tuple(token_ids)

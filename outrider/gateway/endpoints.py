@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from outrider import __version__
+from outrider.cooperative import run_in_slices
 from outrider.errors import ModelNotFoundError, OutriderError, UnauthenticatedError
 from outrider.gateway.answers import Answer, encode_json, event_stream
 from outrider.gateway.bodies import read_json
@@ -26,6 +27,7 @@ from outrider.gateway.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
     parse_body,
+    parsing,
 )
 from outrider.gateway.served_model import ModelSource, ModelWatch, ServedModel
 from outrider.gateway.watching import TRACE
@@ -66,7 +68,7 @@ class Endpoints:
 
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
-        asked = parse_body(CompletionRequest, await self._body(request))
+        asked = await run_in_slices(parsing(CompletionRequest, await self._body(request)))
         model = await self._watch.current()
         model.check_name(asked.model)
         prompts = [await prepare_prompt(model, asked, prompt, needs_text=bool(asked.echo)) for prompt in asked.prompts]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from outrider.cooperative import Work, run
 from outrider.errors import InvalidRequestError
 from outrider.gateway.protocol.chat import ChatCompletionRequest
 from outrider.gateway.protocol.fields import GenerationFields
+from outrider.gateway.protocol.long_prompts import parse_json
 from outrider.gateway.protocol.unsupported import refuse_unsupported
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -18,25 +19,32 @@ _SHOWN_CHARACTERS = 80
 
 def parse_body(kind: type[RequestT], body: bytes) -> RequestT:
     """Parse a body; ``InvalidRequestError`` names the invalid field and the valid values."""
-    given = _object(body)
+    return run(parsing(kind, body))
+
+
+def parsing(kind: type[RequestT], body: bytes) -> Work[RequestT]:
+    """``parse_body`` with pauses in a long prompt of token ids."""
+    given, prompt_token_ids = yield from _object(body)
     try:
         request = kind.model_validate(given)
     except ValidationError as error:
         raise _as_request_error(error) from error
+    if prompt_token_ids is not None:
+        request = request.model_copy(update={"prompt": prompt_token_ids})
     if isinstance(request, GenerationFields):
         refuse_unsupported(given)
         _check(request, given)
     return request
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _object(body: bytes) -> Work[tuple[dict[str, Any], tuple[int, ...] | None]]:
     try:
-        given = json.loads(body)
+        given, prompt_token_ids = yield from parse_json(body)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError("body", f"must be JSON: {error}") from error
     if not isinstance(given, dict):
         raise InvalidRequestError("body", f"must be a JSON object, not {type(given).__name__}")
-    return given
+    return given, prompt_token_ids
 
 
 def _check(request: GenerationFields, given: dict[str, Any]) -> None:
