@@ -84,7 +84,8 @@ def check(folder: Path, rank: int) -> None:
     alone = ModelRunner.load(folder, **settings, progress=lambda *at: whole_read.append(at))  # type: ignore[arg-type]
     shared = ModelRunner.load(folder, **settings, progress=lambda *at: read.append(at), ranks=BothRun(rank))  # type: ignore[arg-type]
     torch.testing.assert_close(logits_of(shared), logits_of(alone), atol=TOLERANCE, rtol=0)
-    torch.testing.assert_close(states_of(shared), states_of(alone), atol=TOLERANCE, rtol=1e-4)
+    expected = states_of(alone)  # of a stream that is not normalised
+    torch.testing.assert_close(states_of(shared), expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
     whole, part = alone.model, shared.model
     copied = sum(tensor.nbytes for tensor in held_by_all(part))
     # Its half of every matrix, but for key and value heads that are fewer than ranks, and a row of padding.
