@@ -84,7 +84,7 @@ def test_a_long_prefill_does_not_starve_short_ones(long_runner: ModelRunner) -> 
     prompt = [(i * 37) % NUM_IDS for i in range(4000)]
     driver.send(opened(99, prompt_length=4000, max_length=4100), score_item(99, 2, prompt))
     driver.step()
-    driver.send(opened(1), score_item(1, 2, prompt[:150]))
+    driver.send(opened(1, prompt_length=150), score_item(1, 2, prompt[:150]))
     answered: list[int] = []
     num_forwards = 0
     while 1 not in answered:
@@ -97,7 +97,7 @@ def test_a_long_prefill_does_not_starve_short_ones(long_runner: ModelRunner) -> 
 def test_prefills_too_many_for_one_forward_take_turns(long_runner: ModelRunner) -> None:
     driver = Driver(build_core(long_runner, max_batched_tokens=16))
     sessions = range(3)
-    driver.send(*[opened(i) for i in sessions], *[score_item(i, 2, [1] * 64) for i in sessions])
+    driver.send(*[opened(i, prompt_length=64) for i in sessions], *[score_item(i, 2, [1] * 64) for i in sessions])
     fed: list[int] = []
     for _ in sessions:
         driver.step()
