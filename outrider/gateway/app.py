@@ -17,8 +17,8 @@ from outrider.errors import OutriderError
 from outrider.gateway.callers import CallerKeys
 from outrider.gateway.disconnects import ClientGoneError
 from outrider.gateway.endpoints import Endpoints
-from outrider.gateway.error_responses import error_body, error_headers, error_status, make_error_body
 from outrider.gateway.middleware import ApiKeys, RequestIds
+from outrider.gateway.responses.error_responses import error_body, error_headers, error_status, make_error_body
 from outrider.gateway.watching import HttpWatch, Watched
 from outrider.transport.security import TokenFile
 

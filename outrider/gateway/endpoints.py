@@ -12,10 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from outrider import __version__
 from outrider.cooperative import run_in_slices
 from outrider.errors import ModelNotFoundError, OutriderError, UnauthenticatedError
-from outrider.gateway.answers import Answer, encode_json, event_stream
 from outrider.gateway.bodies import read_json
-from outrider.gateway.chats import ChatAnswer
-from outrider.gateway.completions import CompletionAnswer
 from outrider.gateway.disconnects import until_disconnect
 from outrider.gateway.generations import Choice, GenerationClient, generate_all, stream_all
 from outrider.gateway.middleware import request_name
@@ -29,6 +26,9 @@ from outrider.gateway.protocol import (
     parse_body,
     parsing,
 )
+from outrider.gateway.responses.answers import Answer, encode_json, event_stream
+from outrider.gateway.responses.chats import ChatAnswer
+from outrider.gateway.responses.completions import CompletionAnswer
 from outrider.gateway.served_model import ModelSource, ModelWatch, ServedModel
 from outrider.gateway.watching import TRACE
 from outrider.generation import TO_THE_END

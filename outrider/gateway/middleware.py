@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.errors import UnauthenticatedError
 from outrider.gateway.callers import bearer_key
-from outrider.gateway.error_responses import error_body, error_headers, error_status
+from outrider.gateway.responses.error_responses import error_body, error_headers, error_status
 from outrider.transport.security import TokenFile
 
 REQUEST_ID = "x-request-id"

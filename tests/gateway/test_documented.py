@@ -7,9 +7,9 @@ from pathlib import Path
 
 from outrider.gateway.app import make_app
 from outrider.gateway.endpoints import Endpoints
-from outrider.gateway.error_responses import _STATUSES
 from outrider.gateway.protocol import ChatCompletionRequest, CompletionRequest
 from outrider.gateway.protocol.unsupported import REFUSED
+from outrider.gateway.responses.error_responses import _STATUSES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
 TABLE = PAGE[PAGE.index("| field | completions") :]

@@ -6,15 +6,15 @@ import time
 from collections.abc import Iterator, Sequence
 
 from outrider.errors import OutriderError
-from outrider.gateway.answers import Json
-from outrider.gateway.choice_state import ChoiceStates
-from outrider.gateway.error_responses import in_words_of_prompts
 from outrider.gateway.generations import Choice
-from outrider.gateway.logprobs import LogprobWriter
 from outrider.gateway.prompts import PreparedPrompt
 from outrider.gateway.protocol.completion import CompletionRequest
+from outrider.gateway.responses.answers import Json
+from outrider.gateway.responses.choice_state import ChoiceStates
+from outrider.gateway.responses.error_responses import in_words_of_prompts
+from outrider.gateway.responses.logprobs import LogprobWriter
+from outrider.gateway.responses.usage import total_usage
 from outrider.gateway.served_model import ServedModel
-from outrider.gateway.usage import total_usage
 from outrider.generation import Delta, GenerationResult
 from outrider.types import TokenLogprob
 

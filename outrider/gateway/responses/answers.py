@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Any, Protocol
 
 from outrider.errors import OutriderError
-from outrider.gateway.error_responses import error_body
 from outrider.gateway.generations import Choice
+from outrider.gateway.responses.error_responses import error_body
 from outrider.generation import Delta, GenerationResult
 
 _log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.gateway.generations import Choice
+from outrider.gateway.responses.usage import count_tokens
 from outrider.gateway.served_model import ServedModel
-from outrider.gateway.usage import count_tokens
 from outrider.generation import Delta, GenerationResult
 
 Json = dict[str, Any]
