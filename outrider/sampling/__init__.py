@@ -8,7 +8,7 @@ from outrider.sampling.logits_processors.process import process_logits
 from outrider.sampling.logprobs import prompt_logprobs
 from outrider.sampling.proposing import Drawn, propose
 from outrider.sampling.rows import LogitRow
-from outrider.sampling.scoring import ScoreOutcome, ScoreRequest, score
+from outrider.sampling.scoring.score import ScoreOutcome, ScoreRequest, score
 
 __all__ = [
     "Drawn",

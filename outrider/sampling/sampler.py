@@ -11,9 +11,9 @@ import torch
 
 from outrider.kernels.launching import has_kernels
 from outrider.kernels.scoring import warm_up
-from outrider.sampling.fused_scoring import Scoring, begin_scoring
 from outrider.sampling.proposing import Drawn, propose
 from outrider.sampling.rows import LogitRow, ScoreRequest
+from outrider.sampling.scoring.fused import Scoring, begin_scoring
 from outrider.sampling.support import DraftingRules
 
 

@@ -19,11 +19,11 @@ from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import HiddenStateChunk, Score, Scores
 from outrider.prefix_hash import EMPTY_PREFIX
-from outrider.sampling.fused_scoring import Scoring
 from outrider.sampling.logprobs import prompt_logprobs
 from outrider.sampling.rows import ScoreRequest
 from outrider.sampling.sampler import Sampler
-from outrider.sampling.scoring import ScoreOutcome
+from outrider.sampling.scoring.fused import Scoring
+from outrider.sampling.scoring.score import ScoreOutcome
 from outrider.serving.executor import ExecutorOutput
 from outrider.types import HiddenStates
 from outrider_target.jobs import ScoreJob

@@ -19,8 +19,9 @@ from scipy import stats
 from outrider.errors import IntegrityError, InvalidRequestError, NonFiniteLogitsError, ProtocolError
 from outrider.kernels.scoring import Found, launching
 from outrider.ports import Open
-from outrider.sampling import ScoreOutcome, ScoreRequest, fused_scoring, score
-from outrider.sampling.fused_scoring import begin_scoring
+from outrider.sampling import ScoreOutcome, ScoreRequest, score
+from outrider.sampling.scoring import fused
+from outrider.sampling.scoring.fused import begin_scoring
 from outrider.sampling.session import SessionSampling
 from outrider.types import AcceptanceMethod, JudgingRule, SparseScores, Support, TokenScores, TypicalScores
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of
@@ -189,7 +190,7 @@ def _count_scores(monkeypatch: pytest.MonkeyPatch) -> set[int]:
         seen.update(request.open.seed for request in requests)
         return score(logits, requests)
 
-    monkeypatch.setattr(fused_scoring, "score", noted)
+    monkeypatch.setattr(fused, "score", noted)
     return seen
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.sampling import ScoreRequest
-from outrider.sampling.contract import broken_contract, keep_contract
+from outrider.sampling.scoring.contract import broken_contract, keep_contract
 from outrider.sampling.session import SessionSampling
 from outrider.types import Support
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, support_of

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from outrider.sampling.fused_scoring import _is_drawable
+from outrider.sampling.scoring.fused import _is_drawable
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1e31])

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.kernels.scoring import Column, Wish
 from outrider.sampling import ScoreRequest
-from outrider.sampling.positions import lay_out
+from outrider.sampling.scoring.positions import lay_out
 from outrider.sampling.session import SessionSampling
 from tests.sampling.building import COUPLED, TYPICAL, opening, support_of
 

@@ -15,8 +15,8 @@ import torch
 from outrider.benchmarks.kernels.cases import KernelCase, Place
 from outrider.ports import Open
 from outrider.sampling import ScoreOutcome, ScoreRequest, score
-from outrider.sampling.fused_scoring import begin_scoring
-from outrider.sampling.positions import lay_out
+from outrider.sampling.scoring.fused import begin_scoring
+from outrider.sampling.scoring.positions import lay_out
 from outrider.sampling.session import SessionSampling
 from outrider.types import JudgingRule, SamplingParams, SparseScores, Support, TokenScores
 

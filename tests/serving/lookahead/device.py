@@ -17,10 +17,10 @@ from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, plan_forward
 from outrider.ports import Score, Scores
 from outrider.prefix_hash import prefix_hash
-from outrider.sampling.fused_scoring import Scoring
 from outrider.sampling.parameters import needs_adjusting
 from outrider.sampling.rows import ScoreRequest
-from outrider.sampling.scoring import score
+from outrider.sampling.scoring.fused import Scoring
+from outrider.sampling.scoring.score import score
 from outrider.serving.executor import QueuedForward
 from outrider_target.executor import TargetSession, next_token
 from outrider_target.jobs import ScoreJob

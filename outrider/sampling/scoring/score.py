@@ -17,11 +17,11 @@ from torch import Tensor
 
 from outrider.errors import IntegrityError, OutriderError
 from outrider.sampling.checks import row_errors
-from outrider.sampling.contract import broken_contract
-from outrider.sampling.forms import Form, Group, Scored, form_of
 from outrider.sampling.logits_processors.process import process_logits
 from outrider.sampling.logprobs import log_softmax_rows, position_logprobs
 from outrider.sampling.rows import LogitRow, ScoreRequest
+from outrider.sampling.scoring.contract import broken_contract
+from outrider.sampling.scoring.forms import Form, Group, Scored, form_of
 from outrider.types import CandidateLogprobs, DenseScores, LogprobsMode, ScoreForm
 
 __all__ = ["ScoreOutcome", "ScoreRequest", "score"]

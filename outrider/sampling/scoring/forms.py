@@ -21,7 +21,7 @@ from outrider.ports import Open
 from outrider.randomness.streams import Stream
 from outrider.sampling.draws import race, race_by_groups, stream_rows
 from outrider.sampling.rows import LogitRow, ScoreRequest
-from outrider.sampling.sums import row_sums
+from outrider.sampling.scoring.sums import row_sums
 from outrider.types import DenseScores, JudgingRule, ScoreForm, SparseScores, Support, TokenScores, TypicalScores
 
 ENTROPY_OFFSET = 1e-5

@@ -1,7 +1,7 @@
 """Scoring in two halves: kernels are started while the forward still runs, and asked for their answer later.
 
 On a GPU most sessions are scored by ``outrider.kernels.scoring``, which reads the logits once as the model gave
-them. Sessions that want logprobs or whole rows, and all sessions on a CPU, are scored by ``scoring.score`` when the
+them. Sessions that want logprobs or whole rows, and all sessions on a CPU, are scored by ``score.score`` when the
 answer is asked for. Tokens and probabilities are the same within the kernels' contract. Knows no device's events.
 
 Shape letters: ``R`` rows, the K+1 positions of every session one after the other; ``V`` vocabulary.
@@ -23,12 +23,12 @@ from outrider.kernels.launching import has_kernels
 from outrider.kernels.scoring import Findings, Found, Launch, launch
 from outrider.model_executor.device_inputs import to_device
 from outrider.sampling.checks import row_error
-from outrider.sampling.contract import broken_contract, keep_contract
 from outrider.sampling.logits_processors.process import adjust_logits
 from outrider.sampling.metadata import SamplingMetadata
-from outrider.sampling.positions import Layout, lay_out
 from outrider.sampling.rows import ScoreRequest
-from outrider.sampling.scoring import ScoreOutcome, score
+from outrider.sampling.scoring.contract import broken_contract, keep_contract
+from outrider.sampling.scoring.positions import Layout, lay_out
+from outrider.sampling.scoring.score import ScoreOutcome, score
 from outrider.types import FloatArray, IntArray, JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores
 
 _SHORT = 2
