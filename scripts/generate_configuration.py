@@ -20,7 +20,7 @@ CHART = ROOT / "k8s" / "outrider" / "files" / "settings.json"
 HEAD = """\
 # Configuration
 
-<!-- Made by scripts/generate_configuration.py from outrider/config/schema.py. Change it there, then `make docs`. -->
+<!-- Made by scripts/generate_configuration.py from outrider/config/schema. Change it there, then `make docs`. -->
 
 One schema serves `outrider serve` and each service started alone. It has four sections, `target`, `draft`,
 `coordinator` and `gateway`. A value comes from the first of these that sets it:
