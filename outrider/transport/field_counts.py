@@ -16,6 +16,8 @@ _VARINT, _FIXED_64, _LENGTH, _GROUP, _GROUP_END, _FIXED_32 = range(6)
 _BOUNDS = {"bad_words": BAD_WORDS, "logit_bias": LOGIT_BIAS, "stop": STOP_TEXTS, "stop_token_ids": STOP_TOKEN_IDS}
 _FEWEST_BYTES = 2
 """A field takes at least its tag and one byte."""
+MOST_VARINT_BYTES = 10
+"""64 bits, of which a byte has seven."""
 
 
 def check_num_fields(data: bytes, message: Any, most: Bound = REQUEST_FIELDS) -> None:  # noqa: ANN401 - descriptors
@@ -25,7 +27,7 @@ def check_num_fields(data: bytes, message: Any, most: Bound = REQUEST_FIELDS) ->
     counting = _Counting(data, most.most)
     try:
         counting.count(0, len(data), message)
-    except IndexError:  # cut inside a number: the parser says so
+    except (IndexError, ValueError):  # cut inside a number, or no number at all: the parser says so
         return
     if counting.num_left < 0:
         name, count = counting.counts.most_common(1)[0]
@@ -63,10 +65,14 @@ class _Counting:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """A varint, and where what follows it begins."""
+    """A varint, and where what follows it begins; ``ValueError`` for one that does not end, whose sum would grow with
+    every byte.
+    """
     value = shift = 0
     while (byte := data[position]) & 0x80:
         value |= (byte & 0x7F) << shift
         shift += 7
         position += 1
+        if shift >= 7 * MOST_VARINT_BYTES:
+            raise ValueError("a varint has more than 10 bytes")
     return value | byte << shift, position + 1

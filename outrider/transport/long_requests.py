@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from outrider.cooperative import SLICE_ENTRIES, Work, is_long, slices_of
 from outrider.generation import GenerationRequest
 from outrider.transport.convert.generation import refusing_numbers_out_of_range, request_writing
-from outrider.transport.field_counts import read_varint
+from outrider.transport.field_counts import MOST_VARINT_BYTES, read_varint
 from outrider.transport.malformed import malformed
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.sampling_pb2 import TokenSequence
@@ -145,8 +145,11 @@ def _parts_of(data: bytes, run: _Run) -> Iterator[bytes]:
     position = run.ids
     while position < run.end:
         stop = min(position + _SLICE_BYTES, run.end)
+        longest = stop + MOST_VARINT_BYTES
         while stop < run.end and data[stop - 1] & 0x80:
             stop += 1
+            if stop > longest:
+                raise DecodeError("an id that does not end")
         yield _prompt_of(data[position:stop])
         position = stop
 

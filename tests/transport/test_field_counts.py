@@ -12,10 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from outrider.cooperative import run
 from outrider.errors import InvalidRequestError, UnavailableError
 from outrider.limits import LINK_FIELDS, REQUEST_FIELDS
 from outrider.transport import field_counts
-from outrider.transport.field_counts import check_num_fields
+from outrider.transport.field_counts import check_num_fields, read_varint
+from outrider.transport.long_requests import parsing
 from outrider.transport.remote import RemoteDraft
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import link_pb2
@@ -51,6 +53,17 @@ def test_a_flood_of_one_field_is_named(field: str) -> None:
     with pytest.raises(InvalidRequestError, match="or more, one by one; at most") as caught:
         check_num_fields(FLOODS[field], REQUEST)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("begin", [b"", b"\x10", b"\x22", nested(0x22, b"\xff" * 100)])
+def test_a_number_that_does_not_end_is_left_to_the_parser_at_once(begin: bytes) -> None:
+    endless = begin + b"\xff" * (8 << 20)  # its sum would take hours
+    check_num_fields(endless, REQUEST)
+    with pytest.raises(InvalidRequestError, match="no message"):
+        run(parsing(endless, lambda count: None))
+    assert read_varint(b"\xff" * 9 + b"\x01", 0) == ((1 << 64) - 1, 10)
+    with pytest.raises(ValueError, match="more than 10 bytes"):
+        read_varint(b"\xff" * 10 + b"\x01", 0)
 
 
 def test_a_flood_behind_a_group_is_seen() -> None:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import random
 
 import pytest
+from google.protobuf.message import DecodeError
 
 from outrider.cooperative import SLICE_ENTRIES, run
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationRequest
 from outrider.transport.convert.generation import request_from_proto, request_to_proto
-from outrider.transport.long_requests import LongRequest, long_or_parsed, parsing, writing
+from outrider.transport.long_requests import (
+    LongRequest,
+    _parts_of,
+    _prompt_of,
+    _Run,
+    long_or_parsed,
+    parsing,
+    writing,
+)
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.sampling_pb2 import TokenSequence
 
@@ -82,6 +91,17 @@ def test_bytes_that_are_no_message_are_refused() -> None:
                     run(parsing(cut, check_nothing))
             else:
                 assert run(parsing(cut, check_nothing)) == expected
+
+
+def test_an_id_that_does_not_end_is_refused_where_it_begins() -> None:
+    ids = b"\x05" * 20_000 + b"\x80" * 5_000_000
+    data = _prompt_of(ids)
+    parts = _parts_of(data, _Run(0, len(data) - len(ids), len(data)))
+    assert len(next(parts)) < 20_000
+    with pytest.raises(DecodeError):
+        next(parts)
+    with pytest.raises(InvalidRequestError, match="no message"):
+        run(parsing(data, check_nothing))
 
 
 def test_an_id_out_of_range_is_refused() -> None:
