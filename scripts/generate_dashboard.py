@@ -220,6 +220,32 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Tokens in a forward", "Mean.", "short", means("outrider_forward_tokens", "role")),
         Panel("Forwards", "A second.", "short", each("outrider_forward_batch_size_count", "role")),
     ),
+    "HTTP gateway": (
+        Panel(
+            "HTTP requests",
+            "Answered a second, by status. 499: the client left before there was an answer.",
+            "reqps",
+            each("outrider_http_requests_total", "path, status"),
+        ),
+        Panel(
+            "HTTP requests being answered",
+            "By gateway.",
+            "short",
+            one(metric("outrider_http_requests_running"), "{{instance}}"),
+        ),
+        Panel(
+            "First byte over HTTP",
+            "Of generation requests: of a stream, its first event.",
+            "s",
+            quantiles("outrider_http_first_byte_seconds", by="path"),
+        ),
+        Panel(
+            "HTTP requests, end to end",
+            "Of generation requests: of a stream, to its end.",
+            "s",
+            quantiles("outrider_http_request_seconds", by="path"),
+        ),
+    ),
     "Recovery": (
         Panel(
             "Services attached",

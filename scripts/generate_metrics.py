@@ -77,7 +77,7 @@ def section_text(title: str, specs: tuple[MetricSpec, ...]) -> str:
 def entry(spec: MetricSpec) -> str:
     """Name, kind, meaning, labels, expression."""
     labels = "".join(f"- `{label.name}`: {label.text}\n" for label in spec.labels)
-    of = "all three" if len(spec.roles) == 3 else " and ".join(spec.roles)
+    of = {3: "all three", 4: "all four"}.get(len(spec.roles)) or " and ".join(spec.roles)
     what = f"{spec.kind.value.capitalize()}, of {of}. {spec.text}"
     return f"\n### `{spec.name}`\n\n{what}\n{labels}\n```promql\n{spec.promql}\n```\n"
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.applications import Starlette
 
+from outrider import __version__
 from outrider.client import AsyncClient, Tls
 from outrider.config import GatewaySettings
 from outrider.errors import ConfigError
@@ -21,7 +22,7 @@ from outrider.gateway.served_model import ModelWatch
 from outrider.gateway.timed_protocol import TimedProtocol
 from outrider.gateway.watching import HttpWatch
 from outrider.process.tuning import settle_process
-from outrider.telemetry.metrics.serving import metrics_served, read_on
+from outrider.telemetry.metrics.serving import build_info, metrics_served, read_on
 from outrider.telemetry.tracing import traced
 from outrider.transport.ending import Ending
 from outrider.transport.security import TokenFile
@@ -61,8 +62,9 @@ async def _watch(settings: GatewaySettings, running: contextlib.AsyncExitStack) 
     tracing = await running.enter_async_context(traced(settings.name, trace_file=settings.trace_file))
     if tracing is None and settings.metrics_port is None:
         return None
-    watch = HttpWatch(tracing)
-    running.enter_context(metrics_served(settings, read_on(asyncio.get_running_loop(), watch.readings)))
+    watch, build = HttpWatch(tracing), build_info(next(iter(_names(settings)), ""), __version__)
+    read = read_on(asyncio.get_running_loop(), lambda: [*watch.readings(), build])
+    running.enter_context(metrics_served(settings, read))
     return watch
 
 

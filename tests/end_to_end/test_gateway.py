@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -127,11 +128,12 @@ def test_a_stream_outlives_the_coordinator(served: Served) -> None:
         assert "".join(texts) == plain
 
 
-def test_a_gateway_by_itself_shares_its_port(served: Served) -> None:
-    port = free_port()
+def test_gateways_by_themselves_share_a_port_and_have_metrics(served: Served) -> None:
+    port, metrics_ports = free_port(), [free_port(), free_port()]
     command = [sys.executable, "-m", "outrider.cli", "gateway", "--coordinator", served.address, "--port", str(port)]
     command += ["--reuse-port", "--api-token-file", str(served.tokens), "--drain-delay-s", "0"]
-    gateways = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    command += ["--served-model-name", "tiny", "--metrics-port"]
+    gateways = [subprocess.Popen([*command, str(own)], stderr=subprocess.PIPE, text=True) for own in metrics_ports]
     try:
         for gateway in gateways:
             # One that is still starting would be ended by the signal below, and not by itself.
@@ -139,6 +141,15 @@ def test_a_gateway_by_itself_shares_its_port(served: Served) -> None:
         with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="the-key", max_retries=0) as http:
             wait_until(lambda: _is_up(f"http://127.0.0.1:{port}/health"), "health")
             assert http.completions.create(model="tiny", prompt="Hello", max_tokens=3).usage is not None
+        read = [urllib.request.urlopen(f"http://127.0.0.1:{own}/metrics").read().decode() for own in metrics_ports]
+        assert all(
+            re.search(r'outrider_build_info\{.*model="tiny",role="gateway"|role="gateway".*model="tiny"', text)
+            for text in read
+        )
+        assert (
+            sum(text.count('outrider_http_requests_total{path="/v1/completions",status="200"} 1.0') for text in read)
+            == 1
+        )
         for gateway in gateways:
             gateway.terminate()
             assert gateway.wait(DEADLINE_S) == 0

@@ -350,14 +350,14 @@ PROCESS = (
     MetricSpec(
         "outrider_build_info",
         Kind.GAUGE,
-        EVERYBODY,
+        (*EVERYBODY, *GATEWAY),
         "Always 1; the labels describe the process.",
         "count by (role, version, commit, model) (outrider_build_info)",
         (
-            Label("role", "coordinator, draft or target"),
+            Label("role", "coordinator, draft, target or gateway"),
             Label("version", "the package's"),
             Label("commit", "the variable GIT_COMMIT, else the commit of the checkout, else empty"),
-            Label("model", "name of the model; of a coordinator, the target's"),
+            Label("model", "name of the model; of a coordinator, the target's; of a gateway, `served_model_name`"),
         ),
     ),
 )
