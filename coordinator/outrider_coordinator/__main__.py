@@ -25,6 +25,7 @@ from outrider.config import CoordinatorSettings
 from outrider.process.cpu_affinity.keeper import processors_awake
 from outrider.process.discovery import RemoteReplicas
 from outrider.process.hosting import run_process
+from outrider.process.model_files import with_local_tokenizer
 from outrider.process.tuning import settle_process
 from outrider.telemetry.metrics.serving import metrics_served, read_on
 from outrider.telemetry.pulse import beat, coordinator_pulse
@@ -41,6 +42,7 @@ _log = logging.getLogger(__name__)
 
 async def serve(settings: CoordinatorSettings) -> None:
     """Serve until a signal; raises the error that prevented the start."""
+    settings = with_local_tokenizer(settings)
     ending = Ending(asyncio.get_running_loop())
     target_up = asyncio.Queue[bool]()
     async with traced(settings.name, trace_file=settings.trace_file) as tracing:

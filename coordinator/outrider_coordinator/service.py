@@ -24,7 +24,7 @@ from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.ports import Draft, DraftCommand, DraftEvent, Target, TargetCommand, TargetEvent
 from outrider.readings import Reading
 from outrider.telemetry.tracing import Tracing
-from outrider.tokenization import ModelText
+from outrider.tokenization import ModelText, read_chat_template
 from outrider.types import ModelDescription
 from outrider_coordinator.readings import coordinator_readings
 from outrider_coordinator.requests.driver import Driver
@@ -81,6 +81,7 @@ class Coordinator:
         self._traces = RequestTraces(tracing, max_steps=settings.max_traced_steps)
         self._text = None if settings.tokenizer is None else ModelText.from_folder(settings.tokenizer)
         """What is used in place of the target's."""
+        self._chat_template = None if settings.chat_template is None else read_chat_template(settings.chat_template)
         self._input_processor: InputProcessor | None = None
         self._policy = DraftLengthPolicy(
             settings.num_speculative_tokens,
@@ -253,6 +254,8 @@ class Coordinator:
             text = ModelText.from_files(target.tokenizer_files, bos_token_id=target.bos_token_id)
             if self._text is not None:
                 text = replace(self._text, sampling_defaults=text.sampling_defaults)
+            if self._chat_template is not None:
+                text = text.with_chat_template(self._chat_template)
         self._input_processor = InputProcessor(self._settings, target, text)
 
 

@@ -44,7 +44,15 @@ ServedModelNames = Annotated[
         "--served-model-name",
     ),
 ]
-Tokenizer = Annotated[str | None, _model("Folder of a tokenizer that replaces the target's.", "--tokenizer")]
+Tokenizer = Annotated[
+    str | None, _model("Tokenizer that replaces the target's: a folder or an id on the Hub.", "--tokenizer")
+]
+TokenizerRevision = Annotated[
+    str | None, _model("Branch, tag or commit of the tokenizer on the Hub. Default main.", "--tokenizer-revision")
+]
+ChatTemplate = Annotated[
+    str | None, _model("File with a chat template (Jinja) that replaces the model's.", "--chat-template")
+]
 LoadFormat = Annotated[
     str | None, _model("safetensors, dummy (random weights) or synthetic (from a recipe).", "--load-format")
 ]
@@ -159,6 +167,8 @@ def serve(
     revision: Revision = None,
     served_model_name: ServedModelNames = None,
     tokenizer: Tokenizer = None,
+    tokenizer_revision: TokenizerRevision = None,
+    chat_template: ChatTemplate = None,
     load_format: LoadFormat = None,
     dtype: Dtype = None,
     draft_dtype: DraftDtype = None,
@@ -216,6 +226,8 @@ def serve(
         ("coordinator", "port"): port,
         ("coordinator", "disable_by_batch_size"): disable_by_batch_size,
         ("coordinator", "tokenizer"): tokenizer,
+        ("coordinator", "tokenizer_revision"): tokenizer_revision,
+        ("coordinator", "chat_template"): chat_template,
         ("coordinator", "max_running_requests"): max_running_requests,
         ("coordinator", "num_processes"): num_coordinators,
         ("coordinator", "max_logprobs"): max_logprobs,

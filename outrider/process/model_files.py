@@ -1,4 +1,4 @@
-"""Model files by name: a folder, or an id of the Hugging Face Hub, from its cache or downloaded.
+"""Files of models and tokenizers by name: a folder, or an id of the Hugging Face Hub, from its cache or downloaded.
 
 The loader checks the content. Only an id requires ``huggingface_hub``, with its variables ``HF_HOME``,
 ``HF_HUB_CACHE``, ``HF_TOKEN``, ``HF_HUB_OFFLINE`` and ``HF_ENDPOINT``.
@@ -11,17 +11,21 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from outrider.config import DraftSettings, TargetSettings
+from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
 from outrider.errors import ConfigError, ModelError
 
 _log = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_TEMPLATES = ("chat_template.*", "additional_chat_templates/*.jinja")
 _FILES = ("*.json", "tokenizer*", "*.jinja")
+_TOKENIZER_FILES = ("config.json", "tokenizer*.json", "special_tokens_map.json", "generation_config.json", *_TEMPLATES)
 _WEIGHTS = "*.safetensors"
 _IGNORED = ("consolidated*", "original/*")
 """The same weights once more, in another layout."""
@@ -48,72 +52,96 @@ def with_local_model(settings: ModelT) -> ModelT:
         if settings.revision is not None:
             raise ConfigError(f"{settings.name}.revision", f"is set, and {name} is no id of the Hugging Face Hub")
         return settings
-    needs_weights = settings.load_format == "safetensors"
-    folder = _Repository(name, settings.revision, needs_weights=needs_weights).fetch(settings.name)
+    folder = _of_model(settings, name).fetch()
     found = {"model": str(folder), "revision": None, "served_model_name": settings.served_model_name or name}
     return settings.model_copy(update=found)
 
 
+def with_local_tokenizer(settings: CoordinatorSettings) -> CoordinatorSettings:
+    """Return the settings with a local folder instead of an id of the Hub as ``tokenizer``. Downloads no weights;
+    ``ModelError`` if the files are not available.
+    """
+    name, revision = settings.tokenizer, settings.tokenizer_revision
+    if name is None or not is_hub_id(name):
+        if revision is not None:
+            problem = "no tokenizer is" if name is None else f"{name} is no id of the Hugging Face Hub"
+            raise ConfigError("coordinator.tokenizer_revision", f"is set, and {problem}")
+        return settings
+    folder = _of_tokenizer(name, revision).fetch()
+    return settings.model_copy(update={"tokenizer": str(folder), "tokenizer_revision": None})
+
+
+@dataclass(frozen=True, slots=True)
 class _Repository:
-    """The files of one model on the Hub that a service reads."""
+    """The files of a repository on the Hub that a service reads."""
 
-    def __init__(self, repo_id: str, revision: str | None, *, needs_weights: bool) -> None:
-        self._repo_id, self._revision, self._needs_weights = repo_id, revision, needs_weights
+    repo_id: str
+    revision: str | None
+    setting: str
+    """The one that names it."""
+    extra: str
+    """The extra of outrider with which the Hub is found."""
+    patterns: tuple[str, ...]
+    """Of the names of the files to download."""
+    expected: tuple[str, ...]
+    """Files that a folder in the cache must have to be used without asking the Hub."""
+    lack: Callable[[Path], str]
+    """What a folder lacks, in words; empty for a complete one."""
 
-    def fetch(self, role: str) -> Path:
+    def fetch(self) -> Path:
         """Return the complete folder in the cache."""
         try:
             import huggingface_hub
         except ImportError as error:
-            needed = "ids of the Hugging Face Hub need huggingface_hub: install outrider[engine]"
-            raise ConfigError(f"{role}.model", f"{self._repo_id} is no folder here, and {needed}") from error
+            needed = f"ids of the Hugging Face Hub need huggingface_hub: install outrider[{self.extra}]"
+            raise ConfigError(self.setting, f"{self.repo_id} is no folder here, and {needed}") from error
         if (folder := self._cached()) is not None:
             return folder
-        patterns = [*_FILES, *([_WEIGHTS] if self._needs_weights else [])]
-        _log.info("downloading %s from the Hugging Face Hub", self._repo_id)
+        _log.info("downloading %s from the Hugging Face Hub", self.repo_id)
         try:
             with _bars_on_terminals_only():
                 folder = Path(
                     huggingface_hub.snapshot_download(
-                        self._repo_id, revision=self._revision, allow_patterns=patterns, ignore_patterns=list(_IGNORED)
+                        self.repo_id,
+                        revision=self.revision,
+                        allow_patterns=list(self.patterns),
+                        ignore_patterns=list(_IGNORED),
                     )
                 )
         except Exception as error:  # of the network, the Hub, the disk: each has its own
-            raise ModelError(f"{role} model: {self._explain(error)}") from error
-        if not self._is_complete(folder):
-            raise ModelError(f"{role} model: {self._repo_id} on the Hub has no config.json, or lacks *.safetensors")
+            raise self._error(self._explain(error)) from error
+        if lack := self.lack(folder):
+            raise self._error(f"{self.repo_id} on the Hub {lack}")
         return folder
+
+    @property
+    def kind(self) -> str:
+        """A model or a tokenizer."""
+        return self.setting.partition(".")[2]
 
     def _cached(self) -> Path | None:
         """The folder in the cache, if it has all that is needed."""
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(self._repo_id, "config.json", revision=self._revision)
-        folder = Path(found).parent if isinstance(found, str) else None
-        return folder if folder is not None and self._is_complete(folder) else None
+        files = [try_to_load_from_cache(self.repo_id, name, revision=self.revision) for name in self.expected]
+        found = [Path(file).parent for file in files if isinstance(file, str)]
+        return found[0] if len(found) == len(files) and not self.lack(found[0]) else None
 
-    def _is_complete(self, folder: Path) -> bool:
-        if not (folder / "config.json").is_file():
-            return False
-        if not self._needs_weights:
-            return True
-        index = folder / _INDEX
-        if not index.is_file():
-            return any(folder.glob(_WEIGHTS))
-        return all((folder / shard).is_file() for shard in _shards(index))
+    def _error(self, told: str) -> ModelError:
+        return ModelError(f"{self.setting.replace('.', ' ')}: {told}")
 
     def _explain(self, error: Exception) -> str:
         """What a person can do about it."""
         from huggingface_hub import constants
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-        name, page = self._repo_id, f"{constants.ENDPOINT}/{self._repo_id}"
+        name, page = self.repo_id, f"{constants.ENDPOINT}/{self.repo_id}"
         if isinstance(error, GatedRepoError):
             return f"{name} is gated: accept its terms at {page}, then set HF_TOKEN"
         if isinstance(error, RepositoryNotFoundError):
-            return f"{name} is no folder here and no model at {constants.ENDPOINT}; a private one needs HF_TOKEN"
+            return f"{name} is no folder here and no {self.kind} at {constants.ENDPOINT}; a private one needs HF_TOKEN"
         if isinstance(error, RevisionNotFoundError):
-            return f"{name} has no revision {self._revision!r}"
+            return f"{name} has no revision {self.revision!r}"
         if constants.HF_HUB_OFFLINE:
             return (
                 f"{name} is no folder here, and not in the cache {constants.HF_HUB_CACHE} while HF_HUB_OFFLINE is set: "
@@ -122,8 +150,44 @@ class _Repository:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return (
             f"{name} is no folder here and not in the cache {constants.HF_HUB_CACHE}, and could not be downloaded from "
-            f"{constants.ENDPOINT} ({reason}): without a network, copy the model here and name its folder"
+            f"{constants.ENDPOINT} ({reason}): without a network, copy the {self.kind} here and name its folder"
         )
+
+
+def _of_model(settings: TargetSettings | DraftSettings, repo_id: str) -> _Repository:
+    needs_weights = settings.load_format == "safetensors"
+    return _Repository(
+        repo_id,
+        settings.revision,
+        f"{settings.name}.model",
+        "engine",
+        patterns=(*_FILES, _WEIGHTS) if needs_weights else _FILES,
+        expected=("config.json",),
+        lack=partial(_lack_of_model, needs_weights=needs_weights),
+    )
+
+
+def _of_tokenizer(repo_id: str, revision: str | None) -> _Repository:
+    """Without ``tokenizer_config.json``, which may hold the chat template, a cache is not taken as complete."""
+    return _Repository(
+        repo_id,
+        revision,
+        "coordinator.tokenizer",
+        "coordinator",
+        patterns=_TOKENIZER_FILES,
+        expected=("tokenizer.json", "tokenizer_config.json"),
+        lack=lambda folder: "" if (folder / "tokenizer.json").is_file() else "has no tokenizer.json",
+    )
+
+
+def _lack_of_model(folder: Path, *, needs_weights: bool) -> str:
+    if not (folder / "config.json").is_file():
+        return "has no config.json"
+    index = folder / _INDEX
+    if not needs_weights or (not index.is_file() and any(folder.glob(_WEIGHTS))):
+        return ""
+    has_shards = index.is_file() and all((folder / shard).is_file() for shard in _shards(index))
+    return "" if has_shards else "lacks *.safetensors"
 
 
 def _shards(index: Path) -> set[str]:

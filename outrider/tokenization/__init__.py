@@ -4,8 +4,8 @@ Reads the files of a target's description. Used by the coordinator and the HTTP 
 transport.
 """
 
-from outrider.tokenization.model_text import ModelText
+from outrider.tokenization.model_text import ModelText, read_chat_template
 from outrider.tokenization.token_texts import TokenText, TokenTexts
 from outrider.tokenization.tokenizer import TextTokenizer
 
-__all__ = ["ModelText", "TextTokenizer", "TokenText", "TokenTexts"]
+__all__ = ["ModelText", "TextTokenizer", "TokenText", "TokenTexts", "read_chat_template"]

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import jinja2
+
+from outrider.errors import ConfigError
 from outrider.generation import TokenizerFiles
 from outrider.tokenization.chat import ChatRenderer
-from outrider.tokenization.chat.templates import LEGACY_TEMPLATE_FILE, TEMPLATE_FILE, TEMPLATE_FOLDER, ChatTemplates
+from outrider.tokenization.chat.sandbox import compile_template
+from outrider.tokenization.chat.templates import (
+    LEGACY_TEMPLATE_FILE,
+    TEMPLATE_FILE,
+    TEMPLATE_FOLDER,
+    ChatTemplates,
+    with_template,
+)
 from outrider.tokenization.sampling_defaults import GENERATION_CONFIG_FILE, sampling_defaults
 from outrider.tokenization.tokenizer import TOKENIZER_FILE, TextTokenizer
 
@@ -42,6 +52,24 @@ class ModelText:
         """Create it from a folder with a ``tokenizer.json``; ``ConfigError`` if there is none."""
         TextTokenizer.from_folder(folder)  # for its errors, which name the folder
         return cls.from_files(read_text_files(Path(folder)))
+
+    def with_chat_template(self, template: bytes) -> ModelText:
+        """Return it with this template in place of all others."""
+        files, bos_token_id = with_template(self.files.files, template), self.files.bos_token_id
+        made = TokenizerFiles(files, bos_token_id, _hash(files, bos_token_id))
+        return replace(self, files=made, chat=ChatRenderer.from_files(files))
+
+
+def read_chat_template(path: Path | str) -> bytes:
+    """Read the file of a chat template; ``ConfigError`` if it cannot be read or is no template."""
+    try:
+        content = Path(path).read_bytes()
+        compile_template(content.decode())
+    except OSError as error:
+        raise ConfigError("coordinator.chat_template", f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, jinja2.TemplateError) as error:
+        raise ConfigError("coordinator.chat_template", f"{path} is no Jinja template: {error}") from error
+    return content
 
 
 def read_text_files(folder: Path) -> dict[str, bytes]:

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outrider.chat import ChatPrompt
 from outrider.config import CoordinatorSettings
 from outrider.errors import (
     CapacityError,
+    ConfigError,
     DeadlineError,
     InvalidRequestError,
     NonFiniteLogitsError,
@@ -484,6 +487,36 @@ async def test_text_in_text_out_and_stops_across_tokens() -> None:
         assert stopped.text == whole.text[: whole.text.index(stop)]
         assert (stopped.matched_stop, stopped.finish_reason) == (stop, FinishReason.STOP)
         assert stopped.token_ids == whole.token_ids[: len(stopped.token_ids)]
+
+
+async def test_a_given_chat_template_replaces_those_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("<{{ messages[0].content }}>")
+    files = {
+        "tokenizer.json": TEXT.to_str().encode(),
+        "chat_template.jinja": b"of the model",
+        "additional_chat_templates/tool_use.jinja": b"for tools",
+    }
+    target = ToyTarget(random_rows(TEXT_SIZE, seed=4), TEXT_SIZE, tokenizer_files=files)
+    chat = ChatPrompt(({"role": "user", "content": "hello"},), tools=({"type": "function"},))
+    async with stack(target=target, has_draft=False, chat_template=str(tmp_path / "t.jinja")) as made:
+        result = await made.run(GenerationRequest(chat=chat, max_tokens=2))
+        assert result.usage.prompt_tokens == len(text_tokenizer(TEXT).encode_prompt("<hello>"))
+        sent = made.coordinator.tokenizer_files()
+    assert sent.files == {
+        "tokenizer.json": files["tokenizer.json"],
+        "chat_template.jinja": b"<{{ messages[0].content }}>",
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [(None, "cannot be read"), (b"{% if %}", "no Jinja"), (b"\xff", "no Jinja")]
+)
+def test_an_unusable_chat_template_is_told_at_start(tmp_path: Path, content: bytes | None, told: str) -> None:
+    path = tmp_path / "t.jinja"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"coordinator\.chat_template: .*{told}"):
+        Coordinator(ToyTarget(ROWS, VOCAB_SIZE), None, settings_of(chat_template=str(path)))
 
 
 async def test_a_long_prompt_is_tokenized_beside_the_event_loop() -> None:

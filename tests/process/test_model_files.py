@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from outrider.config import DraftSettings, TargetSettings, load
+from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load
 from outrider.errors import ConfigError
-from outrider.process.model_files import is_hub_id, with_local_model
+from outrider.process.model_files import is_hub_id, with_local_model, with_local_tokenizer
 from tests.support.fake_hub import FakeHub, running
 
 FILES = {
@@ -23,6 +23,17 @@ FILES = {
     "pytorch_model.bin": b"the same in another format",
     "original/consolidated.00.pth": b"the same once more",
 }
+TOKENIZER = """
+import sys
+from outrider.config import CoordinatorSettings, load
+from outrider.errors import OutriderError
+from outrider.process.model_files import with_local_tokenizer
+try:
+    found = with_local_tokenizer(load(CoordinatorSettings, sys.argv[1:], {}))
+    print(found.tokenizer, found.tokenizer_revision)
+except OutriderError as error:
+    print(f"{type(error).__name__}: {error}")
+"""
 QUESTION = """
 import sys
 from outrider.config import TargetSettings, load
@@ -36,14 +47,15 @@ except OutriderError as error:
 """
 
 
-def ask(home: Path, url: str, *words: str, **environment: str) -> str:
+def ask(home: Path, url: str, *words: str, question: str = QUESTION, **environment: str) -> str:
     """What becomes of the settings, with a Hub at ``url`` and its cache in ``home``."""
+    return run(home, url, "-c", question, *words, **environment).stdout.strip()
+
+
+def run(home: Path, url: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     others = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     env = {**others, "HF_HOME": str(home), "HF_ENDPOINT": url, "NO_PROXY": "*", **environment}
-    ended = subprocess.run(
-        [sys.executable, "-c", QUESTION, *words], env=env, capture_output=True, text=True, timeout=120, check=True
-    )
-    return ended.stdout.strip()
+    return subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_model_is_downloaded_once_and_then_found_in_the_cache(tmp_path: Path) -> None:
@@ -92,6 +104,45 @@ def test_without_a_network_the_error_says_what_helps(tmp_path: Path) -> None:
     assert told.endswith("without a network, copy the model here and name its folder")
     told = ask(tmp_path, "http://127.0.0.1:1", "--model", "owner/model", HF_HUB_OFFLINE="1")
     assert "while HF_HUB_OFFLINE is set: unset it, or name a folder" in told
+
+
+def test_a_tokenizer_is_fetched_without_weights(tmp_path: Path) -> None:
+    words, files = ("--tokenizer", "owner/model"), {**FILES, "chat_template.jinja": b"{{ messages }}"}
+    with running(FakeHub({**files, "tokenizer_config.json": b"{}", "vocab.json": b"{}"})) as hub:
+        folder, revision = ask(tmp_path, hub.url, *words, "--tokenizer-revision", "v1", question=TOKENIZER).split()
+        held = {path.name for path in Path(folder).iterdir()}
+        assert held == {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+        assert revision == "None"
+        assert ask(tmp_path, hub.url, *words, question=TOKENIZER) == f"{folder} None"
+        hub.requests.clear()
+        assert ask(tmp_path, hub.url, *words, question=TOKENIZER) == f"{folder} None"
+        assert hub.requests == []
+    assert ask(tmp_path, hub.url, *words, question=TOKENIZER, HF_HUB_OFFLINE="1") == f"{folder} None"
+
+
+def test_a_cache_with_the_tokenizer_alone_serves_offline(tmp_path: Path) -> None:
+    with running(FakeHub({"tokenizer.json": b"{}"})) as hub:
+        told = ask(tmp_path, hub.url, "--tokenizer", "owner/model", question=TOKENIZER)
+    assert ask(tmp_path, hub.url, "--tokenizer", "owner/model", question=TOKENIZER, HF_HUB_OFFLINE="1") == told
+
+
+def test_a_repository_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with running(FakeHub({"config.json": b"{}"})) as hub:
+        told = ask(tmp_path, hub.url, "--tokenizer", "owner/model", question=TOKENIZER)
+    assert told == "ModelError: coordinator tokenizer: owner/model on the Hub has no tokenizer.json"
+
+
+def test_a_coordinator_by_itself_says_which_tokenizer_it_lacks(tmp_path: Path) -> None:
+    words = ("-m", "outrider_coordinator", "--target-address", "127.0.0.1:1", "--tokenizer", "owner/model")
+    ended = run(tmp_path, "http://127.0.0.1:1", *words, HF_HUB_OFFLINE="1")
+    assert ended.returncode == 1
+    assert "coordinator tokenizer: owner/model is no folder here, and not in the cache" in ended.stdout + ended.stderr
+
+
+def test_a_revision_of_a_tokenizer_needs_an_id() -> None:
+    for words, told in (([], "no tokenizer is"), (["--tokenizer", "/t"], "/t is no id")):
+        with pytest.raises(ConfigError, match=rf"coordinator\.tokenizer_revision: is set, and {told}"):
+            with_local_tokenizer(load(CoordinatorSettings, [*words, "--tokenizer-revision", "v1"], {}))
 
 
 def test_a_folder_is_never_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,7 +209,7 @@ def test_a_chat_that_no_template_could_take_is_refused_by_its_field(chat: ChatPr
 
 
 def test_a_model_without_a_template_says_so() -> None:
-    with pytest.raises(InvalidRequestError, match="no chat template"):
+    with pytest.raises(InvalidRequestError, match="no chat template: serve it with --chat-template FILE"):
         ChatRenderer.from_files({}).render(ChatPrompt(tuple(TURN)))
 
 

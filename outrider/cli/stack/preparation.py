@@ -15,7 +15,7 @@ from outrider.cli.stack.preflight import check, free_port
 from outrider.cli.stack.secret import make_link_secret
 from outrider.config import Effective, Settings
 from outrider.process.extras import require_extras
-from outrider.process.model_files import with_local_model
+from outrider.process.model_files import with_local_model, with_local_tokenizer
 
 
 def prepare_stack(
@@ -45,7 +45,12 @@ def _extras(settings: Settings) -> list[str]:
 
 def _with_local_models(settings: Settings) -> Settings:
     """The draft is downloaded when the target is there, so that one error is told before the other's long wait."""
-    return replace(settings, target=with_local_model(settings.target), draft=with_local_model(settings.draft))
+    return replace(
+        settings,
+        coordinator=with_local_tokenizer(settings.coordinator),
+        target=with_local_model(settings.target),
+        draft=with_local_model(settings.draft),
+    )
 
 
 def _may_need_gpu(settings: Settings) -> bool:

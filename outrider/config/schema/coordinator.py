@@ -110,7 +110,15 @@ class CoordinatorSettings(Section):
         " latency for"
         " processor time. Unset: 1 on hosts with 8 processors or more and no quota; 0 in pods.",
     )
-    tokenizer: Text | None = Field(None, description="Folder of a tokenizer that replaces the target's.")
+    tokenizer: Text | None = Field(
+        None, description="Folder of a tokenizer that replaces the target's, or its id on the Hub."
+    )
+    tokenizer_revision: Text | None = Field(
+        None, description="Branch, tag or commit of a tokenizer on the Hugging Face Hub; unset: main."
+    )
+    chat_template: Text | None = Field(
+        None, description="File with a chat template (Jinja) that replaces the model's templates."
+    )
     generation_config: Defaults = Field(
         GenerationConfig.AUTO,
         description="auto: temperature, top_p, top_k, min_p and repetition_penalty that a request leaves out are those"

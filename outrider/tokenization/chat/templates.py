@@ -35,7 +35,9 @@ class ChatTemplates:
         """Return the template of this name, or the default one for a chat; ``InvalidRequestError`` if there is none."""
         if not self.sources:
             raise InvalidRequestError(
-                "messages", "cannot be used, since the model has no chat template; send a prompt instead"
+                "messages",
+                "cannot be used, since the model has no chat template: serve it with --chat-template FILE, or send a"
+                " prompt to be completed",
             )
         if not name:
             name = _TOOL_USE if has_tools and _TOOL_USE in self.sources else _DEFAULT
@@ -43,6 +45,12 @@ class ChatTemplates:
             known = ", ".join(sorted(self.sources))
             raise InvalidRequestError("chat_template", f"must name one of the model's templates ({known})")
         return self.sources[name]
+
+
+def with_template(files: Mapping[str, bytes], template: bytes) -> dict[str, bytes]:
+    """Return the files of a model folder with this template in place of all others."""
+    kept = {path: content for path, content in files.items() if not path.startswith(f"{TEMPLATE_FOLDER}/")}
+    return {**kept, TEMPLATE_FILE: template}
 
 
 def _of_files(files: Mapping[str, bytes]) -> dict[str, str]:
