@@ -1,11 +1,20 @@
-"""The buffer between target and draft: what it keeps of what comes, and what it brings."""
+"""The buffer between target and draft: what it keeps of what comes, what it brings, and how much it may hold."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
+import pytest
+
+from outrider.ports import Score, Scores, TargetEvent
 from outrider.types import HiddenStates
+from outrider_coordinator.session import hidden_states
 from outrider_coordinator.session.hidden_states import HiddenStateBuffer
+from outrider_coordinator.session.service_state import DraftFacts
+from tests.coordinator.driving import Driven
+from tests.coordinator.setting import Setting, own_tokens, plan_of
 
 
 def states(start: int, end: int, *, width: int = 1) -> HiddenStates:
@@ -59,3 +68,67 @@ def test_it_is_a_run_of_positions_whatever_comes() -> None:
         part = buffer.first_part()
         assert (part is None) == (buffer.num_rows == 0)
         assert part is None or part == states(buffer.start, buffer.end)
+
+
+class ReadingDraft:
+    """A setting whose target hands over the states that a score asks for, one byte a position."""
+
+    def __init__(self, max_length: int = 0) -> None:
+        self.setting = Setting(draft_length=2)
+        self.setting.bench.facts = DraftFacts(max_length=max_length, hidden_state_layers=(1,))
+        self.setting.bench.change_target_events = self._with_states
+        self.most_rows = 0
+
+    def _with_states(self, events: Sequence[TargetEvent]) -> list[TargetEvent]:
+        for driven in self.setting.bench.sessions.values():
+            self.most_rows = max(self.most_rows, driven.loop.draft.states.num_rows)
+        asked = {command.generation: command for command in self.scores}
+        return [
+            self._answered(asked[event.generation], event) if isinstance(event, Scores) else event for event in events
+        ]
+
+    @staticmethod
+    def _answered(asked: Score, event: Scores) -> Scores:
+        first = asked.hidden_states_from
+        if first is None:
+            return event
+        assert asked.num_kept_tokens <= first
+        return replace(event, hidden_states=states(first, event.base_length + len(asked.draft_token_ids)))
+
+    @property
+    def scores(self) -> list[Score]:
+        return [command for command in self.setting.bench.sent_to_target if isinstance(command, Score)]
+
+    def start(self) -> Driven:
+        return self.setting.bench.add(plan_of(temperature=0.0, max_tokens=60))
+
+
+def test_no_states_are_wanted_past_the_length_of_the_draft() -> None:
+    reading = ReadingDraft(max_length=20)
+    driven = reading.start()
+    reading.setting.bench.run()
+    assert driven.token_ids == own_tokens(plan_of(temperature=0.0, max_tokens=60))
+    wanted = [score.hidden_states_from is not None for score in reading.scores]
+    assert any(wanted)
+    assert wanted[-30:] == [False] * 30
+    assert reading.most_rows < 20
+
+
+def test_a_draft_that_does_not_answer_leaves_no_more_than_one_part_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden_states, "MAX_FEED_BYTES", 6)
+    reading, most_of_a_step = ReadingDraft(), 3
+    bench = reading.setting.bench
+    driven = reading.start()
+    for _ in range(4):
+        bench.round()
+    bench.draft_answers = False
+    for _ in range(20):
+        bench.round()
+        bench.time_out()
+    assert reading.most_rows <= 6 + most_of_a_step
+    assert reading.scores[-1].hidden_states_from is None
+    bench.draft_answers = True
+    bench.deliver_draft(bench.late)
+    bench.run()
+    assert driven.token_ids == own_tokens(plan_of(temperature=0.0, max_tokens=60))
+    assert any(score.hidden_states_from is not None and score.draft_token_ids for score in reading.scores[-10:])

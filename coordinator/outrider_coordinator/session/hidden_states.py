@@ -32,6 +32,12 @@ class HiddenStateBuffer:
         """Positions that the draft has not been brought."""
         return self.end - self.start
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds as much as one ``Extend`` brings."""
+        last = self._parts[-1] if self._parts else None
+        return last is not None and self.num_rows * (len(last.payload) // last.num_rows) >= MAX_FEED_BYTES
+
     def clear(self, start: int = 0) -> None:
         """Hold nothing, and go on at ``start``."""
         self._parts.clear()

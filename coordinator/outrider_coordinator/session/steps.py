@@ -147,7 +147,7 @@ def score(session: SessionState, timing: ItemTiming | None = None) -> None:
     side, actions = session.target, session.actions
     if side.readiness is Readiness.AWAY:
         return
-    wants_states = session.draft.wants_states
+    wants_states = _wants_states(session)
     layers = session.draft.facts.hidden_state_layers
     if wants_states and side.readiness is Readiness.OPEN and side.hidden_state_layers != layers:
         side.forget(Readiness.CLOSED)  # it was opened for another draft
@@ -165,6 +165,19 @@ def score(session: SessionState, timing: ItemTiming | None = None) -> None:
     if side.lookahead_credit < _LEAST_LOOKAHEAD_STEPS and _goes_on_plain(session):
         side.lookahead_credit = LOOKAHEAD_STEPS
         actions.append(ToTarget(session.commands.prepare(LOOKAHEAD_STEPS)))
+
+
+def _wants_states(session: SessionState) -> bool:
+    """Whether the target is to hand over states with this score. Not past the length of the draft, and not while it
+    does not take those that wait for it: they would grow with the text. Once it has, the target computes the rest anew.
+    """
+    side = session.draft
+    if not side.wants_states:
+        return False
+    if not side.room_after(session.tokens.length, 1):
+        side.states.clear()
+        return False
+    return side.asked is None or not side.states.is_full
 
 
 def _goes_on_plain(session: SessionState) -> bool:
