@@ -86,7 +86,7 @@ def share_tokens(
     nearer to the front next time. A single job may pass the budget with its last tokens, which cannot be cut.
     ``max_beside`` is the most that prefills get of a forward in which running sessions are served too, or for which
     such sessions will have to wait: ``is_beside``. ``rebuilds`` are the prefills of sessions that were lost: each gets
-    all it can use before the next one does, and all of them before new prompts.
+    all it can use before the next one does. New prompts get what they leave, and an eighth at least.
     """
     shares = [0] * len(jobs)
     running = [index for index, job in enumerate(jobs) if is_running(job)]
@@ -100,11 +100,13 @@ def share_tokens(
             left -= wanted
     room = max(left + kept, int(bool(prefills)))  # one token even beside a row that passed the budget alone
     room = min(room, max_beside) if is_beside or any(shares) else room
+    new = [index for index in prefills if index not in rebuilds]
+    kept = room // _PREFILL_SHARE if new else 0
     for index in rebuilds:
-        if room > 0:
-            shares[index] = _chunk(jobs[index], room)
+        if room > kept:
+            shares[index] = _chunk(jobs[index], room - kept)
             room -= shares[index]
-    _share_among_prefills(jobs, [index for index in prefills if index not in rebuilds], room, shares)
+    _share_among_prefills(jobs, new, room, shares)
     return shares
 
 

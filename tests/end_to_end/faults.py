@@ -71,7 +71,7 @@ def gate_of(runner: ModelRunner | None) -> Iterator[Gate]:
 
 def break_links(service: Any) -> None:
     """What a service's users see when its links break; it has released their sessions when they come again."""
-    for link in list(service._worker._links.values()):
+    for link in list(service._thread._links.values()):
         link.break_off("broken by a test")
 
 

@@ -115,5 +115,5 @@ async def test_a_target_that_goes_is_said_of_each_of_its_sessions(said: Entries)
         async with outage(stack, "target"):
             pass
         await reader.finish()
-    (gone,) = said("the session's target is gone")
+    (gone,) = said("the session's target is lost")
     check_named(gone)

@@ -38,9 +38,10 @@ def test_prefills_share_equally_and_a_short_one_leaves_its_rest_to_the_others() 
 
 def test_rebuilds_come_one_after_the_other_before_new_prompts() -> None:
     jobs = [FakeJob(4000), FakeJob(300), FakeJob(400), FakeJob(100)]
-    assert share_tokens(jobs, 512, rebuilds=[2, 1]) == [0, 112, 400, 0]
+    assert share_tokens(jobs, 512, rebuilds=[2, 1]) == [32, 48, 400, 32]
+    assert share_tokens(jobs[1:3], 512, rebuilds=[1, 0]) == [112, 400]
     assert share_tokens(jobs, 1024, rebuilds=[2, 1]) == [224, 300, 400, 100]
-    assert share_tokens([*jobs, FakeJob(5, 5)], 512, max_beside=128, rebuilds=[1]) == [0, 128, 0, 0, 5]
+    assert share_tokens([*jobs, FakeJob(5, 5)], 512, max_beside=128, rebuilds=[1]) == [16, 112, 0, 0, 5]
 
 
 def test_the_last_tokens_are_never_cut() -> None:

@@ -39,7 +39,7 @@ class Runner:
 
     def __init__(self, num_pages: int) -> None:
         self.sequences = KVCacheManager(PagePool(num_pages, PAGE_SIZE))
-        self.config = SimpleNamespace(vocab_size=VOCAB_SIZE)
+        self.config = SimpleNamespace(vocab_size=VOCAB_SIZE, num_layers=0)
         self.sampler = SimpleNamespace(begin_scoring=begin_drawing)
         self._slots = [-1] * (num_pages * PAGE_SIZE)
 
