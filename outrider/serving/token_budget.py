@@ -89,8 +89,9 @@ def share_tokens(
     all it can use before the next one does. New prompts get what they leave, and an eighth at least.
     """
     shares = [0] * len(jobs)
-    running = [index for index, job in enumerate(jobs) if is_running(job)]
-    prefills = [index for index, job in enumerate(jobs) if not is_running(job)]
+    running, prefills = list[int](), list[int]()
+    for index, job in enumerate(jobs):
+        (running if is_running(job) else prefills).append(index)
     kept = max(1, max_tokens // _PREFILL_SHARE) if prefills else 0
     left = max_tokens - kept
     for index in running:

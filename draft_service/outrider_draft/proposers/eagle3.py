@@ -12,7 +12,6 @@ import torch
 
 from outrider import __version__
 from outrider.config import DraftSettings
-from outrider.errors import ConfigError
 from outrider.kv_cache.sizing import KVCacheRequest
 from outrider.model_executor.device_setup import prepare_device, resolve_device
 from outrider.model_executor.draft_heads.config import read_eagle3_config
@@ -20,8 +19,8 @@ from outrider.model_executor.draft_heads.eagle3 import Eagle3Head
 from outrider.model_executor.draft_heads.loading import load_head
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
 from outrider.model_executor.kv_cache_sizing import choose_num_pages, naming_what_lacks
+from outrider.model_executor.loader.model import choose_length
 from outrider.model_executor.loader.tokenizer_files import read_tokenizer
-from outrider.model_executor.models.config import ModelConfig
 from outrider.sampling.support import DraftingRules
 from outrider.types import ModelDescription
 from outrider_draft.proposers.head_executor import HeadExecutor
@@ -35,7 +34,7 @@ def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
     device = torch.device(resolve_device(settings.device))
     named = prepare_device(str(device), settings.dtype, settings.num_threads)
     dtype = config.layer.dtype if named == "auto" else getattr(torch, named)
-    length = _choose_length(config.layer, settings.max_model_len)
+    length = choose_length(config.layer, settings.max_model_len)
     with torch.inference_mode(), naming_what_lacks(device):
         head = Eagle3Head(config, dtype=dtype, device=device)
         load_head(head, folder, target_folder, hooks.progress)
@@ -84,11 +83,3 @@ def serve_head(runner: DraftHeadRunner, name: str, target_folder: Path) -> Serve
         max_cached_tokens=pool.num_pages * pool.page_size,
         prefix_cache=runner.sequences.prefix_cache,
     )
-
-
-def _choose_length(config: ModelConfig, max_model_len: int | None) -> int:
-    if max_model_len is None:
-        return config.max_position
-    if not 1 <= max_model_len <= config.max_position:
-        raise ConfigError("max_model_len", f"must be from 1 to {config.max_position}, not {max_model_len}")
-    return max_model_len

@@ -18,10 +18,9 @@ import torch.nn.functional as F
 
 from outrider.config import DraftSettings
 from outrider.errors import ModelError
-from outrider.model_executor.models.json_files import read_object
 from outrider_draft.proposers.base import UNLIMITED_LENGTH
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer, without_kv
-from outrider_draft.proposers.state_heads import StateHeadProposer, Weights, number, read_weights, take
+from outrider_draft.proposers.state_heads import StateHeadProposer, Weights, number, take
 
 _METHOD = "medusa"
 
@@ -49,6 +48,8 @@ class MedusaHead:
 class MedusaProposer(StateHeadProposer):
     """Proposes the likeliest token of each head."""
 
+    prefix = "medusa_heads."
+
     def __init__(self, weights: Weights, config: Mapping[str, Any], *, max_model_len: int = UNLIMITED_LENGTH) -> None:
         """``ModelError`` for weights that are not those of the configuration."""
         self.max_model_len = max_model_len
@@ -58,13 +59,6 @@ class MedusaProposer(StateHeadProposer):
         self._token_map = self._read_token_map(weights, config)
         self._heads = [self._read_head(weights, config, index) for index in range(self.max_draft_length)]
         self.device, self.dtype = self._heads[0].output.device, self._heads[0].output.dtype
-
-    @classmethod
-    def load(cls, settings: DraftSettings) -> MedusaProposer:
-        """From the model's folder."""
-        config = read_object(Path(settings.model or "") / "config.json")
-        length = settings.max_model_len or UNLIMITED_LENGTH
-        return cls(read_weights(settings, "medusa_heads."), config, max_model_len=length)
 
     def draft(self, states: torch.Tensor, token_ids: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """The heads see no token: the newest is what the target's own head has said."""

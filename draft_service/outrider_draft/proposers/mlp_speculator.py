@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from outrider.config import DraftSettings
-from outrider.model_executor.models.json_files import read_object
 from outrider_draft.proposers.base import UNLIMITED_LENGTH
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer, without_kv
-from outrider_draft.proposers.state_heads import StateHeadProposer, Weights, number, read_weights, take
+from outrider_draft.proposers.state_heads import StateHeadProposer, Weights, number, take
 
 _METHOD = "mlp_speculator"
 _EPSILON = 1e-6
@@ -46,6 +45,8 @@ class Stage:
 class MlpSpeculatorProposer(StateHeadProposer):
     """Proposes the likeliest token of each stage."""
 
+    prefix = "speculator."
+
     def __init__(self, weights: Weights, config: Mapping[str, Any], *, max_model_len: int = UNLIMITED_LENGTH) -> None:
         """``ModelError`` for weights that are not those of the configuration."""
         self.max_model_len = max_model_len
@@ -63,13 +64,6 @@ class MlpSpeculatorProposer(StateHeadProposer):
         self._mixing = embedding_weight / state_weight
         """Of an embedding to a state of weight 1; what follows normalises their sum."""
         self.device, self.dtype = self._stages[0].head.device, self._stages[0].head.dtype
-
-    @classmethod
-    def load(cls, settings: DraftSettings) -> MlpSpeculatorProposer:
-        """From the model's folder."""
-        config = read_object(Path(settings.model or "") / "config.json")
-        length = settings.max_model_len or UNLIMITED_LENGTH
-        return cls(read_weights(settings, "speculator."), config, max_model_len=length)
 
     def draft(self, states: torch.Tensor, token_ids: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """One stage after the other."""

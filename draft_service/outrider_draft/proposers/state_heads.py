@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from safetensors import safe_open
@@ -18,8 +18,9 @@ from outrider.config import DraftSettings
 from outrider.errors import ModelError
 from outrider.model_executor.device_setup import prepare_device, resolve_device
 from outrider.model_executor.loader.checkpoint import read_tensors
+from outrider.model_executor.models.json_files import read_object
 from outrider.types import LAST_HIDDEN_STATE
-from outrider_draft.proposers.base import DraftTokens, ProposalRequest, Proposer
+from outrider_draft.proposers.base import UNLIMITED_LENGTH, DraftTokens, ProposalRequest, Proposer
 from outrider_draft.proposers.states import as_tensor
 
 Weights = Mapping[str, torch.Tensor]
@@ -29,10 +30,23 @@ class StateHeadProposer(Proposer):
     """Proposes from the state that the target's head read when it gave the newest token."""
 
     hidden_state_layers = (LAST_HIDDEN_STATE,)
+    prefix: ClassVar[str]
+    """Left out of the names of a checkpoint's tensors."""
     max_draft_length: int
     """Tokens that the heads give."""
     device: torch.device
     dtype: torch.dtype
+
+    @abstractmethod
+    def __init__(self, weights: Weights, config: Mapping[str, Any], *, max_model_len: int = UNLIMITED_LENGTH) -> None:
+        """``ModelError`` for weights that are not those of the configuration."""
+
+    @classmethod
+    def load(cls, settings: DraftSettings) -> Self:
+        """From the model's folder."""
+        config = read_object(Path(settings.model or "") / "config.json")
+        length = settings.max_model_len or UNLIMITED_LENGTH
+        return cls(_read_weights(settings, cls.prefix), config, max_model_len=length)
 
     @abstractmethod
     def draft(self, states: torch.Tensor, token_ids: torch.Tensor, num_tokens: int) -> torch.Tensor:
@@ -62,7 +76,7 @@ class StateHeadProposer(Proposer):
         return as_tensor(states.between(states.end - 1, states.end), device=self.device, dtype=self.dtype)
 
 
-def read_weights(settings: DraftSettings, prefix: str) -> dict[str, torch.Tensor]:
+def _read_weights(settings: DraftSettings, prefix: str) -> dict[str, torch.Tensor]:
     """All tensors of the model's folder on the settings' device, in one type; a prefix of their names is left out."""
     folder = Path(settings.model or "")
     device = torch.device(resolve_device(settings.device))

@@ -90,7 +90,7 @@ def load_model(
     config = replace(read_model_config(folder), attention_window=attention_window)
     if load_format == "safetensors":
         read_checkpoint(folder, config)  # before memory is taken for what config.json promises
-    length = _choose_length(config, max_model_len)
+    length = choose_length(config, max_model_len)
     chosen_dtype, chosen_device = _choose_dtype(config, dtype), torch.device(device)
     with torch.inference_mode(), naming_what_lacks(chosen_device):
         communicator = SINGLE_RANK if ranks is None else ranks.open_communicator(chosen_device, chosen_dtype)
@@ -117,7 +117,8 @@ def load_model(
         return LoadedModel(decoder, page_size, pages if ranks is None else ranks.least(pages), length)
 
 
-def _choose_length(config: ModelConfig, max_model_len: int | None) -> int:
+def choose_length(config: ModelConfig, max_model_len: int | None) -> int:
+    """Tokens of the longest sequence: the model's own where None; ``ConfigError`` for more than that."""
     if max_model_len is None:
         return config.max_position
     if not 1 <= max_model_len <= config.max_position:
