@@ -53,6 +53,15 @@ class DraftMethod(enum.StrEnum):
         return self is DraftMethod.EAGLE3
 
 
+class DraftSampleMethod(enum.StrEnum):
+    """How a draft chooses its tokens for requests with a temperature; the names are vLLM's."""
+
+    PROBABILISTIC = "probabilistic"
+    """Sampled from the draft's distribution."""
+    GREEDY = "greedy"
+    """The most likely token, which counts as certain."""
+
+
 class GenerationConfig(enum.StrEnum):
     """Source of the defaults of sampling parameters."""
 

@@ -22,6 +22,7 @@ KEYS: dict[str, Place] = {
     "model": ("draft", "model"),
     "revision": ("draft", "revision"),
     "num_speculative_tokens": ("coordinator", "num_speculative_tokens"),
+    "draft_sample_method": ("draft", "draft_sample_method"),
     "draft_tensor_parallel_size": ("draft", "tensor_parallel_size"),
     "acceptance_method": ("coordinator", "acceptance_method"),
     "posterior_threshold": ("coordinator", "posterior_threshold"),
@@ -48,7 +49,6 @@ _WITHOUT_EFFECT = {
     "code_revision",  # code of a model's repository is never run
     "disable_mqa_scorer",  # all positions are scored in one forward
     "disable_padded_drafter_batch",  # rows of a batch may differ in length
-    "draft_sample_method",  # the output's distribution is the same for either
     "enable_chunked_prefill",  # always on
     "moe_backend",
     "use_local_argmax_reduction",

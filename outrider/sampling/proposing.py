@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from outrider.sampling.draws import race, race_among, stream_rows
 from outrider.sampling.logits_processors.process import process_logits
 from outrider.sampling.parameters import is_coupled, is_greedy
 from outrider.sampling.rows import LogitRow
-from outrider.sampling.support import DEFAULT_SUPPORT_LIMIT, DEFAULT_SUPPORT_MASS, choose_support
+from outrider.sampling.support import DEFAULT_RULES, DraftingRules, choose_support
 from outrider.types import FloatArray, IntArray
 
 
@@ -40,15 +41,13 @@ class Drawn:
 def propose(
     logits: Tensor,  # [N, V] float32
     rows: Sequence[LogitRow],
-    *,
-    support_mass: float = DEFAULT_SUPPORT_MASS,
-    support_limit: int = DEFAULT_SUPPORT_LIMIT,
+    rules: DraftingRules = DEFAULT_RULES,
 ) -> list[Drawn]:
     """Draw one token for each row, by the rule of the row's request.
 
     Greedy takes the most likely, coupled adds the shared noise to the processed logits. Otherwise the token comes from
     the smallest set of likeliest tokens with at least ``support_mass``, ``support_limit`` of them at most, scaled to 1;
-    from the whole row under a dense rule.
+    from the whole row under a dense rule; or, with ``takes_argmax``, it is the most likely one, and certain.
     """
     processed = process_logits(logits, rows)
     best, best_ids = processed.max(-1)
@@ -59,10 +58,26 @@ def propose(
     dense = [i for i, row in enumerate(rows) if _is_drawn(row) and row.open.judging_rule.is_dense]
     sparse = [i for i, row in enumerate(rows) if _is_drawn(row) and not row.open.judging_rule.is_dense]
     _put(drawn, coupled, _draw_coupled(*_choose(processed, rows, coupled)) if coupled else [])
+    if rules.takes_argmax:
+        for place in (*dense, *sparse):
+            drawn[place] = _certain(greedy_ids[place], rows[place], processed.shape[-1])
+        dense = sparse = []
     _put(drawn, dense, _draw_dense(*_choose(processed, rows, dense)) if dense else [])
     if sparse:
-        _put(drawn, sparse, _draw_sparse(*_choose(processed, rows, sparse), support_mass, support_limit))
+        _put(drawn, sparse, _draw_sparse(*_choose(processed, rows, sparse), rules))
     return [one if error is None else Drawn(-1, error=error) for one, error in zip(drawn, errors, strict=True)]
+
+
+def _certain(token_id: int, row: LogitRow, vocab_size: int) -> Drawn:
+    """The most likely token, with all probability on it."""
+    rule = row.open.judging_rule
+    if not rule.needs_evidence:
+        return Drawn(token_id)
+    if rule.is_dense:
+        probs = np.zeros(vocab_size, dtype=np.float32)
+        probs[token_id] = 1
+        return Drawn(token_id, dense_probs=probs)
+    return Drawn(token_id, np.array([token_id], dtype=np.int32), np.ones(1, dtype=np.float32))
 
 
 def _is_drawn(row: LogitRow) -> bool:
@@ -96,9 +111,9 @@ def _draw_dense(logits: Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:  # [N,
     ]
 
 
-def _draw_sparse(logits: Tensor, rows: Sequence[LogitRow], mass: float, limit: int) -> list[Drawn]:  # [N, V]
+def _draw_sparse(logits: Tensor, rows: Sequence[LogitRow], rules: DraftingRules) -> list[Drawn]:  # [N, V]
     vocab_size = logits.shape[-1]
-    probs, token_ids, widths = choose_support(logits.softmax(-1), mass, limit)
+    probs, token_ids, widths = choose_support(logits.softmax(-1), rules.support_mass, rules.support_limit)
     noise = stream_rows(rows, Stream.PROPOSAL, logits.device)
     winners: list[int] = race_among(probs.log(), token_ids, noise, vocab_size).tolist()
     reported_ids, reported_probs = token_ids.to(torch.int32).cpu().numpy(), probs.cpu().numpy()

@@ -30,7 +30,7 @@ class Sampler:
     def propose(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> list[Drawn]:
         """Draw one token for each row of ``logits`` [N, V] float32."""
         rules = self.rules
-        return propose(logits, rows, support_mass=rules.support_mass, support_limit=rules.support_limit)
+        return propose(logits, rows, rules)
 
     @torch.inference_mode()
     def warm_up(self, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:

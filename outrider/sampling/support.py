@@ -24,6 +24,12 @@ class DraftingRules:
     support_limit: int = DEFAULT_SUPPORT_LIMIT
     in_loops: bool = True
     """Whether a GPU draws them in loops of its own."""
+    takes_argmax: bool = False
+    """Whether the most likely token is taken, with one-hot evidence, where rejection or typical acceptance would have
+    one sampled (``draft_sample_method: greedy``). Coupled draws keep the noise that they share with the target."""
+
+
+DEFAULT_RULES = DraftingRules()
 
 
 def choose_support(probs: Tensor, mass: float, limit: int) -> tuple[Tensor, Tensor, list[int]]:  # [N, V] float32

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.config import CoordinatorSettings, DraftSettings, Section, TargetSettings, load, load_all, to_argv
-from outrider.config.fields import DraftMethod
+from outrider.config.fields import DraftMethod, DraftSampleMethod
 from outrider.errors import ConfigError
 from outrider.types import AcceptanceMethod
 
@@ -210,10 +210,11 @@ def test_vllms_suffix_decoding_sets_our_settings() -> None:
 def test_vllms_current_keys_set_our_settings() -> None:
     settings = _speculative(
         """{"model": "/d", "revision": "v2", "enforce_eager": true, "disable_log_stats": true,
-        "rejection_sample_method": "standard", "draft_sample_method": "probabilistic", "disable_mqa_scorer": true,
+        "rejection_sample_method": "standard", "draft_sample_method": "greedy", "disable_mqa_scorer": true,
         "parallel_drafting": false, "quantization": null, "kv_cache_dtype": "auto", "code_revision": "v1"}"""
     )
     assert (settings.draft.model, settings.draft.revision, settings.draft.cuda_graph_memory_mb) == ("/d", "v2", 0)
+    assert settings.draft.draft_sample_method is DraftSampleMethod.GREEDY
     assert settings.coordinator.acceptance_method is AcceptanceMethod.REJECTION
     assert settings.coordinator.log_interval_s == 0
     assert settings.target.cuda_graph_memory_mb is None

@@ -40,6 +40,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "dense": {"acceptance_method": "rejection", "evidence": "dense"},
     "coupled": {"acceptance_method": "coupled"},
 }
+GREEDY_DRAFTS: dict[str, dict[str, Any]] = {
+    f"{form}, greedy drafts": {**FORMS[form], "takes_argmax": True} for form in ("sparse", "dense")
+}
 DRAFTS = ["good", "bad", "ngram"]
 SUPPORT_LIMIT = 3
 """Of five tokens, so that much lies outside the support."""
@@ -93,7 +96,7 @@ def report(*parts: object) -> None:
 
 def check_follows(models: SmallModels, form: str, draft: str, samplings: list[dict[str, Any]], count: int) -> None:
     """``count`` draws for each entry of ``samplings``; equal entries are tested together."""
-    rig = ServiceRig(models.target, models.draft(draft), support_limit=SUPPORT_LIMIT, **FORMS[form])
+    rig = ServiceRig(models.target, models.draft(draft), support_limit=SUPPORT_LIMIT, **(FORMS | GREEDY_DRAFTS)[form])
     outputs = rig.generate(interleaved(count, samplings), enough=LENGTH)
     drawn: dict[str, list[list[int]]] = {}
     for i, sampling in enumerate(samplings):
@@ -111,6 +114,12 @@ def check_follows(models: SmallModels, form: str, draft: str, samplings: list[di
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_follow_the_joint_distribution(models: SmallModels, form: str, draft: str) -> None:
     check_follows(models, form, draft, [PLAIN, PLAIN, PLAIN, *TRUNCATIONS], 600)
+
+
+@pytest.mark.parametrize("draft", ["good", "bad"])
+@pytest.mark.parametrize("form", GREEDY_DRAFTS)
+def test_greedy_drafts_follow_the_joint_distribution(models: SmallModels, form: str, draft: str) -> None:
+    check_follows(models, form, draft, [PLAIN, PLAIN, {"top_k": 3}], 600)
 
 
 @pytest.mark.parametrize("form", ["sparse", "coupled"])

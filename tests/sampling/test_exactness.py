@@ -25,6 +25,7 @@ from outrider.randomness.philox_numpy import coin
 from outrider.randomness.streams import Stream
 from outrider.sampling import Drawn, LogitRow, ScoreRequest, process_logits, propose, score
 from outrider.sampling.session import SessionSampling
+from outrider.sampling.support import DraftingRules
 from outrider.types import JudgingRule, SparseScores, Support, TokenScores
 from tests.sampling.building import COUPLED, REJECTION, opening
 
@@ -77,7 +78,7 @@ DRAFTS = {"good": TARGET + table(2, 0.4), "unrelated": table(3, 1.5), "reversed"
 
 
 def from_logits(logits: torch.Tensor, rows: list[LogitRow], mass: float) -> list[Drawn]:
-    return propose(logits, rows, support_mass=mass)
+    return propose(logits, rows, DraftingRules(support_mass=mass))
 
 
 def in_a_loop(logits: torch.Tensor, rows: list[LogitRow], mass: float) -> list[Drawn]:

@@ -15,6 +15,7 @@ from outrider.randomness import philox_numpy
 from outrider.randomness.streams import Stream
 from outrider.sampling import Drawn, LogitRow, process_logits, propose
 from outrider.sampling.session import SessionSampling
+from outrider.sampling.support import DraftingRules
 from tests.sampling.building import COUPLED, REJECTION, TYPICAL, opening, row
 
 VOCAB = 24
@@ -29,7 +30,7 @@ def draws_along_positions(logits: torch.Tensor, open_: Open, count: int = DRAWS,
     """One distribution, drawn from at ``count`` positions."""
     session = SessionSampling(open_)
     rows = [LogitRow(session, (), length, length // 5 * 5) for length in range(count)]
-    return propose(logits.expand(count, -1), rows, **options)
+    return propose(logits.expand(count, -1), rows, DraftingRules(**options))
 
 
 def chi_square(token_ids: list[int], probs: np.ndarray) -> float:
@@ -75,7 +76,7 @@ def test_support_is_the_smallest_top_set(mass: float, limit: int) -> None:
     logits = random_logits(8, seed=3)
     rows = [row(opening(top_k=20), range(4 + i)) for i in range(8)]
     probs = process_logits(logits, rows).softmax(-1).double()
-    for i, one in enumerate(propose(logits, rows, support_mass=mass, support_limit=limit)):
+    for i, one in enumerate(propose(logits, rows, DraftingRules(mass, limit))):
         ids, reported = one.support_ids, one.support_probs
         assert ids is not None
         assert reported is not None
@@ -102,7 +103,7 @@ def test_support_of_a_wide_row_sums_to_one() -> None:
 
 
 def test_equal_probabilities_enter_the_support_by_lowest_id() -> None:
-    (one,) = propose(torch.zeros(1, VOCAB), [row(opening())], support_mass=0.3)
+    (one,) = propose(torch.zeros(1, VOCAB), [row(opening())], DraftingRules(0.3))
     assert one.support_ids is not None
     assert one.support_ids.tolist() == list(range(8))
 
@@ -110,7 +111,7 @@ def test_equal_probabilities_enter_the_support_by_lowest_id() -> None:
 def test_zero_probabilities_are_left_out() -> None:
     logits = torch.full((1, VOCAB), -1000.0)
     logits[0, [3, 9]] = 0.0
-    (one,) = propose(logits, [row(opening())], support_mass=1.0)
+    (one,) = propose(logits, [row(opening())], DraftingRules(1.0))
     assert one.support_ids is not None
     assert one.support_ids.tolist() == [3, 9]
 
@@ -119,7 +120,7 @@ def test_the_token_is_the_race_of_the_reported_numbers() -> None:
     """Anyone who has the evidence and the seed can draw the same token."""
     for length in range(4, 60):
         entry = LogitRow(SessionSampling(opening(seed=99)), (), length, 4)
-        (one,) = propose(random_logits(1, seed=length), [entry], support_mass=0.95)
+        (one,) = propose(random_logits(1, seed=length), [entry], DraftingRules(0.95))
         assert one.support_ids is not None
         assert one.support_probs is not None
         noise = philox_numpy.gumbel(99, Stream.PROPOSAL, 4, length, one.support_ids)
@@ -149,6 +150,28 @@ def test_greedy_is_the_argmax_under_every_rule_and_needs_no_evidence(method: Any
     logits = random_logits(1)
     logits[0, 7] = logits[0, 19] = 50.0
     assert propose(logits, [row(opening(method, temperature=0.0, dense=True, top_k=1))]) == [Drawn(7)]
+
+
+@pytest.mark.parametrize("method", [REJECTION, TYPICAL])
+@pytest.mark.parametrize("dense", [False, True])
+def test_greedy_drafts_are_the_argmax_and_certain(method: Any, dense: bool) -> None:
+    logits, session = random_logits(6, seed=5), SessionSampling(opening(method, seed=3, dense=dense))
+    rows = [LogitRow(session, (), length, 0) for length in range(6)]
+    for one, ids in zip(propose(logits, rows, DraftingRules(takes_argmax=True)), logits, strict=True):
+        assert one.token_id == int(ids.argmax())
+        if session.open.judging_rule.is_dense and one.dense_probs is not None:
+            assert one.dense_probs.tolist() == [float(token_id == one.token_id) for token_id in range(VOCAB)]
+        elif method is REJECTION:
+            assert one.support_ids is not None
+            assert one.support_probs is not None
+            assert (one.support_ids.tolist(), one.support_probs.tolist()) == ([one.token_id], [1.0])
+
+
+def test_greedy_drafts_leave_coupled_requests_their_noise() -> None:
+    open_ = opening(COUPLED, seed=9)
+    plain, greedy = (draws_along_positions(random_logits(1), open_, 50, takes_argmax=is_on) for is_on in (False, True))
+    assert plain == greedy
+    assert len({one.token_id for one in greedy}) > 1
 
 
 def test_typical_needs_no_evidence() -> None:

@@ -61,6 +61,7 @@ class ServiceRig:
         support_limit: int = DEFAULT_SUPPORT_LIMIT,
         max_model_len: int = 64,
         evidence: str = "sparse",
+        takes_argmax: bool = False,
         target_forward: int = FORWARD,
         draft_forward: int = FORWARD,
         **settings: Any,
@@ -68,7 +69,9 @@ class ServiceRig:
         self.settings = CoordinatorSettings(**settings)
         runner = ModelRunner.load(target, num_pages=NUM_PAGES, max_model_len=max_model_len)
         self.target: AnyCore = build_core(runner, max_batched_tokens=target_forward)
-        self.draft, self._facts = _build_draft(draft, support_limit, max_model_len, draft_forward)
+        self.draft, self._facts = _build_draft(
+            draft, DraftingRules(support_limit=support_limit, takes_argmax=takes_argmax), max_model_len, draft_forward
+        )
         self._runner = runner
         self._input_processor = InputProcessor(self.settings, describe_model("target", target, runner), ModelText())
         self._input_processor.dense = evidence == "dense"
@@ -164,7 +167,7 @@ class ServiceRig:
 
 
 def _build_draft(
-    draft: Path | str | ServedProposer | None, support_limit: int, max_model_len: int, forward: int
+    draft: Path | str | ServedProposer | None, rules: DraftingRules, max_model_len: int, forward: int
 ) -> tuple[AnyCore | None, DraftFacts | None]:
     if draft is None:
         return None, None
@@ -176,7 +179,6 @@ def _build_draft(
         return build_draft_core(without_kv(SuffixProposer(), name="suffix"), max_batched_tokens=FORWARD), DraftFacts()
     if isinstance(draft, str):
         return build_ngram_core(min_n=1, max_n=3, max_batched_tokens=FORWARD), DraftFacts()
-    rules = DraftingRules(support_limit=support_limit)
     runner = ModelRunner.load(draft, num_pages=NUM_PAGES, max_model_len=max_model_len, drafting=rules)
     proposer = ModelProposer(runner)
     known = describe_model("draft", draft, runner).num_token_ids

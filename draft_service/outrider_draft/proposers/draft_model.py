@@ -28,7 +28,7 @@ from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.loader.description import describe_model
 from outrider.model_executor.model_runner import ModelRunner
-from outrider.ports import Extend, Proposal
+from outrider.ports import Extend, Open, Proposal
 from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
@@ -174,9 +174,13 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
         if not isinstance(state, DraftState):
             opened = session.open
             loops = self._can_loop and fits_loop(opened)
-            terms = DraftTerms.of(opened, self.runner.config.vocab_size) if loops else None
+            terms = self._terms_of(opened) if loops else None
             state = session.executor_state = DraftState(SessionSampling(opened), terms)
         return state
+
+    def _terms_of(self, opened: Open) -> DraftTerms:
+        argmax = self.runner.sampler.rules.takes_argmax
+        return DraftTerms.of(opened, self.runner.config.vocab_size, takes_argmax=argmax)
 
     def _draw(self, jobs: Sequence[ProposalJob], logits: torch.Tensor) -> dict[int, Draws]:
         if not jobs:

@@ -14,6 +14,7 @@ from outrider import __version__
 from outrider.config import DraftSettings
 from outrider.kv_cache.sizing import KVCacheRequest
 from outrider.model_executor.device_setup import prepare_device, resolve_device
+from outrider.model_executor.distributed.runner import drafting_rules
 from outrider.model_executor.draft_heads.config import read_eagle3_config
 from outrider.model_executor.draft_heads.eagle3 import Eagle3Head
 from outrider.model_executor.draft_heads.loading import load_head
@@ -21,7 +22,6 @@ from outrider.model_executor.draft_heads.runner import DraftHeadRunner
 from outrider.model_executor.kv_cache_sizing import choose_num_pages, naming_what_lacks
 from outrider.model_executor.loader.model import choose_length
 from outrider.model_executor.loader.tokenizer_files import read_tokenizer
-from outrider.sampling.support import DraftingRules
 from outrider.types import ModelDescription
 from outrider_draft.proposers.head_executor import HeadExecutor
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer
@@ -48,7 +48,7 @@ def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
             num_pages=choose_num_pages(request, device),
             page_size=settings.page_size,
             max_model_len=length,
-            rules=DraftingRules(settings.support_mass, settings.support_limit),
+            rules=drafting_rules(settings),
             prefix_caching=settings.prefix_caching,
         )
     return serve_head(runner, settings.served_model_name or folder.resolve().name, target_folder)

@@ -11,6 +11,7 @@ from outrider.config.fields import (
     Device,
     DraftLength,
     DraftMethod,
+    DraftSampleMethod,
     Dtype,
     LoadFormat,
     LogLevel,
@@ -142,6 +143,11 @@ class DraftSettings(Section):
         1 << 18,
         description="suffix: tokens of outputs of all requests in which greedy and coupled requests look for matches,"
         " about 400 bytes each; 0: only in the request's own text. Requests of different cache_salt share none.",
+    )
+    draft_sample_method: DraftSampleMethod = Field(
+        DraftSampleMethod.PROBABILISTIC,
+        description="Draft tokens of sampled requests: probabilistic (drawn from the draft's distribution) or"
+        " greedy (its most likely token). Exact with either; coupled requests always share the target's noise.",
     )
     support_mass: Share = Field(
         0.999, description="Rejection: the draft samples from its most likely tokens with this probability mass."

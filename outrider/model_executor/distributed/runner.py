@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from outrider.config import DraftSettings, TargetSettings, service_module, to_argv
+from outrider.config.fields import DraftSampleMethod
 from outrider.errors import ConfigError
 from outrider.model_executor.device_setup import prepare_device, resolve_device
 from outrider.model_executor.distributed.process_group import Follower, Leader, OnFailure
@@ -104,7 +105,17 @@ def _drafting(settings: Settings) -> DraftingRules | None:
     """Loops are commands as forwards are, but were never run by several GPUs: ranks draft forward by forward."""
     if not isinstance(settings, DraftSettings):
         return None
-    return DraftingRules(settings.support_mass, settings.support_limit, in_loops=settings.tensor_parallel_size == 1)
+    return drafting_rules(settings, in_loops=settings.tensor_parallel_size == 1)
+
+
+def drafting_rules(settings: DraftSettings, *, in_loops: bool = False) -> DraftingRules:
+    """How the settings' draft tokens are drawn; ``in_loops`` as the rules have it."""
+    return DraftingRules(
+        settings.support_mass,
+        settings.support_limit,
+        in_loops=in_loops,
+        takes_argmax=settings.draft_sample_method is DraftSampleMethod.GREEDY,
+    )
 
 
 def graph_limits(settings: Settings) -> GraphLimits:

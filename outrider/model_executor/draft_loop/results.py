@@ -43,11 +43,22 @@ def read_draws(
     """Each row's draws, as far as they could be made."""
     tokens = records[:, : len(rows), Field.TOKEN].T.tolist()
     texts = [_sound(ids[: row.num_drafts]) for row, ids in zip(rows, tokens, strict=True)]
-    evidence = [None] * len(rows) if supports is None else _read_evidence(rows, texts, records, supports)
+    evidence: Sequence[Evidence] = (
+        [None] * len(rows) if supports is None else _read_evidence(rows, texts, records, supports)
+    )
     return [
-        Draws(ids, evidence[i], _error(records[len(ids), i]) if len(ids) < row.num_drafts else None)
+        Draws(
+            ids, _certain(row, ids) or evidence[i], _error(records[len(ids), i]) if len(ids) < row.num_drafts else None
+        )
         for i, (row, ids) in enumerate(zip(rows, texts, strict=True))
     ]
+
+
+def _certain(row: DraftRow, token_ids: tuple[int, ...]) -> SparseEvidence | None:
+    if not token_ids or not row.terms.is_certain:
+        return None
+    ones = np.ones(len(token_ids), dtype=np.int32)
+    return SparseEvidence(ones, np.array(token_ids, dtype=np.int32), ones.astype(np.float32))
 
 
 def _sound(token_ids: list[int]) -> tuple[int, ...]:

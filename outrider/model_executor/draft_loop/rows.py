@@ -33,15 +33,20 @@ class DraftTerms:
 
     open: Open
     needs_evidence: bool
+    """Whether the device reports what it draws from."""
+    is_certain: bool
+    """Whether evidence is one-hot: the argmax stands for a draw."""
     keys_base: bool
     """Whether the base keys the random streams."""
     words: Words  # [NUM_COLUMNS] how the device draws, without what differs from launch to launch
 
     @classmethod
-    def of(cls, open_: Open, vocab_size: int) -> DraftTerms:
-        """The terms of a request that fits."""
-        words = array("i", _parameters_of(open_, vocab_size).to_numbers())
-        return cls(open_, open_.judging_rule.needs_evidence, not is_coupled(open_), words)
+    def of(cls, open_: Open, vocab_size: int, *, takes_argmax: bool = False) -> DraftTerms:
+        """The terms of a request that fits; ``takes_argmax`` is ``DraftingRules``'."""
+        takes_argmax = takes_argmax and not is_coupled(open_)
+        words = array("i", _parameters_of(open_, vocab_size, takes_argmax=takes_argmax).to_numbers())
+        needs = open_.judging_rule.needs_evidence
+        return cls(open_, needs and not takes_argmax, needs and takes_argmax, not is_coupled(open_), words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +93,10 @@ def fits_loop(open_: Open) -> bool:
     return not open_.judging_rule.is_dense
 
 
-def _parameters_of(open_: Open, vocab_size: int) -> RowParameters:
+def _parameters_of(open_: Open, vocab_size: int, *, takes_argmax: bool) -> RowParameters:
     greedy, sampling = is_greedy(open_), open_.sampling
     return RowParameters(
-        method=_method_of(open_),
+        method=Method.GREEDY if takes_argmax else _method_of(open_),
         temperature=1.0 if greedy else max(sampling.temperature, SMALLEST_TEMPERATURE),
         seed=open_.seed,
         stream=Stream.COUPLED if is_coupled(open_) else Stream.PROPOSAL,

@@ -118,14 +118,12 @@ def opened(seed: int, method: AcceptanceMethod = AcceptanceMethod.REJECTION, **s
     )  # fmt: skip
 
 
-def one_by_one(row: DraftRow, text: list[int]) -> list[Drawn]:
+def one_by_one(row: DraftRow, text: list[int], rules: DraftingRules = RULES) -> list[Drawn]:
     found: list[Drawn] = []
     text = [*text, *row.token_ids]
     for _ in range(row.num_drafts):
         asked = LogitRow(SessionSampling(row.terms.open), text, len(text), row.base)
-        (drawn,) = propose(
-            logits_of(text)[None], [asked], support_mass=RULES.support_mass, support_limit=RULES.support_limit
-        )
+        (drawn,) = propose(logits_of(text)[None], [asked], rules)
         found.append(drawn)
         if drawn.error is not None:
             break
@@ -173,6 +171,16 @@ def test_a_loop_draws_what_drawing_one_by_one_does(num_rows: int) -> None:
             check(drawn, one_by_one(row, text))
             assert row.sequence.length == len(text) + len(row.token_ids) + row.num_drafts - 1
         rig.table.check_integrity()
+
+
+def test_a_loop_draws_greedily_with_certain_evidence() -> None:
+    rig, choose, greedy = Rig(), random.Random(9), DraftingRules(takes_argmax=True)
+    pairs = [random_row(rig, choose) for _ in range(7)]
+    pairs = [
+        (replace(row, terms=DraftTerms.of(row.terms.open, VOCAB_SIZE, takes_argmax=True)), text) for row, text in pairs
+    ]
+    for (row, text), drawn in zip(pairs, rig.draft([row for row, _ in pairs]), strict=True):
+        check(drawn, one_by_one(row, text, greedy))
 
 
 def test_what_fills_up_a_shape_writes_nothing() -> None:
