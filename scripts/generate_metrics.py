@@ -18,8 +18,8 @@ HEAD = """\
 Coordinator, target, draft and HTTP gateway serve metrics for Prometheus over HTTP, at `/metrics` of their
 `metrics_port` ([configuration](configuration.md)). The default is no port: nothing is served, and the library is not
 imported. `outrider serve --metrics-port 9464` gives the coordinator port 9464, the target 9465 and the draft 9466; the
-gateway has a port only if `gateway.metrics_port` is set. The library comes with the extra `telemetry`. Each process
-also serves `process_*` and `python_*`, the metrics of the Prometheus client.
+gateway has a port only if `gateway.metrics_port` is set. In the chart each service has one. The library comes with the
+extra `telemetry`. Each process also serves `process_*` and `python_*`, the metrics of the Prometheus client.
 
 Figures are kept as plain numbers and turned into Prometheus' form when it scrapes. Every divisor in the expressions
 below is above 0, so that a share of nothing is no data rather than 0. A quantile of nothing is NaN, which Grafana

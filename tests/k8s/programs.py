@@ -92,6 +92,15 @@ class Pods:
             f"{scheme}://{POD_IP}:{self.port(numbers[question['httpGet']['port']])}{question['httpGet']['path']}"
         )
 
+    def metrics(self, service: str) -> str:
+        """What Prometheus reads of it."""
+        ports = {
+            port["name"]: port["containerPort"]
+            for port in self.release.workload_of(service).container(service)["ports"]
+        }
+        with urllib.request.urlopen(f"http://{POD_IP}:{self.port(ports['metrics'])}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+
     def has_ended(self, service: str) -> bool:
         """Whether its process has."""
         return self.processes[service].poll() is not None

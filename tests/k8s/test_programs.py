@@ -42,6 +42,13 @@ PROGRAMS = {
     "gateway": "gateway",
 }
 """Module, or subcommand of ``outrider``."""
+WITNESSES = {
+    "target": "outrider_sessions_open",
+    "draft": "outrider_sessions_open",
+    "coordinator": "outrider_requests_total",
+    "gateway": "outrider_http_requests_total",
+}
+"""A metric that each service counts a completion in."""
 
 
 def services(release: Release) -> list[str]:
@@ -97,7 +104,7 @@ def test_torchrun_takes_the_command_of_a_group(release: Releases) -> None:
 
 
 def test_the_variables_for_traces_turn_them_on(release: Releases) -> None:
-    for service in MODELS_AND_COORDINATOR:
+    for service in SECTIONS:
         container = release("tracing").workload_of(service).container(service)
         variables = {variable["name"]: variable.get("value", "") for variable in container["env"]}
         assert exporter_names(variables) == (OTLP,)
@@ -152,6 +159,8 @@ def test_the_cpu_profile_runs_as_it_is_rendered(release: Releases) -> None:
         assert outcome.returncode == 0, outcome.stderr
         assert outcome.stdout.strip()
         assert completion(found) == (200, 4)
+        for service, metric in WITNESSES.items():
+            assert f"\n{metric}{{" in found.metrics(service)
         assert found.terminate() == dict.fromkeys(SECTIONS, 0)
 
 

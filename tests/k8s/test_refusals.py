@@ -70,6 +70,10 @@ REFUSED: dict[str, tuple[Values, str]] = {
         {"coordinator": {"metricsPort": 50050}},
         "coordinator: port 50050, metricsPort 50050 and healthPort 8080 must be three different ports",
     ),
+    "one port twice in a gateway": (
+        {"gateway": {"metricsPort": 8000}},
+        "gateway.metricsPort: is 8000, as gateway.port is; they must be different ports",
+    ),
     "a pod's key of another block": (
         {"placement": "samePod", "coordinator": {"replicas": 2}},
         "coordinator.replicas: belongs to the pod, which is the target's with placement=samePod; set target.replicas",

@@ -559,8 +559,8 @@ def test_rules_match_this_release_alone(release: Releases) -> None:
     (group,) = rules["spec"]["groups"]
     (file,) = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text(encoding="utf-8"))["groups"]
     assert [rule["alert"] for rule in group["rules"]] == [rule["alert"] for rule in file["rules"]]
-    services = {f"rider-outrider-{service}" for service in SERVICES}
-    assert services < {found["metadata"]["name"] for found in release("monitors").of_kind("Service")}
+    services = {f"rider-outrider-{service}" for service in (*SERVICES, "gateway")}
+    assert services <= {found["metadata"]["name"] for found in release("monitors").of_kind("Service")}
     for rendered, written in zip(group["rules"], file["rules"], strict=True):
         used = re.findall(r"\b((?:outrider|process)_[a-z0-9_]+)", written["expr"])
         matchers = re.findall(
@@ -721,4 +721,4 @@ def test_every_service_is_scraped(release: Releases) -> None:
             and service["metadata"]["labels"][wanted["key"]] in wanted["values"]
             and [port["name"] for port in service["spec"]["ports"] if port["name"] == "metrics"]
         ]
-        assert sorted(scraped) == ["coordinator", "draft", "target"]
+        assert sorted(scraped) == ["coordinator", "draft", "gateway", "target"]

@@ -125,6 +125,11 @@
 {{/* Ports, pods and nodes of all blocks: dict "root" "blocks". */}}
 {{- define "outrider.checkPlacement" -}}
 {{- $root := .root }}
+{{- with .blocks.gateway }}
+{{- if eq (int .port) (int .metricsPort) }}
+{{- fail (printf "\ngateway.metricsPort: is %v, as gateway.port is; they must be different ports" .metricsPort) }}
+{{- end }}
+{{- end }}
 {{- range $name, $block := omit .blocks "gateway" }}
 {{- if lt (list $block.port $block.metricsPort $block.healthPort | uniq | len) 3 }}
 {{- fail (printf "\n%s: port %v, metricsPort %v and healthPort %v must be three different ports" $name $block.port $block.metricsPort $block.healthPort) }}

@@ -37,7 +37,7 @@
 {{- if not (include "outrider.onSocket" .) }}
 {{- $ports = append $ports (dict "name" (ternary "http" "grpc" (eq .name "gateway")) "containerPort" .block.port) }}
 {{- end }}
-{{- if include "outrider.hasMetrics" . }}
+{{- if .root.Values.metrics.enabled }}
 {{- $ports = append $ports (dict "name" (include "outrider.portName" (merge (dict "port" "metrics") .)) "containerPort" .block.metricsPort) }}
 {{- end }}
 {{- if include "outrider.asksHttp" . }}
@@ -65,7 +65,7 @@
   value: {{ include "outrider.drainSeconds" .block | quote }}
 {{- end }}
 {{- with .root.Values.tracing }}
-{{- if and .endpoint (ne $.name "gateway") }}
+{{- if .endpoint }}
 - name: OTEL_SERVICE_NAME
   value: outrider-{{ $.name }}
 - name: OTEL_RESOURCE_ATTRIBUTES

@@ -43,6 +43,9 @@ unix:/run/outrider/{{ .name }}.sock
 - --host={{ .block.bindAddress }}
 - --port={{ .block.port }}
 - --coordinator-address={{ include "outrider.address" (dict "root" .root "name" "coordinator") }}
+{{- if .root.Values.metrics.enabled }}
+- --metrics-port={{ .block.metricsPort }}
+{{- end }}
 {{- include "outrider.securityFlags" . }}
 - --drain-delay-s={{ .block.drain.delaySeconds }}
 - --drain-grace-s={{ .block.drain.graceSeconds }}

@@ -72,11 +72,6 @@ that differ only at the end stay distinct. */}}
 {{- $block | toJson }}
 {{- end }}
 
-{{/* Whether a service serves metrics: dict "root" "name". Empty is no: the coordinator counts the gateway's requests. */}}
-{{- define "outrider.hasMetrics" -}}
-{{- if and .root.Values.metrics.enabled (ne .name "gateway") }}yes{{ end }}
-{{- end }}
-
 {{/* The name of a component's objects: dict "root" "component". */}}
 {{- define "outrider.objectName" -}}
 {{- if eq .component "all" }}{{ include "outrider.fullname" .root }}{{ else }}{{ include "outrider.fullname" .root }}-{{ .component }}{{ end }}
