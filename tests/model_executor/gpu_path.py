@@ -7,6 +7,7 @@ would do is done there but the capture of graphs, and on a GPU. Each must give t
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ from outrider_target.executor import next_token
 from outrider_target.service import build_core
 from tests.support.async_target import AsyncTargetExecutor, lookahead_core
 from tests.support.core_driver import Driver, extend_item, open_session, score_item, with_credit
+from tests.support.quick_interpreter import set_up_quick_interpreter
 from tests.support.tiny_models import cached_tiny_model
 
 VOCAB_SIZE, NUM_IDS = 261, 257
@@ -211,6 +213,8 @@ def poison_empty() -> None:
 
 def main(device: str, path: Path) -> None:
     torch.set_num_threads(1)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        set_up_quick_interpreter()
     target = load("llama", device, "float32", seed=1)
     target.sampler.warm_up(VOCAB_SIZE, target.dtype, target.device)
     draft = load("mistral", device, "float32", seed=2, sliding_window=12, num_hidden_layers=1)
