@@ -307,3 +307,5 @@ class ModelDescription:
     """Of a draft: the layers whose hidden states it reads, as ``Open.hidden_state_layers`` has them."""
     heartbeat_interval_ms: int = 0
     """How often it sends a heartbeat on each link; 0: never, as in process, where no link falls silent."""
+    reads_command_columns: bool = False
+    """Whether commands of many sessions may come as columns over the wire."""

@@ -68,6 +68,8 @@ class _RemotePort:
         self._link_timeout_s = link_timeout_s
         self._heartbeat_interval_s = 0.0
         """As last described; 0: none are sent."""
+        self._reads_columns = False
+        """As last described."""
         self._is_loading = False
         """As last described."""
         self._shares_memory = shares_memory
@@ -132,6 +134,7 @@ class _RemotePort:
                 )
             description = description_from_proto(message)
             self._heartbeat_interval_s = description.heartbeat_interval_ms / 1000
+            self._reads_columns = description.reads_command_columns
             return description
         except LoadingError:
             self._is_loading = True
@@ -178,7 +181,7 @@ class RemoteDraft(_RemotePort):
             self.address,
             channel,
             partial(attach, metadata=self._link_metadata()),
-            draft_commands_to_proto,
+            partial(draft_commands_to_proto, columns=self._reads_columns),
             draft_events_from_proto,
             answer_offer=lambda token: pb.DraftCommands(plane_answer=PlaneAnswer(token=token)),
             heartbeat=pb.DraftCommands(heartbeat=pb.Heartbeat()),
@@ -207,7 +210,7 @@ class RemoteTarget(_RemotePort):
             self.address,
             channel,
             partial(attach, metadata=self._link_metadata()),
-            target_commands_to_proto,
+            partial(target_commands_to_proto, columns=self._reads_columns),
             target_events_from_proto,
             answer_offer=lambda token: pb.TargetCommands(plane_answer=PlaneAnswer(token=token)),
             heartbeat=pb.TargetCommands(heartbeat=pb.Heartbeat()),

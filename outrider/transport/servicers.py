@@ -88,7 +88,7 @@ class DraftServicer(DraftServiceServicer):
 
     async def Describe(self, request: link_pb2.DescribeRequest, context: Context) -> link_pb2.ModelDescription:
         """Return the description of the draft."""
-        return description_to_proto(with_heartbeats(with_planes(await self._draft.describe())))
+        return description_to_proto(over_links(await self._draft.describe()))
 
     async def Attach(
         self, request_iterator: AsyncIterator[link_pb2.DraftCommands], context: Context
@@ -131,7 +131,7 @@ class TargetServicer(TargetServiceServicer):
 
     async def Describe(self, request: link_pb2.DescribeRequest, context: Context) -> link_pb2.ModelDescription:
         """Return the description of the target."""
-        return description_to_proto(with_heartbeats(with_planes(await self._target.describe())))
+        return description_to_proto(over_links(await self._target.describe()))
 
     async def Attach(
         self, request_iterator: AsyncIterator[link_pb2.TargetCommands], context: Context
@@ -217,6 +217,11 @@ class GenerationServicer(GenerationServiceServicer):
 def _silence_timeout_s(context: Context, timeout_s: float) -> float | None:
     """After how long a silence the caller is gone; None for one that sends no heartbeats."""
     return timeout_s if sends_heartbeats(context.invocation_metadata()) else None
+
+
+def over_links(description: ModelDescription) -> ModelDescription:
+    """The description, with what the service's end of a link can do."""
+    return replace(with_heartbeats(with_planes(description)), reads_command_columns=True)
 
 
 def _heartbeat(num_received: int) -> link_pb2.Heartbeat:

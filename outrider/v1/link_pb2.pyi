@@ -39,7 +39,7 @@ class TokenizerFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms", "hidden_size", "num_layers", "hidden_state_layers")
+    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms", "hidden_size", "num_layers", "reads_command_columns", "hidden_state_layers")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class ModelDescription(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    READS_COMMAND_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     role: str
     model_name: str
@@ -87,8 +88,9 @@ class ModelDescription(_message.Message):
     heartbeat_interval_ms: int
     hidden_size: int
     num_layers: int
+    reads_command_columns: bool
     hidden_state_layers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., hidden_state_layers: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., reads_command_columns: bool = ..., hidden_state_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("num_received_messages",)
@@ -413,14 +415,16 @@ class DraftCommand(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
 
 class DraftCommands(_message.Message):
-    __slots__ = ("commands", "plane_answer", "heartbeat")
+    __slots__ = ("commands", "columns", "plane_answer", "heartbeat")
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     PLANE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     commands: _containers.RepeatedCompositeFieldContainer[DraftCommand]
+    columns: _containers.RepeatedCompositeFieldContainer[CommandColumns]
     plane_answer: _tensor_pb2.PlaneAnswer
     heartbeat: Heartbeat
-    def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[CommandColumns, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class DraftEvent(_message.Message):
     __slots__ = ("proposal", "session_lost", "session_failed", "refused", "opened", "preempted")
@@ -467,14 +471,16 @@ class TargetCommand(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ...) -> None: ...
 
 class TargetCommands(_message.Message):
-    __slots__ = ("commands", "plane_answer", "heartbeat")
+    __slots__ = ("commands", "columns", "plane_answer", "heartbeat")
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     PLANE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     commands: _containers.RepeatedCompositeFieldContainer[TargetCommand]
+    columns: _containers.RepeatedCompositeFieldContainer[CommandColumns]
     plane_answer: _tensor_pb2.PlaneAnswer
     heartbeat: Heartbeat
-    def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[CommandColumns, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class TargetEvent(_message.Message):
     __slots__ = ("scores", "session_lost", "session_failed", "refused", "opened", "preempted", "hidden_states")
@@ -510,18 +516,52 @@ class TargetEvents(_message.Message):
     heartbeat: Heartbeat
     def __init__(self, events: _Optional[_Iterable[_Union[TargetEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., item_timings_ns: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[AnswerColumns, _Mapping]]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
+class CommandColumns(_message.Message):
+    __slots__ = ("sessions", "generations", "num_kept_tokens", "prefix_chains", "prefix_rests", "counts", "token_ids", "draft_lengths", "draft_token_ids", "support_counts", "support_token_ids")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CHAINS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_RESTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    sessions: bytes
+    generations: bytes
+    num_kept_tokens: bytes
+    prefix_chains: bytes
+    prefix_rests: bytes
+    counts: bytes
+    token_ids: bytes
+    draft_lengths: bytes
+    draft_token_ids: bytes
+    support_counts: bytes
+    support_token_ids: bytes
+    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., num_kept_tokens: _Optional[bytes] = ..., prefix_chains: _Optional[bytes] = ..., prefix_rests: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., draft_lengths: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ...) -> None: ...
+
 class AnswerColumns(_message.Message):
-    __slots__ = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass")
+    __slots__ = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass", "support_counts", "support_token_ids", "support_sizes", "support_probs")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_MASS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_SIZES_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_PROBS_FIELD_NUMBER: _ClassVar[int]
     sessions: bytes
     generations: bytes
     base_lengths: bytes
     counts: bytes
     token_ids: bytes
     outside_mass: bytes
-    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ...) -> None: ...
+    support_counts: bytes
+    support_token_ids: bytes
+    support_sizes: bytes
+    support_probs: bytes
+    def __init__(self, sessions: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., outside_mass: _Optional[bytes] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., support_probs: _Optional[bytes] = ...) -> None: ...

@@ -8,6 +8,8 @@ import pytest
 from outrider.benchmarks.step.run import STAGES, Plan, run_plan, to_part_rows, to_result, to_rows
 from outrider.benchmarks.step.stamps import PARTS, SIDES, Moments
 from outrider.benchmarks.step.stand_in import VOCAB_SIZE, follow, is_right
+from outrider.benchmarks.step.turn import STAGES as TURN_STAGES
+from outrider.benchmarks.step.turn import TurnPlan, run_turns
 from outrider.errors import ConfigError
 
 
@@ -45,6 +47,15 @@ def test_steps_of_three_real_processes_are_told_apart_from_their_forwards() -> N
         assert min(min(samples) for samples in parts.values()) >= 0
     assert [row[:3] for row in to_part_rows(series)][:3] == [(1, 0.0, "draft"), (1, 0.0, "target"), (3, 0.0, "draft")]
     assert to_result(series, plan, name="some").kind == "step"
+
+
+@pytest.mark.parametrize(("temperature", "drafted"), [(0.0, 2), (1.0, 2), (0.0, 0)])
+def test_a_step_is_timed_stage_by_stage(temperature: float, drafted: int) -> None:
+    plan = TurnPlan((1, 6), temperature, drafted, num_samples=6, num_warmups=2)
+    costs = run_turns(plan)
+    assert [one.num_sessions for one in costs] == [1, 6]
+    assert all(one.micros.keys() == set(TURN_STAGES) and min(one.micros.values()) > 0 for one in costs)
+    assert all(0 < one.between_forwards_ms < 1e-3 * one.num_sessions * sum(one.micros.values()) for one in costs)
 
 
 def test_moments_of_all_processes_are_put_together_item_by_item(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_POSITIONS
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.transport import remote
-from outrider.transport.convert.columns import CAPABILITY, FEWEST_ANSWERS, column_groups, reads_columns
+from outrider.transport.convert.column_bytes import FEWEST
+from outrider.transport.convert.columns import CAPABILITY, column_groups, reads_columns
 from outrider.transport.convert.commands import target_commands_from_proto
 from outrider.transport.convert.events import (
     draft_events_from_proto,
@@ -25,14 +26,31 @@ from outrider.transport.convert.events import (
 )
 from outrider.transport.link.pump import LinkPump
 from outrider.transport.remote import RemoteTarget
-from outrider.types import CandidateLogprobs, DenseScores, JudgingRule, SparseEvidence, SparseScores, TokenScores
+from outrider.types import (
+    CandidateLogprobs,
+    DenseScores,
+    JudgingRule,
+    SparseEvidence,
+    SparseScores,
+    TokenScores,
+    TypicalScores,
+)
 from outrider.v1 import link_pb2 as pb
 from tests.support.scripted_ports import ToyTarget, random_rows
 from tests.transport.conftest import Serve
 from tests.transport.test_links import opening
 
 REPORT = ports.ForwardReport(1, 2, 3, 4, 5, 6, 7)
-COLUMNS = ("sessions", "generations", "base_lengths", "counts", "token_ids", "outside_mass")
+COLUMNS = (
+    "sessions",
+    "generations",
+    "base_lengths",
+    "counts",
+    "token_ids",
+    "outside_mass",
+    "support_sizes",
+    "support_probs",
+)
 LAST = (1 << 32) - 1
 
 
@@ -50,6 +68,17 @@ def sampled(session: int, num_drafted: int = 0) -> ports.Scores:
     return ports.Scores(session, 3, 20, form)
 
 
+def typical(session: int) -> ports.Scores:
+    floats, ids = np.full(2, 0.5, dtype=np.float32), np.full(2, session, dtype=np.int32)
+    return ports.Scores(session, 3, 20, TypicalScores(floats, floats, ids, 5))
+
+
+def drawn(session: int, counts: Sequence[int]) -> ports.Proposal:
+    ids = np.arange(sum(counts), dtype=np.int32) + session
+    evidence = SparseEvidence(np.array(counts, dtype=np.int32), ids, (ids / 7).astype(np.float32))
+    return ports.Proposal(session, 4, 30 + session, tuple(range(len(counts))), evidence)
+
+
 def with_logprobs(session: int) -> ports.Scores:
     ids, values = np.array([1, 2], dtype=np.int32), np.array([-1.0, -2.0], dtype=np.float32)
     return ports.Scores(session, 1, 2, TokenScores((1,)), (CandidateLogprobs(ids, values, ids, ids, values),))
@@ -57,11 +86,17 @@ def with_logprobs(session: int) -> ports.Scores:
 
 def plain(event: Any) -> Any:
     """Values that can be compared."""
+    parts: Any
     if isinstance(event, ports.Scores) and isinstance(event.form, SparseScores):
         parts = (event.form.support_probs, event.form.outside_mass, event.form.outside_token_ids)
         return event.session, event.generation, event.base_length, [(part.dtype, part.tolist()) for part in parts]
     if isinstance(event, ports.Scores) and event.logprobs:
         return event.session, event.logprobs[0].ranks.tolist()
+    if isinstance(event, ports.Scores) and isinstance(event.form, TypicalScores):
+        return event.session, event.form.argmax_token_ids.tolist()
+    if isinstance(event, ports.Proposal) and isinstance(event.evidence, SparseEvidence):
+        parts = (event.evidence.counts, event.evidence.token_ids, event.evidence.probs)
+        return event.session, event.base_length, event.token_ids, [(part.dtype, part.tolist()) for part in parts]
     return event
 
 
@@ -98,7 +133,7 @@ def test_sampled_steps_without_drafts_go_as_columns() -> None:
 def test_what_is_not_steady_goes_one_by_one_beside_columns(timed: bool) -> None:
     events: list[Any] = []
     for index in range(0, 60, 5):
-        events += [greedy(index), sampled(index + 1), with_logprobs(index + 2), sampled(index + 3, 2)]
+        events += [greedy(index), sampled(index + 1), with_logprobs(index + 2), typical(index + 3)]
         events.append(ports.Preempted(index + 4, 1, 10))
     message, batch = sent(events, timed=timed)
     assert (len(message.events), len(message.columns)) == (36, 2)
@@ -106,20 +141,31 @@ def test_what_is_not_steady_goes_one_by_one_beside_columns(timed: bool) -> None:
     assert found == {event.session: (plain(event), timing(event) if timed else None) for event in events}
 
 
-def test_proposals_without_evidence_go_as_columns() -> None:
+def test_sampled_steps_of_any_draft_lengths_go_as_columns() -> None:
+    events = [sampled(index, index % 5) for index in range(20)]
+    message, batch = sent(events)
+    assert (len(message.events), len(message.columns)) == (0, 1)
+    assert list(map(plain, batch.events)) == list(map(plain, events))
+
+
+def test_proposals_go_as_columns_with_and_without_evidence() -> None:
     bare = [ports.Proposal(index, 2, 9, tuple(range(index))) for index in range(6)]
-    one = np.ones(1, dtype=np.int32)
-    drawn = ports.Proposal(9, 2, 9, (1,), SparseEvidence(one, one, np.ones(1, dtype=np.float32)))
-    message = draft_events_to_proto(ports.EventBatch((drawn, *bare)), columns=True)
-    assert (len(message.events), len(message.columns)) == (1, 1)
-    assert list(draft_events_from_proto(message).events[1:]) == bare
+    with_evidence = [
+        drawn(10 + index, [1 + (index + place) % 4 for place in range(1 + index % 3)]) for index in range(6)
+    ]
+    torn = drawn(20, [2, 2])
+    torn.evidence.counts[0] = 1  # type: ignore[union-attr]
+    message = draft_events_to_proto(ports.EventBatch((*with_evidence, torn, *bare)), columns=True)
+    assert (len(message.events), len(message.columns)) == (1, 2)
+    found = {event.session: plain(event) for event in draft_events_from_proto(message).events}
+    assert found == {event.session: plain(event) for event in (*bare, *with_evidence, torn)}
     message.columns[0].outside_mass = bytes(24)
     with pytest.raises(ProtocolError, match="outside_mass"):
         draft_events_from_proto(message)
 
 
 def test_few_answers_and_two_of_one_session_and_rows_of_probabilities_go_one_by_one() -> None:
-    assert not column_groups([greedy(index) for index in range(FEWEST_ANSWERS - 1)])
+    assert not column_groups([greedy(index) for index in range(FEWEST - 1)])
     assert not column_groups([*(greedy(index) for index in range(8)), ports.Opened(3, 1, 0)])
     dense = ports.Scores(99, 1, 1, DenseScores(np.ones((1, 4), dtype=np.float32)))
     assert not column_groups([*(greedy(index) for index in range(8)), dense])
@@ -147,7 +193,7 @@ def test_columns_that_do_not_fit_each_other_are_told(name: str, change: int) -> 
     for events in ([greedy(index) for index in range(8)], [sampled(index) for index in range(8)]):
         message, _ = sent(events)
         content = getattr(message.columns[0], name)
-        if name == "outside_mass" and not content:
+        if not content:
             continue
         setattr(message.columns[0], name, content[:change] if change < 0 else content + bytes(change))
         with pytest.raises(ProtocolError, match="columns"):
@@ -157,7 +203,7 @@ def test_columns_that_do_not_fit_each_other_are_told(name: str, change: int) -> 
 def test_counts_and_items_are_bounded_before_anything_is_made_of_them() -> None:
     message, _ = sent([greedy(index) for index in range(4)], timed=False)
     message.columns[0].counts = np.array([LAST, LAST, 2, 9], dtype="<u4").tobytes()  # their sum is 9 in 32 bits
-    with pytest.raises(ProtocolError, match="counts"):
+    with pytest.raises(ProtocolError, match="token_ids"):
         target_events_from_proto(message)
     many = pb.TargetEvents(columns=[pb.AnswerColumns(sessions=bytes(8 * LINK_ITEMS.most))] * 2)
     with pytest.raises(ProtocolError, match=f"at most {LINK_ITEMS.most}"):
@@ -166,11 +212,13 @@ def test_counts_and_items_are_bounded_before_anything_is_made_of_them() -> None:
         target_events_from_proto(pb.TargetEvents(columns=[pb.AnswerColumns(token_ids=bytes(1 << 23))]))
 
 
-def test_a_sampled_token_that_is_no_int32_is_told() -> None:
-    message, _ = sent([sampled(index) for index in range(4)])
-    message.columns[0].token_ids = np.array([1, 2, 3, LAST], dtype="<u4").tobytes()
-    with pytest.raises(ProtocolError, match="int32"):
-        target_events_from_proto(message)
+def test_no_token_outside_a_support_travels() -> None:
+    events = [sampled(index, 1) for index in range(4)]
+    for event in events:
+        event.form.outside_token_ids[0] = -1  # type: ignore[union-attr]
+    message, batch = sent(events)
+    assert len(message.columns) == 1
+    assert list(map(plain, batch.events)) == list(map(plain, events))
 
 
 def test_random_columns_are_read_or_refused() -> None:
@@ -178,7 +226,7 @@ def test_random_columns_are_read_or_refused() -> None:
     chance = random.Random(5)
     num_read = 0
     for _ in range(3000):
-        kind = chance.choice([greedy, sampled])
+        kind: Callable[[int], ports.Scores] = chance.choice([greedy, sampled, lambda index: sampled(index, index % 3)])
         message, _ = sent([kind(index) for index in range(chance.choice([4, 6]))], timed=False)
         group = message.columns[0]
         for _ in range(chance.choice([1, 2])):

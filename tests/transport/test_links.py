@@ -23,9 +23,8 @@ from outrider.ports import (
     SessionLost,
 )
 from outrider.prefix_hash import EMPTY_PREFIX, prefix_hash
-from outrider.transport.link.heartbeats import with_heartbeats
-from outrider.transport.link.pump import with_planes
 from outrider.transport.remote import RemoteDraft, RemoteTarget
+from outrider.transport.servicers import over_links
 from outrider.types import (
     DenseEvidence,
     JudgingRule,
@@ -122,8 +121,8 @@ async def test_one_scenario_in_process_and_over_grpc_gives_equal_events(serve: S
     remote_draft = RemoteDraft((await serve("draft", remote_toys[0])).address)
     remote_target = RemoteTarget((await serve("target", remote_toys[1])).address)
     # How tensors travel and whether a link falls silent is the wire's to say.
-    assert await remote_draft.describe() == with_heartbeats(with_planes(toys[0].description))
-    assert await remote_target.describe() == with_heartbeats(with_planes(toys[1].description))
+    assert await remote_draft.describe() == over_links(toys[0].description)
+    assert await remote_target.describe() == over_links(toys[1].description)
 
     here, there = await draft_scenario(toys[0]), await draft_scenario(remote_draft)
     assert same(tuple(there), tuple(here))

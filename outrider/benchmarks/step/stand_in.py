@@ -145,7 +145,7 @@ def make_draft(*, busy_s: float, acceptance: float, note: Note) -> InProcessServ
     executor: StandInExecutor[Extend, Proposal] = StandInExecutor(
         lambda job: propose(job, acceptance), busy_s=busy_s, note=note
     )
-    return InProcessService(EngineCore(_session_table(), executor), _description("draft"))
+    return InProcessService(EngineCore(new_session_table(), executor), describe_stand_in("draft"))
 
 
 def make_target(
@@ -155,14 +155,16 @@ def make_target(
     executor: StandInExecutor[Score, Scores] = StandInExecutor(
         lambda job: score(job, acceptance), busy_s=busy_s, note=note
     )
-    return InProcessService(EngineCore(_session_table(), executor), _description("target", max_model_len))
+    return InProcessService(EngineCore(new_session_table(), executor), describe_stand_in("target", max_model_len))
 
 
-def _session_table() -> SessionTable[PlainSequence]:
+def new_session_table() -> SessionTable[PlainSequence]:
+    """Sessions without KV."""
     return SessionTable(PlainSequences(), Limits(VOCAB_SIZE, MAX_MODEL_LEN, trims=False))
 
 
-def _description(role: str, max_model_len: int = MAX_MODEL_LEN) -> ModelDescription:
+def describe_stand_in(role: str, max_model_len: int = MAX_MODEL_LEN) -> ModelDescription:
+    """The description of a stand-in."""
     return ModelDescription(
         role=role,
         model_name=f"stand-in {role}",

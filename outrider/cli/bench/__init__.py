@@ -16,6 +16,7 @@ from outrider.cli.bench.rpc import rpc
 from outrider.cli.bench.serve import serve
 from outrider.cli.bench.step import step
 from outrider.cli.bench.tracing import tracing
+from outrider.cli.bench.turn import turn
 from outrider.cli.options import HELP_NAMES
 
 app = typer.Typer(
@@ -23,5 +24,5 @@ app = typer.Typer(
     help="Measure: the whole system, one engine, the wire, a step, tracing, others.",
     context_settings=HELP_NAMES,
 )
-for command in (serve, interference, engine, kernels, rpc, step, tracing, peers):
+for command in (serve, interference, engine, kernels, rpc, step, turn, tracing, peers):
     app.command(context_settings=HELP_NAMES)(command)

@@ -7,7 +7,6 @@ on the arrays before anything is made of them.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,20 +14,17 @@ import numpy as np
 
 from outrider import ports
 from outrider.errors import InvalidRequestError, ProtocolError
-from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_FIELDS, LINK_POSITIONS, Bound
-from outrider.transport.convert.arrays import little_endian
-from outrider.types import DenseScores, SparseScores, TokenScores
+from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_FIELDS, LINK_POSITIONS, LINK_SUPPORT_IDS, Bound
+from outrider.transport.convert.column_bytes import FEWEST, from_bytes, joined, spans, sums_by_row, to_bytes, total
+from outrider.types import DenseEvidence, DenseScores, SparseEvidence, SparseScores, TokenScores
 from outrider.v1 import link_pb2 as pb
 
 CAPABILITY = ("outrider-columns", "1")
 """In the metadata of the call that opens a link: the caller reads columns."""
-FEWEST_ANSWERS = 4
-"""Fewer are no faster as columns."""
-_BYTES_OF_A_SESSION = 8
-_MOST_INT32 = (1 << 31) - 1
-_NO_PROBS = np.zeros(0, dtype=np.float32)
 
 Indices = list[int]
+Head = tuple[int, int, int]
+_NO_PROBS = np.zeros(0, dtype=np.float32)
 
 
 def reads_columns(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
@@ -41,14 +37,18 @@ def column_groups(events: Sequence[Any]) -> list[Indices]:
 
     None go where a session has two events, whose order would be lost, and where rows of probabilities travel.
     """
-    if len(events) < FEWEST_ANSWERS or len({event.session for event in events}) < len(events):
+    if len(events) < FEWEST or len({event.session for event in events}) < len(events):
         return []
     tokens: Indices = []
-    sampled: Indices = []
+    sparse: Indices = []
     for index, event in enumerate(events):
         if isinstance(event, ports.Proposal):
             if event.evidence is None:
                 tokens.append(index)
+            elif isinstance(event.evidence, DenseEvidence):
+                return []
+            elif _is_whole_evidence(event):
+                sparse.append(index)
         elif isinstance(event, ports.Scores):
             if isinstance(event.form, DenseScores):
                 return []
@@ -56,83 +56,128 @@ def column_groups(events: Sequence[Any]) -> list[Indices]:
                 continue
             if isinstance(event.form, TokenScores):
                 tokens.append(index)
-            elif isinstance(event.form, SparseScores) and _is_plain(event.form):
-                sampled.append(index)
-    return [group for group in (tokens, sampled) if len(group) >= FEWEST_ANSWERS]
+            elif isinstance(event.form, SparseScores) and _is_whole_form(event.form):
+                sparse.append(index)
+    return [group for group in (tokens, sparse) if len(group) >= FEWEST]
 
 
-def _is_plain(form: SparseScores) -> bool:
-    return form.support_probs.size == 0 and form.outside_token_ids.size == 1 == form.outside_mass.size
+def _is_whole_evidence(event: ports.Proposal) -> bool:
+    evidence = event.evidence
+    return (
+        isinstance(evidence, SparseEvidence)
+        and 0 < evidence.counts.size == len(event.token_ids)
+        and evidence.token_ids.size == evidence.probs.size == evidence.counts.sum()
+        and int(evidence.counts.min()) >= 0
+    )
+
+
+def _is_whole_form(form: SparseScores) -> bool:
+    return 0 < form.outside_token_ids.size == form.outside_mass.size
 
 
 def write_columns(message: pb.AnswerColumns, answers: Sequence[ports.Proposal | ports.Scores]) -> None:
     """One group of ``column_groups``, into an empty message; ``OverflowError`` when a value does not fit."""
+    message.sessions = to_bytes("Q", [answer.session for answer in answers])
+    message.generations = to_bytes("Q", [answer.generation for answer in answers])
+    message.base_lengths = to_bytes("I", [answer.base_length for answer in answers])
+    first = answers[0]
+    if isinstance(first, ports.Scores) and isinstance(first.form, SparseScores):
+        _write_sparse_scores(message, [answer.form for answer in answers])  # type: ignore[union-attr]
+        return
     rows = [_token_ids(answer) for answer in answers]
-    message.sessions = _to_bytes("Q", [answer.session for answer in answers])
-    message.generations = _to_bytes("Q", [answer.generation for answer in answers])
-    message.base_lengths = _to_bytes("I", [answer.base_length for answer in answers])
-    message.counts = _to_bytes("I", [len(row) for row in rows])
-    message.token_ids = _to_bytes("I", [token_id for row in rows for token_id in row])
-    masses = [
-        float(answer.form.outside_mass[0])
-        for answer in answers
-        if isinstance(answer, ports.Scores) and isinstance(answer.form, SparseScores)
-    ]
-    message.outside_mass = np.array(masses, dtype="<f4").tobytes()
+    message.counts = to_bytes("I", [len(row) for row in rows])
+    message.token_ids = to_bytes("I", [token_id for row in rows for token_id in row])
+    if isinstance(first, ports.Proposal) and first.evidence is not None:
+        _write_evidence(message, [answer.evidence for answer in answers])  # type: ignore[union-attr]
 
 
-def _token_ids(answer: ports.Proposal | ports.Scores) -> Sequence[int]:
-    if isinstance(answer, ports.Proposal):
-        return answer.token_ids
-    form = answer.form
-    if isinstance(form, TokenScores):
-        return form.token_ids
-    found: list[int] = form.outside_token_ids.tolist()  # type: ignore[union-attr]  # of a group, so sparse
+def _token_ids(answer: Any) -> Sequence[int]:  # noqa: ANN401 - of a group
+    found: Sequence[int] = answer.token_ids if isinstance(answer, ports.Proposal) else answer.form.token_ids
     return found
+
+
+def _write_sparse_scores(message: pb.AnswerColumns, forms: Sequence[Any]) -> None:
+    message.counts = to_bytes("I", [form.outside_token_ids.size for form in forms])
+    message.token_ids = joined([form.outside_token_ids for form in forms], "<i4")
+    message.outside_mass = joined([form.outside_mass for form in forms], "<f4")
+    sizes = [form.support_probs.size for form in forms]
+    if any(sizes):
+        message.support_sizes = to_bytes("I", sizes)
+        message.support_probs = joined([form.support_probs for form in forms], "<f4")
+
+
+def _write_evidence(message: pb.AnswerColumns, evidence: Sequence[Any]) -> None:
+    message.support_counts = joined([each.counts for each in evidence], "<i4")
+    message.support_token_ids = joined([each.token_ids for each in evidence], "<i4")
+    message.support_probs = joined([each.probs for each in evidence], "<f4")
 
 
 def proposals_from_columns(message: pb.AnswerColumns) -> Iterator[ports.Proposal | ports.SessionFailed]:
     """The proposals of a group; ``ProtocolError`` for columns that do not fit each other."""
-    if message.outside_mass:
-        raise ProtocolError("columns: outside_mass belongs to scores, not to proposals")
-    return _answers(message, LINK_DRAFT_TOKEN_IDS, ports.Proposal)
+    if message.outside_mass or message.support_sizes:
+        raise ProtocolError("columns: outside_mass and support_sizes belong to scores, not to proposals")
+    if not message.support_counts:
+        return _answers(message, LINK_DRAFT_TOKEN_IDS, ports.Proposal)
+    return _drawn_proposals(message)
+
+
+def _drawn_proposals(message: pb.AnswerColumns) -> Iterator[ports.Proposal | ports.SessionFailed]:
+    heads, counts = _heads(message)
+    token_ids = _token_column(message, counts, "<u4").tolist()
+    rows = from_bytes("support_counts", message.support_counts, "<i4", len(token_ids)).copy()
+    num_ids = total("support_counts", rows)
+    ids = from_bytes("support_token_ids", message.support_token_ids, "<i4", num_ids).copy()
+    probs = from_bytes("support_probs", message.support_probs, "<f4", num_ids).copy()
+    sizes = sums_by_row(rows, counts)
+    for head, own, support in zip(heads, spans(counts), spans(sizes), strict=True):
+        failure = _beyond(head, own, LINK_DRAFT_TOKEN_IDS) or _beyond(head, support, LINK_SUPPORT_IDS)
+        evidence = SparseEvidence(rows[own], ids[support], probs[support])
+        yield failure or ports.Proposal(*head, tuple(token_ids[own]), evidence)
 
 
 def scores_from_columns(message: pb.AnswerColumns) -> Iterator[ports.Scores | ports.SessionFailed]:
     """The scores of a group; ``ProtocolError`` for columns that do not fit each other."""
+    if message.support_counts or message.support_token_ids:
+        raise ProtocolError("columns: support_counts and support_token_ids belong to proposals, not to scores")
     if not message.outside_mass:
         return _answers(message, LINK_POSITIONS, _token_scores)
-    return _sampled_scores(message)
+    return _sparse_scores(message)
 
 
 def _token_scores(session: int, generation: int, base_length: int, token_ids: tuple[int, ...]) -> ports.Scores:
     return ports.Scores(session, generation, base_length, TokenScores(token_ids))
 
 
-def _sampled_scores(message: pb.AnswerColumns) -> Iterator[ports.Scores]:
-    sessions, generations, bases, counts, token_ids = _columns(message)
-    masses = _from_bytes("outside_mass", message.outside_mass, "<f4")
-    if masses.size != len(sessions) or any(count != 1 for count in counts):
-        raise ProtocolError(f"columns: {masses.size} of outside_mass are not one for each of {len(sessions)} tokens")
-    if any(token_id > _MOST_INT32 for token_id in token_ids):
-        raise ProtocolError("columns: token_ids has one that is no int32")
-    ids = np.array(token_ids, dtype=np.int32)
-    for index, (session, generation, base) in enumerate(zip(sessions, generations, bases, strict=True)):
-        row = slice(index, index + 1)
-        yield ports.Scores(session, generation, base, SparseScores(_NO_PROBS, masses[row], ids[row]))
+def _sparse_scores(message: pb.AnswerColumns) -> Iterator[ports.Scores | ports.SessionFailed]:
+    heads, counts = _heads(message)
+    ids = _token_column(message, counts, "<i4").copy()
+    masses = from_bytes("outside_mass", message.outside_mass, "<f4", ids.size).copy()
+    each = from_bytes("support_sizes", message.support_sizes, "<u4", len(counts) if message.support_sizes else 0)
+    probs = from_bytes("support_probs", message.support_probs, "<f4", total("support_sizes", each)).copy()
+    sizes = each.tolist() or [0] * len(counts)
+    for head, own, support in zip(heads, spans(counts), spans(sizes), strict=True):
+        failure = _beyond(head, own, LINK_POSITIONS) or _beyond(head, support, LINK_SUPPORT_IDS)
+        support_probs = probs[support] if support.stop > support.start else _NO_PROBS
+        yield failure or ports.Scores(*head, SparseScores(support_probs, masses[own], ids[own]))
 
 
 def _answers(
     message: pb.AnswerColumns, bound: Bound, make: Callable[[int, int, int, tuple[int, ...]], Any]
 ) -> Iterator[Any]:
-    sessions, generations, bases, counts, token_ids = _columns(message)
-    start = 0
-    for session, generation, base, count in zip(sessions, generations, bases, counts, strict=True):
-        if count > bound.most:
+    heads, counts = _heads(message)
+    token_ids = _token_column(message, counts, "<u4").tolist()
+    most, start = bound.most, 0
+    for (session, generation, base), count in zip(heads, counts, strict=True):
+        if count > most:
             yield _too_many(session, generation, bound, count)
         else:
             yield make(session, generation, base, tuple(token_ids[start : start + count]))
         start += count
+
+
+def _beyond(head: Head, row: slice, bound: Bound) -> ports.SessionFailed | None:
+    count = row.stop - row.start
+    return _too_many(head[0], head[1], bound, count) if count > bound.most else None
 
 
 def _too_many(session: int, generation: int, bound: Bound, count: int) -> ports.SessionFailed:
@@ -140,39 +185,18 @@ def _too_many(session: int, generation: int, bound: Bound, count: int) -> ports.
     return ports.SessionFailed(session, generation, "ProtocolError", str(error), error.field)
 
 
-def num_answers(groups: Iterable[pb.AnswerColumns]) -> int:
-    """Answers of all groups; a group without any counts as one."""
-    return sum(max(len(group.sessions) // _BYTES_OF_A_SESSION, 1) for group in groups)
+def _heads(message: pb.AnswerColumns) -> tuple[list[Head], list[int]]:
+    """(session, generation, base length) of each answer, and counts, once their lengths are known to fit."""
+    sessions = from_bytes("sessions", message.sessions, "<u8")
+    num_rows = sessions.size
+    generations = from_bytes("generations", message.generations, "<u8", num_rows).tolist()
+    base_lengths = from_bytes("base_lengths", message.base_lengths, "<u4", num_rows).tolist()
+    heads = list(zip(sessions.tolist(), generations, base_lengths, strict=True))
+    return heads, from_bytes("counts", message.counts, "<u4", num_rows).tolist()
 
 
-def _columns(message: pb.AnswerColumns) -> tuple[list[int], ...]:
-    """Sessions, generations, base lengths, counts and tokens, once their lengths are known to fit."""
-    sessions, generations = message.sessions, message.generations
-    base_lengths, counts, token_ids = message.base_lengths, message.counts, message.token_ids
-    num_rows = len(sessions) // _BYTES_OF_A_SESSION
-    if len(token_ids) > 4 * LINK_FIELDS.most:
-        raise ProtocolError(f"columns: {len(token_ids)} bytes of token_ids are more than {LINK_FIELDS.most} tokens")
-    expected = {"sessions": (sessions, 8), "generations": (generations, 8), "base_lengths": (base_lengths, 4)}
-    for name, (content, width) in (expected | {"counts": (counts, 4)}).items():
-        if len(content) != num_rows * width:
-            raise ProtocolError(f"columns: {name} has {len(content)} bytes, not {width} for each of {num_rows} answers")
-    each = _from_bytes("counts", counts, "<u4")
-    if len(token_ids) != 4 * int(each.sum(dtype=np.uint64)):
-        raise ProtocolError(f"columns: {len(token_ids)} bytes of token_ids are not what counts comes to")
-    return (
-        _from_bytes("sessions", sessions, "<u8").tolist(),
-        _from_bytes("generations", generations, "<u8").tolist(),
-        _from_bytes("base_lengths", base_lengths, "<u4").tolist(),
-        each.tolist(),
-        _from_bytes("token_ids", token_ids, "<u4").tolist(),
-    )
-
-
-def _from_bytes(name: str, content: bytes, dtype: str) -> np.ndarray:  # -> [B]
-    if len(content) % np.dtype(dtype).itemsize:
-        raise ProtocolError(f"columns: {len(content)} bytes of {name} are no whole number of values")
-    return np.frombuffer(content, dtype=dtype)
-
-
-def _to_bytes(code: str, values: list[int]) -> bytes:
-    return little_endian(array(code, values)).tobytes()
+def _token_column(message: pb.AnswerColumns, counts: Sequence[int], dtype: str) -> np.ndarray:  # -> [sum(counts)]
+    content = message.token_ids
+    if len(content) > 4 * LINK_FIELDS.most:
+        raise ProtocolError(f"columns: {len(content)} bytes of token_ids are more than {LINK_FIELDS.most} tokens")
+    return from_bytes("token_ids", content, dtype, sum(counts))

@@ -6,8 +6,9 @@ copied into it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
+from typing import TypeVar
 
 from outrider import ports
 from outrider.errors import ProtocolError
@@ -17,6 +18,13 @@ from outrider.transport.convert.arrays import (
     ints_to_bytes,
     token_ids_from_bytes,
     token_ids_to_bytes,
+)
+from outrider.transport.convert.column_bytes import num_rows
+from outrider.transport.convert.command_columns import (
+    extends_from_columns,
+    scores_from_command_columns,
+    split_steady,
+    write_command_columns,
 )
 from outrider.transport.convert.hidden_states import hidden_states_from_proto, write_hidden_states
 from outrider.transport.convert.link_bounds import (
@@ -35,6 +43,8 @@ from outrider.transport.convert.sampling import (
 )
 from outrider.types import JudgingRule, Support
 from outrider.v1 import link_pb2 as pb
+
+CommandT = TypeVar("CommandT", ports.DraftCommand, ports.TargetCommand)
 
 _RULES: dict[JudgingRule, pb.JudgingRule] = {
     JudgingRule.GREEDY: pb.JUDGING_RULE_GREEDY,
@@ -194,12 +204,23 @@ def _support_from_proto(counts: bytes, token_ids: bytes) -> Support | None:
     )
 
 
-def draft_commands_to_proto(commands: Iterable[ports.DraftCommand]) -> pb.DraftCommands:
-    """One message to a draft; ``ProtocolError`` if a value does not fit its field."""
+def _write_columns(message: pb.DraftCommands | pb.TargetCommands, commands: Sequence[CommandT]) -> Sequence[CommandT]:
+    """Write the groups that go as columns; returns the commands that are left to be written one by one."""
+    groups, left = split_steady(commands)
+    for group in groups:
+        write_command_columns(message.columns.add(), group)
+    return left
+
+
+def draft_commands_to_proto(commands: Sequence[ports.DraftCommand], *, columns: bool = False) -> pb.DraftCommands:
+    """One message to a draft; ``ProtocolError`` if a value does not fit its field.
+
+    ``columns``: the draft reads commands of many sessions as columns.
+    """
     message = pb.DraftCommands()
     add = message.commands.add
     with out_of_range_breaks_the_contract():
-        for command in commands:
+        for command in _write_columns(message, commands) if columns else commands:
             if isinstance(command, ports.Extend):
                 write_extend(add().extend, command)
             elif isinstance(command, ports.Open):
@@ -216,8 +237,11 @@ def draft_commands_from_proto(
 
     ``model`` limits the sizes of a session's fields.
     """
-    LINK_ITEMS.check("commands", len(message.commands))
-    return tuple([_draft_command_from_proto(command, model) for command in message.commands])
+    LINK_ITEMS.check("commands", len(message.commands) + num_rows(message.columns))
+    commands = [_draft_command_from_proto(command, model) for command in message.commands]
+    for group in message.columns:
+        commands += extends_from_columns(group)
+    return tuple(commands)
 
 
 def _draft_command_from_proto(message: pb.DraftCommand, model: ModelLimits) -> ports.DraftCommand | ports.Rejected:
@@ -229,12 +253,15 @@ def _draft_command_from_proto(message: pb.DraftCommand, model: ModelLimits) -> p
     return command
 
 
-def target_commands_to_proto(commands: Iterable[ports.TargetCommand]) -> pb.TargetCommands:
-    """One message to a target; ``ProtocolError`` if a value does not fit its field."""
+def target_commands_to_proto(commands: Sequence[ports.TargetCommand], *, columns: bool = False) -> pb.TargetCommands:
+    """One message to a target; ``ProtocolError`` if a value does not fit its field.
+
+    ``columns``: the target reads commands of many sessions as columns.
+    """
     message = pb.TargetCommands()
     add = message.commands.add
     with out_of_range_breaks_the_contract():
-        for command in commands:
+        for command in _write_columns(message, commands) if columns else commands:
             if isinstance(command, ports.Score):
                 write_score(add().score, command)
             elif isinstance(command, ports.Open):
@@ -253,8 +280,11 @@ def target_commands_from_proto(
 
     ``model`` limits the sizes of a session's fields.
     """
-    LINK_ITEMS.check("commands", len(message.commands))
-    return tuple([_target_command_from_proto(command, model) for command in message.commands])
+    LINK_ITEMS.check("commands", len(message.commands) + num_rows(message.columns))
+    commands = [_target_command_from_proto(command, model) for command in message.commands]
+    for group in message.columns:
+        commands += scores_from_command_columns(group)
+    return tuple(commands)
 
 
 def _target_command_from_proto(message: pb.TargetCommand, model: ModelLimits) -> ports.TargetCommand | ports.Rejected:

@@ -45,6 +45,7 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
         hidden_size=description.hidden_size,
         num_layers=description.num_layers,
         hidden_state_layers=description.hidden_state_layers,
+        reads_command_columns=description.reads_command_columns,
     )
 
 
@@ -81,6 +82,7 @@ def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
         hidden_size=message.hidden_size,
         num_layers=message.num_layers,
         hidden_state_layers=tuple(message.hidden_state_layers),
+        reads_command_columns=message.reads_command_columns,
     )
 
 

@@ -14,9 +14,9 @@ from outrider import ports
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS
 from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
+from outrider.transport.convert.column_bytes import num_rows
 from outrider.transport.convert.columns import (
     column_groups,
-    num_answers,
     proposals_from_columns,
     scores_from_columns,
     write_columns,
@@ -278,7 +278,7 @@ def _target_event_from_proto(message: pb.TargetEvent, fetch: Fetch) -> ports.Tar
 
 
 def _check_num_events(message: pb.DraftEvents | pb.TargetEvents) -> None:
-    count = len(message.events) + num_answers(message.columns)
+    count = len(message.events) + num_rows(message.columns)
     if count > LINK_ITEMS.most:
         raise ProtocolError(f"events: has {count} {LINK_ITEMS.unit}; at most {LINK_ITEMS.most}")
 

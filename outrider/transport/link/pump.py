@@ -126,7 +126,7 @@ class LinkPump:
                     self._watch.heard()
                 if message.HasField("plane_answer") and self._writer is not None:
                     self._writer.confirm(message.plane_answer.token)
-                if message.commands:
+                if message.commands or message.columns:
                     self._link.send(self._read_commands(message))
         finally:
             if self._watch is not None:

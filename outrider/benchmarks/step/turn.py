@@ -1,0 +1,287 @@
+"""What one step costs in processor time, stage by stage: the coordinator and two engine cores in one thread.
+
+The coordinator, both cores and all conversions are real; the models are stand-ins that take no time, and messages go
+from end to end as bytes without gRPC. So every stage is timed by itself, by the thread's processor time, which another
+process on the machine does not change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import uvloop
+
+from outrider.benchmarks.step.stand_in import StandInExecutor, describe_stand_in, new_session_table, propose, score
+from outrider.config import CoordinatorSettings
+from outrider.demo import TARGET
+from outrider.generation import GenerationRequest
+from outrider.ports import EventBatch
+from outrider.serving.engine_core import EngineCore
+from outrider.transport.convert.commands import (
+    draft_commands_from_proto,
+    draft_commands_to_proto,
+    target_commands_from_proto,
+    target_commands_to_proto,
+)
+from outrider.transport.convert.events import (
+    draft_events_from_proto,
+    draft_events_to_proto,
+    target_events_from_proto,
+    target_events_to_proto,
+)
+from outrider.transport.convert.generation import delta_to_proto
+from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
+from outrider.v1 import link_pb2 as pb
+from outrider_coordinator.requests import session_driver
+from outrider_coordinator.service import Coordinator
+
+CommandT = TypeVar("CommandT")
+EventT = TypeVar("EventT")
+
+BETWEEN_FORWARDS = ("encode", "read", "judge", "decide", "write", "decode", "take in", "schedule")
+"""Stages that a device waits for: of a service and of the coordinator, in their order. The answers' encoding begins
+them, the next schedule ends them."""
+DELIVER = "deliver"
+"""All other work: texts, streams, statistics, the event loop."""
+STAGES = (*BETWEEN_FORWARDS, DELIVER)
+_PROMPT = (11, 7, 5, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPlan:
+    """What is timed."""
+
+    num_sessions: tuple[int, ...] = (1, 32, 64, 128, 256)
+    temperature: float = 0.0
+    num_speculative_tokens: int = 4
+    """0: the target alone."""
+    acceptance: float = 0.75
+    num_samples: int = 200
+    num_warmups: int = 20
+    columns: bool = True
+    """Whether many sessions travel as columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCosts:
+    """Microseconds of processor time, per session and step, by stage."""
+
+    num_sessions: int
+    micros: dict[str, float]
+
+    @property
+    def between_forwards_ms(self) -> float:
+        """Of all sessions and one step, in milliseconds."""
+        return 1e-3 * self.num_sessions * sum(self.micros[stage] for stage in BETWEEN_FORWARDS)
+
+
+class StepTimes:
+    """Processor time of this thread by stage, an inner stage not counted in the outer one; and the steps it went to."""
+
+    def __init__(self, num_warmups: int, num_samples: int) -> None:
+        """Of all sessions together: the steps that are left out, and those that are timed after them."""
+        self._begins, self._ends = num_warmups, num_warmups + num_samples
+        self._spent_ns: defaultdict[str, int] = defaultdict(int)
+        self._inner_ns = self._num_steps = 0
+        self._readings: list[tuple[int, int, dict[str, int]]] = []
+
+    @contextlib.contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Count the block as this stage."""
+        outer_ns, self._inner_ns = self._inner_ns, 0
+        began_ns = time.thread_time_ns()
+        try:
+            yield
+        finally:
+            spent_ns = time.thread_time_ns() - began_ns
+            self._spent_ns[stage] += spent_ns - self._inner_ns
+            self._inner_ns = outer_ns + spent_ns
+
+    def wrap(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, counted as this stage."""
+
+        @functools.wraps(function)
+        def timed(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+            with self.timed(stage):
+                return function(*arguments, **named)
+
+        return timed
+
+    def note_steps(self, count: int) -> None:
+        """So many sessions have ended a step."""
+        before, self._num_steps = self._num_steps, self._num_steps + count
+        if any(before < edge <= self._num_steps for edge in (self._begins, self._ends)):
+            self._readings.append((self._num_steps, time.thread_time_ns(), dict(self._spent_ns)))
+
+    def micros(self) -> dict[str, float]:
+        """Microseconds per session and step, by stage."""
+        (first, began_ns, before), (last, ended_ns, after) = self._readings
+        spent = {stage: after.get(stage, 0) - before.get(stage, 0) for stage in BETWEEN_FORWARDS}
+        spent[DELIVER] = ended_ns - began_ns - sum(spent.values())
+        return {stage: 1e-3 * spent_ns / (last - first) for stage, spent_ns in spent.items()}
+
+
+def _note_nothing(count: int) -> None:
+    """Steps are those of the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wire:
+    """The conversions of one side."""
+
+    commands: Any
+    events: Any
+    write: Callable[..., Any]
+    decode: Callable[..., Any]
+    encode: Callable[..., Any]
+    read: Callable[..., Any]
+
+
+_WIRES = {
+    "draft": _Wire(
+        pb.DraftCommands,
+        pb.DraftEvents,
+        draft_commands_to_proto,
+        draft_commands_from_proto,
+        draft_events_to_proto,
+        draft_events_from_proto,
+    ),
+    "target": _Wire(
+        pb.TargetCommands,
+        pb.TargetEvents,
+        target_commands_to_proto,
+        target_commands_from_proto,
+        target_events_to_proto,
+        target_events_from_proto,
+    ),
+}
+
+
+class WiredPort(Generic[CommandT, EventT]):
+    """A port whose core steps on the caller's event loop; everything passes as bytes."""
+
+    def __init__(self, core: EngineCore[Any, Any, Any, Any], role: str, times: StepTimes, *, columns: bool) -> None:
+        self._core, self._role, self._times, self._columns = core, role, times, columns
+
+    async def describe(self) -> ModelDescription:
+        """Both sides are of one device, so that all sessions share each forward."""
+        return replace(describe_stand_in(self._role), device_id="stand-in")
+
+    async def attach(self) -> WiredLink[CommandT, EventT]:
+        """The link; there is one."""
+        note = self._times.note_steps if self._role == "target" else _note_nothing
+        return WiredLink(self._core, _WIRES[self._role], self._times, note, columns=self._columns)
+
+
+class WiredLink(Generic[CommandT, EventT]):
+    """``ports.Link`` of such a port."""
+
+    def __init__(
+        self,
+        core: EngineCore[Any, Any, Any, Any],
+        wire: _Wire,
+        times: StepTimes,
+        note_answers: Callable[[int], None],
+        *,
+        columns: bool,
+    ) -> None:
+        self._core, self._wire, self._timed, self._columns = core, wire, times.timed, columns
+        self._note_answers = note_answers
+        self._answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def send(self, commands: Sequence[CommandT]) -> None:
+        """Hand the commands to the core, which steps later."""
+        with self._timed("write"):
+            content = self._wire.write(commands, columns=self._columns).SerializeToString()
+        with self._timed("decode"):
+            arrived = self._wire.decode(self._wire.commands.FromString(content))
+        with self._timed("take in"):
+            self._core.handle(0, arrived)
+        asyncio.get_running_loop().call_soon(self._step)
+
+    def _step(self) -> None:
+        while self._core.has_work:
+            with self._timed("schedule"):
+                messages = self._core.step()
+            for _, batch in messages:
+                with self._timed("encode"):
+                    content = self._wire.encode(batch, columns=self._columns).SerializeToString()
+                self._answers.put_nowait(content)
+
+    async def events(self) -> AsyncIterator[EventBatch[EventT]]:
+        """The answers; what the coordinator does before it takes the next is timed as its decision."""
+        while (content := await self._answers.get()) is not None:
+            with self._timed("read"):
+                batch = self._wire.read(self._wire.events.FromString(content))
+            with self._timed("decide"):
+                yield batch
+            self._note_answers(len(batch.events))
+
+    async def close(self) -> None:
+        """End the answers."""
+        self._answers.put_nowait(None)
+
+
+def run_turns(plan: TurnPlan, *, on_done: Callable[[], None] = lambda: None) -> tuple[TurnCosts, ...]:
+    """Time every number of sessions."""
+    found = []
+    for num_sessions in plan.num_sessions:
+        found.append(uvloop.run(_run(plan, num_sessions)))
+        on_done()
+    return tuple(found)
+
+
+async def _run(plan: TurnPlan, num_sessions: int) -> TurnCosts:
+    times = StepTimes(num_sessions * plan.num_warmups, num_sessions * plan.num_samples)
+    target = _core("target", plan)
+    draft = _core("draft", plan) if plan.num_speculative_tokens else None
+    coordinator = Coordinator(
+        WiredPort(target, "target", times, columns=plan.columns),
+        None if draft is None else WiredPort(draft, "draft", times, columns=plan.columns),
+        CoordinatorSettings.model_validate({"tokenizer": str(TARGET), "draft_length": "fixed"}),
+    )
+    await coordinator.start()
+    with _timed_judging(times):
+        await asyncio.gather(*(_generate(coordinator, plan, seed) for seed in range(num_sessions)))
+    await coordinator.close()
+    return TurnCosts(num_sessions, times.micros())
+
+
+def _core(role: str, plan: TurnPlan) -> EngineCore[Any, Any, Any, Any]:
+    answer: Any = functools.partial(propose if role == "draft" else score, acceptance=plan.acceptance)
+    return EngineCore(new_session_table(), StandInExecutor(answer, busy_s=0.0, note=lambda _what, _items: None))
+
+
+@contextlib.contextmanager
+def _timed_judging(times: StepTimes) -> Iterator[None]:
+    originals = {name: getattr(session_driver, name) for name in ("judge", "check_proposals")}
+    for name, original in originals.items():
+        setattr(session_driver, name, times.wrap("judge", original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(session_driver, name, original)
+
+
+async def _generate(coordinator: Coordinator, plan: TurnPlan, seed: int) -> None:
+    num_steps = plan.num_warmups + plan.num_samples + 2
+    request = GenerationRequest(
+        prompt_token_ids=_PROMPT,
+        max_tokens=num_steps * (plan.num_speculative_tokens + 1),
+        sampling=SamplingParams(temperature=plan.temperature),
+        seed=seed,
+        ignore_eos=True,
+        acceptance_method=AcceptanceMethod.REJECTION,
+        num_speculative_tokens=plan.num_speculative_tokens,
+    )
+    async for delta in coordinator.generate_stream(request):
+        if delta.token_ids:
+            delta_to_proto(delta).SerializeToString()

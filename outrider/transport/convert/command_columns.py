@@ -1,0 +1,189 @@
+"""``link.proto``: commands of many sessions as columns.
+
+In steady decoding every running session is asked for the same: an ``Extend`` or a ``Score`` of a few tokens. As columns
+they take a fraction of the time, at both ends. Owns which commands may go so, and the checks on the arrays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from outrider import ports
+from outrider.errors import InvalidRequestError, ProtocolError
+from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS
+from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES
+from outrider.transport.convert.column_bytes import FEWEST, from_bytes, joined, spans, sums_by_row, to_bytes, total
+from outrider.types import PackedTokenIds, Support
+from outrider.v1 import link_pb2 as pb
+
+Item: TypeAlias = ports.Extend | ports.Score
+_MOST_TOKENS = 64
+"""Committed tokens of a command that goes as a row: more are a prompt, which travels packed."""
+
+
+def split_steady(commands: Sequence[Any]) -> tuple[list[list[Item]], Sequence[Any]]:
+    """The groups of commands that go as columns, and the commands that are left to go one by one, before them.
+
+    Where a session has two commands both go one by one, so their order stays.
+    """
+    steady = [command for command in commands if _is_steady(command)]
+    if len(steady) < FEWEST:
+        return [], commands
+    if len({command.session for command in commands}) < len(commands):
+        counts = Counter(command.session for command in commands)
+        steady = [command for command in steady if counts[command.session] == 1]
+    bare = [command for command in steady if type(command) is ports.Extend or command.support is None]
+    drawn = [] if len(bare) == len(steady) else _with_whole_supports(steady)
+    groups = [group for group in (bare, drawn) if len(group) >= FEWEST]
+    num_steady = sum(map(len, groups))
+    if num_steady == len(commands):
+        return groups, ()
+    chosen = {id(command) for group in groups for command in group}
+    return groups, [command for command in commands if id(command) not in chosen]
+
+
+def _is_steady(command: Any) -> bool:  # noqa: ANN401 - any command
+    kind = type(command)
+    if kind is ports.Extend:
+        is_plain = command.hidden_states is None
+    elif kind is ports.Score:
+        is_plain = command.hidden_states_from is None
+    else:
+        return False
+    return (
+        is_plain
+        and not command.trace_parent
+        and len(command.token_ids) <= _MOST_TOKENS
+        and not isinstance(command.token_ids, PackedTokenIds)
+        and len(command.prefix_hash[0]) == (CHAIN_BYTES if command.num_kept_tokens >= BLOCK_TOKENS else 0)
+    )
+
+
+def _with_whole_supports(scores: Sequence[Any]) -> list[Any]:
+    """Those whose support has a row for each draft token. Any other is for the service to refuse."""
+    shaped = [
+        score
+        for score in scores
+        if score.support is not None and 0 < score.support.counts.size == len(score.draft_token_ids)
+    ]
+    if not shaped:
+        return []
+    counts = np.concatenate([score.support.counts for score in shaped])
+    sizes = sums_by_row(counts, [len(score.draft_token_ids) for score in shaped])
+    if int(counts.min()) < 0:
+        return []
+    return [score for score, size in zip(shaped, sizes, strict=True) if size == score.support.token_ids.size]
+
+
+def write_command_columns(message: pb.CommandColumns, commands: Sequence[Item]) -> None:
+    """One group of ``split_steady``, into an empty message; ``OverflowError`` when a value does not fit."""
+    message.sessions = to_bytes("Q", [command.session for command in commands])
+    message.generations = to_bytes("Q", [command.generation for command in commands])
+    message.num_kept_tokens = to_bytes("I", [command.num_kept_tokens for command in commands])
+    hashes = [command.prefix_hash for command in commands]
+    message.prefix_chains = b"".join([chain for chain, _ in hashes])
+    message.prefix_rests = to_bytes("Q", [rest for _, rest in hashes])
+    rows = [command.token_ids for command in commands]
+    message.counts = to_bytes("I", [len(row) for row in rows])
+    message.token_ids = to_bytes("i", [token_id for row in rows for token_id in row])
+    if isinstance(commands[0], ports.Extend):
+        message.draft_lengths = to_bytes("I", [command.draft_length for command in commands])  # type: ignore[union-attr]
+    else:
+        _write_drafts(message, commands)
+
+
+def _write_drafts(message: pb.CommandColumns, scores: Sequence[Any]) -> None:
+    drafts = [score.draft_token_ids for score in scores]
+    message.draft_lengths = to_bytes("I", [len(draft) for draft in drafts])
+    message.draft_token_ids = to_bytes("I", [token_id for draft in drafts for token_id in draft])
+    if scores[0].support is not None:
+        message.support_counts = joined([score.support.counts for score in scores], "<i4")
+        message.support_token_ids = joined([score.support.token_ids for score in scores], "<i4")
+
+
+def extends_from_columns(message: pb.CommandColumns) -> Iterator[ports.Extend | ports.Rejected]:
+    """The ``Extend`` of a group; ``ProtocolError`` for columns that do not fit each other."""
+    if message.draft_token_ids or message.support_counts or message.support_token_ids:
+        raise ProtocolError("columns: draft_token_ids and supports belong to Score, not to Extend")
+    sessions, generations, kept, hashes, rows, lengths = _heads(message)
+    most = LINK_TOKEN_IDS.most
+    for session, generation, held, prefix, row, length in zip(
+        sessions, generations, kept, hashes, rows, lengths, strict=True
+    ):
+        if len(row) > most:
+            yield _rejected(session, generation, "token_ids", len(row))
+        else:
+            yield ports.Extend(session, generation, held, prefix, row, length)
+
+
+def scores_from_command_columns(message: pb.CommandColumns) -> Iterator[ports.Score | ports.Rejected]:
+    """The ``Score`` of a group; ``ProtocolError`` for columns that do not fit each other."""
+    sessions, generations, kept, hashes, rows, lengths = _heads(message)
+    drafted = from_bytes("draft_token_ids", message.draft_token_ids, "<u4", sum(lengths)).tolist()
+    supports = _supports(message, lengths) if message.support_counts else [None] * len(lengths)
+    most, most_drafts, start = LINK_TOKEN_IDS.most, LINK_DRAFT_TOKEN_IDS.most, 0
+    for session, generation, held, prefix, row, length, support in zip(
+        sessions, generations, kept, hashes, rows, lengths, supports, strict=True
+    ):
+        if len(row) > most or length > most_drafts:
+            name, count = ("token_ids", len(row)) if len(row) > most else ("draft_token_ids", length)
+            yield _rejected(session, generation, name, count)
+        else:
+            draft = tuple(drafted[start : start + length])
+            yield ports.Score(session, generation, held, prefix, row, draft, support)
+        start += length
+
+
+def _supports(message: pb.CommandColumns, lengths: Sequence[int]) -> list[Support | None]:
+    counts = from_bytes("support_counts", message.support_counts, "<i4", sum(lengths)).copy()
+    num_ids = total("support_counts", counts)
+    ids = from_bytes("support_token_ids", message.support_token_ids, "<i4", num_ids).copy()
+    sizes = sums_by_row(counts, lengths)
+    if max(sizes, default=0) > LINK_SUPPORT_IDS.most:
+        raise ProtocolError(f"columns: a support has {max(sizes)} ids; at most {LINK_SUPPORT_IDS.most}")
+    return [
+        Support(counts[own], ids[support]) if support.stop > support.start else None
+        for own, support in zip(spans(lengths), spans(sizes), strict=True)
+    ]
+
+
+def _rejected(session: int, generation: int, name: str, count: int) -> ports.Rejected:
+    bound = LINK_TOKEN_IDS if name == "token_ids" else LINK_DRAFT_TOKEN_IDS
+    error = InvalidRequestError(name, f"has {count} {bound.unit}; at most {bound.most}")
+    return ports.Rejected(session, generation, error)
+
+
+def _heads(message: pb.CommandColumns) -> tuple[list[Any], ...]:
+    """Sessions, generations, kept tokens, hashes, tokens and draft lengths, once their sizes are known to fit."""
+    sessions = from_bytes("sessions", message.sessions, "<u8")
+    size = sessions.size
+    kept = from_bytes("num_kept_tokens", message.num_kept_tokens, "<u4", size).tolist()
+    counts = from_bytes("counts", message.counts, "<u4", size)
+    total("counts", counts)
+    token_ids = from_bytes("token_ids", message.token_ids, "<i4", int(counts.sum())).tolist()
+    lengths = from_bytes("draft_lengths", message.draft_lengths, "<u4", size)
+    if message.draft_token_ids:
+        total("draft_lengths", lengths)
+    return (
+        sessions.tolist(),
+        from_bytes("generations", message.generations, "<u8", size).tolist(),
+        kept,
+        _hashes(message, kept),
+        [tuple(token_ids[row]) for row in spans(counts.tolist())],
+        lengths.tolist(),
+    )
+
+
+def _hashes(message: pb.CommandColumns, kept: Sequence[int]) -> list[tuple[bytes, int]]:
+    chains, rests = message.prefix_chains, from_bytes("prefix_rests", message.prefix_rests, "<u8", len(kept)).tolist()
+    num_chains = sum([held >= BLOCK_TOKENS for held in kept])
+    if len(chains) != CHAIN_BYTES * num_chains:
+        raise ProtocolError(
+            f"columns: {len(chains)} bytes of prefix_chains are not {CHAIN_BYTES} for each of {num_chains}"
+        )
+    each = spans([CHAIN_BYTES if held >= BLOCK_TOKENS else 0 for held in kept])
+    return [(chains[span], rest) for span, rest in zip(each, rests, strict=True)]
