@@ -16,7 +16,7 @@ def check_settings(settings: DraftSettings) -> None:
         raise ConfigError(
             "draft.method", f"must be one of {', '.join(LOADERS)}, or module:Class, for a draft to be served"
         )
-    if settings.method.has_model and not is_hub_id(settings.model or ""):
+    if settings.method.needs_model and not is_hub_id(settings.model or ""):
         require_model_folder(settings.model or "")
     if settings.method.reads_target:
         if settings.target_model is None:

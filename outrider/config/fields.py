@@ -20,17 +20,19 @@ _VLLM_ACCEPTANCE = {
 }
 
 _VLLM_DTYPES = {"half": "float16", "float": "float32"}
-_VLLM_NGRAM = {"ngram_gpu", "[ngram]"}
-_ON_HIDDEN_STATES = {"eagle", "dflash", "dspark", "extract_hidden_states"}
+_VLLM_METHODS = {"ngram_gpu": "ngram", "[ngram]": "ngram", "mimo_mtp": "mtp"}
+_ON_HIDDEN_STATES = {"dflash", "dspark", "extract_hidden_states"}
 
 
 class DraftMethod(enum.StrEnum):
     """Source of proposals; the names are vLLM's."""
 
     DRAFT_MODEL = "draft_model"
+    EAGLE = "eagle"
     EAGLE3 = "eagle3"
     MEDUSA = "medusa"
     MLP_SPECULATOR = "mlp_speculator"
+    MTP = "mtp"
     NGRAM = "ngram"
     SUFFIX = "suffix"
     CUSTOM_CLASS = "custom_class"
@@ -39,18 +41,27 @@ class DraftMethod(enum.StrEnum):
 
     @property
     def has_model(self) -> bool:
-        """Whether ``draft.model`` makes the proposals."""
+        """Whether a model makes the proposals."""
         return self is DraftMethod.DRAFT_MODEL or self.is_head
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether ``draft.model`` has to name it."""
+        return self.has_model and self is not DraftMethod.MTP
 
     @property
     def is_head(self) -> bool:
         """Whether it reads the target's hidden states."""
-        return self in (DraftMethod.EAGLE3, DraftMethod.MEDUSA, DraftMethod.MLP_SPECULATOR)
+        return self in _HEADS
 
     @property
     def reads_target(self) -> bool:
         """Whether the target's folder is needed too, for embedding or head."""
-        return self is DraftMethod.EAGLE3
+        return self in _READ_TARGET
+
+
+_READ_TARGET = (DraftMethod.EAGLE, DraftMethod.EAGLE3, DraftMethod.MTP)
+_HEADS = (*_READ_TARGET, DraftMethod.MEDUSA, DraftMethod.MLP_SPECULATOR)
 
 
 class DraftSampleMethod(enum.StrEnum):
@@ -96,11 +107,11 @@ def _known_generation_config(value: Any) -> Any:  # noqa: ANN401
 def _known_method(value: Any) -> Any:  # noqa: ANN401
     if not isinstance(value, str) or value in set(DraftMethod):
         return value
-    if value in _VLLM_NGRAM:
-        return DraftMethod.NGRAM
+    if value in _VLLM_METHODS:
+        return _VLLM_METHODS[value]
     if value in _ON_HIDDEN_STATES or value.endswith("mtp"):
         raise ValueError(
-            "should be draft_model, eagle3, medusa, mlp_speculator, ngram, suffix, module:Class or none"
+            "should be draft_model, eagle, eagle3, mtp, medusa, mlp_speculator, ngram, suffix, module:Class or none"
             " (no other draft that reads the target's hidden states is built yet)"
         )
     return value

@@ -277,7 +277,7 @@ def test_every_key_of_vllm_is_known(key: str) -> None:
         ('{"draft_tensor_parallel_size": 2}', "draft.tensor_parallel_size"),
         ('{"draft_tensor_parallel_size": "two"}', "draft.tensor_parallel_size"),
         ('{"num_speculative_tokens": -1}', "coordinator.num_speculative_tokens"),
-        ('{"method": "eagle"}', "draft.method"),
+        ('{"method": "dspark"}', "draft.method"),
     ],
 )
 def test_a_bad_speculative_config_is_named(text: str, field: str) -> None:

@@ -12,16 +12,15 @@ from safetensors.torch import load_file, save_file
 
 from outrider.config import DraftSettings, load
 from outrider.errors import ConfigError, ModelError
-from outrider.ports import HiddenStateChunk, Proposal, SessionLost
-from outrider_draft.proposers.head_executor import HeadExecutor
-from outrider_draft.proposers.registry import LoadHooks, ServedProposer, load_proposer
+from outrider.ports import HiddenStateChunk
+from outrider_draft.proposers.registry import ServedProposer
 from outrider_draft.service import DraftService
+from tests.draft_service.head_rig import LENGTH, REQUESTS, Checked, options, plain
+from tests.draft_service.head_rig import served as served_as
 from tests.model_executor.parity import random_ids
 from tests.support.eagle3 import LAYERS, MATRICES, NORMS, Eagle3Reference, build_eagle3, fit_eagle3
 from tests.support.service_rig import ServiceRig
 from tests.support.tiny_models import cached_tiny_model
-
-LENGTH = 128
 
 
 @pytest.fixture(autouse=True)
@@ -35,57 +34,11 @@ def target() -> Path:
 
 
 def served(head: Path, target: Path, *more: str) -> ServedProposer:
-    argv = ["--method", "eagle3", "--model", str(head), "--target-model", str(target), "--device", "cpu"]
-    sizes = ["--page-size", "4", "--num-pages", "800", "--max-model-len", str(LENGTH)]
-    found = load_proposer(load(DraftSettings, [*argv, *sizes, *more], {}), LoadHooks())
-    assert isinstance(found.executor, HeadExecutor)
-    with torch.inference_mode():
-        found.executor.runner.kv_cache.fill_(float("nan"))  # a stale read would show
-    return found
+    return served_as("eagle3", head, target, *more)
 
 
-def options(seed: int, length: int, **more: Any) -> dict[str, Any]:
-    ids = tuple(token % 256 for token in random_ids(length, seed))
-    return {"prompt_token_ids": ids, "max_tokens": 10, "ignore_eos": True, "temperature": 0.0, **more}
-
-
-REQUESTS = [options(1, 1), options(2, 9), options(3, 30), options(3, 30), options(4, 2), options(5, 60)]
-
-
-def plain(target: Path, requests: list[dict[str, Any]]) -> list[list[int]]:
-    return ServiceRig(target, None, max_model_len=LENGTH).generate(requests)
-
-
-class Checked:
-    """A rig each proposal of which is compared with the paper's."""
-
-    def __init__(self, head: Path, target: Path, *, lose_every: int = 0, **more: Any) -> None:
-        self.draft = served(head, target)
-        self.rig = ServiceRig(target, self.draft, max_model_len=LENGTH, num_speculative_tokens=4, **more)
-        self.reference = Eagle3Reference(head, target)
-        self.lose_every, self.num_checked, self.num_events = lose_every, 0, 0
-        self.rig.change_draft_event = self.check
-
-    def check(self, event: Any) -> Any:
-        if not isinstance(event, Proposal):
-            return event
-        self.num_events += 1
-        if self.lose_every and self.num_events % self.lose_every == 0:
-            return SessionLost(event.session, event.generation, "of the test")
-        if event.token_ids:
-            text = list(self.rig._runs[event.session].loop.tokens.after(0))
-            assert event.base_length == len(text)
-            assert list(event.token_ids) == self.reference.draft(text, len(event.token_ids))
-            self.num_checked += 1
-        return event
-
-    def generate(self, requests: list[dict[str, Any]]) -> list[list[int]]:
-        found = self.rig.generate(requests)
-        executor = self.draft.executor
-        assert isinstance(executor, HeadExecutor)
-        assert self.num_checked > len(requests)
-        executor.runner.sequences.check_integrity()
-        return found
+def checked_head(head: Path, target: Path, **more: Any) -> Checked:
+    return Checked(served(head, target), Eagle3Reference(head, target), target, **more)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +53,7 @@ class Checked:
     ids=["safeailab", "speculators", "norm-before-residual", "whole-vocabulary", "reversed"],
 )
 def test_drafts_are_those_of_the_paper_and_output_the_targets(tmp_path: Path, target: Path, layout: Any) -> None:
-    checked = Checked(build_eagle3(tmp_path, **layout), target)
+    checked = checked_head(build_eagle3(tmp_path, **layout), target)
     assert checked.generate(REQUESTS) == plain(target, REQUESTS)
 
 
@@ -110,13 +63,13 @@ def test_a_trained_head_is_mostly_right(tmp_path: Path, target: Path) -> None:
     head = build_eagle3(tmp_path, draft_vocab_size=272)
     texts = [[*one["prompt_token_ids"], *output] for one, output in zip(requests, expected, strict=True)]
     fit_eagle3(head, target, texts)
-    checked = Checked(head, target)
+    checked = checked_head(head, target)
     assert checked.generate(requests) == expected
     assert checked.rig.num_accepted_tokens > 0.3 * checked.rig.num_draft_tokens
 
 
 def test_prompts_in_chunks(tmp_path: Path, target: Path) -> None:
-    checked = Checked(build_eagle3(tmp_path), target, target_forward=16, draft_forward=7)
+    checked = checked_head(build_eagle3(tmp_path), target, target_forward=16, draft_forward=7)
     chunks: list[Any] = []
     checked.rig.watch_target = lambda run, asked, answer: chunks.append(isinstance(answer, HiddenStateChunk))
     assert checked.generate(REQUESTS) == plain(target, REQUESTS)
@@ -125,12 +78,12 @@ def test_prompts_in_chunks(tmp_path: Path, target: Path) -> None:
 
 @pytest.mark.parametrize("every", [2, 3])
 def test_rebuilt_sessions(tmp_path: Path, target: Path, every: int) -> None:
-    checked = Checked(build_eagle3(tmp_path), target, lose_every=every)
+    checked = checked_head(build_eagle3(tmp_path), target, lose_every=every)
     assert checked.generate(REQUESTS) == plain(target, REQUESTS)
 
 
 def test_cached_prefixes(tmp_path: Path, target: Path) -> None:
-    checked = Checked(build_eagle3(tmp_path), target)
+    checked = checked_head(build_eagle3(tmp_path), target)
     requests = [options(7, 40), options(7, 41)]
     first, second = (checked.rig.generate([request]) for request in requests)
     cache = checked.draft.prefix_cache

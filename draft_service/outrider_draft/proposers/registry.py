@@ -65,9 +65,11 @@ Loader: TypeAlias = "Callable[[DraftSettings, LoadHooks], ServedProposer]"
 
 LOADERS: Mapping[DraftMethod, str] = {
     DraftMethod.DRAFT_MODEL: "outrider_draft.proposers.draft_model",
-    DraftMethod.EAGLE3: "outrider_draft.proposers.eagle3",
+    DraftMethod.EAGLE: "outrider_draft.proposers.heads.eagle",
+    DraftMethod.EAGLE3: "outrider_draft.proposers.heads.eagle3",
     DraftMethod.MEDUSA: "outrider_draft.proposers.medusa",
     DraftMethod.MLP_SPECULATOR: "outrider_draft.proposers.mlp_speculator",
+    DraftMethod.MTP: "outrider_draft.proposers.heads.mtp",
     DraftMethod.NGRAM: "outrider_draft.proposers.ngram",
     DraftMethod.SUFFIX: "outrider_draft.proposers.suffix",
     DraftMethod.CUSTOM_CLASS: "outrider_draft.proposers.custom",

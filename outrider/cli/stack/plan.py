@@ -101,10 +101,11 @@ def plan_stack(
 
 
 def _with_target_model(settings: Settings) -> Settings:
-    """A draft that reads the target's folder is told which that is."""
-    if not settings.draft.method.reads_target or settings.draft.target_model is not None:
+    """A draft that reads the target's folder is told which that is; an MTP layer is always that target's."""
+    draft = settings.draft
+    if not draft.method.reads_target or (draft.target_model is not None and draft.method.needs_model):
         return settings
-    return replace(settings, draft=settings.draft.model_copy(update={"target_model": settings.target.model}))
+    return replace(settings, draft=draft.model_copy(update={"target_model": settings.target.model}))
 
 
 def _with_room_for_sessions(settings: Settings, explicit: Collection[Place]) -> Settings:

@@ -77,13 +77,14 @@ class DraftSettings(Section):
 
     method: Method = Field(
         DraftMethod.NONE,
-        description="draft_model; eagle3, medusa or mlp_speculator (heads over the target's hidden states); ngram"
-        " (prompt lookup) or suffix (suffix decoding) without a model; module:Class (a proposer of your own) or none;"
-        " unset: draft_model where a model is set.",
+        description="draft_model; eagle, eagle3, mtp, medusa or mlp_speculator (heads over the target's hidden states;"
+        " mtp: a layer of the target's own folder); ngram (prompt lookup) or suffix (suffix decoding) without a model;"
+        " module:Class (a proposer of your own) or none; unset: draft_model where a model is set.",
     )
     target_model: Text | None = Field(
         None,
-        description="Folder of the target, whose embedding and tokenizer eagle3 takes; `outrider serve` gives its own.",
+        description="Folder of the target, whose embedding, head and tokenizer eagle, eagle3 and mtp take;"
+        " `outrider serve` gives its own.",
     )
     proposer: ClassPath | None = Field(
         None,
@@ -179,6 +180,9 @@ class DraftSettings(Section):
             return data
         if is_class_path(data.get("method")):
             return {**data, "method": DraftMethod.CUSTOM_CLASS, "proposer": data["method"]}
+        if data.get("method") in ("mtp", "mimo_mtp") and data.get("model") is not None:
+            # vLLM's model of an MTP layer is the target, which holds it.
+            return {**data, "model": None, "target_model": data.get("target_model") or data["model"]}
         if data.get("method") is not None:
             return data
         # vLLM lets the model's name stand for the method.
@@ -192,7 +196,7 @@ class DraftSettings(Section):
         check_tls(self)
         if self.method is DraftMethod.DRAFT_MODEL and self.model is None:
             raise ValueError("model: is needed by method draft_model")
-        if self.method.is_head and (self.model is None or self.tensor_parallel_size != 1):
+        if self.method.is_head and ((self.model is None and self.method.needs_model) or self.tensor_parallel_size != 1):
             raise ValueError(f"model: is needed by method {self.method}, and tensor_parallel_size has to be 1")
         if (self.method is DraftMethod.CUSTOM_CLASS) != (self.proposer is not None):
             raise ValueError("proposer: goes with method custom_class, and that with it")

@@ -11,6 +11,7 @@ Layer ids are vLLM's in both: j is the stream after j layers, 0 the embedding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,9 @@ def read_eagle3_config(folder: Path, target_folder: Path) -> DraftHeadConfig:
     """What an EAGLE-3 folder and its target's say; ``ModelError`` for what is no such head, or another target's."""
     path = folder / "config.json"
     raw, target = read_object(path), read_model_config(target_folder)
-    named = raw.get("architectures") or ["nothing"]
-    if not isinstance(named, list) or named[0] not in _ARCHITECTURES:
-        said = str(named[0] if isinstance(named, list) else named)[:60]
-        raise ModelError(f"{path}: {said} is no EAGLE-3 head; such are {', '.join(_ARCHITECTURES)}")
+    check_architecture(path, raw, _ARCHITECTURES, "EAGLE-3 head")
     nested = raw.get("transformer_layer_config")
-    layer = _layer(path, nested if isinstance(nested, dict) else raw, target)
+    layer = read_layer(path, nested if isinstance(nested, dict) else raw, target)
     draft_vocab_size = _number(path, raw, "draft_vocab_size", layer.vocab_size)
     hidden_size = _number(path, raw, "target_hidden_size", layer.hidden_size)
     if hidden_size != target.hidden_size:
@@ -68,7 +66,16 @@ def read_eagle3_config(folder: Path, target_folder: Path) -> DraftHeadConfig:
     )
 
 
-def _layer(path: Path, fields: dict[str, Any], target: ModelConfig) -> ModelConfig:
+def check_architecture(path: Path, raw: dict[str, Any], known: Sequence[str], kind: str) -> None:
+    """Raise ``ModelError`` unless ``architectures`` of a config.json names one of ``known``."""
+    named = raw.get("architectures") or ["nothing"]
+    if not isinstance(named, list) or named[0] not in known:
+        said = str(named[0] if isinstance(named, list) else named)[:60]
+        raise ModelError(f"{path}: {said} is no {kind}; such are {', '.join(known)}")
+
+
+def read_layer(path: Path, fields: dict[str, Any], target: ModelConfig) -> ModelConfig:
+    """The one decoder layer of a head for ``target``, with Llama's fields; ``ModelError`` for another target's."""
     layer = config_of_fields(path, {**fields, "model_type": "llama"}, "LlamaForCausalLM")
     if layer.num_layers != 1:
         raise ModelError(f"{path}: num_hidden_layers is {layer.num_layers}; heads of one layer are supported")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.errors import ModelError
 from outrider.kernels.few_tokens import NormedInput
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.communicator import SINGLE_RANK
@@ -50,6 +51,9 @@ class JoinedInput(Residual):
 class Eagle3Head:
     """The head, its parameters uninitialised until they are loaded. The embedding is the target's."""
 
+    kind = "an EAGLE-3 head"
+    borrowed = ("embed_tokens.weight",)
+
     def __init__(self, config: DraftHeadConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         layer = config.layer
@@ -70,6 +74,11 @@ class Eagle3Head:
         )
         self.kv_cache_layout = KVCacheLayout.of([self._attention.kv_cache_spec])
 
+    def canonical(self, name: str) -> str | None:
+        """The Speculators format's name; ``t2d`` says what ``d2t`` says too."""
+        name = name.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
+        return None if name == "t2d" else name
+
     def weights(self) -> Weights:
         """The tensors of a checkpoint, as the Speculators format names them, ``embed_tokens.weight`` included."""
         yield from self._embedding.weights()
@@ -89,9 +98,12 @@ class Eagle3Head:
             yield "d2t", WeightTarget(self.target_ids, (self.config.draft_vocab_size,), file_types=("I64", "I32"))
 
     def finish_loading(self) -> None:
-        """All tensors are there."""
+        """All tensors are there; ``ModelError`` for a ``d2t`` of another target."""
         if self.config.has_reduced_vocabulary:
             self.target_ids += torch.arange(self.config.draft_vocab_size, device=self.device)
+        ids = self.target_ids
+        if not bool(((ids >= 0) & (ids < self.config.layer.vocab_size)).all()) or len(set(ids.tolist())) != len(ids):
+            raise ModelError("d2t leads to ids that the target has not, or to one of them twice")
         self._head.prepare()
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from outrider.kernels.launching import has_kernels, num_processors
 from outrider.kernels.paged_attention.device_plan import num_counters
 from outrider.kv_cache import KVCacheManager, PagePool
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, pack, to_device, unpack
-from outrider.model_executor.draft_heads.eagle3 import Eagle3Head
+from outrider.model_executor.draft_heads.contract import DraftHead
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, TokenLimits, check_rows, plan_checked
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
@@ -26,7 +26,7 @@ class DraftHeadRunner:
 
     def __init__(
         self,
-        head: Eagle3Head,
+        head: DraftHead,
         *,
         num_pages: int,
         page_size: int,
@@ -51,7 +51,7 @@ class DraftHeadRunner:
 
     def forward(self, rows: Sequence[ForwardRow], states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Append each row's tokens, paired with ``states`` [T, H], to its sequence; returns the states that follow and
-        what ``Eagle3Head.logits`` takes, [T, H] each, row by row.
+        what ``DraftHead.logits`` takes, [T, H] each, row by row.
 
         ``InvalidRequestError``, and nothing changed, if any row is bad.
         """

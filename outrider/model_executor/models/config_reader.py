@@ -35,7 +35,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     quantization = _quantization(folder, raw)
     checked = validated(path, CONFIG_FILE, raw)
     _check_special_ids(path, checked, checked.vocab_size)
-    fields = _read_fields(folder, architecture)
+    fields = _read_fields(folder, raw, family)
     _check_special_ids(path, checked, fields["vocab_size"])
     try:
         return _convert(fields, family, quantization, _eos_token_ids(folder, fields))
@@ -48,8 +48,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 def config_of_fields(path: Path, fields: dict[str, Any], architecture: str) -> ModelConfig:
     """A configuration that stands in another file, ``path``, which errors name."""
     try:
-        given = {key: value for key, value in fields.items() if key not in ("architectures", "auto_map")}
-        complete = dict(AutoConfig.for_model(**given).to_dict())
+        complete = dict(AutoConfig.for_model(**_without_code(fields)).to_dict())
         return _convert(complete, family_of(architecture), None, ())
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
@@ -66,12 +65,19 @@ def _check_special_ids(path: Path, special: SpecialTokens, vocab_size: int | Non
         raise ModelError(f"{path}: {error}") from error
 
 
-def _read_fields(folder: Path, architecture: str) -> dict[str, Any]:
+def _read_fields(folder: Path, raw: dict[str, Any], family: ModelFamily) -> dict[str, Any]:
     """The fields as transformers has them, with the defaults of the architecture."""
     try:
+        if family.reads_as is not None:
+            return dict(AutoConfig.for_model(**{**_without_code(raw), "model_type": family.reads_as}).to_dict())
         return dict(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
     except Exception as error:  # transformers raises whatever its validators raise
-        raise ModelError(f"{folder / 'config.json'} does not describe a {architecture}: {one_line(error)}") from error
+        path = folder / "config.json"
+        raise ModelError(f"{path} does not describe a {family.architecture}: {one_line(error)}") from error
+
+
+def _without_code(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in ("architectures", "auto_map")}
 
 
 def _family(folder: Path, raw: dict[str, Any]) -> ModelFamily:

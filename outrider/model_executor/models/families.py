@@ -42,6 +42,11 @@ class ModelFamily:
     traits: Callable[[Fields], FamilyTraits]
     feed_forward: Callable[[LayerContext, int], FeedForward] = GatedMlp
     """The second block of a layer, by its number."""
+    reads_as: str | None = None
+    """The ``model_type`` by whose defaults transformers completes config.json, where it does not know the family."""
+    has_mtp: bool = False
+    """Whether checkpoints may hold layers for multi-token prediction, ``model.mtp_layers``, which the model itself does
+    not run."""
 
 
 def _llama(fields: Fields) -> FamilyTraits:
@@ -93,6 +98,7 @@ FAMILIES = _by_architecture(
         ModelFamily("MistralForCausalLM", "mistral", _mistral),
         ModelFamily("Qwen2ForCausalLM", "qwen2", _qwen2),
         ModelFamily("Qwen3ForCausalLM", "qwen3", _qwen3),
+        ModelFamily("MiMoForCausalLM", "mimo", _qwen2, reads_as="qwen2", has_mtp=True),
     )
 )
 """By the name of the architecture."""

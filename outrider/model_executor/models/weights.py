@@ -7,6 +7,7 @@ import torch
 from outrider.model_executor.layers.contract import WeightTarget
 from outrider.model_executor.models.config import ModelConfig
 from outrider.model_executor.models.decoder import Decoder
+from outrider.model_executor.models.families import family_of
 
 _NO_MEMORY = torch.device("meta")
 
@@ -23,4 +24,6 @@ def checkpoint_targets(config: ModelConfig) -> dict[str, WeightTarget]:
 
 def is_ignored(name: str, config: ModelConfig) -> bool:
     """Whether a checkpoint may have this tensor though nothing is done with it."""
+    if name.startswith("model.mtp_layers."):
+        return family_of(config.architecture).has_mtp
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)

@@ -1,12 +1,10 @@
-"""EAGLE-3: drafts with one layer over the states of three of the target's layers.
-
-Source: Li et al., "EAGLE-3", 2025. The head is ``outrider.model_executor.draft_heads.eagle3``'s, how sessions are kept
-up to date ``head_executor``'s; here the two are loaded and put together.
-"""
+"""Serving of a draft head: it is made on its device, loaded, given pages, and described."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,8 +13,7 @@ from outrider.config import DraftSettings
 from outrider.kv_cache.sizing import KVCacheRequest
 from outrider.model_executor.device_setup import prepare_device, resolve_device
 from outrider.model_executor.distributed.runner import drafting_rules
-from outrider.model_executor.draft_heads.config import read_eagle3_config
-from outrider.model_executor.draft_heads.eagle3 import Eagle3Head
+from outrider.model_executor.draft_heads.contract import DraftHead, HeadConfig
 from outrider.model_executor.draft_heads.loading import load_head
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
 from outrider.model_executor.kv_cache_sizing import choose_num_pages, naming_what_lacks
@@ -26,17 +23,24 @@ from outrider.types import ModelDescription
 from outrider_draft.proposers.head_executor import HeadExecutor
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer
 
+ConfigT = TypeVar("ConfigT", bound=HeadConfig)
 
-def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
-    """A head on its device."""
-    folder, target_folder = Path(settings.model or ""), Path(settings.target_model or "")
-    config = read_eagle3_config(folder, target_folder)
-    device = torch.device(resolve_device(settings.device))
-    named = prepare_device(str(device), settings.dtype, settings.num_threads)
-    dtype = config.layer.dtype if named == "auto" else getattr(torch, named)
+
+def load_served(
+    settings: DraftSettings,
+    hooks: LoadHooks,
+    *,
+    config: ConfigT,
+    make: Callable[..., DraftHead],
+    folder: Path,
+    architecture: str,
+) -> ServedProposer:
+    """The head that ``make(config, dtype=, device=)`` gives, filled from ``folder``, on the settings' device."""
+    target_folder = Path(settings.target_model or "")
+    device, dtype = _placed(settings, config)
     length = choose_length(config.layer, settings.max_model_len)
     with torch.inference_mode(), naming_what_lacks(device):
-        head = Eagle3Head(config, dtype=dtype, device=device)
+        head = make(config, dtype=dtype, device=device)
         load_head(head, folder, target_folder, hooks.progress)
         bytes_per_token = head.kv_cache_layout.bytes_per_token(dtype.itemsize)
         request = KVCacheRequest(
@@ -51,17 +55,24 @@ def load(settings: DraftSettings, hooks: LoadHooks) -> ServedProposer:
             rules=drafting_rules(settings),
             prefix_caching=settings.prefix_caching,
         )
-    return serve_head(runner, settings.served_model_name or folder.resolve().name, target_folder)
+    return _served(runner, settings.served_model_name or folder.resolve().name, target_folder, architecture)
 
 
-def serve_head(runner: DraftHeadRunner, name: str, target_folder: Path) -> ServedProposer:
+def _placed(settings: DraftSettings, config: HeadConfig) -> tuple[torch.device, torch.dtype]:
+    device = torch.device(resolve_device(settings.device))
+    named = prepare_device(str(device), settings.dtype, settings.num_threads)
+    found: Any = config.layer.dtype if named == "auto" else getattr(torch, named)
+    return device, found
+
+
+def _served(runner: DraftHeadRunner, name: str, target_folder: Path, architecture: str) -> ServedProposer:
     """A runner that is loaded, served; ids are those of the target's tokenizer."""
     config, pool = runner.head.config, runner.sequences.pool
     tokenizer = read_tokenizer(target_folder, vocab_size=config.layer.vocab_size)
     description = ModelDescription(
         role="draft",
         model_name=name,
-        architecture="Eagle3",
+        architecture=architecture,
         vocab_size=config.layer.vocab_size,
         num_token_ids=tokenizer.num_token_ids or config.layer.vocab_size,
         max_model_len=runner.max_model_len,

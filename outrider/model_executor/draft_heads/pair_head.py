@@ -1,0 +1,130 @@
+"""What EAGLE and MTP heads have in common: one decoder layer over pairs, between the target's embedding and its head.
+
+Owns the layer's order of computation; what goes into the layer, and what comes after it, is each head's.
+
+Shape letters: ``T`` tokens, ``N`` rows, ``H`` hidden size, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from outrider.kernels.few_tokens import NormedInput
+from outrider.kv_cache import KVCacheLayout
+from outrider.model_executor.distributed.communicator import SINGLE_RANK
+from outrider.model_executor.kv_cache_tensors import KVCacheTensors
+from outrider.model_executor.layers.attention import Attention
+from outrider.model_executor.layers.context import LayerContext
+from outrider.model_executor.layers.contract import DeviceBatch, Residual, Weights, whole
+from outrider.model_executor.layers.embedding import VocabRows
+from outrider.model_executor.layers.feed_forward import GatedMlp
+from outrider.model_executor.layers.linear import Features, Linear
+from outrider.model_executor.layers.linear_methods import LINEAR_METHODS
+from outrider.model_executor.layers.norm import RmsNorm
+from outrider.model_executor.layers.rope import RotaryEmbedding
+from outrider.model_executor.models.config import ModelConfig
+from outrider.types import LAST_HIDDEN_STATE
+
+
+@dataclass(frozen=True, slots=True)
+class PairHeadConfig:
+    """A head over the last hidden state, as large as the target's."""
+
+    layer: ModelConfig
+    """Its decoder layer; ``vocab_size`` and ``max_position`` are the target's."""
+    has_fc_bias: bool = False
+    """Of the product that joins embedding and state."""
+
+    @property
+    def hidden_state_layers(self) -> tuple[int, ...]:
+        """What the target's head reads."""
+        return (LAST_HIDDEN_STATE,)
+
+    @property
+    def target_hidden_size(self) -> int:
+        """Values of a state."""
+        return self.layer.hidden_size
+
+
+class PairHead(ABC):
+    """A head, its parameters uninitialised until they are loaded. Embedding and head are the target's, or copies."""
+
+    kind: str
+    borrowed = ("embed_tokens.weight", "lm_head.weight")
+
+    def __init__(self, config: PairHeadConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.config, self.dtype, self.device = config, dtype, device
+        layer = config.layer
+        self._context = LayerContext(layer, layer, dtype, device, SINGLE_RANK, LINEAR_METHODS[None])
+        hidden = Features.all(layer.hidden_size)
+        self._embedding = VocabRows(self._context)
+        self._attention = Attention(self._context, 0)
+        self._feed_forward_norm = self._make_norm()
+        self._feed_forward = GatedMlp(self._context, 0)
+        self._head = Linear(self._context, hidden, (Features.all(layer.vocab_size, "lm_head"),))
+        self._rotary = RotaryEmbedding(
+            layer.rope, head_dim=layer.head_dim, max_position=layer.max_position, device=device
+        )
+        self.kv_cache_layout = KVCacheLayout.of([self._attention.kv_cache_spec])
+
+    @abstractmethod
+    def canonical(self, name: str) -> str | None:
+        """What ``weights`` calls the tensor that a published checkpoint calls ``name``; None: it is of no use here."""
+
+    @abstractmethod
+    def __call__(
+        self, batch: DeviceBatch, states: torch.Tensor, kv_cache: KVCacheTensors
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run pairs of tokens and ``states`` [T, H]; the next states, and what ``logits`` takes, [T, H] each."""
+
+    def weights(self) -> Weights:
+        """The tensors that all such heads have."""
+        yield from self._embedding.weights()
+        yield from self._head.weights()
+        yield "post_attention_layernorm.weight", whole(self._feed_forward_norm.weight)
+        yield from ((f"self_attn.{name}", target) for name, target in self._attention.weights())
+        yield from self._feed_forward.weights()
+
+    def finish_loading(self) -> None:
+        """All tensors are there."""
+        self._head.prepare()
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        """The target's states [T, H] are read as they are."""
+        return states
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """[N, H] to logits [N, V] float32."""
+        return self._head(normed)[:, : self.config.layer.vocab_size].float()
+
+    def _run_layer(
+        self, source: Residual, batch: DeviceBatch, kv_cache: KVCacheTensors
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream [T, H] after attention, and what the feed-forward block adds to it."""
+        angles = self._rotary.angles(batch.positions, self.dtype)
+        hidden, delta = self._attention(source, kv_cache.layer(0), angles, batch.groups[0])
+        return self._feed_forward(Residual(hidden, delta, self._feed_forward_norm, SINGLE_RANK))
+
+    def _make_norm(self) -> RmsNorm:
+        layer = self.config.layer
+        return RmsNorm(layer.hidden_size, layer.rms_norm_eps, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainInput(Residual):
+    """Input of a block that is not normalised."""
+
+    def normed(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of the stream and what was to be added, twice."""
+        if self.delta is None:
+            return self.hidden, self.hidden
+        delta = self.delta if self.delta.dim() == self.hidden.dim() else self.delta.sum(0)
+        hidden = (self.hidden + delta).to(self.hidden.dtype)
+        return hidden, hidden
+
+    def unnormed(self) -> NormedInput | None:
+        """No kernel leaves out the norm."""
+        return None

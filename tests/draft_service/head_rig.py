@@ -1,0 +1,80 @@
+"""A draft head between a real target and a real session loop, each of its proposals compared with the paper's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from outrider.config import DraftSettings, load
+from outrider.ports import Proposal, SessionLost
+from outrider_draft.proposers.head_executor import HeadExecutor
+from outrider_draft.proposers.registry import LoadHooks, ServedProposer, load_proposer
+from tests.model_executor.parity import random_ids
+from tests.support.service_rig import ServiceRig
+
+LENGTH = 128
+
+
+class Reference(Protocol):
+    """A plain reading of a paper."""
+
+    def draft(self, text: list[int], count: int) -> list[int]:
+        """``count`` tokens after the text, the likeliest each."""
+        ...
+
+
+def served(method: str, head: Path, target: Path, *more: str) -> ServedProposer:
+    argv = ["--method", method, "--model", str(head), "--target-model", str(target), "--device", "cpu"]
+    sizes = ["--page-size", "4", "--num-pages", "800", "--max-model-len", str(LENGTH)]
+    found = load_proposer(load(DraftSettings, [*argv, *sizes, *more], {}), LoadHooks())
+    assert isinstance(found.executor, HeadExecutor)
+    with torch.inference_mode():
+        found.executor.runner.kv_cache.fill_(float("nan"))  # a stale read would show
+    return found
+
+
+def options(seed: int, length: int, **more: Any) -> dict[str, Any]:
+    ids = tuple(token % 256 for token in random_ids(length, seed))
+    return {"prompt_token_ids": ids, "max_tokens": 10, "ignore_eos": True, "temperature": 0.0, **more}
+
+
+REQUESTS = [options(1, 1), options(2, 9), options(3, 30), options(3, 30), options(4, 2), options(5, 60)]
+
+
+def plain(target: Path, requests: list[dict[str, Any]]) -> list[list[int]]:
+    return ServiceRig(target, None, max_model_len=LENGTH).generate(requests)
+
+
+class Checked:
+    """A rig each proposal of which is compared with the reference's."""
+
+    def __init__(
+        self, draft: ServedProposer, reference: Reference, target: Path, *, lose_every: int = 0, **more: Any
+    ) -> None:
+        self.draft, self.reference = draft, reference
+        self.rig = ServiceRig(target, self.draft, max_model_len=LENGTH, num_speculative_tokens=4, **more)
+        self.lose_every, self.num_checked, self.num_events = lose_every, 0, 0
+        self.rig.change_draft_event = self.check
+
+    def check(self, event: Any) -> Any:
+        if not isinstance(event, Proposal):
+            return event
+        self.num_events += 1
+        if self.lose_every and self.num_events % self.lose_every == 0:
+            return SessionLost(event.session, event.generation, "of the test")
+        if event.token_ids:
+            text = list(self.rig._runs[event.session].loop.tokens.after(0))
+            assert event.base_length == len(text)
+            assert list(event.token_ids) == self.reference.draft(text, len(event.token_ids))
+            self.num_checked += 1
+        return event
+
+    def generate(self, requests: list[dict[str, Any]]) -> list[list[int]]:
+        found = self.rig.generate(requests)
+        executor = self.draft.executor
+        assert isinstance(executor, HeadExecutor)
+        assert self.num_checked > len(requests)
+        executor.runner.sequences.check_integrity()
+        return found
