@@ -164,7 +164,9 @@ def test_cuts_are_those_of_the_processing_of_logits() -> None:
     cuts = [cut for cut in CUTS if cut.get("top_k", 0) <= SMALL_VOCAB]
     logits = peaked(len(cuts), SMALL_VOCAB, 3.0, seed=4)
     sparse = draw(logits, [row(Method.SPARSE, **cut) for cut in cuts], kernel=True, mass=1 - 1e-6, limit=SMALL_VOCAB)
-    coupled = draw(logits, [row(Method.CUT_COUPLED, **cut) for cut in cuts], kernel=True, mass=0.5, limit=SMALL_VOCAB)
+    coupled = draw(
+        logits, [row(Method.CUT_COUPLED, **cut) for cut in cuts], kernel=True, mass=1 - 1e-6, limit=SMALL_VOCAB
+    )
     for index, cut in enumerate(cuts):
         opened = open_session(
             0, prompt_length=1, max_length=9, num_token_ids=SMALL_VOCAB, sampling=SamplingParams(**cut)
