@@ -52,6 +52,8 @@ class Scheduler:
         self._stats, self._clock = stats, clock
         self._ran_ns = -LONGEST_ABSENCE_NS
         """When a running session was served last."""
+        self._running = set[SessionKey]()
+        """Sessions that were answered and have not ended: prompts are cut smaller for them."""
 
     # Batches.
 
@@ -89,6 +91,7 @@ class Scheduler:
             else:
                 done.append((request, result))
                 if not isinstance(result, OutriderError):
+                    self._running.add(request.session.key)
                     self._delay.note_answer(request.session.key, ended_ns)
         return done
 
@@ -115,11 +118,13 @@ class Scheduler:
 
     def end_session(self, key: SessionKey) -> None:
         """Forget a session that has ended."""
+        self._running.discard(key)
         self._delay.note_end(key)
         self.lookahead.note_end(key)
 
     def drop_link(self, link_id: int) -> None:
         """Forget the sessions of a link."""
+        self._running = {key for key in self._running if key[0] != link_id}
         self._delay.drop_link(link_id)
         self.lookahead.drop_link(link_id)
 
@@ -136,7 +141,7 @@ class Scheduler:
             [request.job for request in due],
             self._budget.max_batched_tokens,
             max_beside=self._chunk_size.tokens,
-            is_beside=now_ns - self._ran_ns < LONGEST_ABSENCE_NS,
+            is_beside=bool(self._running) and now_ns - self._ran_ns < LONGEST_ABSENCE_NS,
             rebuilds=_rebuilds(due),
         )
         return [(request, share) for request, share in zip(due, shares, strict=True) if share]

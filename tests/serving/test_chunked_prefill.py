@@ -92,6 +92,27 @@ def test_a_chunk_is_small_while_running_sessions_will_soon_be_back_and_large_aga
     assert rig.step() == [ALONE]
 
 
+def test_a_prompt_is_taken_in_large_chunks_once_the_running_sessions_have_ended() -> None:
+    """One request after the other: nobody waits for the second prompt, however soon it comes."""
+    rig = _Rig(forward_ms=1)
+    rig.open(RUNS, 1)
+    rig.step()
+    rig.ask(RUNS, 3)
+    rig.step()
+    rig.core.handle(1, [Release(RUNS, 4)])
+    rig.open(PROMPT, LENGTH)
+    assert rig.step() == [ALONE]
+
+
+def test_a_link_that_ends_leaves_no_running_sessions() -> None:
+    rig = _Rig(forward_ms=1)
+    rig.open(RUNS, 1)
+    rig.step()
+    rig.core.drop_link(1)
+    rig.open(PROMPT, LENGTH)
+    assert rig.step() == [ALONE]
+
+
 def test_a_chunk_pauses_for_running_sessions_until_they_are_back_late_or_over() -> None:
     rig = _Rig(forward_ms=8)
     rig.open(RUNS, 1)

@@ -84,7 +84,7 @@ class Failover:
             return
         replica = self._placement.place_on_draft(request.place, besides=besides)
         if replica is not None:
-            self._deliver(request, partial(request.loop.draft_back, _facts_of(replica)))
+            self._deliver(request, partial(request.loop.draft_back, _facts_of(replica, request.place.target)))
 
     def retry_draft(self, request: RequestState, retry_after_ms: int) -> None:
         """Remove the request from its draft, and find another after a delay."""
@@ -136,9 +136,11 @@ def _lose_draft(request: RequestState) -> None:
     request.loop.draft_lost()
 
 
-def _facts_of(replica: DraftReplica) -> DraftFacts:
-    """What sessions that live on a draft need to know of it."""
+def _facts_of(replica: DraftReplica, target: TargetReplica | None) -> DraftFacts:
+    """What a session that lives on a draft, and on ``target``, needs to know of the draft."""
     found = replica.description
     if found is None:
         return DraftFacts()
-    return DraftFacts(found.max_model_len, found.num_token_ids, found.hidden_state_layers)
+    beside = None if target is None else target.description
+    shares_device = bool(found.device_id) and beside is not None and beside.device_id == found.device_id
+    return DraftFacts(found.max_model_len, found.num_token_ids, found.hidden_state_layers, shares_device)

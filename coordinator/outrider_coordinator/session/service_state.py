@@ -43,6 +43,8 @@ class DraftFacts:
     """Ids it may propose are below this; 0: any."""
     hidden_state_layers: tuple[int, ...] = ()
     """Layers of the target whose hidden states it reads; mostly none."""
+    shares_device: bool = False
+    """Whether it computes on the target's device, so that each takes the other's time."""
 
 
 @step_value(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from outrider.ports import ItemTiming
 from outrider_coordinator.session.actions import DraftWaitBegan, DraftWaitEnded, Fail, Finish, Park, ToDraft, ToTarget
 from outrider_coordinator.session.service_state import NOTHING_DRAFTED, Asked, Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
-from outrider_coordinator.speculation import LONGEST_INLINE_FEED
+from outrider_coordinator.speculation import LONGEST_INLINE_FEED, LONGEST_PROMPT_AT_ONCE
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 LOOKAHEAD_STEPS = 64
@@ -48,12 +48,14 @@ def begin(session: SessionState) -> None:
 
 
 def _begin_prefill(session: SessionState) -> None:
-    """The prompt, or the whole text of a session to be rebuilt, goes to both sides at the same time."""
+    """The prompt, or the whole text of a session to be rebuilt, goes to both sides at the same time. A long one goes to
+    a draft on the target's device after the first token, which would come later otherwise.
+    """
     session.no_draft_reason = WithoutDraft.PREFILL
     if session.draft.reads_states:
         _begin_prefill_with_states(session)
         return
-    if _will_draft(session) and session.draft.asked is None:
+    if _will_draft(session) and session.draft.asked is None and not _is_held_back(session):
         ask_draft(session, 0)
     score(session)
 
@@ -107,7 +109,8 @@ def _begin_drafting(session: SessionState, length: int) -> None:
     session.status = SessionStatus.DRAFTING
     session.actions.append(DraftWaitBegan(session.step))
     if session.draft.asked is None:  # otherwise its prefill is not done yet
-        ask_draft(session, length)
+        # A prompt counts as no step, for which other sessions on the device would wait.
+        ask_draft(session, 0 if _is_held_back(session) else length)
 
 
 def ask_draft_or_score(session: SessionState) -> None:
@@ -251,6 +254,12 @@ def _is_fed(session: SessionState) -> bool:
     if not session.policy.is_controlled:
         return True
     return session.draft.asked is None and session.tokens.length - session.draft.held <= LONGEST_INLINE_FEED
+
+
+def _is_held_back(session: SessionState) -> bool:
+    """Whether the text that the draft lacks would take much of the time of a device that the target computes on too."""
+    side = session.draft
+    return side.facts.shares_device and session.tokens.length - side.held > LONGEST_PROMPT_AT_ONCE
 
 
 def _is_to_catch_up(session: SessionState) -> bool:

@@ -1,9 +1,16 @@
 """Draft length policy: by request, by load and by expected throughput."""
 
 from outrider_coordinator.speculation.catch_up import LONGEST_INLINE_FEED
-from outrider_coordinator.speculation.controller import DraftLengthController
+from outrider_coordinator.speculation.controller import LONGEST_PROMPT_AT_ONCE, DraftLengthController
 from outrider_coordinator.speculation.mode_selector import Mode
 from outrider_coordinator.speculation.policy import DraftLengthPolicy
 from outrider_coordinator.speculation.session_state import ControlledSession
 
-__all__ = ["LONGEST_INLINE_FEED", "ControlledSession", "DraftLengthController", "DraftLengthPolicy", "Mode"]
+__all__ = [
+    "LONGEST_INLINE_FEED",
+    "LONGEST_PROMPT_AT_ONCE",
+    "ControlledSession",
+    "DraftLengthController",
+    "DraftLengthPolicy",
+    "Mode",
+]

@@ -16,7 +16,7 @@ from outrider_coordinator.speculation.session_state import ControlledSession
 _LONGEST_INTERVAL_S = 0.25
 """Longest interval between two messages of a target that is busy."""
 _ROUNDS_BETWEEN_CHOICES = {Mode.PLAIN: 16, Mode.SPECULATIVE: 4}
-_LONGEST_PROMPT_AT_ONCE, _PROMPTS_AT_ONCE = 512, 2
+LONGEST_PROMPT_AT_ONCE, _PROMPTS_AT_ONCE = 512, 2
 """Prompts that a draft computes beside the target: longer ones and more of them would hold up first tokens where both
 share a device.
 """
@@ -209,4 +209,4 @@ class DraftLengthController:
         draft is to compute the prompt too: under a load that speculates already, and while few prompts wait.
         """
         is_known = self.mode is Mode.SPECULATIVE and not self._choice.lengths.is_starting and not self._has_grown
-        return is_known and num_tokens <= _LONGEST_PROMPT_AT_ONCE and self._num_prompts <= _PROMPTS_AT_ONCE
+        return is_known and num_tokens <= LONGEST_PROMPT_AT_ONCE and self._num_prompts <= _PROMPTS_AT_ONCE
