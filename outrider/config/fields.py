@@ -21,13 +21,14 @@ _VLLM_ACCEPTANCE = {
 
 _VLLM_DTYPES = {"half": "float16", "float": "float32"}
 _VLLM_METHODS = {"ngram_gpu": "ngram", "[ngram]": "ngram", "mimo_mtp": "mtp"}
-_ON_HIDDEN_STATES = {"dflash", "dspark", "extract_hidden_states"}
+_ON_HIDDEN_STATES = {"dspark", "extract_hidden_states"}
 
 
 class DraftMethod(enum.StrEnum):
     """Source of proposals; the names are vLLM's."""
 
     DRAFT_MODEL = "draft_model"
+    DFLASH = "dflash"
     EAGLE = "eagle"
     EAGLE3 = "eagle3"
     MEDUSA = "medusa"
@@ -60,7 +61,7 @@ class DraftMethod(enum.StrEnum):
         return self in _READ_TARGET
 
 
-_READ_TARGET = (DraftMethod.EAGLE, DraftMethod.EAGLE3, DraftMethod.MTP)
+_READ_TARGET = (DraftMethod.DFLASH, DraftMethod.EAGLE, DraftMethod.EAGLE3, DraftMethod.MTP)
 _HEADS = (*_READ_TARGET, DraftMethod.MEDUSA, DraftMethod.MLP_SPECULATOR)
 
 
@@ -111,8 +112,8 @@ def _known_method(value: Any) -> Any:  # noqa: ANN401
         return _VLLM_METHODS[value]
     if value in _ON_HIDDEN_STATES or value.endswith("mtp"):
         raise ValueError(
-            "should be draft_model, eagle, eagle3, mtp, medusa, mlp_speculator, ngram, suffix, module:Class or none"
-            " (no other draft that reads the target's hidden states is built yet)"
+            "should be draft_model, dflash, eagle, eagle3, mtp, medusa, mlp_speculator, ngram, suffix, module:Class or"
+            " none (no other draft that reads the target's hidden states is built yet)"
         )
     return value
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.config import DraftSettings, load
 from outrider.ports import Proposal, SessionLost
@@ -13,8 +15,13 @@ from outrider_draft.proposers.head_executor import HeadExecutor
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer, load_proposer
 from tests.model_executor.parity import random_ids
 from tests.support.service_rig import ServiceRig
+from tests.support.statistics import cells, chi_square_p
+from tests.support.tiny_models import load_reference
 
 LENGTH = 128
+
+
+ALLOWED, TEMPERATURE = (5, 77, 140, 200), 1.3
 
 
 class Reference(Protocol):
@@ -78,3 +85,34 @@ class Checked:
         assert self.num_checked > len(requests)
         executor.runner.sequences.check_integrity()
         return found
+
+
+def p_of_joint(
+    draft: ServedProposer, target: Path, body: Path | None = None, *, num_draws: int = 2000, **request: Any
+) -> float:
+    """How likely three tokens after a prompt, the first of them the prefill's, are drawn from the target's joint
+    distribution over a few allowed ids; ``body`` is the target as transformers knows it.
+    """
+    prompt = tuple(token % 256 for token in random_ids(6, 9))
+    sampling = {"temperature": TEMPERATURE, "allowed_token_ids": list(ALLOWED), **request}
+    requests = [
+        {"prompt_token_ids": prompt, "max_tokens": 4, "ignore_eos": True, "seed": seed, **sampling}
+        for seed in range(num_draws)
+    ]
+    rig = ServiceRig(target, draft, max_model_len=LENGTH, num_speculative_tokens=3)
+    outputs = rig.generate(requests, enough=3)
+    assert 0 < rig.num_accepted_tokens < rig.num_draft_tokens
+    blocks = [[ALLOWED.index(token) for token in output[:3]] for output in outputs]
+    return chi_square_p(cells(blocks, len(ALLOWED)), _joint_law(body or target, prompt))
+
+
+def _joint_law(target: Path, prompt: tuple[int, ...]) -> NDArray[np.float64]:
+    """Of three tokens, [len(ALLOWED) ** 3]."""
+    model: Any = load_reference(target)
+    law, texts = np.ones(1), [list(prompt)]
+    with torch.no_grad():
+        for _ in range(3):
+            logits = model(torch.tensor(texts)).logits[:, -1, list(ALLOWED)].double() / TEMPERATURE
+            law = (law[:, None] * logits.softmax(-1).numpy()).reshape(-1)
+            texts = [[*text, token] for text in texts for token in ALLOWED]
+    return law

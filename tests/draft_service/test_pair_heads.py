@@ -17,7 +17,7 @@ from outrider.ports import HiddenStateChunk
 from outrider.sampling.rows import LogitRow
 from outrider_draft.proposers.head_executor import HeadExecutor
 from outrider_draft.proposers.registry import ServedProposer
-from tests.draft_service.head_rig import LENGTH, REQUESTS, Checked, options, plain, served
+from tests.draft_service.head_rig import LENGTH, REQUESTS, Checked, options, p_of_joint, plain, served
 from tests.support.pair_heads import EagleReference, MtpReference, PairReference, build_eagle, build_mimo
 from tests.support.service_rig import ServiceRig
 from tests.support.tiny_models import cached_tiny_model
@@ -139,6 +139,15 @@ def test_coupled_output_is_the_targets_own(folders: Any, method: str) -> None:
     rig = ServiceRig(target, served(method, head, target), max_model_len=LENGTH, num_speculative_tokens=3)
     assert rig.generate(requests) == plain(target, requests)
     assert rig.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("sample", ["probabilistic", "greedy"])
+@pytest.mark.parametrize("method", HEADS)
+def test_rejection_keeps_the_targets_distribution(folders: Any, method: str, sample: str) -> None:
+    head, target = folders[method]
+    body = cached_tiny_model("qwen2", seed=1) if method == "mtp" else None
+    draft = served(method, head, target, "--draft-sample-method", sample)
+    assert p_of_joint(draft, target, body) > 1e-4
 
 
 # Loading

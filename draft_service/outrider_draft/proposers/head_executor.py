@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from outrider.errors import OutriderError
+from outrider.kv_cache import KVSequence
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
@@ -61,6 +62,13 @@ class HeadJob:
     def num_pairs_left(self) -> int:
         """Pairs to be computed."""
         return 0 if self.states is None or not self.token_ids else self.num_left
+
+    @property
+    def kv(self) -> KVSequence:
+        """Of its pairs."""
+        if self.sequence.kv is None:
+            raise TypeError("a job with pairs has a KV sequence")
+        return self.sequence.kv
 
 
 class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
@@ -177,10 +185,7 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
 
 
 def _row(job: HeadJob, token_ids: Sequence[int]) -> ForwardRow:
-    kv = job.sequence.kv
-    if kv is None:
-        raise TypeError("a job with pairs has a KV sequence")
-    return ForwardRow(kv, list(token_ids), 0)
+    return ForwardRow(job.kv, list(token_ids), 0)
 
 
 def _logit_row(job: HeadJob) -> LogitRow:

@@ -65,6 +65,7 @@ Loader: TypeAlias = "Callable[[DraftSettings, LoadHooks], ServedProposer]"
 
 LOADERS: Mapping[DraftMethod, str] = {
     DraftMethod.DRAFT_MODEL: "outrider_draft.proposers.draft_model",
+    DraftMethod.DFLASH: "outrider_draft.proposers.heads.dflash",
     DraftMethod.EAGLE: "outrider_draft.proposers.heads.eagle",
     DraftMethod.EAGLE3: "outrider_draft.proposers.heads.eagle3",
     DraftMethod.MEDUSA: "outrider_draft.proposers.medusa",

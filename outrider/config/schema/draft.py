@@ -77,13 +77,13 @@ class DraftSettings(Section):
 
     method: Method = Field(
         DraftMethod.NONE,
-        description="draft_model; eagle, eagle3, mtp, medusa or mlp_speculator (heads over the target's hidden states;"
-        " mtp: a layer of the target's own folder); ngram (prompt lookup) or suffix (suffix decoding) without a model;"
-        " module:Class (a proposer of your own) or none; unset: draft_model where a model is set.",
+        description="draft_model; dflash, eagle, eagle3, mtp, medusa or mlp_speculator (heads over the target's hidden"
+        " states; mtp: a layer of the target's own folder); ngram (prompt lookup) or suffix (suffix decoding) without a"
+        " model; module:Class (a proposer of your own) or none; unset: draft_model where a model is set.",
     )
     target_model: Text | None = Field(
         None,
-        description="Folder of the target, whose embedding, head and tokenizer eagle, eagle3 and mtp take;"
+        description="Folder of the target, whose embedding, head and tokenizer dflash, eagle, eagle3 and mtp take;"
         " `outrider serve` gives its own.",
     )
     proposer: ClassPath | None = Field(

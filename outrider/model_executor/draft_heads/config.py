@@ -47,8 +47,8 @@ def read_eagle3_config(folder: Path, target_folder: Path) -> DraftHeadConfig:
     check_architecture(path, raw, _ARCHITECTURES, "EAGLE-3 head")
     nested = raw.get("transformer_layer_config")
     layer = read_layer(path, nested if isinstance(nested, dict) else raw, target)
-    draft_vocab_size = _number(path, raw, "draft_vocab_size", layer.vocab_size)
-    hidden_size = _number(path, raw, "target_hidden_size", layer.hidden_size)
+    draft_vocab_size = read_number(path, raw, "draft_vocab_size", layer.vocab_size)
+    hidden_size = read_number(path, raw, "target_hidden_size", layer.hidden_size)
     if hidden_size != target.hidden_size:
         raise ModelError(
             f"{path}: the head reads states of {hidden_size} values, and those of {target_folder} have"
@@ -79,6 +79,11 @@ def read_layer(path: Path, fields: dict[str, Any], target: ModelConfig) -> Model
     layer = config_of_fields(path, {**fields, "model_type": "llama"}, "LlamaForCausalLM")
     if layer.num_layers != 1:
         raise ModelError(f"{path}: num_hidden_layers is {layer.num_layers}; heads of one layer are supported")
+    return for_target(path, layer, target)
+
+
+def for_target(path: Path, layer: ModelConfig, target: ModelConfig) -> ModelConfig:
+    """A head's decoder with the target's longest position; ``ModelError`` for another vocabulary."""
     if layer.vocab_size != target.vocab_size:
         raise ModelError(f"{path}: vocab_size is {layer.vocab_size}, and the target's is {target.vocab_size}")
     longest = target.max_position if layer.rope.rope_type in _FIXED_ROPES else layer.max_position
@@ -99,7 +104,8 @@ def _layers(path: Path, raw: dict[str, Any], target: ModelConfig) -> tuple[int, 
     return tuple(found)
 
 
-def _number(path: Path, raw: dict[str, Any], name: str, default: int) -> int:
+def read_number(path: Path, raw: dict[str, Any], name: str, default: int) -> int:
+    """A number above 0 of a config.json; ``ModelError`` for what is none."""
     found = raw.get(name)
     if found is None:
         return default

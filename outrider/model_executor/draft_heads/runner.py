@@ -56,21 +56,25 @@ class DraftHeadRunner:
         ``InvalidRequestError``, and nothing changed, if any row is bad.
         """
         check_rows(self.sequences, rows, self._limits)
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self._frame.counters.device)
         lengths = [row.sequence.length for row in rows]
         try:
             with torch.inference_mode():
-                batch = plan_checked(self.sequences, rows)
-                if batch.page_copies:
-                    self.kv_cache.copy_pages(batch.page_copies, page_size=self.page_size)
-                    self.sequences.confirm_copies()
-                return self.head(self._inputs_of(batch), states, self.kv_cache)
+                return self.head(self._inputs_of(self._plan(rows)), states, self.kv_cache)
         except BaseException:
             for row, length in zip(rows, lengths, strict=True):
                 if row.sequence.length > length:
                     self.sequences.truncate(row.sequence, length)
             raise
+
+    def _plan(self, rows: Sequence[ForwardRow]) -> ForwardBatch:
+        """The batch of rows that were checked; pages are copied as it needs."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self._frame.counters.device)
+        batch = plan_checked(self.sequences, rows)
+        if batch.page_copies:
+            self.kv_cache.copy_pages(batch.page_copies, page_size=self.page_size)
+            self.sequences.confirm_copies()
+        return batch
 
     def _inputs_of(self, batch: ForwardBatch) -> DeviceBatch:
         if not has_kernels(self.device):

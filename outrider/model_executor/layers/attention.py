@@ -52,6 +52,10 @@ class Attention:
         attended = paged_attention(queries, kv, inputs.plan)
         return hidden, self.output.to_residual(attended.reshape(queries.shape[0], -1))
 
+    def store(self, source: Residual, kv: torch.Tensor, angles: Angles, inputs: AttentionInputs) -> None:
+        """Store the keys and values of tokens that attend to nothing themselves."""
+        self.qkv.method.queries(source, QueryTarget(kv, inputs.slots, angles, self._heads, self.qk_norm))
+
     def weights(self) -> Weights:
         """The projections' tensors and the norms of heads."""
         yield from self.qkv.weights()

@@ -34,6 +34,8 @@ def load_served(
     make: Callable[..., DraftHead],
     folder: Path,
     architecture: str,
+    make_runner: Callable[..., DraftHeadRunner] = DraftHeadRunner,
+    make_executor: Callable[[Any], HeadExecutor] = HeadExecutor,
 ) -> ServedProposer:
     """The head that ``make(config, dtype=, device=)`` gives, filled from ``folder``, on the settings' device."""
     target_folder = Path(settings.target_model or "")
@@ -47,7 +49,7 @@ def load_served(
             settings.page_size, length, bytes_per_token, settings.num_pages, settings.kv_cache_bytes,
             settings.gpu_memory_utilization, settings.max_running_requests,
         )  # fmt: skip
-        runner = DraftHeadRunner(
+        runner = make_runner(
             head,
             num_pages=choose_num_pages(request, device),
             page_size=settings.page_size,
@@ -55,7 +57,8 @@ def load_served(
             rules=drafting_rules(settings),
             prefix_caching=settings.prefix_caching,
         )
-    return _served(runner, settings.served_model_name or folder.resolve().name, target_folder, architecture)
+    name = settings.served_model_name or folder.resolve().name
+    return _served(make_executor(runner), name, target_folder, architecture)
 
 
 def _placed(settings: DraftSettings, config: HeadConfig) -> tuple[torch.device, torch.dtype]:
@@ -65,8 +68,9 @@ def _placed(settings: DraftSettings, config: HeadConfig) -> tuple[torch.device, 
     return device, found
 
 
-def _served(runner: DraftHeadRunner, name: str, target_folder: Path, architecture: str) -> ServedProposer:
-    """A runner that is loaded, served; ids are those of the target's tokenizer."""
+def _served(executor: HeadExecutor, name: str, target_folder: Path, architecture: str) -> ServedProposer:
+    """What runs a loaded head, served; ids are those of the target's tokenizer."""
+    runner = executor.runner
     config, pool = runner.head.config, runner.sequences.pool
     tokenizer = read_tokenizer(target_folder, vocab_size=config.layer.vocab_size)
     description = ModelDescription(
@@ -86,7 +90,6 @@ def _served(runner: DraftHeadRunner, name: str, target_folder: Path, architectur
         hidden_size=config.target_hidden_size,
         hidden_state_layers=config.hidden_state_layers,
     )
-    executor = HeadExecutor(runner)
     return ServedProposer(
         executor,
         executor.sequences,

@@ -1,0 +1,129 @@
+"""DFlash read from its paper in plain PyTorch, float32, and random drafters in the published layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.support.tiny_models import load_reference
+
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS, MASK = 32, 48, 4, 2, 8, 2, 260
+EPS, THETA = 1e-5, 10000.0
+TARGET_LAYER_IDS = [0, 1]
+MATRICES = {
+    "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
+    "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+    "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+    "mlp.gate_proj": (INNER, HIDDEN),
+    "mlp.up_proj": (INNER, HIDDEN),
+    "mlp.down_proj": (HIDDEN, INNER),
+}
+NORMS = {
+    "self_attn.q_norm": HEAD_DIM,
+    "self_attn.k_norm": HEAD_DIM,
+    "input_layernorm": HIDDEN,
+    "post_attention_layernorm": HIDDEN,
+}
+CONFIG: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "hidden_act": "silu",
+    "max_position_embeddings": 256,
+    "rms_norm_eps": EPS,
+    "rope_theta": THETA,
+    "vocab_size": 272,
+    "tie_word_embeddings": False,
+    "block_size": 5,
+    "num_target_layers": 2,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": TARGET_LAYER_IDS},
+}
+
+
+def build_dflash(folder: Path, *, reverse: bool = False, **changes: Any) -> Path:
+    """Write a random drafter; ``reverse`` turns its last norm round."""
+    generator = torch.Generator().manual_seed(11)
+
+    def noise(*shape: int) -> Tensor:
+        return 0.25 * torch.randn(*shape, generator=generator) + float(len(shape) == 1)
+
+    tensors = {
+        "fc.weight": noise(HIDDEN, len(TARGET_LAYER_IDS) * HIDDEN),
+        "hidden_norm.weight": noise(HIDDEN),
+        "norm.weight": noise(HIDDEN) * (-1 if reverse else 1),
+    }
+    for layer in range(LAYERS):
+        tensors |= {f"layers.{layer}.{name}.weight": noise(*shape) for name, shape in MATRICES.items()}
+        tensors |= {f"layers.{layer}.{name}.weight": noise(size) for name, size in NORMS.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}), encoding="utf-8")
+    return folder
+
+
+class DFlashReference:
+    """A drafter and its target, a model of transformers. Every block is computed from the whole text anew."""
+
+    def __init__(self, folder: Path, target: Path) -> None:
+        self.w = load_file(folder / "model.safetensors")
+        self.target: Any = load_reference(target)
+
+    def draft(self, text: list[int], count: int) -> list[int]:
+        """``count`` tokens after the text, the likeliest each."""
+        logits = F.linear(self.block(text, count), self.target.lm_head.weight)
+        return [int(row[:257].argmax()) for row in logits]
+
+    @torch.no_grad()
+    def block(self, text: list[int], count: int) -> Tensor:
+        """The states [count, H] of the masks after the text."""
+        found = self.target(torch.tensor([text]), output_hidden_states=True).hidden_states
+        context = torch.cat([found[layer + 1][0][:-1] for layer in TARGET_LAYER_IDS], dim=-1)
+        context = self.norm(F.linear(context, self.w["fc.weight"]), "hidden_norm")
+        x = self.target.model.embed_tokens(torch.tensor([text[-1], *[MASK] * count]))
+        for layer in range(LAYERS):
+            prefix = f"layers.{layer}."
+            x = x + self.attention(self.norm(x, f"{prefix}input_layernorm"), context, prefix)
+            normed = self.norm(x, f"{prefix}post_attention_layernorm")
+            gated = F.silu(self.linear(normed, f"{prefix}mlp.gate_proj")) * self.linear(normed, f"{prefix}mlp.up_proj")
+            x = x + self.linear(gated, f"{prefix}mlp.down_proj")
+        return self.norm(x, "norm")[1:]
+
+    def attention(self, x: Tensor, context: Tensor, prefix: str) -> Tensor:
+        """Queries are the block's; keys and values the context's and the block's."""
+        start, both = context.shape[0], torch.cat([context, x])
+        q, k, v = (
+            self.linear(rows, f"{prefix}self_attn.{name}_proj").view(rows.shape[0], -1, HEAD_DIM)
+            for name, rows in (("q", x), ("k", both), ("v", both))
+        )
+        q = turned(self.norm(q, f"{prefix}self_attn.q_norm"), start)
+        k = turned(self.norm(k, f"{prefix}self_attn.k_norm"), 0)
+        k, v = (part.repeat_interleave(HEADS // KV_HEADS, dim=1) for part in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / HEAD_DIM**0.5
+        attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+        return self.linear(attended.reshape(x.shape[0], -1), f"{prefix}self_attn.o_proj")
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.w[f"{name}.weight"], EPS)
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self.w[f"{name}.weight"])
+
+
+def turned(x: Tensor, start: int) -> Tensor:  # [n, heads, D] at positions from start on
+    half = HEAD_DIM // 2
+    angles = (start + torch.arange(x.shape[0]))[:, None, None] / THETA ** (torch.arange(half) / half)
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
