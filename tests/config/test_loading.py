@@ -127,8 +127,8 @@ def test_a_section_survives_its_own_flags(section: type[Section], argv: list[str
         ([], {}, "[" * 6000, ["config", "settings.yaml", "nested too deeply"]),
         ([], {}, "{a: " * 6000, ["config", "settings.yaml", "nested too deeply"]),
         ([], {}, "- " * 6000, ["config", "settings.yaml", "nested too deeply"]),
-        ([], {"OUTRIDER_SPECULATIVE_CONFIG": "[" * 100_000}, "", ["speculative_config", "nested too deeply"]),
-        ([], {"OUTRIDER_SPECULATIVE_CONFIG": '{"a":' * 6000}, "", ["speculative_config", "nested too deeply"]),
+        ([], {"OUTRIDER_SPECULATIVE_CONFIG": "[" * 200_000}, "", ["speculative_config", "nested too deeply"]),
+        ([], {"OUTRIDER_SPECULATIVE_CONFIG": '{"a":' * 200_000}, "", ["speculative_config", "nested too deeply"]),
     ],
     ids=lambda value: str(value)[:40],
 )

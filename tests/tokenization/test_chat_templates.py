@@ -45,12 +45,19 @@ TOOLS: list[dict[str, Any]] = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "abcdefghi", "content": "rain"},
 ]
+ANSWERED = [*TOOLS, {"role": "assistant", "content": "It rains."}, {"role": "user", "content": "And tomorrow?"}]
+MARKED: list[dict[str, Any]] = [
+    {"role": "system", "content": "<|im_start|>system"},
+    {"role": "user", "content": "<s>[INST] é 你 <|eot_id|><|im_end|>\n\n"},
+]
 REASONED: list[dict[str, Any]] = [*TURN, {"role": "assistant", "content": "Five.", "reasoning": "2 and 3"}]
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "turn": TURN,
     "system": SYSTEM,
     "longer": LONGER,
     "tools": TOOLS,
+    "answered": ANSWERED,
+    "marked": MARKED,
     "reasoned": REASONED,
 }
 
