@@ -74,6 +74,15 @@ class DraftSampleMethod(enum.StrEnum):
     """The most likely token, which counts as certain."""
 
 
+class RejectionSampleMethod(enum.StrEnum):
+    """How rejection judges the draft tokens of a step; ``standard`` is vLLM's name."""
+
+    STANDARD = "standard"
+    """One after the other, up to the first that is rejected."""
+    BLOCK = "block"
+    """All together (block verification)."""
+
+
 class GenerationConfig(enum.StrEnum):
     """Source of the defaults of sampling parameters."""
 

@@ -25,6 +25,7 @@ KEYS: dict[str, Place] = {
     "draft_sample_method": ("draft", "draft_sample_method"),
     "draft_tensor_parallel_size": ("draft", "tensor_parallel_size"),
     "acceptance_method": ("coordinator", "acceptance_method"),
+    "rejection_sample_method": ("coordinator", "rejection_sample_method"),
     "posterior_threshold": ("coordinator", "posterior_threshold"),
     "posterior_alpha": ("coordinator", "posterior_alpha"),
     "disable_by_batch_size": ("coordinator", "disable_by_batch_size"),
@@ -86,8 +87,12 @@ _REFUSED = {
 }
 """vLLM's key: why it is refused. Off (false, or "auto") is as if it were not there."""
 
-_TRANSLATED = ("rejection_sample_method",)
-_REJECTION_SAMPLE_METHODS = {"standard": "rejection", "strict": "rejection", "probabilistic": "rejection"}
+_REJECTION_SAMPLE_METHODS = {
+    "standard": "standard",
+    "strict": "standard",
+    "probabilistic": "standard",
+    "block": "block",
+}
 
 
 def parse_json(text: str) -> Mapping[str, Any]:
@@ -110,7 +115,7 @@ def as_mapping(value: object) -> Mapping[str, Any]:
 
 def translate(config: Mapping[str, Any]) -> dict[Place, Any]:
     """Return (section, key) -> value; ``ConfigError`` for an unsupported key. A null counts as unset, as in vLLM."""
-    check_known(config, [*KEYS, *_TRANSLATED, *_SWITCHES, *_REFUSED, *_WITHOUT_EFFECT], prefix=f"{NAME}.")
+    check_known(config, [*KEYS, *_SWITCHES, *_REFUSED, *_WITHOUT_EFFECT], prefix=f"{NAME}.")
     given = {key: value for key, value in config.items() if value is not None}
     for key in given.keys() & _REFUSED.keys():
         _refuse(key, given[key])
@@ -139,9 +144,10 @@ def _named_as_here(config: dict[str, Any]) -> dict[str, Any]:
         if str(method) not in _REJECTION_SAMPLE_METHODS:
             raise ConfigError(
                 f"{NAME}.rejection_sample_method",
-                f"should be standard, not {method!r}; see acceptance_method for others",
+                f"should be standard or block, not {method!r}; see acceptance_method for others",
             )
-        named.setdefault("acceptance_method", _REJECTION_SAMPLE_METHODS[str(method)])
+        named.setdefault("acceptance_method", "rejection")
+        named["rejection_sample_method"] = _REJECTION_SAMPLE_METHODS[str(method)]
     if named.get("model") == "[ngram]":  # as vLLM before 0.8 had it
         named["model"] = "ngram"
     return named

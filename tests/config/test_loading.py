@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.config import CoordinatorSettings, DraftSettings, Section, TargetSettings, load, load_all, to_argv
-from outrider.config.fields import DraftMethod, DraftSampleMethod
+from outrider.config.fields import DraftMethod, DraftSampleMethod, RejectionSampleMethod
 from outrider.errors import ConfigError
 from outrider.types import AcceptanceMethod
 
@@ -215,6 +215,9 @@ def test_vllms_current_keys_set_our_settings() -> None:
     )
     assert (settings.draft.model, settings.draft.revision, settings.draft.cuda_graph_memory_mb) == ("/d", "v2", 0)
     assert settings.draft.draft_sample_method is DraftSampleMethod.GREEDY
+    assert settings.coordinator.rejection_sample_method is RejectionSampleMethod.STANDARD
+    by_block = _speculative('{"model": "/d", "rejection_sample_method": "block"}').coordinator
+    assert by_block.rejection_sample_method is RejectionSampleMethod.BLOCK
     assert settings.coordinator.acceptance_method is AcceptanceMethod.REJECTION
     assert settings.coordinator.log_interval_s == 0
     assert settings.target.cuda_graph_memory_mb is None
@@ -232,7 +235,7 @@ def test_every_name_of_prompt_lookup_is_understood(text: str) -> None:
         ('{"method": "deepseek_mtp"}', "no other draft that reads the target's hidden states is built yet"),
         ('{"quantization": "fp8"}', "weights are served as float32, bfloat16 or float16"),
         ('{"use_heterogeneous_vocab": true}', "must have the same vocabulary"),
-        ('{"rejection_sample_method": "synthetic"}', "should be standard, not 'synthetic'"),
+        ('{"rejection_sample_method": "synthetic"}', "should be standard or block, not 'synthetic'"),
         ('{"tensor_parallel_size": 2}', "set draft_tensor_parallel_size"),
         ('{"speculative_token_tree": "[(0,)]"}', "a draft is one sequence of tokens"),
         ('{"enforce_eager": "yes"}', "should be true or false"),

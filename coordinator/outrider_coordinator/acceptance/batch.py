@@ -1,7 +1,7 @@
 """Checks and verdicts for all proposals or scores of a message.
 
-Sparse rejection is judged with array operations over many proposals (``vectorized``), the other rules one by one; the
-results are equal.
+Sparse rejection is judged with array operations over many proposals (``vectorized``), the other rules and block
+verification one by one; the results are equal.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def judge(batch: Sequence[ScoredDraft]) -> list[Verdict | OutriderError]:
 
 
 def _sparse_scores(one: ScoredDraft) -> ScoredCase | None:
-    if one.rules.rule is not JudgingRule.REJECTION or not one.draft_token_ids:
+    if one.rules.rule is not JudgingRule.REJECTION or one.rules.verifies_blocks or not one.draft_token_ids:
         return None
     if not isinstance(one.evidence, SparseEvidence) or not isinstance(one.scores, SparseScores):
         return None

@@ -22,7 +22,7 @@ def judge_rejection(
     """Accept x when u < target(x)/draft(x), strictly; at the first rejection draw from the residual."""
     if evidence is None or not draft_token_ids:
         return Verdict(0, int(scores.outside_token_ids[0]), NextToken.BONUS)
-    drafted = _indices_of_drafted(draft_token_ids, evidence)  # [K] into the flat support
+    drafted = indices_of_drafted(draft_token_ids, evidence)  # [K] into the flat support
     ratios = scores.support_probs[drafted].astype(np.float64) / evidence.probs[drafted]  # [K]
     end = 0
     for index, (ratio, count) in enumerate(zip(ratios.tolist(), evidence.counts.tolist(), strict=True)):
@@ -36,7 +36,7 @@ def judge_rejection(
     return Verdict(len(draft_token_ids), int(scores.outside_token_ids[-1]), NextToken.BONUS)
 
 
-def _indices_of_drafted(draft_token_ids: Sequence[int], evidence: SparseEvidence) -> np.ndarray:
+def indices_of_drafted(draft_token_ids: Sequence[int], evidence: SparseEvidence) -> np.ndarray:
     """Where each draft token stands in the flat support; it is there exactly once, as ``check_proposal`` made sure."""
     wanted = np.array(draft_token_ids, dtype=np.int32).repeat(evidence.counts)
     return np.flatnonzero(evidence.token_ids == wanted)

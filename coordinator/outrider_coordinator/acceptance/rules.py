@@ -18,6 +18,7 @@ from outrider.types import (
     TokenScores,
     TypicalScores,
 )
+from outrider_coordinator.acceptance.block_verification import judge_block, judge_dense_block
 from outrider_coordinator.acceptance.coupled import judge_coupled
 from outrider_coordinator.acceptance.dense import judge_dense_rejection, judge_dense_typical
 from outrider_coordinator.acceptance.evidence import check_scores
@@ -63,6 +64,8 @@ class JudgeRules:
     num_token_ids: int
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
+    verifies_blocks: bool = False
+    """Rejection: whether the draft tokens of a step are judged together."""
 
     @classmethod
     def of(
@@ -74,10 +77,11 @@ class JudgeRules:
         num_token_ids: int,
         posterior_threshold: float = 0.09,
         posterior_alpha: float = 0.3,
+        verifies_blocks: bool = False,
     ) -> JudgeRules:
         """The rules of a request; temperature 0 is greedy under every method."""
         rule = judging_rule(method, temperature=temperature, dense=dense)
-        return cls(rule, num_token_ids, posterior_threshold, posterior_alpha)
+        return cls(rule, num_token_ids, posterior_threshold, posterior_alpha, verifies_blocks)
 
     @property
     def evidence_form(self) -> type | None:
@@ -99,14 +103,16 @@ def judge_one(
         return judge_coupled(draft_token_ids, cast(TokenScores, scores))
     if rule is JudgingRule.REJECTION:
         sparse = cast(SparseEvidence | None, evidence)
-        return judge_rejection(draft_token_ids, sparse, cast(SparseScores, scores), seed=seed, base=base)
+        judge_sparse = judge_block if rules.verifies_blocks else judge_rejection
+        return judge_sparse(draft_token_ids, sparse, cast(SparseScores, scores), seed=seed, base=base)
     bounds = {"threshold": rules.posterior_threshold, "alpha": rules.posterior_alpha}
     if rule is JudgingRule.TYPICAL:
         return judge_typical(cast(TypicalScores, scores), **bounds)
     known = _known_columns(cast(DenseScores, scores), rules.num_token_ids)
     if rule is JudgingRule.DENSE_TYPICAL:
         return judge_dense_typical(draft_token_ids, known, seed=seed, base=base, **bounds)
-    return judge_dense_rejection(draft_token_ids, cast(DenseEvidence | None, evidence), known, seed=seed, base=base)
+    judge_dense = judge_dense_block if rules.verifies_blocks else judge_dense_rejection
+    return judge_dense(draft_token_ids, cast(DenseEvidence | None, evidence), known, seed=seed, base=base)
 
 
 def _known_columns(scores: DenseScores, num_token_ids: int) -> DenseScores:

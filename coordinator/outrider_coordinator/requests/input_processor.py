@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.chat import ChatPrompt
 from outrider.config import CoordinatorSettings
-from outrider.config.fields import GenerationConfig
+from outrider.config.fields import GenerationConfig, RejectionSampleMethod
 from outrider.cooperative import Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import TO_THE_END, GenerationRequest, Started
@@ -117,6 +117,7 @@ class InputProcessor:
             num_token_ids=self._target.num_token_ids,
             posterior_threshold=self._settings.posterior_threshold,
             posterior_alpha=self._settings.posterior_alpha,
+            verifies_blocks=self._settings.rejection_sample_method is RejectionSampleMethod.BLOCK,
         )
 
     def _check_settings(self, request: GenerationRequest) -> None:

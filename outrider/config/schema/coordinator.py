@@ -20,6 +20,7 @@ from outrider.config.fields import (
     Port,
     Positive,
     PositiveSeconds,
+    RejectionSampleMethod,
     Seconds,
     Text,
 )
@@ -79,6 +80,11 @@ class CoordinatorSettings(Section):
     acceptance_method: Acceptance = Field(
         AcceptanceMethod.REJECTION,
         description="Acceptance rule of requests without one of their own: rejection, coupled or typical.",
+    )
+    rejection_sample_method: RejectionSampleMethod = Field(
+        RejectionSampleMethod.STANDARD,
+        description="Rejection: standard judges draft tokens one after the other, block all of a step together"
+        " (block verification), which keeps as many or more of them on average. Exact with either.",
     )
     posterior_threshold: NonNegativeFloat = Field(0.09, description="Typical acceptance: the fixed threshold.")
     posterior_alpha: NonNegativeFloat = Field(0.3, description="Typical acceptance: the factor of the entropy.")

@@ -1,0 +1,129 @@
+"""Block verification of rejection: all draft tokens are judged together, and as many as can be are kept.
+
+Source: Sun et al., "Block Verification Accelerates Speculative Decoding", ICLR 2025 (arXiv 2403.10444), algorithm 2.
+Exact for any draft distribution, as judging token by token is, and never keeps fewer tokens in expectation.
+
+With the ratios r of target to draft at the draft tokens, rho_0 = 1 and rho_i = min(1, rho_{i-1} r_i). The residual
+after i tokens is (rho_i target - draft)+, of mass s_i. The longest block whose coin falls below s_i / (s_i + 1 -
+rho_i), for the whole proposal below rho_K, is kept; the next token is drawn from its residual, or from the target after
+all K.
+
+Coins and draws are those of judging token by token: coin i belongs to the position of draft token i, and the residual's
+draw to that of the token that it gives. Whether a token is kept thereby depends on the coins after it too, which is why
+all are keyed by the proposal's base.
+
+Shape letters: ``K`` draft tokens, ``S`` tokens of a support, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.types import DenseEvidence, DenseScores, SparseEvidence, SparseScores
+from outrider_coordinator.acceptance.dense import fit_columns
+from outrider_coordinator.acceptance.draws import coin, draw
+from outrider_coordinator.acceptance.rejection import indices_of_drafted
+from outrider_coordinator.acceptance.verdict import NextToken, Verdict
+
+Doubles = NDArray[np.float64]
+ResidualAt = Callable[[int, float], Doubles]
+"""Weights of (rho target - draft)+ at the position after so many draft tokens, given rho."""
+
+
+def judge_block(
+    draft_token_ids: Sequence[int], evidence: SparseEvidence | None, scores: SparseScores, *, seed: int, base: int
+) -> Verdict:
+    """The verdict over a sparse support: its last weight stands for the token that the target drew outside."""
+    count = len(draft_token_ids)
+    if evidence is None or not count:
+        return Verdict(0, int(scores.outside_token_ids[0]), NextToken.BONUS)
+    residual_at = sparse_residuals(evidence, scores)
+    ratios = sparse_ratios(draft_token_ids, evidence, scores)
+    kept, weights = _longest(ratios, residual_at, seed=seed, base=base)
+    if kept == count:
+        return Verdict(count, int(scores.outside_token_ids[count]), NextToken.BONUS)
+    start, width = int(evidence.counts[:kept].sum()), int(evidence.counts[kept])
+    drawn = draw(seed, base, base + kept, weights)
+    token_id = evidence.token_ids[start + drawn] if drawn < width else scores.outside_token_ids[kept]
+    return Verdict(kept, int(token_id), NextToken.RECOVERED)
+
+
+def judge_dense_block(
+    draft_token_ids: Sequence[int], evidence: DenseEvidence | None, scores: DenseScores, *, seed: int, base: int
+) -> Verdict:
+    """The verdict over whole rows."""
+    target, count = scores.target_probs.astype(np.float64), len(draft_token_ids)  # [K+1, V]
+    if evidence is None or not count:
+        return Verdict(0, draw(seed, base, base, target[0]), NextToken.BONUS)
+    draft = fit_columns(evidence.probs, target.shape[1]).astype(np.float64)  # [K, V]
+    places = np.arange(count), np.asarray(draft_token_ids)
+    ratios = (target[:count][places] / draft[places]).tolist()
+    kept, weights = _longest(
+        ratios, lambda index, rho: np.maximum(rho * target[index] - draft[index], 0.0), seed=seed, base=base
+    )
+    if kept == count:
+        return Verdict(count, draw(seed, base, base + count, target[count]), NextToken.BONUS)
+    return Verdict(kept, draw(seed, base, base + kept, weights), NextToken.RECOVERED)
+
+
+def sparse_ratios(draft_token_ids: Sequence[int], evidence: SparseEvidence, scores: SparseScores) -> list[float]:  # [K]
+    """Target over draft at each draft token."""
+    drafted = indices_of_drafted(draft_token_ids, evidence)
+    found: list[float] = (scores.support_probs[drafted].astype(np.float64) / evidence.probs[drafted]).tolist()
+    return found
+
+
+def sparse_residuals(evidence: SparseEvidence, scores: SparseScores) -> ResidualAt:
+    """Weights [S+1] at each draft position; the last is the mass outside, where the draft has none."""
+    ends = evidence.counts.cumsum().tolist()
+
+    def residual_at(index: int, rho: float) -> Doubles:
+        row = slice(ends[index] - int(evidence.counts[index]), ends[index])
+        inside = np.maximum(rho * scores.support_probs[row].astype(np.float64) - evidence.probs[row], 0.0)
+        return np.append(inside, rho * float(scores.outside_mass[index]))
+
+    return residual_at
+
+
+def keeping_probabilities(ratios: Sequence[float], residual_at: ResidualAt) -> list[float]:
+    """What the coin of each block length from 1 to K is compared with; a longer block goes first."""
+    rhos = _rhos(ratios)
+    return [_keeping(length, rhos, residual_at) for length in range(1, len(rhos))]
+
+
+def _longest(ratios: Sequence[float], residual_at: ResidualAt, *, seed: int, base: int) -> tuple[int, Doubles]:
+    """How many draft tokens are kept, and the weights of the next token where they are not all."""
+    rhos, count = _rhos(ratios), len(ratios)
+    kept = next(
+        (
+            length
+            for length in range(count, 0, -1)
+            if coin(seed, base, base + length - 1) < _keeping(length, rhos, residual_at)
+        ),
+        0,
+    )
+    while kept < count:
+        weights = residual_at(kept, rhos[kept])
+        if weights.any():
+            return kept, weights
+        kept += 1  # The laws are equal up to rounding, so the token stands.
+    return count, np.empty(0)
+
+
+def _rhos(ratios: Sequence[float]) -> list[float]:  # [K] -> [K+1]
+    rhos = [1.0]
+    for ratio in ratios:
+        rhos.append(min(1.0, rhos[-1] * ratio))
+    return rhos
+
+
+def _keeping(length: int, rhos: Sequence[float], residual_at: ResidualAt) -> float:
+    rho = rhos[length]
+    if length == len(rhos) - 1:
+        return rho
+    mass = float(residual_at(length, rho).sum())
+    # Without a residual a block cannot end here: with rho 1 the next token has the target's own law.
+    return mass / (mass + 1.0 - rho) if mass > 0 else 0.0
