@@ -129,6 +129,8 @@ class Timing:
     """The coordinator's time to judge, summed over steps."""
     wire: float = 0.0
     """Waiting for either service less its own time, summed over steps."""
+    paused: float = 0.0
+    """Without new tokens because the reader did not read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ def coordinator_readings(
     return [
         Reading("outrider_num_requests_running", request_manager.num_running),
         Reading("outrider_num_requests_waiting", request_manager.num_waiting),
+        Reading("outrider_num_requests_paused", request_manager.num_paused),
         *_endings(request_manager),
         *each("outrider_requests_refused_total", "reason", refusals.items()),
         *each("outrider_replicas_attached", "side", _attached(services)),
@@ -92,6 +93,7 @@ def _endings(request_manager: RequestManager) -> list[Reading]:
         Reading("outrider_request_prompt_tokens", endings.prompt_lengths.read()),
         Reading("outrider_request_generation_tokens", endings.generation_lengths.read()),
         Reading("outrider_requests_resumed_total", endings.num_resumed),
+        Reading("outrider_request_pauses_total", endings.num_pauses),
         *each("outrider_requests_total", "outcome", outcomes.items()),
         *each("outrider_requests_failed_total", "error", endings.by_error.items()),
     ]

@@ -147,6 +147,7 @@ class ResumableGeneration:
             target=sum(part.target for part in parts),
             accept=sum(part.accept for part in parts),
             wire=sum(part.wire for part in parts),
+            paused=sum(part.paused for part in parts),
         )
 
 

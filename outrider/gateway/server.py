@@ -29,6 +29,10 @@ from outrider.transport.security import TokenFile
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 2048
+_SEND_BUFFER_BYTES = 1 << 17
+"""Of a connection, in the kernel, which doubles it and would let it grow to some megabytes. A client that does not read
+holds up its stream once this and its own buffer are full.
+"""
 _KEEP_ALIVE_S = 75
 """Longer than clients keep an idle connection, so that none is closed while a request is on its way."""
 
@@ -36,7 +40,7 @@ _KEEP_ALIVE_S = 75
 async def serve(settings: GatewaySettings) -> None:
     """Serve until a signal; raises the error that prevented the start."""
     ending = Ending(asyncio.get_running_loop())
-    listener = _listen(settings)
+    listener = listen(settings)
     tokens = None if settings.api_token_file is None else TokenFile("api_token_file", settings.api_token_file)
     async with contextlib.AsyncExitStack() as running:
         watch = await _watch(settings, running)
@@ -106,14 +110,17 @@ async def _drain(server: _Server, endpoints: Endpoints, ending: Ending, settings
     hurrying.add_done_callback(lambda task: None if task.cancelled() else setattr(server, "force_exit", True))
 
 
-def _listen(settings: GatewaySettings) -> socket.socket:
+def listen(settings: GatewaySettings) -> socket.socket:
+    """Open the listening socket; ``ConfigError`` if the address cannot be used."""
     try:
-        return socket.create_server(
+        listener = socket.create_server(
             (settings.host, settings.port),
             family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET,
             backlog=_BACKLOG,
             reuse_port=settings.reuse_port,
         )
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # accepted sockets inherit it
+        return listener
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         raise ConfigError("gateway.port", f"{where} cannot be listened on: {error.strerror}; name another") from error

@@ -47,6 +47,12 @@ CLIENT_KEEPALIVE = keepalive(5_000, 5_000)
 pings more often than they allow; ours allow any number, and always did.
 """
 
+FIXED_WINDOW: Options = [("grpc.http2.bdp_probe", 0)]
+"""Of the SDK: a stream has 64 KiB under way, or one message. gRPC would let it grow to 4 MiB, so that a stream that
+is not read, also that of a gateway's client, would be computed to its end.
+"""
+CLIENT_OPTIONS = [*CLIENT_KEEPALIVE, *FIXED_WINDOW]
+
 
 def message_limits(max_bytes: int, *, max_received_bytes: int | None = None) -> Options:
     """Message size options of a server or a channel; ``max_received_bytes`` if it differs from the sending limit."""
@@ -55,7 +61,7 @@ def message_limits(max_bytes: int, *, max_received_bytes: int | None = None) -> 
 
 
 def _client_options(
-    max_bytes: int, tls: Tls | None, connect_attempt_ms: int | None, *, max_backoff_ms: int, keepalive: Options
+    max_bytes: int, tls: Tls | None, connect_attempt_ms: int | None, *, max_backoff_ms: int, more: Options
 ) -> Options:
     attempt_ms = CONNECT_ATTEMPT_MS if connect_attempt_ms is None else connect_attempt_ms
     # A name in place of the address's own host: in the certificate, and as the authority that calls name.
@@ -63,7 +69,7 @@ def _client_options(
     return [
         *named,
         *message_limits(max_bytes),
-        *keepalive,
+        *more,
         # Peers are named by whoever deploys them; a proxy of the environment is for the world outside.
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -98,15 +104,13 @@ def open_channel(
     max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES,
     connect_attempt_ms: int | None = None,
     max_backoff_ms: int = MAX_BACKOFF_MS,
-    keepalive: Options = KEEPALIVE,
+    more: Options = KEEPALIVE,
 ) -> grpc.aio.Channel:
     """Open a channel of the running event loop, which connects at the first call. ``ConfigError`` for unusable
     files.
     """
     tls = _tls(address, security)
-    options = _client_options(
-        max_message_bytes, tls, connect_attempt_ms, max_backoff_ms=max_backoff_ms, keepalive=keepalive
-    )
+    options = _client_options(max_message_bytes, tls, connect_attempt_ms, max_backoff_ms=max_backoff_ms, more=more)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, client_credentials(tls), options=options)
@@ -119,13 +123,11 @@ def open_blocking_channel(
     max_message_bytes: int = MAX_PUBLIC_MESSAGE_BYTES,
     connect_attempt_ms: int | None = None,
     max_backoff_ms: int = MAX_BACKOFF_MS,
-    keepalive: Options = KEEPALIVE,
+    more: Options = KEEPALIVE,
 ) -> grpc.Channel:
     """Open a channel for synchronous code, which connects at the first call. ``ConfigError`` for unusable files."""
     tls = _tls(address, security)
-    options = _client_options(
-        max_message_bytes, tls, connect_attempt_ms, max_backoff_ms=max_backoff_ms, keepalive=keepalive
-    )
+    options = _client_options(max_message_bytes, tls, connect_attempt_ms, max_backoff_ms=max_backoff_ms, more=more)
     if tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, client_credentials(tls), options=options)

@@ -18,7 +18,7 @@ import grpc.aio
 from outrider.cooperative import run_in_slices
 from outrider.errors import ProtocolError, RequestCancelledError
 from outrider.generation import Delta, GenerationRequest, GenerationResult, ModelInfo, TokenizerFiles
-from outrider.transport.channels import CLIENT_KEEPALIVE, check_address, open_blocking_channel, open_channel
+from outrider.transport.channels import CLIENT_OPTIONS, check_address, open_blocking_channel, open_channel
 from outrider.transport.convert.generation import (
     delta_from_proto,
     first_delta,
@@ -159,7 +159,7 @@ class RemoteGeneration:
                 self._security,
                 connect_attempt_ms=self._connect_attempt_ms,
                 max_backoff_ms=MAX_BACKOFF_MS,
-                keepalive=CLIENT_KEEPALIVE,
+                more=CLIENT_OPTIONS,
             )
             if self._channel is not None and self._loop is loop:
                 self._outdated.append(self._channel)
@@ -248,7 +248,7 @@ class BlockingGeneration:
                     self._security,
                     connect_attempt_ms=self._connect_attempt_ms,
                     max_backoff_ms=MAX_BACKOFF_MS,
-                    keepalive=CLIENT_KEEPALIVE,
+                    more=CLIENT_OPTIONS,
                 )
                 if self._channel is not None:
                     self._outdated.append(self._channel)

@@ -9,12 +9,12 @@ import pytest
 
 from outrider import Client
 from outrider.errors import DeadlineError, UnavailableError
-from outrider.transport.channels import CLIENT_KEEPALIVE, keepalive
+from outrider.transport.channels import CLIENT_OPTIONS, keepalive
 from tests.client.conftest import Service
 from tests.faults.proxy import Impairment, Proxy
 
 BLACK_HOLE = Impairment(is_black_hole=True)
-_USED = "outrider.transport.remote_generation.CLIENT_KEEPALIVE"
+_USED = "outrider.transport.remote_generation.CLIENT_OPTIONS"
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_it_is_noticed_in_ten_seconds(service: Service, proxy: Proxy) -> None:
 
 
 def test_ten_seconds_are_what_the_settings_say() -> None:
-    options = dict(CLIENT_KEEPALIVE)
+    options = dict(CLIENT_OPTIONS)
     assert options["grpc.keepalive_time_ms"] == options["grpc.keepalive_timeout_ms"] == 5_000
 
 

@@ -108,6 +108,7 @@ class Stack:
 _HELD = (
     "outrider_num_requests_running",
     "outrider_num_requests_waiting",
+    "outrider_num_requests_paused",
     "outrider_sessions_open",
     "outrider_kv_pages_used",
 )

@@ -1,7 +1,8 @@
 """Admission: running and waiting requests.
 
 First in, first out: no request overtakes another, so that short requests do not starve long ones. Only requests that
-started together may change their order, if some of them find no room. Plain Python, without sessions or services.
+started together may change their order, if some of them find no room. Paused requests are neither running nor in the
+queue. Plain Python, without sessions or services.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Admission(Generic[EntryT]):
         self._max_queue = max_queue
         self._running: dict[EntryT, None] = {}
         self._waiting: deque[EntryT] = deque()
+        self._paused: dict[EntryT, None] = {}
         self._is_blocked = False
         self._arrivals: dict[EntryT, int] = {}
         self._arrival_numbers = itertools.count()
@@ -44,6 +46,11 @@ class Admission(Generic[EntryT]):
         return tuple(self._waiting)
 
     @property
+    def paused(self) -> tuple[EntryT, ...]:
+        """The paused entries."""
+        return tuple(self._paused)
+
+    @property
     def num_running(self) -> int:
         """Number of running entries."""
         return len(self._running)
@@ -52,6 +59,11 @@ class Admission(Generic[EntryT]):
     def num_waiting(self) -> int:
         """Number of waiting entries."""
         return len(self._waiting)
+
+    @property
+    def num_paused(self) -> int:
+        """Number of paused entries."""
+        return len(self._paused)
 
     def set_max_running(self, max_running: int) -> None:
         """Change the limit. Entries beyond a lower limit continue; none starts until fewer run."""
@@ -88,11 +100,31 @@ class Admission(Generic[EntryT]):
     def put_back(self, entry: EntryT) -> None:
         """Return an entry without room to its place in the queue; none starts before ``unblock``."""
         del self._running[entry]
-        place = sum(self._arrivals[other] < self._arrivals[entry] for other in self._waiting)
-        self._waiting.insert(place, entry)
+        self._enqueue(entry)
         self._is_blocked = self._is_short_of_room = True
         if self._on_trial is entry:
             self._on_trial = None
+
+    def pause(self, entry: EntryT) -> None:
+        """Take a running or waiting entry out, until ``resume``; others may have its place."""
+        arrival = self._arrivals[entry]
+        self.leave(entry)
+        self._arrivals[entry] = arrival
+        self._paused[entry] = None
+
+    def resume(self, entry: EntryT) -> bool:
+        """Return a paused entry to its place in the queue, which may hold more than ``max_queue`` then; return whether
+        it was paused.
+        """
+        if entry not in self._paused:
+            return False
+        del self._paused[entry]
+        self._enqueue(entry)
+        return True
+
+    def _enqueue(self, entry: EntryT) -> None:
+        place = sum(self._arrivals[other] < self._arrivals[entry] for other in self._waiting)
+        self._waiting.insert(place, entry)
 
     def unblock(self) -> None:
         """Let entries start again, after room may have become free."""
@@ -107,6 +139,7 @@ class Admission(Generic[EntryT]):
             # The head may have been what there was no room for.
             self._is_blocked = self._is_blocked and self._waiting[0] is not entry
             self._waiting.remove(entry)
+        self._paused.pop(entry, None)
         self._arrivals.pop(entry, None)
         if self._on_trial in (entry, None):
             self._end_trial()

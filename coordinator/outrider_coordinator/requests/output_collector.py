@@ -1,7 +1,8 @@
 """Output collector: passes the output of a session to its reader.
 
 Text is detokenized when it is read, after the next commands have left. A slow reader gets the output of several steps
-as one delta.
+as one delta. What waits to be read is bounded: ``on_behind`` pauses the session. A stream counts as read as far as its
+transport takes messages, so the windows of gRPC and the buffers of the hosts fill first.
 """
 
 from __future__ import annotations
@@ -12,6 +13,15 @@ from collections.abc import AsyncIterator, Callable
 from outrider.errors import OutriderError
 from outrider.generation import Delta, GenerationResult, Progress
 from outrider_coordinator.session.actions import StepEnded
+
+MAX_UNREAD_TOKENS = 64
+"""Tokens that may wait for the reader ..."""
+MAX_UNREAD_S = 2.0
+"""... and how long the oldest may, checked when a step ends."""
+
+
+def _ignore() -> None:
+    pass
 
 
 class OutputCollector:
@@ -33,6 +43,14 @@ class OutputCollector:
         self._ending: GenerationResult | OutriderError | None = None
         self._news: asyncio.Future[None] | None = None
         """What the reader waits for."""
+        self._num_unread = 0
+        self._unread_since = 0.0
+        """When the oldest output that waits was released; by the event loop's clock."""
+        self._is_behind = False
+        self.on_behind: Callable[[], None] = _ignore
+        """Called once too much output waits ..."""
+        self.on_caught_up: Callable[[], None] = _ignore
+        """... and then once the reader has taken it."""
 
     def put(self, step: StepEnded, progress: Progress | None = None) -> None:
         """New output, which the reader is to have with the next ``release``, and at times how far the call is."""
@@ -42,10 +60,12 @@ class OutputCollector:
     def release(self) -> None:
         """Make the queued output available to the reader."""
         if self._held:
+            self._note_unread(self._held)
             self._released += self._held
             self._held = []
             self._progress, self._held_progress = self._held_progress or self._progress, None
             self._wake()
+            self._check_reader()
 
     def end(self, ending: GenerationResult | OutriderError) -> None:
         """No more output follows: the result is sent with the last delta, an error after it."""
@@ -69,6 +89,7 @@ class OutputCollector:
 
     def _take(self, result: GenerationResult | None) -> Delta:
         steps, self._released = self._released, []
+        self._num_unread = 0
         if len(steps) == 1:
             token_ids, logprobs = steps[0].token_ids, steps[0].logprobs
         else:
@@ -78,7 +99,23 @@ class OutputCollector:
         self._num_tokens += len(token_ids)
         text = self._take_text(self._num_tokens if result is None else None)
         progress, self._progress = self._progress, None
+        if self._is_behind:
+            self._is_behind = False
+            self.on_caught_up()
         return Delta(text, token_ids, logprobs, result, progress=progress)
+
+    def _note_unread(self, steps: list[StepEnded]) -> None:
+        if not self._released:
+            self._unread_since = asyncio.get_running_loop().time()
+        self._num_unread += sum(len(step.token_ids) for step in steps)
+
+    def _check_reader(self) -> None:
+        if self._is_behind or self._ending is not None:
+            return
+        unread_s = asyncio.get_running_loop().time() - self._unread_since
+        if self._num_unread >= MAX_UNREAD_TOKENS or unread_s > MAX_UNREAD_S:
+            self._is_behind = True
+            self.on_behind()
 
     async def _wait(self) -> None:
         self._news = asyncio.get_running_loop().create_future()

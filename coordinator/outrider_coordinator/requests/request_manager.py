@@ -50,6 +50,8 @@ class Endings:
     """Of all that were taken in."""
     num_resumed: int = 0
     """Taken in with output of an interrupted call."""
+    num_pauses: int = 0
+    """How often requests were paused because their readers were behind, those that run included."""
     by_reason: Counter[FinishReason] = field(default_factory=Counter)
     """Those that finished or were cancelled."""
     by_error: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(USUAL_FAILURES, 0)))
@@ -81,9 +83,14 @@ class RequestManager:
         """Number of waiting requests."""
         return self._admission.num_waiting
 
+    @property
+    def num_paused(self) -> int:
+        """Number of requests that hold no pages until their readers read on."""
+        return self._admission.num_paused
+
     def all(self) -> tuple[RequestState, ...]:
-        """Running and waiting requests."""
-        return (*self._admission.running, *self._admission.waiting)
+        """Running, waiting and paused requests."""
+        return (*self._admission.running, *self._admission.waiting, *self._admission.paused)
 
     def running(self) -> tuple[RequestState, ...]:
         """Running requests."""
@@ -124,6 +131,18 @@ class RequestManager:
         """Return a request without room to its place in the queue, which stops until ``unblock``."""
         self._by_session.pop(request_state.session, None)
         self._admission.put_back(request_state)
+
+    def pause(self, request_state: RequestState) -> None:
+        """Take a request whose pages are released out, until ``resume``."""
+        self._by_session.pop(request_state.session, None)
+        self._admission.pause(request_state)
+        self._note_load()
+
+    def resume(self, request_state: RequestState) -> bool:
+        """Return a request to its place in the queue; return whether it was taken out."""
+        was_paused = self._admission.resume(request_state)
+        self._note_load()
+        return was_paused
 
     def found_room(self, request_state: RequestState) -> bool:
         """Record that the target has room; return whether others waited for that."""

@@ -50,6 +50,9 @@ class RequestRunner:
 
     def park(self, request: RequestState, retry_after_ms: int) -> None:
         """The target has no room: try another one, or wait at the head of the queue for pages, or for a delay."""
+        if request.loop.is_paused:  # it needs no room before its reader reads on
+            self.pause(request)
+            return
         place = request.place
         if place.target is not None:
             place.refused_by.add(place.target)
@@ -64,6 +67,22 @@ class RequestRunner:
         request.park()
         self._request_manager.park(request)
         request.call_later(retry_after_ms / 1000, self.unblock)
+
+    def pause(self, request: RequestState) -> None:
+        """Release the pages and the place of a request, until ``resume``."""
+        self._deliver(request, request.loop.release)
+        self._placement.leave(request.place)
+        self._deliver(request, request.loop.draft_lost)  # as above
+        request.place.refused_by.clear()
+        request.request_timings.note_released()
+        self._request_manager.pause(request)
+        asyncio.get_running_loop().call_soon(self._admit)
+
+    def resume(self, request: RequestState) -> None:
+        """Return a request to its place in the queue, if it was taken out."""
+        if self._request_manager.resume(request):
+            request.park()
+            self._admit()
 
     def end(self, request: RequestState, ending: Finish | Fail) -> None:
         """End the request."""

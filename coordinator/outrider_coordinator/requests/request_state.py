@@ -40,11 +40,13 @@ class RequestState:
         self.request_timings = RequestTimings(latency_histograms)
         self.log_fields: dict[str, str] = {"request_id": loop.engine_request.request_id, **trace.log_fields}
         """Said in every line of the log about it."""
+        self.num_pauses = 0
+        """How often its reader was behind."""
         self.draft_wait_began: float | None = None
         """When it began to wait for a proposal that has not come; by the event loop's clock."""
         self._unbooked: list[tuple[StepEnded | DraftWaitEnded, float, float]] = []
         """What happened in its steps, when it was heard of and when the next command was made; not yet counted."""
-        self._output_collector = OutputCollector(
+        self.output_collector = OutputCollector(
             loop.output.take_text, num_tokens=len(loop.engine_request.emitted_token_ids)
         )
         self._next_progress = 0.0
@@ -60,7 +62,7 @@ class RequestState:
 
     def deltas(self) -> AsyncIterator[Delta]:
         """Yield new output; the last delta has the result. Raises the error of the request."""
-        return self._output_collector.deltas()
+        return self.output_collector.deltas()
 
     def admit(self) -> None:
         """Record that the request runs."""
@@ -98,7 +100,7 @@ class RequestState:
                 timings.step_ended(arrived, handled, said.timing)
                 self._count(said)
                 timings.note_output(handled)
-                self._output_collector.put(said, self._progress(handled))
+                self.output_collector.put(said, self._progress(handled))
             else:
                 timings.draft_wait_ended(arrived, handled, said.timing)
 
@@ -113,7 +115,7 @@ class RequestState:
     def flush(self) -> None:
         """Count new steps and wake the reader, once the services have their next commands."""
         self.book()
-        self._output_collector.release()
+        self.output_collector.release()
 
     def end(self, ending: Finish | Fail) -> None:
         """Deliver the last output, with the result or the error."""
@@ -122,7 +124,7 @@ class RequestState:
         self.request_timings.note_end(self.loop.spec_stats.num_emitted_tokens)
         self.trace.ended(self.loop, ending)
         log_ending(self.loop, ending, self.request_timings.summary())
-        self._output_collector.end(ending.error if isinstance(ending, Fail) else self._result(ending))
+        self.output_collector.end(ending.error if isinstance(ending, Fail) else self._result(ending))
 
     def set_draft_timer(self, delay_s: float, ring: Callable[[], None]) -> None:
         """Replace the draft's timer."""

@@ -66,6 +66,21 @@ class SessionLoop(SessionState):
         if not self.is_over:
             steps.end(self, Fail(error))
 
+    def pause(self) -> None:
+        """The reader is behind: no step begins until ``resume``. A step under way goes on to its end."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """The reader reads on."""
+        self.is_paused = False
+        if self.status is SessionStatus.PAUSED:
+            steps.begin(self)
+
+    def release(self) -> None:
+        """Give up the pages on both services, and a step under way; ``start`` rebuilds the session."""
+        if self.is_running:
+            steps.release(self)
+
     def draft_timed_out(self, step: int) -> None:
         """The draft timed out in this step."""
         if self.status is SessionStatus.DRAFTING and step == self.step:

@@ -31,11 +31,13 @@ class SessionStatus(enum.Enum):
     """What a session waits for."""
 
     WAITING = "waiting"
-    """For admission: it has not begun, or its target had no room for it."""
+    """For admission: it has not begun, its target had no room for it, or it was released while it was paused."""
     DRAFTING = "drafting"
     """For the proposal of this step."""
     SCORING = "scoring"
     """For the scores of this step, or for a target that it can be rebuilt on."""
+    PAUSED = "paused"
+    """For its reader, between two steps."""
     FINISHED = "finished"
     """It is over."""
 
@@ -57,6 +59,8 @@ class SessionState:
         self.engine_request = engine_request
         self.policy = policy
         self.status = SessionStatus.WAITING
+        self.is_paused = False
+        """Whether to begin no step, because the reader is behind."""
         self.step = 0
         """The number of the step under way."""
         self.tokens = CommittedTokens(engine_request.prompt_token_ids, engine_request.prefix_hash_key)
@@ -102,8 +106,8 @@ class SessionState:
 
     @property
     def is_running(self) -> bool:
-        """Whether the session waits for a service."""
-        return self.status is SessionStatus.SCORING or self.status is SessionStatus.DRAFTING
+        """Whether the session may be open on a service."""
+        return self.status not in (SessionStatus.WAITING, SessionStatus.FINISHED)
 
     @property
     def lacks_draft(self) -> bool:

@@ -5,6 +5,7 @@
     WAITING -> begin -> SCORING                          prefill, or a plain step
                      -> DRAFTING -> score -> SCORING     a step with a proposal
     SCORING -> begin                                     after a verdict
+            -> PAUSED                                    the reader is behind
             -> park -> WAITING                           the target has no room
             -> end -> FINISHED
 
@@ -33,7 +34,10 @@ _PLAIN_STEPS_IN_A_ROW = 2
 
 
 def begin(session: SessionState) -> None:
-    """Begin the next step: as a prefill, plain, or with a proposal."""
+    """Begin the next step: as a prefill, plain, or with a proposal. A paused session begins none."""
+    if session.is_paused:
+        session.status = SessionStatus.PAUSED
+        return
     session.step += 1
     session.proposal = NOTHING_DRAFTED
     session.no_draft_reason = WithoutDraft.NOTHING_PROPOSED
@@ -209,9 +213,14 @@ def end(session: SessionState, ending: Finish | Fail) -> None:
 
 def park(session: SessionState, retry_after_ms: int, reason: str) -> None:
     """Leave both services until the target has room."""
+    release(session)
+    session.actions.append(Park(retry_after_ms, reason))
+
+
+def release(session: SessionState) -> None:
+    """Leave both services until the session is started again."""
     _leave(session)
     session.status = SessionStatus.WAITING
-    session.actions.append(Park(retry_after_ms, reason))
 
 
 def _leave(session: SessionState) -> None:

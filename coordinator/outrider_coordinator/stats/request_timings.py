@@ -28,6 +28,8 @@ class RequestTimings:
         self._first_token: float | None = None
         self._last_token = self._arrived
         self._wait_began = self._arrived
+        self._paused = 0.0
+        self._pause_began: float | None = None
         self._draft = self._target = self._accept = self._wire = 0.0
 
     now = staticmethod(time.perf_counter)
@@ -43,6 +45,24 @@ class RequestTimings:
         """The request waits again: for pages."""
         if self._queue_began is None:
             self._queue_began = self.now()
+
+    def note_paused(self) -> None:
+        """The reader is behind."""
+        self._pause_began = self.now()
+
+    def note_resumed(self) -> None:
+        """The reader reads on: the waits for services and for output begin anew."""
+        now = self.now()
+        self._paused, self._pause_began = self._pause_time(now), None
+        self._wait_began = self._last_token = now
+
+    def note_released(self) -> None:
+        """The request has no pages until its reader reads on, and waits for none."""
+        self._queued, self._queue_began = self._queue_time(self.now()), None
+
+    def _pause_time(self, now: float) -> float:
+        """Seconds in which the reader was behind, so far."""
+        return self._paused + (0.0 if self._pause_began is None else now - self._pause_began)
 
     def _queue_time(self, now: float) -> float:
         """Seconds of waiting for a turn or for pages, so far."""
@@ -65,7 +85,8 @@ class RequestTimings:
         if self._first_token is None:
             self._latency_histograms.queue.observe(self._queue_time(now))
         if self._first_token is not None and num_tokens > 1:
-            self._latency_histograms.per_token.observe((self._last_token - self._first_token) / (num_tokens - 1))
+            busy = max(0.0, self._last_token - self._first_token - self._paused)
+            self._latency_histograms.per_token.observe(busy / (num_tokens - 1))
 
     def draft_wait_ended(self, arrived: float, handled: float, timing: ItemTiming | None) -> None:
         """The wait for a proposal ended when ``arrived`` was read; what followed from it was done by ``handled``."""
@@ -103,4 +124,5 @@ class RequestTimings:
             target=self._target,
             accept=self._accept,
             wire=self._wire,
+            paused=self._pause_time(now),
         )

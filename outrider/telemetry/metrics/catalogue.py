@@ -168,6 +168,14 @@ LATENCY = (
 LOAD = (
     _gauge("outrider_num_requests_running", "Running requests."),
     _gauge("outrider_num_requests_waiting", "Requests that wait in the queue or for KV pages."),
+    _gauge(
+        "outrider_num_requests_paused",
+        "Requests without KV pages until their callers read their streams on; neither running nor waiting.",
+    ),
+    _counter(
+        "outrider_request_pauses_total",
+        "Pauses of requests whose callers do not read their streams. After one second a pause releases the KV pages.",
+    ),
     _counter(
         "outrider_requests_total",
         "Requests that have ended, by outcome. A request that exceeded its deadline has not failed.",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc.aio
 
+from outrider.transport.channels import CLIENT_OPTIONS, open_channel
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
+from outrider.v1.sampling_pb2 import AcceptanceMethod
 from tests.faults.readings import metrics_of
 from tests.faults.run import Run
 from tests.faults.traffic import PLAIN, Manner, Tally, patiently
@@ -18,6 +22,8 @@ from tests.faults.watch import watched
 _NUM_BESIDE = 4
 _LEAVES = Manner(leaves_after=3)
 _HURRIES = Manner(timeout_s=2.0)
+_NUM_LATE = 4
+"""Of the readers that do not read, those that do once all are paused."""
 _OUTPUT_TOKENS = 400
 _TOP = 20
 _MOST_MEMORY_MIB = 256
@@ -47,23 +53,34 @@ async def crowd(run: Run) -> None:
 
 
 async def deaf_readers(run: Run) -> None:
-    """As many readers that never read as are counted, while others read beside them."""
+    """As many readers that do not read as are counted, while others read beside them. A few of them read in the end."""
     await run.touch_pages()
     async with watched(run.stack.processes) as histories:
         async with contextlib.AsyncExitStack() as deaf, run.traffic(_NUM_BESIDE) as traffic:
             await traffic.progress()
             address = run.stack.coordinators[0].address
             channels = [await deaf.enter_async_context(_channel(address)) for _ in range(min(20, run.count))]
+            num_late = min(_NUM_LATE, run.count)
+            twins = [await _read(_unread(channels[number], number)) for number in range(num_late)]
+            began = time.monotonic()
             calls = [_unread(channels[number % len(channels)], number) for number in range(run.count)]
             await traffic.progress()
-            await _ended(run, len(calls))
-            run.say(f"{len(calls)} readers never read")
+            await _settled(run, len(calls))
+            run.result.add("until all were paused or had ended", time.monotonic() - began, None, "s")
+            num_paused = await _num_requests(run, "paused")
+            run.say(f"{len(calls)} readers do not read, {num_paused:.0f} are paused")
             await traffic.progress()
-            ended_wrong = [call for call in calls if call.done() and await call.code() not in _FAIR]
+            late = await asyncio.gather(*(_read(call) for call in calls[:num_late]))
+            different = [number for number, tokens in enumerate(late) if tokens != twins[number]]
+            await traffic.progress()
+            ended_wrong = [call for call in calls[num_late:] if call.done() and await call.code() not in _FAIR]
             for call in calls:
                 call.cancel()
         await run.note_left_over()
-    run.result.add("readers that never read", run.count)
+    run.result.problems += [f"late reader {number} got other tokens" for number in different]
+    run.result.add("readers that do not read", run.count)
+    run.result.add("of these paused", num_paused)
+    run.result.add("late readers different", len(different), 0)
     run.result.add("of these ended by an error", len(ended_wrong), 0)
     run.note_streams(traffic.tally)
     run.note_memory(histories, most_mib=_MOST_MEMORY_MIB)
@@ -101,30 +118,39 @@ async def _progress(run: Run, tally: Tally) -> AsyncIterator[None]:
 
 
 def _channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+    """With the windows of the SDK."""
+    return open_channel(address, more=CLIENT_OPTIONS)
 
 
 def _unread(channel: grpc.aio.Channel, number: int) -> grpc.aio.UnaryStreamCall[object, object]:
-    """A long stream with much to send, whose messages are never asked for."""
+    """A long stream with much to send, whose messages nobody asks for."""
     request = generation_pb2.GenerateRequest(
         prompt_text=f"def f{number}(self):\n",
         max_tokens=_OUTPUT_TOKENS,
         ignore_eos=True,
         seed=number,
+        acceptance_method=AcceptanceMethod.ACCEPTANCE_METHOD_COUPLED,
         logprobs=_TOP,
     )
     call: grpc.aio.UnaryStreamCall[object, object] = GenerationServiceStub(channel).StreamGenerate(request)
     return call
 
 
-async def _ended(run: Run, num_readers: int) -> None:
-    """Return when no more requests run or wait than those that are read: the others have ended unread."""
+async def _read(call: grpc.aio.UnaryStreamCall[object, object]) -> list[int]:
+    """The tokens of a stream that is read to its end."""
+    events: list[Any] = [message async for message in call]
+    tokens = [token_id for event in events for token_id in event.delta.token_ids]
+    assert tokens == list(events[-1].result.token_ids)
+    return tokens
+
+
+async def _settled(run: Run, num_readers: int) -> None:
+    """Return when no more requests run or wait than those that are read: the others are paused or have ended."""
     async with asyncio.timeout(60 + 10 * num_readers):
-        for coordinator in run.stack.coordinators:
-            while await _num_requests(coordinator.metrics_port) > _NUM_BESIDE:
-                await asyncio.sleep(0.5)
+        while await _num_requests(run, "running", "waiting") > _NUM_BESIDE:
+            await asyncio.sleep(0.5)
 
 
-async def _num_requests(port: int) -> float:
-    metrics = await metrics_of(port) or {}
-    return metrics.get("outrider_num_requests_running", 0) + metrics.get("outrider_num_requests_waiting", 0)
+async def _num_requests(run: Run, *states: str) -> float:
+    metrics = [await metrics_of(coordinator.metrics_port) or {} for coordinator in run.stack.coordinators]
+    return sum(found.get(f"outrider_num_requests_{state}", 0) for found in metrics for state in states)
