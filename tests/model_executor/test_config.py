@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,18 @@ def test_tiny_models_repeat_and_differ_by_seed(tmp_path: Path) -> None:
     ]
     assert bytes_of[0] == bytes_of[1] != bytes_of[2]
     assert cached_tiny_model(seed=1) == cached_tiny_model(seed=1) != cached_tiny_model(seed=2)
+
+
+def test_reading_a_model_folder_does_not_import_the_compiler() -> None:
+    """It takes half of the time of a start. Who needs transformers' activations gets the real ones all the same."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from outrider.model_executor.models.config_reader import read_model_config\n"
+        "from outrider.model_executor.models.weights import checkpoint_targets\n"
+        "checkpoint_targets(read_model_config(Path(sys.argv[1])))\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "from transformers.activations import ACT2FN\n"
+        "assert 'silu' in ACT2FN"
+    )
+    subprocess.run([sys.executable, "-c", code, str(cached_tiny_model("llama"))], check=True)

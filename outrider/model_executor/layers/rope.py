@@ -29,6 +29,8 @@ class RotaryEmbedding:
         self._head_dim = head_dim
         self._max_position = max_position
         self._table: Angles | None = None
+        if device.type == "meta":  # a model whose shapes alone are read; sums there import torch._dynamo, for 2 s
+            device = torch.device("cpu")
         self._exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim  # [D/2]
         self._unstretched_length = max_position / rope.factor if rope.rope_type == "dynamic" else 0.0
         frequencies = _SCALINGS[rope.rope_type](rope, 1.0 / rope.theta**self._exponents, head_dim)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +25,29 @@ from outrider.model_executor.models.json_files import is_there, one_line, read_o
 
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+def _leave_out_activations() -> None:
+    """Keep transformers from importing its activation functions, and with them ``torch._dynamo``: 1.8 s at each start.
+
+    Its configurations import them to check ``hidden_act`` by name, and leave that check out where there are none. This
+    module checks it. Whoever imports ``transformers.activations`` afterwards gets the real module.
+    """
+    name = "transformers.activations"
+    if name in sys.modules:
+        return
+    empty = ModuleType(name)
+    vars(empty)["ACT2FN"] = {}
+    sys.modules[name] = empty
+    try:
+        importlib.import_module("transformers.utils.type_validators")
+    except ImportError:  # of a release that needs more of it: imported as a whole when it is used
+        pass
+    finally:
+        del sys.modules[name]
+
+
+_leave_out_activations()
 
 
 def read_model_config(folder: Path) -> ModelConfig:
