@@ -109,6 +109,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
                 return False
             batch.queued, batch.forward = queued, queued.forward
         self._in_flight.append(batch)
+        self._scheduler.learn()
         return True
 
     def _process_outputs(self, finished: _Finished | None) -> list[tuple[int, EventBatch[Any]]]:
@@ -142,7 +143,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         if self._in_flight:
             self._scheduler.lookahead.confirm(self._in_flight[0], before)
         self._inputs.take_superseding(before.requests)
-        if not self._in_flight:
+        if not self._in_flight and self._scheduler.lookahead.is_possible:
             prepared = [self._scheduler.lookahead.prepare(request) for request in before.requests]
             if any(prepared) and self._executor.is_asynchronous:
                 batch = self._scheduler.schedule(self._in_flight)

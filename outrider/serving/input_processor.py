@@ -76,14 +76,19 @@ class InputProcessor:
             return
         session.used_ns = arrived_ns
         self._scheduler.note_arrival(session.key, arrived_ns)
+        if self._scheduler.queue.first(session.key) is None or not self._is_served_by_known(session, item, arrived_ns):
+            self._begin(session, item, arrived_ns)
+
+    def _is_served_by_known(self, session: Session[Any], item: Item, arrived_ns: int) -> bool:
+        """Whether what a session has asked for before, or is computed ahead, takes care of the item."""
         due = self._scheduler.queue.due_of(session.key)
         if self._claim(session, item, arrived_ns):
-            return
+            return True
         if due is not None and due.status is RequestStatus.RUNNING:
             due.superseded_by = item, arrived_ns
-            return
+            return True
         self._abort(session.key, "superseded")
-        self._begin(session, item, arrived_ns)
+        return False
 
     def prepare(self, link_id: int, command: Prepare, arrived_ns: int) -> None:
         """Let steps of a session be computed before they are asked for; ignored unless its newest item is the one that

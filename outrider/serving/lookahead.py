@@ -72,6 +72,11 @@ class Lookahead:
         self._speculating = {key for key in self._speculating if key[0] != link_id}
 
     @property
+    def is_possible(self) -> bool:
+        """Whether ``prepare`` could do anything for any session."""
+        return self._is_enabled and not self._speculating
+
+    @property
     def is_idle(self) -> bool:
         """Whether no session keeps others from being prepared."""
         return not self._speculating

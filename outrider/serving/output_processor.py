@@ -71,10 +71,11 @@ class OutputProcessor:
 
     def messages(self, finished: Sequence[AnyRequest]) -> Messages:
         """Answers as messages, one a link; their time ends now."""
-        links = dict.fromkeys(request.session.link_id for request in finished)
+        links = dict.fromkeys([request.session.link_id for request in finished])
         messages: Messages = []
         for link_id in links:
-            batch = self._batch([request for request in finished if request.session.link_id == link_id])
+            own = finished if len(links) == 1 else [one for one in finished if one.session.link_id == link_id]
+            batch = self._batch(own)
             messages += [*self._take_opened(link_id), (link_id, batch)]
         return messages
 
@@ -103,18 +104,19 @@ class OutputProcessor:
         now = self._clock()
         timings = tuple([request.timing(now) for request in finished])
         events = tuple([request.answer for request in finished])
-        for request, event, timing in zip(finished, events, timings, strict=True):
+        for index, request in enumerate(finished):
             if request.record is not None:
+                event, timing = events[index], timings[index]
                 request.record.error = event.message if isinstance(event, SessionFailed) else ""
                 request.record.timing = timing
                 self._end(request.record, now, type(event).__name__)
         report = ForwardReport(
-            queue_ns=max(timing.queue_ns for timing in timings),
-            forward_ns=max(timing.forward_ns for timing in timings),
-            sample_ns=max(timing.sample_ns for timing in timings),
-            total_ns=max(timing.total_ns for timing in timings),
-            batch_size=max(request.batch_size for request in finished),
-            num_tokens=max(request.num_tokens for request in finished),
+            queue_ns=max([timing.queue_ns for timing in timings]),
+            forward_ns=max([timing.forward_ns for timing in timings]),
+            sample_ns=max([timing.sample_ns for timing in timings]),
+            total_ns=max([timing.total_ns for timing in timings]),
+            batch_size=max([request.batch_size for request in finished]),
+            num_tokens=max([request.num_tokens for request in finished]),
             num_pages_free=self._num_pages_free(),
         )
         return EventBatch(events, report, timings)

@@ -105,12 +105,13 @@ class Request(Generic[ItemT, JobT, EventT]):
 
     def timing(self, now_ns: int) -> ItemTiming:
         """Where its time went, if it is answered now."""
+        # By position: by name it takes twice as long.
         return ItemTiming(
-            queue_ns=self.queue_ns or 0,
-            forward_ns=self.forward_ns,
-            sample_ns=self.sample_ns,
-            wait_ns=self.wait_ns + now_ns - self.touched_ns,
-            total_ns=now_ns - self.arrived_ns,
+            self.queue_ns or 0,
+            self.forward_ns,
+            self.sample_ns,
+            self.wait_ns + now_ns - self.touched_ns,
+            now_ns - self.arrived_ns,
         )
 
 

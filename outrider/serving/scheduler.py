@@ -78,6 +78,7 @@ class Scheduler:
         """
         self._note_duration(batch, ended_ns)
         self._note_forward(batch, output, ended_ns)
+        note_answer = self._delay.note_answer
         done = []
         for request, result in zip(batch.requests, output.results, strict=True):
             if request.status is RequestStatus.ABORTED:
@@ -92,7 +93,7 @@ class Scheduler:
                 done.append((request, result))
                 if not isinstance(result, OutriderError):
                     self._running.add(request.session.key)
-                    self._delay.note_answer(request.session.key, ended_ns)
+                    note_answer(request.session.key, ended_ns)
         return done
 
     # Requests.
@@ -136,7 +137,9 @@ class Scheduler:
         return Batch(scheduled, now) if scheduled else None
 
     def _choose(self, now_ns: int) -> ScheduledTokens:
-        due = sorted(self.queue.due, key=lambda request: not request.is_asked)  # what was asked for comes first
+        due = list(self.queue.due)
+        if not all(request.is_asked for request in due):
+            due.sort(key=lambda request: not request.is_asked)  # what was asked for comes first
         shares = share_tokens(
             [request.job for request in due],
             self._budget.max_batched_tokens,
@@ -147,6 +150,10 @@ class Scheduler:
         return [(request, share) for request, share in zip(due, shares, strict=True) if share]
 
     # What is learnt of a batch.
+
+    def learn(self) -> None:
+        """Learn from what was heard of sessions, which no answer waits for; while the device computes."""
+        self._delay.learn()
 
     def _note_duration(self, batch: Batch, ended_ns: int) -> None:
         duration_ns = ended_ns - batch.started_ns
@@ -179,4 +186,6 @@ def _rebuilds(due: Sequence[AnyRequest]) -> list[int]:
     none, and no stream would get on.
     """
     lost = [index for index, request in enumerate(due) if not is_running(request.job) and request.has_output]
+    if not lost:
+        return lost
     return sorted(lost, key=lambda index: due[index].session.age)

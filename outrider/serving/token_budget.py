@@ -88,6 +88,9 @@ def share_tokens(
     such sessions will have to wait: ``is_beside``. ``rebuilds`` are the prefills of sessions that were lost: each gets
     all it can use before the next one does. New prompts get what they leave, and an eighth at least.
     """
+    wanted_by_all = [job.num_left for job in jobs]
+    if sum(wanted_by_all) <= max_tokens and all(map(is_running, jobs)):
+        return wanted_by_all  # nearly always
     shares = [0] * len(jobs)
     running, prefills = list[int](), list[int]()
     for index, job in enumerate(jobs):
@@ -170,16 +173,30 @@ class PrefillDelayPolicy:
     """
 
     def __init__(self) -> None:
+        self._heard: list[tuple[SessionKey, int, bool]] = []
+        """Answers and returns (True) that nothing has been learned from: that waits until something depends on it."""
         self._left: dict[SessionKey, int] = {}  # when each of those away was answered
         self._away_ns: float | None = None
         self._chunk_ns: float | None = None
 
     def note_answer(self, key: SessionKey, now_ns: int) -> None:
         """A running session was answered."""
-        self._left[key] = now_ns
+        self._heard.append((key, now_ns, False))
 
     def note_return(self, key: SessionKey, now_ns: int) -> None:
         """A session has sent its next item."""
+        self._heard.append((key, now_ns, True))
+
+    def learn(self) -> None:
+        """Take in what was heard; any time, best while the device computes."""
+        heard, self._heard = self._heard, []
+        for key, now_ns, is_return in heard:
+            if is_return:
+                self._learn_return(key, now_ns)
+            else:
+                self._left[key] = now_ns
+
+    def _learn_return(self, key: SessionKey, now_ns: int) -> None:
         left = self._left.pop(key, None)
         # A session that asks for something else before it was answered comes before it left.
         if left is not None and 0 <= now_ns - left <= LONGEST_ABSENCE_NS:
@@ -187,10 +204,12 @@ class PrefillDelayPolicy:
 
     def note_end(self, key: SessionKey) -> None:
         """A session will not be back."""
+        self.learn()
         self._left.pop(key, None)
 
     def drop_link(self, link_id: int) -> None:
         """None of a link's sessions will be back."""
+        self.learn()
         self._left = {key: left for key, left in self._left.items() if key[0] != link_id}
 
     def note_chunk(self, duration_ns: int) -> None:
@@ -199,6 +218,7 @@ class PrefillDelayPolicy:
 
     def wait_ns(self, now_ns: int) -> int:
         """For how long a chunk had better wait, if no session is back before; 0: it may go."""
+        self.learn()
         if self._away_ns is None or self._chunk_ns is None:
             return 0
         away, patience = self._away_ns, min(_LATE * self._away_ns, LONGEST_ABSENCE_NS)

@@ -13,7 +13,17 @@ from functools import partial
 from typing import Protocol
 
 from outrider.errors import IntegrityError, OutriderError
-from outrider.ports import DraftEvent, EventBatch, ItemTiming, Proposal, Scores, TargetEvent
+from outrider.ports import (
+    DraftCommand,
+    DraftEvent,
+    EventBatch,
+    ItemTiming,
+    Proposal,
+    Score,
+    Scores,
+    TargetCommand,
+    TargetEvent,
+)
 from outrider.telemetry.logs import about_request
 from outrider_coordinator.acceptance import Verdict, check_proposals, judge
 from outrider_coordinator.requests.draft_waits import DraftWaits
@@ -22,7 +32,7 @@ from outrider_coordinator.requests.request_log import log_bug, log_trouble
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
-from outrider_coordinator.session import actions
+from outrider_coordinator.session import actions, steady
 from outrider_coordinator.session.draft_events import proposed_draft
 from outrider_coordinator.session.target_events import scored_draft
 from outrider_coordinator.stats.request_timings import RequestTimings
@@ -85,7 +95,7 @@ class SessionDriver:
             if request.trace.notes is not None:
                 request.trace.notes.answered(event, timing, is_draft=False)
             if isinstance(event, Scores):
-                handled = self._on_target_event(request, event, verdicts.get(index), timing, handled)
+                handled = self._on_scores(request, event, verdicts.get(index), timing, handled)
                 self._lifecycle.found_room(request)
             else:
                 with _about(request):
@@ -121,7 +131,7 @@ class SessionDriver:
             if request.trace.notes is not None:
                 request.trace.notes.answered(event, timing, is_draft=True)
             if isinstance(event, Proposal):
-                handled = self._on_draft_event(request, event, faults.get(index), timing, handled)
+                handled = self._on_proposal(request, event, faults.get(index), timing, handled)
             else:
                 with _about(request):
                     log_trouble("draft", event)
@@ -137,6 +147,53 @@ class SessionDriver:
                 self._fail(request, error)
             self._act_on(request, arrived)
         request.flush()
+
+    def _on_scores(
+        self,
+        request: RequestState,
+        event: Scores,
+        verdict: Verdict | OutriderError | None,
+        timing: ItemTiming | None,
+        arrived: float,
+    ) -> float:
+        if request.trace.notes is not None or not isinstance(verdict, Verdict):
+            return self._on_target_event(request, event, verdict, timing, arrived)
+        try:
+            taken = steady.take_verdict(request.loop, event, verdict, timing)
+        except Exception as error:
+            self._fail(request, error)
+            return self._act_on(request, arrived)
+        if taken is None:
+            return self._on_target_event(request, event, verdict, timing, arrived)
+        ended, command = taken
+        handled = _now()
+        request.note(ended, arrived, handled)
+        if command is None:
+            return self._act_on(request, arrived)
+        if isinstance(command, Score):
+            self._send_to_target(request, command)
+        else:
+            self.draft_waits.begin(request, request.loop.step)
+            self._send_to_draft(request, command)
+        return handled
+
+    def _on_proposal(
+        self, request: RequestState, event: Proposal, fault: str | None, timing: ItemTiming | None, arrived: float
+    ) -> float:
+        if request.trace.notes is not None or fault != "":
+            return self._on_draft_event(request, event, fault, timing, arrived)
+        try:
+            command = steady.take_proposal(request.loop, event)
+        except Exception as error:
+            self._fail(request, error)
+            return self._act_on(request, arrived)
+        if command is None:
+            return self._on_draft_event(request, event, fault, timing, arrived)
+        handled = _now()
+        request.clear_draft_timer()
+        request.note(actions.DraftWaitEnded(timing), arrived, handled)
+        self._send_to_target(request, command)
+        return handled
 
     def _on_target_event(
         self,
@@ -182,11 +239,9 @@ class SessionDriver:
             case actions.StepEnded():
                 request.note(action, arrived, handled)
             case actions.ToTarget():
-                if request.place.target is not None:
-                    request.place.target.send(action.command)
+                self._send_to_target(request, action.command)
             case actions.ToDraft():
-                if request.place.draft is not None:
-                    request.place.draft.send(action.command)
+                self._send_to_draft(request, action.command)
             case actions.DraftWaitBegan():
                 self.draft_waits.begin(request, action.step)
             case actions.DraftWaitEnded():
@@ -195,6 +250,16 @@ class SessionDriver:
             case _:
                 with _about(request):
                     self._act_on_request(request, action)
+
+    @staticmethod
+    def _send_to_target(request: RequestState, command: TargetCommand) -> None:
+        if request.place.target is not None:
+            request.place.target.send(command)
+
+    @staticmethod
+    def _send_to_draft(request: RequestState, command: DraftCommand) -> None:
+        if request.place.draft is not None:
+            request.place.draft.send(command)
 
     def _act_on_request(
         self, request: RequestState, action: actions.RetryDraftAfter | actions.Park | actions.Finish | actions.Fail

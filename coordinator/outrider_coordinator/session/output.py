@@ -27,6 +27,7 @@ class Output:
     def __init__(self, engine_request: EngineRequest, tokenizer: TextTokenizer | None) -> None:
         self._engine_request = engine_request
         self._ending = engine_request.ending_token_ids
+        self._max_tokens, self._has_stops = engine_request.max_tokens, bool(engine_request.stop)
         self._detokenizer = (
             None
             if tokenizer is None
@@ -47,7 +48,7 @@ class Output:
     @property
     def num_remaining(self) -> int:
         """Number of tokens that may still be emitted."""
-        return self._engine_request.max_tokens - self._num_tokens
+        return self._max_tokens - self._num_tokens
 
     @property
     def text(self) -> str:
@@ -89,15 +90,24 @@ class Output:
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> tuple[int, Finish | None]:
         """Add the tokens of one step, up to the one that ends the generation: how many these are, and how it ends."""
-        if self._cannot_end_in(token_ids):
-            self._num_tokens += len(token_ids)
-            self._unread += token_ids
+        if self.add_within(token_ids):
             count, finish = len(token_ids), None
         else:
             count, finish = self._push_each(token_ids)
         if logprobs is not None:
             self._logprobs += logprobs[:count]
         return count, finish
+
+    def add_within(self, token_ids: Sequence[int]) -> bool:
+        """Add the tokens of one step, if it is plain that the generation does not end in them: whether it is so."""
+        if self._has_stops or not self._ending.isdisjoint(token_ids):
+            return False
+        num_tokens = self._num_tokens + len(token_ids)
+        if num_tokens >= self._max_tokens:
+            return False
+        self._num_tokens = num_tokens
+        self._unread += token_ids
+        return True
 
     def _push_each(self, token_ids: Sequence[int]) -> tuple[int, Finish | None]:
         for count, token_id in enumerate(token_ids, start=1):
@@ -109,11 +119,6 @@ class Output:
     def close(self) -> None:
         """Discard the held-back text, when a generation is cut short."""
         self._flush()
-
-    def _cannot_end_in(self, token_ids: Sequence[int]) -> bool:
-        return (
-            not self._engine_request.stop and len(token_ids) < self.num_remaining and self._ending.isdisjoint(token_ids)
-        )
 
     def _push_one(self, token_id: int) -> Finish | None:
         self._num_tokens += 1

@@ -79,6 +79,12 @@ class SessionState:
         )
         self.speculation = policy.session(engine_request.num_speculative_tokens)
         """What its draft lengths depend on."""
+        self.is_plain_request = (
+            engine_request.num_logprobs is None
+            and engine_request.num_prompt_logprobs is None
+            and self.resumed_finish is None
+        )
+        """Whether scores bring nothing but tokens, and there is output left to generate."""
         self.commands = CommandBuilder(engine_request, self.tokens)
         self.draft = DraftSide(Readiness.AWAY if draft is None else Readiness.CLOSED, draft or DraftFacts())
         self.target = TargetSide()

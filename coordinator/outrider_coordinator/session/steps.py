@@ -25,7 +25,7 @@ from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 LOOKAHEAD_STEPS = 64
 """Plain steps that one ``Prepare`` lets a target compute before they are asked for. The target stops by itself where
 the session ends."""
-_LEAST_LOOKAHEAD_STEPS = 16
+LEAST_LOOKAHEAD_STEPS = 16
 """Once fewer are left the next ``Prepare`` goes out, so that a target never runs out of them between two messages."""
 _PASSING = frozenset((WithoutDraft.CATCHING_UP, WithoutDraft.NOTHING_PROPOSED, WithoutDraft.BAD_EVIDENCE))
 """Reasons after which the next step may have a proposal."""
@@ -99,13 +99,13 @@ def _begin_plain(session: SessionState, wanted: int) -> None:
     if session.draft.reads_states:
         feed_states(session)
         if session.target.held:  # otherwise it is a prefill
-            session.no_draft_reason = WithoutDraft.CATCHING_UP if wanted else _why_not_asked(session)
+            session.no_draft_reason = WithoutDraft.CATCHING_UP if wanted else why_not_asked(session)
     elif wanted or _is_to_catch_up(session):
         session.no_draft_reason = WithoutDraft.CATCHING_UP
         if session.draft.asked is None:
             ask_draft(session, 0)
     else:
-        session.no_draft_reason = _why_not_asked(session)
+        session.no_draft_reason = why_not_asked(session)
     score(session)
 
 
@@ -169,7 +169,7 @@ def score(session: SessionState, timing: ItemTiming | None = None) -> None:
     side.asked = command.generation
     actions.append(ToTarget(command))
     side.note_score(is_plain=not session.proposal.token_ids)
-    if side.lookahead_credit < _LEAST_LOOKAHEAD_STEPS and _goes_on_plain(session):
+    if side.lookahead_credit < LEAST_LOOKAHEAD_STEPS and _goes_on_plain(session):
         side.lookahead_credit = LOOKAHEAD_STEPS
         actions.append(ToTarget(session.commands.prepare(LOOKAHEAD_STEPS)))
 
@@ -280,7 +280,7 @@ def _is_to_catch_up(session: SessionState) -> bool:
     return has_room and length - session.draft.held > LONGEST_INLINE_FEED
 
 
-def _why_not_asked(session: SessionState) -> WithoutDraft:
+def why_not_asked(session: SessionState) -> WithoutDraft:
     """Why ``_draft_length`` is 0."""
     why = session.policy.why_none(session.speculation)
     if why is not None:

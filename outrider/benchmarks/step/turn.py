@@ -24,6 +24,7 @@ from outrider.demo import TARGET
 from outrider.generation import GenerationRequest
 from outrider.ports import EventBatch
 from outrider.serving.engine_core import EngineCore
+from outrider.serving.executor import ExecutorOutput
 from outrider.transport.convert.commands import (
     draft_commands_from_proto,
     draft_commands_to_proto,
@@ -48,6 +49,8 @@ EventT = TypeVar("EventT")
 BETWEEN_FORWARDS = ("encode", "read", "judge", "decide", "write", "decode", "take in", "schedule")
 """Stages that a device waits for: of a service and of the coordinator, in their order. The answers' encoding begins
 them, the next schedule ends them."""
+FORWARD = "forward"
+"""What the stand-ins take to make up their answers; told nowhere."""
 DELIVER = "deliver"
 """All other work: texts, streams, statistics, the event loop."""
 STAGES = (*BETWEEN_FORWARDS, DELIVER)
@@ -124,7 +127,8 @@ class StepTimes:
         """Microseconds per session and step, by stage."""
         (first, began_ns, before), (last, ended_ns, after) = self._readings
         spent = {stage: after.get(stage, 0) - before.get(stage, 0) for stage in BETWEEN_FORWARDS}
-        spent[DELIVER] = ended_ns - began_ns - sum(spent.values())
+        forward_ns = after.get(FORWARD, 0) - before.get(FORWARD, 0)
+        spent[DELIVER] = ended_ns - began_ns - sum(spent.values()) - forward_ns
         return {stage: 1e-3 * spent_ns / (last - first) for stage, spent_ns in spent.items()}
 
 
@@ -240,8 +244,8 @@ def run_turns(plan: TurnPlan, *, on_done: Callable[[], None] = lambda: None) -> 
 
 async def _run(plan: TurnPlan, num_sessions: int) -> TurnCosts:
     times = StepTimes(num_sessions * plan.num_warmups, num_sessions * plan.num_samples)
-    target = _core("target", plan)
-    draft = _core("draft", plan) if plan.num_speculative_tokens else None
+    target = _core("target", plan, times)
+    draft = _core("draft", plan, times) if plan.num_speculative_tokens else None
     coordinator = Coordinator(
         WiredPort(target, "target", times, columns=plan.columns),
         None if draft is None else WiredPort(draft, "draft", times, columns=plan.columns),
@@ -254,9 +258,21 @@ async def _run(plan: TurnPlan, num_sessions: int) -> TurnCosts:
     return TurnCosts(num_sessions, times.micros())
 
 
-def _core(role: str, plan: TurnPlan) -> EngineCore[Any, Any, Any, Any]:
+def _core(role: str, plan: TurnPlan, times: StepTimes) -> EngineCore[Any, Any, Any, Any]:
     answer: Any = functools.partial(propose if role == "draft" else score, acceptance=plan.acceptance)
-    return EngineCore(new_session_table(), StandInExecutor(answer, busy_s=0.0, note=lambda _what, _items: None))
+    executor = _TimedExecutor(answer, busy_s=0.0, note=lambda _what, _items: None)
+    executor.times = times
+    return EngineCore(new_session_table(), executor)
+
+
+class _TimedExecutor(StandInExecutor[Any, Any]):
+    """Stand-in answers are the forward's, which is no work between forwards."""
+
+    times: StepTimes
+
+    def execute(self, batch: Sequence[tuple[Any, int]]) -> ExecutorOutput[Any]:
+        with self.times.timed(FORWARD):
+            return super().execute(batch)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,105 @@
+"""Steady steps: what nearly every answer leads to in a session that goes on, decided with few calls.
+
+A service waits for the commands of all its sessions, so what a session does between an answer and its next command
+counts as many times as there are sessions. Each function here is a short form of one transition of ``target_events``,
+``draft_events`` and ``steps``: it does just what that does, or, wherever anything is out of the ordinary, nothing, and
+returns None for the transition itself to be taken. Those define what a step means; ``tests/coordinator/session`` holds
+both forms against each other.
+"""
+
+from __future__ import annotations
+
+from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
+from outrider_coordinator.acceptance import Verdict
+from outrider_coordinator.session import steps
+from outrider_coordinator.session.actions import StepEnded
+from outrider_coordinator.session.service_state import NOTHING_DRAFTED, Asked, Drafted, Readiness
+from outrider_coordinator.session.state import SessionState, SessionStatus
+from outrider_coordinator.speculation import LONGEST_INLINE_FEED
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
+
+
+def take_proposal(session: SessionState, event: Proposal) -> Score | None:
+    """``draft_events.on_proposal`` for one without fault that this step waits for: what its target is asked."""
+    draft, target = session.draft, session.target
+    asked = draft.asked
+    if (
+        asked is None
+        or event.generation != asked.generation
+        or session.status is not SessionStatus.DRAFTING
+        or event.base_length != asked.length
+        or not event.token_ids
+        or not asked.draft_length
+        or target.readiness is not Readiness.OPEN
+        or draft.reads_states
+    ):
+        return None
+    draft.note_answer(asked, event.base_length)
+    evidence = event.evidence if session.engine_request.rules.evidence_form is not None else None
+    session.proposal = Drafted(event.token_ids, evidence, draft.opened)
+    session.status = SessionStatus.SCORING
+    command = session.commands.score(target, session.proposal)
+    target.asked = command.generation
+    target.note_score(is_plain=False)
+    return command
+
+
+def take_verdict(
+    session: SessionState, event: Scores, verdict: Verdict, timing: ItemTiming | None
+) -> tuple[StepEnded, Extend | Score | None] | None:
+    """``target_events.on_scores`` where the generation goes on: the step that ends, and the command of the next one.
+
+    Without a command the next step has begun by ``steps.begin``, whose actions are the session's.
+    """
+    draft, target, output, tokens = session.draft, session.target, session.output, session.tokens
+    if event.generation != target.asked or not session.is_plain_request or draft.reads_states:
+        return None
+    proposal, num_accepted, base = session.proposal, verdict.num_accepted, tokens.length
+    new = (*proposal.token_ids[:num_accepted], verdict.next_token_id)
+    if not output.add_within(new):
+        return None
+    target.note_answer(base + num_accepted)
+    draft.settle(proposal, num_accepted)
+    num_drafted, lag = len(proposal.token_ids), base + num_accepted - draft.held
+    session.policy.note_verdict(session.speculation, num_drafted, num_accepted, draft_lag=lag)
+    tokens.extend(new)
+    ended = StepEnded(session.step, base, num_drafted, verdict, new, None, session.no_draft_reason, timing)
+    command = _begin(session)
+    if command is None:
+        steps.begin(session)
+    return ended, command
+
+
+def _begin(session: SessionState) -> Extend | Score | None:
+    """``steps.begin`` where one command to an open service is all; None, with nothing changed, where it is not."""
+    draft, target, policy = session.draft, session.target, session.policy
+    length = policy.length(session.speculation)
+    if length:
+        num_tokens = session.tokens.length
+        length = draft.room_after(num_tokens, min(length, session.output.num_remaining - 1))
+        is_fed = not policy.is_controlled or num_tokens - draft.held <= LONGEST_INLINE_FEED
+        if not length or not is_fed or draft.asked is not None or draft.readiness is not Readiness.OPEN:
+            return None
+        return _ask_draft(session, length)
+    if target.lookahead_credit <= steps.LEAST_LOOKAHEAD_STEPS or target.readiness is not Readiness.OPEN:
+        return None
+    return None if policy.is_catching_up(session.speculation) else _ask_target(session)
+
+
+def _ask_draft(session: SessionState, length: int) -> Extend:
+    session.step += 1
+    session.proposal, session.no_draft_reason = NOTHING_DRAFTED, WithoutDraft.NOTHING_PROPOSED
+    session.status = SessionStatus.DRAFTING
+    command = session.commands.extend(session.draft, length)
+    session.draft.asked = Asked(command.generation, session.tokens.length, length)
+    return command
+
+
+def _ask_target(session: SessionState) -> Score:
+    session.step += 1
+    session.proposal, session.no_draft_reason = NOTHING_DRAFTED, steps.why_not_asked(session)
+    target = session.target
+    command = session.commands.score(target, NOTHING_DRAFTED)
+    target.asked = command.generation
+    target.note_score(is_plain=True)
+    return command
