@@ -24,7 +24,7 @@ Found = tuple[StoredTensor, WeightTarget]
 
 def load_head(head: DraftHead, folder: Path, target_folder: Path, progress: Progress | None = None) -> None:
     """Fill every parameter; ``ModelError`` names the tensor at fault."""
-    found = _find_tensors(head, folder, target_folder)
+    found = find_tensors(head, folder, target_folder)
     with torch.inference_mode():
         while found:
             # One tensor of the target's may have to go to two places.
@@ -37,8 +37,8 @@ def load_head(head: DraftHead, folder: Path, target_folder: Path, progress: Prog
             raise ModelError(f"{folder}: {error}") from error
 
 
-def _find_tensors(head: DraftHead, folder: Path, target_folder: Path) -> list[Found]:
-    """The tensors to read, and where each goes."""
+def find_tensors(head: DraftHead, folder: Path, target_folder: Path) -> list[Found]:
+    """The tensors to read, and where each goes; ``ModelError`` names what is missing, of another shape or too much."""
     named = {head.canonical(name): tensor for name, tensor in read_tensors(folder).items()}
     wanted = dict(head.weights())
     found: list[Found] = []
