@@ -14,6 +14,7 @@
     ├── UnauthenticatedError     the caller's token is missing or not known
     ├── UnavailableError         the other side is not there, or a link to it broke
     │   ├── LoadingError           it is there and still loads its model
+    │   ├── StaleReferenceError    the tensor of a reference is not there any more, or never came
     │   ├── TlsError               what both sides expect of TLS does not fit
     │   └── LostTooOftenError      it was lost over one request again and again
     ├── DeadlineError            the caller's time is up
@@ -90,6 +91,10 @@ class UnavailableError(OutriderError):
 
 class LoadingError(UnavailableError):
     """The peer is loading its model, which is temporary."""
+
+
+class StaleReferenceError(UnavailableError):
+    """The bytes of a plane's reference are not there any more, or never came: the session has to be rebuilt."""
 
 
 class TlsError(UnavailableError):

@@ -253,3 +253,6 @@ class ModelInfo:
     """Of the first target that is attached; others may differ."""
     draft_placement: ModelPlacement = NOWHERE
     """Likewise of the draft."""
+    tensor_planes: tuple[str, ...] = ()
+    """How hidden states reach the drafts that read them: a line for each target and draft, with the reasons against
+    other planes. Empty where none are read."""

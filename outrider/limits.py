@@ -76,6 +76,8 @@ LINK_SUPPORT_IDS = Bound(1 << 22, "ids")
 LINK_HIDDEN_LAYERS = Bound(16, "layers")
 LINK_HIDDEN_STATE_BYTES = Bound(192 << 20, "bytes")
 """Of one session in one message; longer texts' states go in several."""
+LINK_STATE_REFERENCES = Bound(4096, "references")
+"""To parts of one session's hidden states in one message."""
 LINK_PREPARED_STEPS = Bound(1 << 16, "steps")
 LINK_LOGPROBS = Bound(MAX_LOGPROBS, "tokens asked for")
 LINK_POSITIONS = Bound(MAX_DRAFT_LENGTH + 1, "positions")

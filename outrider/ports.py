@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import InvalidRequestError
+from outrider.planes import PlaneOffer, PlaneReport
 from outrider.prefix_hash import PrefixHash
 from outrider.types import (
     CandidateLogprobs,
@@ -121,6 +122,8 @@ class Score:
     hidden_states_from: int | None = None
     """Hidden states are wanted of all positions from this one on, the scored ones included; at least
     ``num_kept_tokens``. None: of none."""
+    plane: int = 0
+    """The connection of the tensor plane by which the states go, as ``RequestPlane`` numbered it; 0: inline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,40 @@ class Prepare:
     """Of the ``Score`` that it follows, the newest; otherwise it is ignored."""
     num_steps: int
     """Replaces what is left of an earlier ``Prepare``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlane:
+    """Asks a target to offer a draft its tensor plane. Answered with ``OfferPlane``."""
+
+    connection: int
+    """A number above 0 that no other connection of the link ever had."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferPlane:
+    """A target's offer of a tensor plane, which the coordinator brings to one draft as it is."""
+
+    connection: int
+    """On the target's link; on the draft's, a number of that link."""
+    offer: PlaneOffer
+
+
+@dataclass(frozen=True, slots=True)
+class ClosePlane:
+    """Ends a connection of the tensor plane, or takes its offer back."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneChosen:
+    """What became of a connection: the plane that the target has chosen, anew when one fails; or that it has ended."""
+
+    connection: int
+    report: PlaneReport
+    is_closed: bool = False
+    """The connection has ended, or could not be made."""
 
 
 @step_value(frozen=True, slots=True)
@@ -260,6 +297,10 @@ DraftCommand = Open | Extend | Release
 TargetCommand = Open | Score | Prepare | Release
 DraftEvent = Proposal | Opened | Preempted | SessionLost | SessionFailed | Refused
 TargetEvent = Scores | HiddenStateChunk | Opened | Preempted | SessionLost | SessionFailed | Refused
+PlaneCommand = RequestPlane | OfferPlane | ClosePlane
+"""Of no session. Each travels in a message of its own."""
+PlaneEvent = OfferPlane | PlaneChosen
+"""Likewise."""
 
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from outrider.cooperative import Work, slices_of
+from outrider.planes import PlaneReference
 from outrider.values import step_value
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ LAST_HIDDEN_STATE = -1
 class HiddenStates:
     """Hidden states of consecutive positions of one session, the chosen layers' side by side: [N, F], row-major.
 
-    A target makes them and a draft reads them; between the two they are bytes.
+    A target makes them and a draft reads them; between the two they are bytes, or references to a plane.
     """
 
     start: int
@@ -241,7 +242,16 @@ class HiddenStates:
     dtype: str
     """"float32", "bfloat16" or "float16", little-endian."""
     payload: bytes
-    """``num_rows * width`` values."""
+    """``num_rows * width`` values; empty where there are references."""
+    references: tuple[PlaneReference, ...] = ()
+    """Where the rows are, in order; each has whole rows."""
+    tensor: Any = field(default=None, compare=False, repr=False)
+    """[N, F] on the reader's device, once it has fetched the references. Never travels."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all rows."""
+        return sum(each.num_bytes for each in self.references) if self.references else len(self.payload)
 
     @property
     def end(self) -> int:
@@ -252,17 +262,34 @@ class HiddenStates:
         """Those of the positions from ``start`` to ``end`` - 1, which must be among them."""
         if (start, end) == (self.start, self.end):
             return self
-        row_bytes = len(self.payload) // self.num_rows if self.num_rows else 0
-        payload = self.payload[(start - self.start) * row_bytes : (end - self.start) * row_bytes]
-        return HiddenStates(start, end - start, self.width, self.dtype, payload)
+        row_bytes = self.num_bytes // self.num_rows if self.num_rows else 0
+        first, last = start - self.start, end - self.start
+        return HiddenStates(
+            start,
+            end - start,
+            self.width,
+            self.dtype,
+            self.payload[first * row_bytes : last * row_bytes],
+            tuple(_parts(self.references, first * row_bytes, last * row_bytes)),
+            None if self.tensor is None else self.tensor[first:last],
+        )
 
     def followed_by(self, others: Sequence[HiddenStates]) -> HiddenStates:
-        """With those of the positions that follow, of the same layers and type."""
+        """With those of the positions that follow, of the same layers and type; all inline, or all by reference."""
         if not others:
             return self
         payload = b"".join((self.payload, *(part.payload for part in others)))
+        references = tuple(each for part in (self, *others) for each in part.references)
         num_rows = self.num_rows + sum(part.num_rows for part in others)
-        return HiddenStates(self.start, num_rows, self.width, self.dtype, payload)
+        return HiddenStates(self.start, num_rows, self.width, self.dtype, payload, references)
+
+
+def _parts(references: Iterable[PlaneReference], begin: int, end: int) -> Iterator[PlaneReference]:
+    """Of the bytes that the references have, one after the other, those from ``begin`` to ``end`` - 1."""
+    for each in references:
+        if begin < each.num_bytes and end > 0:
+            yield each.part(max(begin, 0), min(end, each.num_bytes))
+        begin, end = begin - each.num_bytes, end - each.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +332,8 @@ class ModelDescription:
     """Of a target: it has hidden states 0, the embedding, to this, the last layer's, and ``LAST_HIDDEN_STATE``."""
     hidden_state_layers: tuple[int, ...] = ()
     """Of a draft: the layers whose hidden states it reads, as ``Open.hidden_state_layers`` has them."""
+    plane_kinds: tuple[str, ...] = ()
+    """Tensor planes that a target can offer, or that a draft can read, for hidden states; none: all travel inline."""
     heartbeat_interval_ms: int = 0
     """How often it sends a heartbeat on each link; 0: never, as in process, where no link falls silent."""
     reads_command_columns: bool = False

@@ -266,6 +266,16 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
+            "Hidden states",
+            "Bytes a second to drafts, pairs of a target and a draft, by plane; references that were stale a second.",
+            "short",
+            (
+                (rate("outrider_hidden_state_bytes_total", "plane"), "{{plane}} bytes"),
+                (f"sum by (plane) ({metric('outrider_tensor_planes')})", "{{plane}} pairs"),
+                (rate("outrider_stale_references_total"), "stale references"),
+            ),
+        ),
+        Panel(
             "Sessions refused, preempted and lost",
             "A second.",
             "short",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outrider import __version__
+from outrider.planes import PlaneKind
 from outrider.readings import Reading, each
 from outrider.telemetry.metrics.serving import build_info
 from outrider.types import FinishReason
@@ -29,6 +30,7 @@ def coordinator_readings(
         *_endings(request_manager),
         *each("outrider_requests_refused_total", "reason", refusals.items()),
         *each("outrider_replicas_attached", "side", _attached(services)),
+        *each("outrider_tensor_planes", "plane", _planes(services)),
         Reading("outrider_kv_cache_usage_perc", services.target.kv_cache_usage),
         *speculation_readings(request_manager.spec_stats()),
         *draft_length_readings(request_manager.policy),
@@ -110,3 +112,8 @@ def _attached(services: Services) -> list[tuple[str, float]]:
 
 def _sides(draft: int, target: int) -> list[tuple[str, float]]:
     return [("draft", draft), ("target", target)]
+
+
+def _planes(services: Services) -> list[tuple[str, float]]:
+    used = [report.kind for report in services.planes.reports()]
+    return [(str(kind), used.count(kind)) for kind in PlaneKind]

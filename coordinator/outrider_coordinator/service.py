@@ -169,6 +169,7 @@ class Coordinator:
             draft_length=round(self._policy.mean_length, 2),
             target_placement=ModelPlacement.of(target),
             draft_placement=ModelPlacement.of(draft.descriptions[0]) if draft and draft.descriptions else NOWHERE,
+            tensor_planes=self._services.planes.lines(),
         )
 
     def tokenizer_files(self) -> TokenizerFiles:

@@ -27,6 +27,7 @@ from outrider_draft.settings import check_settings
 if TYPE_CHECKING:
     from outrider.model_executor.cuda_graphs import CaptureProgress
     from outrider.model_executor.loader.weights import Progress
+    from outrider_draft.planes import DraftPlanes
     from outrider_draft.proposers.draft_model import ModelProposer
 
 DraftCore = EngineCore[Any, Extend, Any, Proposal]
@@ -42,8 +43,10 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
         max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
         max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
         session_limits: SessionLimits = UNBOUNDED,
+        planes: DraftPlanes | None = None,
         on_failure: OnFailure | None = None,
     ) -> None:
+        """``planes`` bring hidden states; None: they come inline, or are not read."""
         self.runner = runner = served.runner
         """None for a draft without a model."""
         core = build_core(
@@ -51,15 +54,17 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
             max_batched_tokens=max_batched_tokens,
             max_prefill_beside=max_prefill_beside,
             session_limits=session_limits,
+            planes=planes,
         )
         super().__init__(
             core,
-            served.description,
+            served.description if planes is None else replace(served.description, plane_kinds=planes.kinds),
             warm_up_commands=_warm_up_commands(served.description),
             capture_seconds=0.0 if runner is None else runner.capture_seconds,
             on_failure=on_failure,
             on_closed=served.close,
             prefix_cache=served.prefix_cache if runner is None else runner.sequences.prefix_cache,
+            planes=planes,
         )
 
     @classmethod
@@ -76,11 +81,13 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
         ``progress`` counts bytes of weights, ``capture_progress`` CUDA graphs.
         """
         check_settings(settings)
+        served = load_proposer(settings, LoadHooks(progress, capture_progress, on_failure))
         return cls(
-            load_proposer(settings, LoadHooks(progress, capture_progress, on_failure)),
+            served,
             max_batched_tokens=settings.max_batched_tokens,
             max_prefill_beside=settings.max_prefill_beside,
             session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),
+            planes=_open_planes(settings) if served.description.hidden_state_layers else None,
             on_failure=on_failure,
         )
 
@@ -105,6 +112,7 @@ def build_core(
     max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS,
     max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
     session_limits: SessionLimits = UNBOUNDED,
+    planes: DraftPlanes | None = None,
 ) -> DraftCore:
     """The synchronous part of a draft, for a worker's thread or for a test."""
     limits = Limits(
@@ -115,7 +123,18 @@ def build_core(
         sessions=session_limits,
     )
     budget = TokenBudget(max_batched_tokens, max_prefill_beside)
-    return EngineCore(SessionTable(served.sequences, limits), served.executor, budget)
+    fetch = None if planes is None else planes.fetch
+    return EngineCore(SessionTable(served.sequences, limits), served.executor, budget, fetch=fetch)
+
+
+def _open_planes(settings: DraftSettings) -> DraftPlanes:
+    """Where the proposer's tensors are; torch is loaded by then."""
+    import torch
+
+    from outrider.model_executor.device_setup import resolve_device
+    from outrider_draft.planes import DraftPlanes
+
+    return DraftPlanes(torch.device(resolve_device(settings.device)))
 
 
 def build_model_core(

@@ -70,6 +70,7 @@ def info_lines(facts: ModelInfo) -> list[tuple[str, str]]:
         lines.append(("draft", facts.draft_model + ("" if facts.draft_attached else ", not attached now")))
         lines += _placed(facts.draft_placement, facts.draft_pages_free)
         lines.append(("drafts", _drafts(facts)))
+        lines += [("hidden states", line) for line in facts.tensor_planes]
     return [
         *lines,
         ("acceptance", facts.acceptance_method.value),

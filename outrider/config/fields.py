@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from outrider.limits import MAX_DRAFT_LENGTH, MAX_LOGPROBS
+from outrider.planes import PlaneKind
 from outrider.types import AcceptanceMethod, LogprobsMode
 
 _VLLM_ACCEPTANCE = {
@@ -90,6 +91,29 @@ class GenerationConfig(enum.StrEnum):
     """The model's ``generation_config.json``."""
     NONE = "none"
     """Outrider's own defaults."""
+
+
+class TensorPlane(enum.StrEnum):
+    """How a target's hidden states reach a draft."""
+
+    AUTO = "auto"
+    """The fastest plane that both can use, by measured time."""
+    INLINE = "inline"
+    SHARED_MEMORY = "shared_memory"
+    GLOO = "gloo"
+    NCCL = "nccl"
+    CUDA_IPC = "cuda_ipc"
+
+    def kinds(self, *, is_gpu: bool, is_encrypted: bool) -> tuple[PlaneKind, ...]:
+        """The planes that a target may offer; none for inline. ``is_encrypted``: its links are, and planes between
+        hosts are not, so they have to be asked for by name.
+        """
+        if self is not TensorPlane.AUTO:
+            return () if self is TensorPlane.INLINE else (PlaneKind(self.value),)
+        on_host = (PlaneKind.CUDA_IPC, PlaneKind.SHARED_MEMORY) if is_gpu else (PlaneKind.SHARED_MEMORY,)
+        if is_encrypted:
+            return on_host
+        return (*on_host, PlaneKind.NCCL, PlaneKind.GLOO) if is_gpu else (*on_host, PlaneKind.GLOO)
 
 
 class DraftLengthMode(enum.StrEnum):

@@ -45,9 +45,14 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         budget: TokenBudget | None = None,
         *,
         lookahead: bool = False,
+        fetch: Callable[[ItemT], ItemT] | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """``lookahead``: a ``Prepare`` is served, where the executor can tell what the next step is."""
+        """``lookahead``: a ``Prepare`` is served, where the executor can tell what the next step is.
+
+        ``fetch``: brings in what an item refers to; ``StaleReferenceError`` when it is not there, and the session is
+        lost.
+        """
         self.sessions = sessions
         self.stats = stats = ServiceStats()
         self._executor, self._clock = executor, clock
@@ -64,7 +69,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             stats=stats,
             clock=clock,
         )
-        self._inputs = InputProcessor(sessions, executor, self._scheduler, self._outputs, stats)
+        self._inputs = InputProcessor(sessions, executor, self._scheduler, self._outputs, stats, fetch=fetch)
         self._idle = IdleSessions(
             sessions,
             is_busy=self._is_asked,

@@ -6,10 +6,10 @@ item means is the executor's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, StaleReferenceError
 from outrider.ports import Open, Prepare, Rejected, Release, SessionFailed, SessionLost
 from outrider.serving.executor import CommonEvent, Executor, Item
 from outrider.serving.output_processor import OutputProcessor
@@ -30,7 +30,11 @@ class InputProcessor:
         scheduler: Scheduler,
         outputs: OutputProcessor,
         stats: ServiceStats,
+        *,
+        fetch: Callable[[Any], Any] | None = None,
     ) -> None:
+        """``fetch`` is as for ``EngineCore``."""
+        self._fetch = fetch
         self._sessions, self._executor, self._scheduler = sessions, executor, scheduler
         self._outputs, self._stats = outputs, stats
 
@@ -159,6 +163,14 @@ class InputProcessor:
     def _begin(self, session: Session[Any], item: Item, arrived_ns: int) -> None:
         if item.num_kept_tokens != session.sequence.length:
             self._scheduler.lookahead.revoke(session)  # it does not go on from where the session is
+        if self._fetch is not None:
+            try:
+                item = self._fetch(item)
+            except StaleReferenceError as error:
+                lost = SessionLost(session.open.session, session.generation, str(error))
+                self._scheduler.end_session(session.key)
+                self._outputs.put(session.link_id, lost, session.open)
+                return
         answer = self._answer_at_once(session, item)
         if answer is not None:
             self._scheduler.end_session(session.key)

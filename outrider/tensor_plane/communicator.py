@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
+from outrider.planes import PlaneKind
 from outrider.tensor_plane.limits import PlaneLimits
-from outrider.tensor_plane.values import PlaneKind
 
 WRITER, READER = 0, 1
 """Ranks."""

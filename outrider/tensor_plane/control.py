@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from outrider.errors import UnavailableError
-from outrider.tensor_plane.values import ID_BYTES, PlaneOffer
+from outrider.planes import ID_BYTES, PlaneOffer
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,11 @@ class ControlConnection:
         self._rest = bytearray()
         self._sending = threading.Lock()
         self._is_closed = False
+
+    @property
+    def local_host(self) -> str:
+        """Address of this end, by which the peer reaches it."""
+        return str(self._socket.getsockname()[0])
 
     def send(self, message: Message) -> None:
         """Send one message; ``OSError`` when the peer is gone or takes nothing."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from outrider.planes import PlaneKind
 from outrider.tensor_plane.control import Message
-from outrider.tensor_plane.values import PlaneKind
 
 Details = dict[str, Any]
 """What the reader must know to open its end; JSON."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.planes import ID_BYTES, PlaneKind, PlaneReport
 from outrider.tensor_plane.control import ControlConnection, Message
 from outrider.tensor_plane.endpoints import PeerFacts, WriterEnd, why_not
 from outrider.tensor_plane.limits import PlaneLimits
 from outrider.tensor_plane.opening import OPENING_ERRORS, open_writer
-from outrider.tensor_plane.values import ID_BYTES, PlaneKind, PlaneReport
 
 PROBE_BYTES = 147_456
 """States of 6 tokens of an 8B model at 3 layers."""

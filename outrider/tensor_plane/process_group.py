@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from outrider.errors import StaleReferenceError
+from outrider.planes import PlaneKind
 from outrider.tensor_plane.communicator import READER, WRITER, Communicator
 from outrider.tensor_plane.control import Message
 from outrider.tensor_plane.endpoints import Details, ReaderEnd, WriterEnd, recorded_event
 from outrider.tensor_plane.limits import PlaneLimits
-from outrider.tensor_plane.values import PlaneKind, StaleReferenceError
 
 
 @dataclass(slots=True)

@@ -15,11 +15,12 @@ from collections.abc import Callable
 
 import torch
 
+from outrider.errors import StaleReferenceError
+from outrider.planes import PlaneKind, PlaneOffer, PlaneReference, PlaneReport
 from outrider.tensor_plane.control import ControlConnection, Message, connect
 from outrider.tensor_plane.endpoints import PeerFacts, ReaderEnd
 from outrider.tensor_plane.limits import PlaneLimits
 from outrider.tensor_plane.opening import OPENING_ERRORS, open_reader
-from outrider.tensor_plane.values import PlaneKind, PlaneOffer, PlaneReference, PlaneReport, StaleReferenceError
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class PlaneReader:
     """Tensors from one writer. ``read`` is called by one thread, the rest may be by any."""
 
     def __init__(self, offer: PlaneOffer, device: torch.device, *, limits: PlaneLimits | None = None) -> None:
-        """Connect; ``UnavailableError`` when the writer cannot be reached."""
+        """Connect, and ``start``; ``UnavailableError`` when the writer cannot be reached."""
         self.device = device
         self.limits = limits or PlaneLimits()
         self.report: PlaneReport | None = None
@@ -81,6 +82,9 @@ class PlaneReader:
             "floor": self._on_floor,
         }
         self._thread = threading.Thread(target=self._run, name="tensor-plane-reader", daemon=True)
+
+    def start(self) -> None:
+        """Answer the writer from now on."""
         self._thread.start()
 
     def wait_for_report(self, timeout_s: float) -> PlaneReport | None:
@@ -125,7 +129,7 @@ class PlaneReader:
         """End the connection and free everything; idempotent."""
         self.is_closed = True
         self._control.close()
-        if self._thread is not threading.current_thread():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(2 * self.limits.transfer_s)
 
     def _run(self) -> None:
@@ -240,18 +244,22 @@ class PlaneReaders:
     def __init__(self, device: torch.device, *, limits: PlaneLimits | None = None) -> None:
         self._device, self._limits = device, limits or PlaneLimits()
         self._readers: dict[bytes, PlaneReader] = {}
+        self._lock = threading.Lock()
         # An interpreter that ends under a thread inside torch ends with an abort.
         atexit.register(self.close)
 
     def accept(self, offer: PlaneOffer) -> PlaneReader:
         """Connect to the writer that made an offer; ``UnavailableError`` when it cannot be reached."""
-        self._readers = {key: each for key, each in self._readers.items() if not each.is_closed}
-        reader = self._readers[offer.offer_id] = PlaneReader(offer, self._device, limits=self._limits)
+        reader = PlaneReader(offer, self._device, limits=self._limits)
+        with self._lock:
+            alive = {key: each for key, each in self._readers.items() if not each.is_closed}
+            self._readers = {**alive, offer.offer_id: reader}
+        reader.start()  # references come once it has answered
         return reader
 
     def read(self, reference: PlaneReference, out: torch.Tensor) -> None:
         """Fetch the bytes of a reference, whichever writer it is of; as ``PlaneReader.read``."""
-        for reader in list(self._readers.values()):
+        for reader in self._readers.values():
             if reader.has(reference):
                 reader.read(reference, out)
                 return

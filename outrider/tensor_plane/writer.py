@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from outrider.planes import PlaneKind, PlaneOffer, PlaneReference, PlaneReport
 from outrider.tensor_plane.control import ControlConnection, ControlListener, Message
 from outrider.tensor_plane.limits import PlaneLimits
 from outrider.tensor_plane.negotiation import Chosen, Negotiation
 from outrider.tensor_plane.ring import Ring
-from outrider.tensor_plane.values import PlaneKind, PlaneOffer, PlaneReference, PlaneReport
 
 _log = logging.getLogger(__name__)
 
@@ -32,24 +32,27 @@ AUTOMATIC: tuple[PlaneKind, ...] = (
 )
 
 
+OnReport = Callable[[PlaneReport, bool], None]
+"""Hears of each choice, and last, with True, that the connection has ended. Called from threads of the connection."""
+
+
 class PlaneWriter:
     """Tensors to one reader. ``put`` is called by one thread, the rest may be by any."""
 
     def __init__(
         self,
         device: torch.device,
-        host: str,
         *,
         kinds: Sequence[PlaneKind] = AUTOMATIC,
         limits: PlaneLimits | None = None,
-        on_report: Callable[[PlaneReport], None] | None = None,
+        on_report: OnReport | None = None,
     ) -> None:
-        """``kinds``: those that may be used; one alone is a forced one. ``on_report`` hears of each choice."""
+        """``kinds``: those that may be used; one alone is a forced one."""
         self.device = device
         self.limits = limits or PlaneLimits()
         self.report = PlaneReport(PlaneKind.INLINE, reasons=(("others", "no reader has come yet"),))
         self.is_closed = False
-        self._host, self._kinds = host, tuple(kind for kind in kinds if kind is not PlaneKind.INLINE)
+        self._kinds = tuple(kind for kind in kinds if kind is not PlaneKind.INLINE)
         self._on_report = on_report
         self._failed: dict[PlaneKind, str] = {}
         self._lock = threading.Lock()
@@ -111,16 +114,18 @@ class PlaneWriter:
     def close(self) -> None:
         """End the connection and free everything; idempotent."""
         self._stopping.set()
-        self.is_closed = True
+        was_closed, self.is_closed = self.is_closed, True
         if self._control is not None:
             self._control.close()
         self._drop("the connection is closed")
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2 * self.limits.transfer_s)
+        if not was_closed and self._on_report is not None:
+            self._on_report(self.report, True)
 
     def _choose(self, control: ControlConnection) -> None:
         """Agree on a plane; ``OSError`` when the reader is gone."""
-        talk = Negotiation(control, self.device, self._host, self.limits)
+        talk = Negotiation(control, self.device, control.local_host, self.limits)
         chosen, report = talk.choose(self._kinds, self._failed)
         with self._lock:
             if chosen is not None:
@@ -134,7 +139,7 @@ class PlaneWriter:
             self._drop("the connection is closed")
         _log.info("tensor plane: %s", report.text())
         if self._on_report is not None:
-            self._on_report(report)
+            self._on_report(report, False)
 
     def _watch(self, control: ControlConnection) -> None:
         """Until the plane is of no use any more; ``OSError`` when the reader is gone."""
@@ -191,7 +196,7 @@ class PlaneWriter:
 
 
 class PlaneWriters:
-    """All connections of one service that writes. ``host`` is the address that readers reach."""
+    """All connections of one service that writes."""
 
     def __init__(
         self,
@@ -200,21 +205,19 @@ class PlaneWriters:
         *,
         kinds: Sequence[PlaneKind] = AUTOMATIC,
         limits: PlaneLimits | None = None,
-        on_report: Callable[[PlaneReport], None] | None = None,
     ) -> None:
-        self._device, self._kinds, self._limits, self._on_report = device, kinds, limits, on_report
+        """``host`` may be a wildcard; offers then have it, and whoever passes them on knows the address."""
+        self._device, self._kinds, self._limits = device, kinds, limits
         self._listener = ControlListener(host)
         self._writers: dict[bytes, PlaneWriter] = {}
         self._lock = threading.Lock()
         # An interpreter that ends under a thread inside torch ends with an abort.
         atexit.register(self.close)
 
-    def offer(self) -> PlaneOffer:
+    def offer(self, on_report: OnReport | None = None) -> PlaneOffer:
         """An offer for one more reader; ``writer`` finds the connection that is made with it."""
         offer = PlaneOffer.new(self._listener.host, self._listener.port)
-        writer = PlaneWriter(
-            self._device, self._listener.host, kinds=self._kinds, limits=self._limits, on_report=self._on_report
-        )
+        writer = PlaneWriter(self._device, kinds=self._kinds, limits=self._limits, on_report=on_report)
         with self._lock:
             self._writers = {key: each for key, each in self._writers.items() if not each.is_closed}
             self._writers[offer.offer_id] = writer

@@ -39,7 +39,7 @@ class TokenizerFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms", "hidden_size", "num_layers", "reads_command_columns", "hidden_state_layers")
+    __slots__ = ("role", "model_name", "architecture", "vocab_size", "num_token_ids", "max_model_len", "eos_token_ids", "dtype", "device", "page_size", "num_pages", "tokenizer_files", "tokenizer_hash", "acceptance_methods", "tensor_planes", "version", "tensor_parallel_size", "device_id", "device_name", "bos_token_id", "heartbeat_interval_ms", "hidden_size", "num_layers", "reads_command_columns", "hidden_state_layers", "plane_kinds")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class ModelDescription(_message.Message):
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     READS_COMMAND_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    PLANE_KINDS_FIELD_NUMBER: _ClassVar[int]
     role: str
     model_name: str
     architecture: str
@@ -90,7 +91,8 @@ class ModelDescription(_message.Message):
     num_layers: int
     reads_command_columns: bool
     hidden_state_layers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., reads_command_columns: bool = ..., hidden_state_layers: _Optional[_Iterable[int]] = ...) -> None: ...
+    plane_kinds: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., reads_command_columns: bool = ..., hidden_state_layers: _Optional[_Iterable[int]] = ..., plane_kinds: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("num_received_messages",)
@@ -189,12 +191,14 @@ class Evidence(_message.Message):
     def __init__(self, sparse: _Optional[_Union[SparseEvidence, _Mapping]] = ..., dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
 
 class HiddenStates(_message.Message):
-    __slots__ = ("start", "values")
+    __slots__ = ("start", "values", "references")
     START_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    REFERENCES_FIELD_NUMBER: _ClassVar[int]
     start: int
     values: _tensor_pb2.Tensor
-    def __init__(self, start: _Optional[int] = ..., values: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
+    references: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorPlaneReference]
+    def __init__(self, start: _Optional[int] = ..., values: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., references: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlaneReference, _Mapping]]] = ...) -> None: ...
 
 class HiddenStateChunk(_message.Message):
     __slots__ = ("session", "generation", "states")
@@ -221,7 +225,7 @@ class Proposal(_message.Message):
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
 
 class Score(_message.Message):
-    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_chain", "prefix_rest", "token_ids", "draft_token_ids", "support_counts", "support_token_ids", "trace_parent", "hidden_states_from")
+    __slots__ = ("session", "generation", "num_kept_tokens", "prefix_chain", "prefix_rest", "token_ids", "draft_token_ids", "support_counts", "support_token_ids", "trace_parent", "hidden_states_from", "plane")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +237,7 @@ class Score(_message.Message):
     SUPPORT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATES_FROM_FIELD_NUMBER: _ClassVar[int]
+    PLANE_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
     num_kept_tokens: int
@@ -244,7 +249,8 @@ class Score(_message.Message):
     support_token_ids: bytes
     trace_parent: str
     hidden_states_from: int
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_chain: _Optional[bytes] = ..., prefix_rest: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., trace_parent: _Optional[str] = ..., hidden_states_from: _Optional[int] = ...) -> None: ...
+    plane: int
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., num_kept_tokens: _Optional[int] = ..., prefix_chain: _Optional[bytes] = ..., prefix_rest: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., support_counts: _Optional[bytes] = ..., support_token_ids: _Optional[bytes] = ..., trace_parent: _Optional[str] = ..., hidden_states_from: _Optional[int] = ..., plane: _Optional[int] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("session", "generation", "num_steps")
@@ -405,14 +411,18 @@ class ForwardReport(_message.Message):
     def __init__(self, queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., batch_size: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_pages_free: _Optional[int] = ...) -> None: ...
 
 class DraftCommand(_message.Message):
-    __slots__ = ("open", "extend", "release")
+    __slots__ = ("open", "extend", "release", "plane_offer", "plane_close")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    PLANE_OFFER_FIELD_NUMBER: _ClassVar[int]
+    PLANE_CLOSE_FIELD_NUMBER: _ClassVar[int]
     open: Open
     extend: Extend
     release: Release
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+    plane_offer: _tensor_pb2.TensorPlaneOffer
+    plane_close: _tensor_pb2.TensorPlaneClose
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.TensorPlaneOffer, _Mapping]] = ..., plane_close: _Optional[_Union[_tensor_pb2.TensorPlaneClose, _Mapping]] = ...) -> None: ...
 
 class DraftCommands(_message.Message):
     __slots__ = ("commands", "columns", "plane_answer", "heartbeat")
@@ -427,20 +437,22 @@ class DraftCommands(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[CommandColumns, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class DraftEvent(_message.Message):
-    __slots__ = ("proposal", "session_lost", "session_failed", "refused", "opened", "preempted")
+    __slots__ = ("proposal", "session_lost", "session_failed", "refused", "opened", "preempted", "plane_chosen")
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     SESSION_LOST_FIELD_NUMBER: _ClassVar[int]
     SESSION_FAILED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    PLANE_CHOSEN_FIELD_NUMBER: _ClassVar[int]
     proposal: Proposal
     session_lost: SessionLost
     session_failed: SessionFailed
     refused: Refused
     opened: Opened
     preempted: Preempted
-    def __init__(self, proposal: _Optional[_Union[Proposal, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ...) -> None: ...
+    plane_chosen: _tensor_pb2.TensorPlaneChosen
+    def __init__(self, proposal: _Optional[_Union[Proposal, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., plane_chosen: _Optional[_Union[_tensor_pb2.TensorPlaneChosen, _Mapping]] = ...) -> None: ...
 
 class DraftEvents(_message.Message):
     __slots__ = ("events", "report", "item_timings_ns", "columns", "plane_offer", "heartbeat")
@@ -459,16 +471,20 @@ class DraftEvents(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., report: _Optional[_Union[ForwardReport, _Mapping]] = ..., item_timings_ns: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[AnswerColumns, _Mapping]]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.PlaneOffer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class TargetCommand(_message.Message):
-    __slots__ = ("open", "score", "release", "prepare")
+    __slots__ = ("open", "score", "release", "prepare", "plane_request", "plane_close")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
+    PLANE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PLANE_CLOSE_FIELD_NUMBER: _ClassVar[int]
     open: Open
     score: Score
     release: Release
     prepare: Prepare
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ...) -> None: ...
+    plane_request: _tensor_pb2.TensorPlaneRequest
+    plane_close: _tensor_pb2.TensorPlaneClose
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., plane_request: _Optional[_Union[_tensor_pb2.TensorPlaneRequest, _Mapping]] = ..., plane_close: _Optional[_Union[_tensor_pb2.TensorPlaneClose, _Mapping]] = ...) -> None: ...
 
 class TargetCommands(_message.Message):
     __slots__ = ("commands", "columns", "plane_answer", "heartbeat")
@@ -483,7 +499,7 @@ class TargetCommands(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[CommandColumns, _Mapping]]] = ..., plane_answer: _Optional[_Union[_tensor_pb2.PlaneAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class TargetEvent(_message.Message):
-    __slots__ = ("scores", "session_lost", "session_failed", "refused", "opened", "preempted", "hidden_states")
+    __slots__ = ("scores", "session_lost", "session_failed", "refused", "opened", "preempted", "hidden_states", "plane_offer", "plane_chosen")
     SCORES_FIELD_NUMBER: _ClassVar[int]
     SESSION_LOST_FIELD_NUMBER: _ClassVar[int]
     SESSION_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -491,6 +507,8 @@ class TargetEvent(_message.Message):
     OPENED_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
+    PLANE_OFFER_FIELD_NUMBER: _ClassVar[int]
+    PLANE_CHOSEN_FIELD_NUMBER: _ClassVar[int]
     scores: Scores
     session_lost: SessionLost
     session_failed: SessionFailed
@@ -498,7 +516,9 @@ class TargetEvent(_message.Message):
     opened: Opened
     preempted: Preempted
     hidden_states: HiddenStateChunk
-    def __init__(self, scores: _Optional[_Union[Scores, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., hidden_states: _Optional[_Union[HiddenStateChunk, _Mapping]] = ...) -> None: ...
+    plane_offer: _tensor_pb2.TensorPlaneOffer
+    plane_chosen: _tensor_pb2.TensorPlaneChosen
+    def __init__(self, scores: _Optional[_Union[Scores, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session_failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., hidden_states: _Optional[_Union[HiddenStateChunk, _Mapping]] = ..., plane_offer: _Optional[_Union[_tensor_pb2.TensorPlaneOffer, _Mapping]] = ..., plane_chosen: _Optional[_Union[_tensor_pb2.TensorPlaneChosen, _Mapping]] = ...) -> None: ...
 
 class TargetEvents(_message.Message):
     __slots__ = ("events", "report", "item_timings_ns", "columns", "plane_offer", "heartbeat")

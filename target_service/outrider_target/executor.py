@@ -17,6 +17,7 @@ from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward,
 from outrider.serving.session import Session
 from outrider.types import ScoreForm, SparseScores, TokenScores, TypicalScores
 from outrider_target.jobs import ScoreJob, check_layers, check_score
+from outrider_target.planes import TargetPlanes
 from outrider_target.scoring_forward import ScoringForward
 
 TargetSession = Session[KVSequence]
@@ -25,8 +26,9 @@ TargetSession = Session[KVSequence]
 class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
     """Scores with one model. On a GPU forwards are asynchronous, and plain steps may be queued behind each other."""
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
+    def __init__(self, runner: ModelRunner, planes: TargetPlanes | None = None) -> None:
+        """``planes`` take hidden states to drafts; None: they go inline."""
+        self._runner, self._planes = runner, planes
 
     @property
     def num_pages_free(self) -> int:
@@ -70,7 +72,7 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
 
     def start(self, batch: Sequence[tuple[ScoreJob, int]]) -> ScoringForward:
         """``execute`` in two halves."""
-        return ScoringForward(self._runner, batch)
+        return ScoringForward(self._runner, batch, planes=self._planes)
 
     def next_step(self, session: TargetSession, answer: Scores) -> Score | None:
         """The next plain step, where the answer says by itself which token comes next and does not end the session."""

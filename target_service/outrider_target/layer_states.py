@@ -1,4 +1,4 @@
-"""Hidden states of a forward, on their way to a draft: which rows and columns are whose, and their bytes.
+"""Hidden states of a forward, on their way to a draft: which rows and columns are whose, and how they go.
 
 Shape letters: ``T`` tokens of a forward, ``F`` values of a position, ``H`` those of one layer.
 """
@@ -6,11 +6,17 @@ Shape letters: ``T`` tokens of a forward, ``F`` values of a position, ``H`` thos
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from outrider.types import HiddenStates
 from outrider_target.jobs import ScoreJob
+
+if TYPE_CHECKING:
+    from outrider.planes import PlaneReference
+    from outrider.tensor_plane.writer import PlaneWriter
+    from outrider_target.planes import TargetPlanes
 
 
 def layers_wanted(jobs: Sequence[ScoreJob]) -> tuple[int, ...]:
@@ -19,26 +25,80 @@ def layers_wanted(jobs: Sequence[ScoreJob]) -> tuple[int, ...]:
     return tuple(sorted(wanted))
 
 
-def states_of(
+def rows_of(
     job: ScoreJob,
     start: int,
     states: torch.Tensor,  # [T, F] of the job's tokens, the first at position ``start``
     layers: Sequence[int],
-) -> HiddenStates | None:
-    """What the job asks for of its tokens' states, which hold those of ``layers``; None: nothing of them.
-
-    It waits for the device.
+) -> tuple[int, torch.Tensor] | None:
+    """The first position, and the states [N, F], of what the job asks for of its tokens; ``states`` hold those of
+    ``layers``. None: nothing of them.
     """
     first = job.score.hidden_states_from
-    end = start + states.shape[0]
-    if first is None or first >= end:
+    if first is None or first >= start + states.shape[0]:
         return None
     size = states.shape[1] // len(layers)
     places = [layers.index(layer) for layer in job.open.hidden_state_layers]
     rows = states[max(0, first - start) :]
     if places != list(range(len(layers))):
         rows = torch.cat([rows[:, place * size : (place + 1) * size] for place in places], dim=-1)
-    host = rows.contiguous().cpu()
-    payload = host.view(torch.uint8).numpy().tobytes()
-    dtype = str(states.dtype).removeprefix("torch.")
-    return HiddenStates(max(first, start), host.shape[0], host.shape[1], dtype, payload)
+    return max(first, start), rows.contiguous()
+
+
+class StateHandover:
+    """States of one forward. What goes by a plane is copied right behind the forward; the rest waits for its end."""
+
+    def __init__(self, planes: TargetPlanes | None) -> None:
+        """``planes``: None where all go inline."""
+        self._planes = planes
+        self._by_plane: list[tuple[ScoreJob, HiddenStates]] = []
+        self._inline: list[tuple[ScoreJob, int, torch.Tensor]] = []
+
+    def begin(self, wanted: Sequence[tuple[ScoreJob, int, torch.Tensor]]) -> None:
+        """Queue the copies of (job, first position, states [N, F]); called with the forward's stream."""
+        by_writer: dict[PlaneWriter, list[tuple[ScoreJob, int, torch.Tensor]]] = {}
+        for each in wanted:
+            score, link_id = each[0].score, each[0].link_id
+            writer = self._planes.writer(link_id, score.plane) if self._planes is not None and score.plane else None
+            if writer is None:
+                self._inline.append(each)
+            else:
+                by_writer.setdefault(writer, []).append(each)
+        for writer, group in by_writer.items():
+            self._put(writer, group)
+
+    def finish(self) -> dict[int, HiddenStates]:
+        """The states by their job's id, once the forward has ended."""
+        found = {id(job): states for job, states in self._by_plane}
+        for job, first, rows in self._inline:
+            payload = rows.cpu().view(torch.uint8).numpy().tobytes()
+            found[id(job)] = HiddenStates(first, rows.shape[0], rows.shape[1], _name(rows.dtype), payload)
+            self._note("inline", len(payload))
+        return found
+
+    def _put(self, writer: PlaneWriter, group: list[tuple[ScoreJob, int, torch.Tensor]]) -> None:
+        """All rows for one draft, in one copy where they are of one width."""
+        if len({rows.shape[1] for _, _, rows in group}) > 1:
+            for each in group:
+                self._put(writer, [each])
+            return
+        tensors = [rows for _, _, rows in group]
+        references = writer.put(tensors[0] if len(tensors) == 1 else torch.cat(tensors), list(map(len, tensors)))
+        if references is None:
+            self._inline += group
+            return
+        for (job, first, rows), reference in zip(group, references, strict=True):
+            self._by_plane.append((job, _referred(first, rows, reference)))
+        self._note(writer.report.kind, sum(reference.num_bytes for reference in references))
+
+    def _note(self, plane: str, num_bytes: int) -> None:
+        if self._planes is not None:
+            self._planes.sent_bytes[plane] += num_bytes
+
+
+def _referred(first: int, rows: torch.Tensor, reference: PlaneReference) -> HiddenStates:
+    return HiddenStates(first, rows.shape[0], rows.shape[1], _name(rows.dtype), b"", (reference,))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

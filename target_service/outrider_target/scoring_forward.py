@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,7 +28,10 @@ from outrider.sampling.scoring.score import ScoreOutcome
 from outrider.serving.executor import ExecutorOutput
 from outrider.types import HiddenStates
 from outrider_target.jobs import ScoreJob
-from outrider_target.layer_states import layers_wanted, states_of
+from outrider_target.layer_states import StateHandover, layers_wanted, rows_of
+
+if TYPE_CHECKING:
+    from outrider_target.planes import TargetPlanes
 
 
 @dataclass(slots=True)
@@ -60,16 +64,25 @@ class Fed:
 class ScoringForward:
     """One forward, and the scoring of those whose last tokens are among its, both started."""
 
-    def __init__(self, runner: ModelRunner, shares: Sequence[tuple[ScoreJob, int]], fed: Fed | None = None) -> None:
-        """``fed`` holds the one token of each job where the device alone knows it."""
+    def __init__(
+        self,
+        runner: ModelRunner,
+        shares: Sequence[tuple[ScoreJob, int]],
+        fed: Fed | None = None,
+        planes: TargetPlanes | None = None,
+    ) -> None:
+        """``fed`` holds the one token of each job where the device alone knows it; ``planes`` take hidden states."""
         self.jobs = [job for job, _ in shares]
         self.places = fed.places if fed is not None else ()
         self._runner, self._fed = runner, fed
         self._rows = _lay_out(shares)
-        self._layers: tuple[int, ...] = ()
+        self._handover: StateHandover | None = None
         if fed is None and (layers := layers_wanted(self.jobs)):
-            self._layers, self._starts = layers, [row.job.sequence.length for row in self._rows]
-            self._logits, self._states = runner.forward_with_states([_forward_row(row) for row in self._rows], layers)
+            starts = [row.job.sequence.length for row in self._rows]
+            self._logits, states = runner.forward_with_states([_forward_row(row) for row in self._rows], layers)
+            self._handover = StateHandover(planes)
+            # Before the mark below: when that is reached, they are where the draft finds them.
+            self._handover.begin(_wanted(self._rows, starts, states, layers))
         elif fed is None:
             self._logits = runner.forward([_forward_row(row) for row in self._rows], as_computed=True)
         else:
@@ -116,22 +129,25 @@ class ScoringForward:
             row.job.num_fed += row.share
         outcomes = self._scoring.outcomes() if self._scoring else []
         finished = zip(self._finished, outcomes, strict=True)
-        states = self._take_states() if self._layers else {}
+        states = {} if self._handover is None else self._handover.finish()
         answers = {id(row.job): _answer(row.job, outcome, states.pop(id(row.job), None)) for row, outcome in finished}
         pushed = [(job.link_id, _chunk(job, states[id(job)])) for job in self.jobs if id(job) in states]
         results = [answers.get(id(job)) for job in self.jobs]
         return ExecutorOutput(results=results, computed_ns=computed, pushed=pushed)
 
-    def _take_states(self) -> dict[int, HiddenStates]:
-        """By job, those that are wanted of this forward's tokens."""
-        found: dict[int, HiddenStates] = {}
-        first = 0
-        for row, start in zip(self._rows, self._starts, strict=True):
-            states = states_of(row.job, start, self._states[first : first + row.share], self._layers)
-            if states is not None:
-                found[id(row.job)] = states
-            first += row.share
-        return found
+
+def _wanted(
+    rows: Sequence[_Rows], starts: Sequence[int], states: torch.Tensor, layers: Sequence[int]
+) -> list[tuple[ScoreJob, int, torch.Tensor]]:
+    """Of the states [T, F] of a forward those that are asked for: job, first position, rows [N, F]."""
+    found = []
+    first = 0
+    for row, start in zip(rows, starts, strict=True):
+        wanted = rows_of(row.job, start, states[first : first + row.share], layers)
+        if wanted is not None:
+            found.append((row.job, *wanted))
+        first += row.share
+    return found
 
 
 def _is_plain(row: _Rows) -> bool:

@@ -26,6 +26,7 @@ from outrider.serving.token_budget import DEFAULT_MAX_BATCHED_TOKENS, DEFAULT_PR
 from outrider.types import JudgingRule, ModelDescription, SamplingParams
 from outrider_target.executor import TargetExecutor
 from outrider_target.jobs import ScoreJob
+from outrider_target.planes import TargetPlanes
 
 TargetCore = EngineCore[KVSequence, Score, ScoreJob, ScoresEvent]
 
@@ -42,8 +43,10 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
         max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
         computes_ahead: bool = True,
         session_limits: SessionLimits = UNBOUNDED,
+        planes: TargetPlanes | None = None,
         on_failure: OnFailure | None = None,
     ) -> None:
+        """``planes`` take hidden states to drafts; None: they go inline."""
         self.runner = runner
         core = build_core(
             runner,
@@ -51,6 +54,7 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
             max_prefill_beside=max_prefill_beside,
             computes_ahead=computes_ahead,
             session_limits=session_limits,
+            planes=planes,
         )
         super().__init__(
             core,
@@ -60,6 +64,7 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
             on_failure=on_failure,
             on_closed=runner.close,
             prefix_cache=runner.sequences.prefix_cache,
+            planes=planes,
         )
 
     @classmethod
@@ -81,13 +86,17 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
         )
         runner.warm_up(capture_progress)
         runner.sampler.warm_up(runner.config.vocab_size, runner.dtype, runner.device)
+        kinds = settings.tensor_plane.kinds(
+            is_gpu=runner.device.type == "cuda", is_encrypted=bool(settings.tls_cert_file)
+        )
         return cls(
             runner,
-            description,
+            replace(description, plane_kinds=tuple(map(str, kinds))),
             max_batched_tokens=settings.max_batched_tokens,
             max_prefill_beside=settings.max_prefill_beside,
             computes_ahead=settings.compute_ahead,
             session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),
+            planes=TargetPlanes(runner.device, kinds, host=settings.host),
             on_failure=on_failure,
         )
 
@@ -99,6 +108,7 @@ def build_core(
     max_prefill_beside: int = DEFAULT_PREFILL_BESIDE,
     computes_ahead: bool = True,
     session_limits: SessionLimits = UNBOUNDED,
+    planes: TargetPlanes | None = None,
 ) -> TargetCore:
     """The synchronous part, for a worker's thread or for a test."""
     pool = runner.sequences.pool
@@ -111,7 +121,7 @@ def build_core(
     )
     return EngineCore(
         SessionTable(runner.sequences, limits),
-        TargetExecutor(runner),
+        TargetExecutor(runner, planes),
         TokenBudget(max_batched_tokens, max_prefill_beside, adapts_chunks=runner.device.type == "cuda"),
         lookahead=computes_ahead,
     )

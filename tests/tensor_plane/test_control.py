@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from outrider.errors import UnavailableError
+from outrider.planes import ID_BYTES, PlaneOffer
 from outrider.tensor_plane.control import ControlConnection, ControlListener, Message, connect
-from outrider.tensor_plane.values import ID_BYTES, PlaneOffer
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
+from outrider.errors import StaleReferenceError
+from outrider.planes import PlaneKind
 from outrider.tensor_plane.reader import PlaneReaders
-from outrider.tensor_plane.values import PlaneKind, StaleReferenceError
 from outrider.tensor_plane.writer import AUTOMATIC, PlaneWriter, PlaneWriters
 from tests.tensor_plane.peers import (
     LIMITS,

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from outrider.errors import StaleReferenceError
+from outrider.planes import PlaneKind, PlaneReference
 from outrider.tensor_plane.endpoints import PeerFacts, why_not
 from outrider.tensor_plane.limits import PlaneLimits
 from outrider.tensor_plane.reader import PlaneReader, PlaneReaders
-from outrider.tensor_plane.values import PlaneKind, PlaneReference, StaleReferenceError
 from outrider.tensor_plane.writer import AUTOMATIC, PlaneWriter, PlaneWriters
 from tests.tensor_plane.peers import CPU, LIMITS, OPENING_S, impatient
 

@@ -18,8 +18,9 @@ from multiprocessing.process import BaseProcess
 import pytest
 import torch
 
+from outrider.errors import StaleReferenceError
+from outrider.planes import PlaneKind
 from outrider.tensor_plane.reader import PlaneReaders
-from outrider.tensor_plane.values import PlaneKind, StaleReferenceError
 from outrider.tensor_plane.writer import PlaneWriter, PlaneWriters
 from tests.tensor_plane.peers import (
     CPU,

@@ -118,7 +118,8 @@ def test_what_is_said_twice_of_a_session_stays_in_order() -> None:
     commands: list[Any] = [*(score(index) for index in range(8)), ports.Prepare(3, 6, 64), ports.Release(5, 9)]
     message = target_commands_to_proto(commands, columns=True)
     assert (len(message.commands), len(message.columns)) == (4, 1)
-    found = [command for command in target_commands_from_proto(message) if command.session in (3, 5)]
+    read: tuple[Any, ...] = target_commands_from_proto(message)
+    found = [command for command in read if command.session in (3, 5)]
     assert found == [commands[3], commands[5], commands[8], commands[9]]
 
 

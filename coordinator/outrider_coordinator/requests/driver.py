@@ -16,6 +16,7 @@ from outrider_coordinator.requests.request_runner import RequestRunner
 from outrider_coordinator.requests.request_state import RequestState
 from outrider_coordinator.requests.session_driver import SessionDriver
 from outrider_coordinator.routing.placement import Placement
+from outrider_coordinator.routing.plane_introductions import PlaneIntroductions
 from outrider_coordinator.routing.replica import Source
 from outrider_coordinator.routing.services import DraftReplica, Services, TargetReplica
 from outrider_coordinator.session.actions import Fail, Finish
@@ -38,11 +39,19 @@ class Driver:
         """``on_target`` is told of the first target attached and the last lost; ``on_model`` is as for ``Services``."""
         self._request_manager = request_manager
         self._on_target = on_target
-        self._sessions = SessionDriver(request_manager, draft_timeout_s, self)
+        self.planes = PlaneIntroductions()
+        self._sessions = SessionDriver(
+            request_manager,
+            draft_timeout_s,
+            self,
+            plane_between=self.planes.connection,
+        )
         self.on_target_batch = self._sessions.on_target_batch
         self.on_draft_batch = self._sessions.on_draft_batch
         self._deliver = self._sessions.deliver
-        self.services = Services(targets, drafts, self, on_model=on_model, target_timeout_s=target_timeout_s)
+        self.services = Services(
+            targets, drafts, self, planes=self.planes, on_model=on_model, target_timeout_s=target_timeout_s
+        )
         self.placement = Placement(self.services, request_manager.policy)
         self._failover = Failover(
             self.services, self.placement, request_manager, self._deliver, target_timeout_s=target_timeout_s

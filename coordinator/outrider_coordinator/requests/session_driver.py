@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -66,7 +67,16 @@ class Lifecycle(Protocol):
 class SessionDriver:
     """Driver of the running sessions of one coordinator."""
 
-    def __init__(self, request_manager: RequestManager, draft_timeout_s: float, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        request_manager: RequestManager,
+        draft_timeout_s: float,
+        lifecycle: Lifecycle,
+        *,
+        plane_between: Callable[[TargetReplica, DraftReplica | None], int] = lambda target, draft: 0,
+    ) -> None:
+        """``plane_between``: the connection by which hidden states go; 0: inline."""
+        self._plane_between = plane_between
         self.draft_waits = DraftWaits(draft_timeout_s, running=request_manager.running, time_out=self._time_out_draft)
         self._find = request_manager.find
         self._policy = request_manager.policy
@@ -251,10 +261,14 @@ class SessionDriver:
                 with _about(request):
                     self._act_on_request(request, action)
 
-    @staticmethod
-    def _send_to_target(request: RequestState, command: TargetCommand) -> None:
-        if request.place.target is not None:
-            request.place.target.send(command)
+    def _send_to_target(self, request: RequestState, command: TargetCommand) -> None:
+        target = request.place.target
+        if target is None:
+            return
+        if isinstance(command, Score) and command.hidden_states_from is not None:
+            # How the states go to the draft of now.
+            command = replace(command, plane=self._plane_between(target, request.place.draft))
+        target.send(command)
 
     @staticmethod
     def _send_to_draft(request: RequestState, command: DraftCommand) -> None:

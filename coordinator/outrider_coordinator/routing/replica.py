@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from outrider.ports import EventBatch
+from outrider.ports import EventBatch, PlaneEvent
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler, OfSession
 from outrider_coordinator.routing.replica_connection import CommandT_contra, EventT_co, Port, ReplicaConnection
@@ -56,6 +56,7 @@ class Replica(Generic[CommandT, EventT]):
         attached: Callable[[Replica[CommandT, EventT]], None],
         lost: Callable[[Replica[CommandT, EventT]], None],
         said: Callable[[Replica[CommandT, EventT], EventBatch[EventT]], None],
+        plane_said: Callable[[Replica[CommandT, EventT], PlaneEvent], None],
     ) -> None:
         self.name = name
         self.is_listed = True
@@ -70,6 +71,7 @@ class Replica(Generic[CommandT, EventT]):
             on_attached=lambda: attached(self),
             on_batch=partial(said, self),
             on_lost=lambda: lost(self),
+            on_plane=partial(plane_said, self),
         )
         self.send = self.connection.send
         """Sends a command, with all others of the message when it is this link's turn."""

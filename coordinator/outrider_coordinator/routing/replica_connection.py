@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.errors import (
     ConfigError,
@@ -19,7 +19,7 @@ from outrider.errors import (
     PairMismatchError,
     UnavailableError,
 )
-from outrider.ports import EventBatch, Link
+from outrider.ports import EventBatch, Link, OfferPlane, PlaneChosen, PlaneCommand, PlaneEvent
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler, OfSession
 
@@ -65,8 +65,11 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         on_attached: Callable[[], None],
         on_batch: Callable[[EventBatch[EventT]], None],
         on_lost: Callable[[], None],
+        on_plane: Callable[[PlaneEvent], None] = lambda event: None,
     ) -> None:
-        """``accept`` sees each description before the link is opened, and raises what speaks against it."""
+        """``accept`` sees each description before the link is opened, and raises what speaks against it. ``on_plane``
+        gets the events of no session.
+        """
         self.description: ModelDescription | None = None
         """Of the service that is attached, or was last."""
         self.num_pages_free = 0
@@ -74,6 +77,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         self.num_messages_sent = 0
         self._port, self._name = port, name
         self._accept, self._on_attached, self._on_batch, self._on_lost = accept, on_attached, on_batch, on_lost
+        self._on_plane = on_plane
         self._link: Link[CommandT, EventT] | None = None
         self._outbox: list[CommandT] = []
         self._link_queue = turns.link_queue(self._flush)
@@ -102,6 +106,14 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         if self._link is not None:
             self._outbox.append(command)
             self._link_queue.put(command)
+
+    def send_alone(self, command: PlaneCommand) -> None:
+        """Send a command of no session in a message of its own, now; dropped if the link is lost."""
+        if self._link is None:
+            return
+        link: Any = self._link  # of no session, so none of CommandT
+        with contextlib.suppress(UnavailableError):
+            link.send([command])
 
     async def close(self) -> None:
         """Close the link, which releases its sessions, and stop."""
@@ -177,6 +189,9 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         async for batch in link.events():
             if batch.report is not None:
                 self.num_pages_free = batch.report.num_pages_free
+            if batch.events and isinstance(batch.events[0], OfferPlane | PlaneChosen):
+                self._on_plane(batch.events[0])
+                continue
             self._link_queue.heard(batch.events)
             self._on_batch(batch)
         raise UnavailableError("the link ended")

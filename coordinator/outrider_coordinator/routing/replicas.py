@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from outrider.errors import OutriderError
-from outrider.ports import EventBatch
+from outrider.ports import EventBatch, PlaneEvent
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler, OfSession
 from outrider_coordinator.routing.replica import Replica, Source
@@ -47,6 +47,10 @@ class Listener(Protocol[CommandT, EventT]):
 
     def said(self, replica: Replica[CommandT, EventT], batch: EventBatch[EventT]) -> None:
         """Events of the replica."""
+        ...
+
+    def plane_said(self, replica: Replica[CommandT, EventT], event: PlaneEvent) -> None:
+        """An event of the replica's tensor plane."""
         ...
 
 
@@ -198,6 +202,7 @@ class Replicas(Generic[CommandT, EventT]):
             attached=listener.attached,
             lost=self._lost,
             said=listener.said,
+            plane_said=listener.plane_said,
         )
         self._replicas[name] = replica
         replica.connection.start()

@@ -16,6 +16,7 @@ from outrider.ports import DraftCommand, DraftEvent, EventBatch, TargetCommand, 
 from outrider.types import ModelDescription
 from outrider_coordinator.routing.dispatch import DispatchScheduler
 from outrider_coordinator.routing.model_pair import check_pair, check_same_model
+from outrider_coordinator.routing.plane_introductions import PlaneIntroductions
 from outrider_coordinator.routing.replica import Replica, Source
 from outrider_coordinator.routing.replicas import Replicas
 
@@ -57,6 +58,7 @@ class Services:
         drafts: Source[DraftCommand, DraftEvent] | None,
         listener: Listener,
         *,
+        planes: PlaneIntroductions,
         on_model: Callable[[ModelDescription], None],
         target_timeout_s: float,
     ) -> None:
@@ -71,6 +73,7 @@ class Services:
         self._give_up_timer: asyncio.TimerHandle | None = None
         self.has_given_up = False
         """Whether no target is waited for any more."""
+        self.planes = planes
         turns = DispatchScheduler()
         self.target: Replicas[TargetCommand, TargetEvent] = Replicas(targets, "target", _TargetSide(self), turns)
         self.draft: Replicas[DraftCommand, DraftEvent] | None = None
@@ -92,6 +95,7 @@ class Services:
     async def close(self) -> None:
         """Close all links."""
         self.stop_waiting()
+        self.planes.close()
         if self.draft is not None:
             await self.draft.close()
         await self.target.close()
@@ -124,10 +128,12 @@ class Services:
         self.stop_waiting()
         self.has_given_up = False
         self._on_model(self.require_target())
+        self.planes.target_attached(replica)
         self._listener.target_attached(replica)
 
     def target_lost(self, replica: TargetReplica) -> None:
         """A target is lost: if it was the last, start the timeout."""
+        self.planes.lost(replica)
         if not self.target.is_up:
             self.stop_waiting()
             self._give_up_timer = asyncio.get_running_loop().call_later(self._target_timeout_s, self._give_up)
@@ -150,6 +156,16 @@ class Services:
         await self._target_known.wait()
         check_pair(self.require_target(), description)
 
+    def draft_attached(self, replica: DraftReplica) -> None:
+        """A draft is attached."""
+        self.planes.draft_attached(replica)
+        self._listener.draft_attached(replica)
+
+    def draft_lost(self, replica: DraftReplica) -> None:
+        """A draft is lost."""
+        self.planes.lost(replica)
+        self._listener.draft_lost(replica)
+
     @property
     def listener(self) -> Listener:
         """Who is told."""
@@ -164,6 +180,7 @@ class _TargetSide:
         self.said = services.listener.on_target_batch
         self.attached = services.target_attached
         self.lost = services.target_lost
+        self.plane_said = services.planes.on_event
 
     async def accept(self, description: ModelDescription) -> None:
         self._services.accept_target(description)
@@ -174,6 +191,7 @@ class _DraftSide:
 
     def __init__(self, services: Services) -> None:
         self.said = services.listener.on_draft_batch
-        self.attached = services.listener.draft_attached
-        self.lost = services.listener.draft_lost
+        self.attached = services.draft_attached
+        self.lost = services.draft_lost
         self.accept = services.accept_draft
+        self.plane_said = services.planes.on_event

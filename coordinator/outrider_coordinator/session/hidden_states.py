@@ -1,4 +1,4 @@
-"""Hidden states of one session on their way from its target to its draft, passed on as they are.
+"""Hidden states of one session on their way from its target to its draft, bytes or references passed on as they are.
 
 The buffer covers a run of positions: it begins where the draft needs the next one, and ends where the target has to go
 on. Where the two disagree, because either side lost the session, or something else came, it is emptied, and the target
@@ -35,8 +35,7 @@ class HiddenStateBuffer:
     @property
     def is_full(self) -> bool:
         """Whether it holds as much as one ``Extend`` brings."""
-        last = self._parts[-1] if self._parts else None
-        return last is not None and self.num_rows * (len(last.payload) // last.num_rows) >= MAX_FEED_BYTES
+        return sum(part.num_bytes for part in self._parts) >= MAX_FEED_BYTES
 
     def clear(self, start: int = 0) -> None:
         """Hold nothing, and go on at ``start``."""
@@ -65,12 +64,12 @@ class HiddenStateBuffer:
             self._parts.append(states.between(first, last))
 
     def first_part(self, max_bytes: int = MAX_FEED_BYTES) -> HiddenStates | None:
-        """What the next ``Extend`` brings; None where there is nothing."""
+        """What the next ``Extend`` brings, all inline or all by reference; None where there is nothing."""
         chosen: list[HiddenStates] = []
         num_bytes = 0
         for part in self._parts:
-            num_bytes += len(part.payload)
-            if chosen and num_bytes > max_bytes:
+            num_bytes += part.num_bytes
+            if chosen and (num_bytes > max_bytes or bool(part.references) != bool(chosen[0].references)):
                 break
             chosen.append(part)
         return chosen[0].followed_by(chosen[1:]) if chosen else None

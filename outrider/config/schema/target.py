@@ -18,6 +18,7 @@ from outrider.config.fields import (
     PositiveSeconds,
     Seconds,
     Share,
+    TensorPlane,
     Text,
 )
 from outrider.config.schema.common import (
@@ -97,6 +98,12 @@ class TargetSettings(Section):
     compute_ahead: bool = Field(
         True,
         description="While no session speculates, compute up to two plain steps of each before they are asked for.",
+    )
+    tensor_plane: TensorPlane = Field(
+        TensorPlane.AUTO,
+        description="How hidden states reach a draft that reads them: auto is the fastest of the planes that both sides"
+        " can use; inline is through the coordinator; shared_memory, gloo, nccl or cuda_ipc force one, and what it"
+        " cannot take goes inline. With TLS, auto uses planes within a host only.",
     )
     num_threads: Positive | None = NUM_THREADS
     num_awake_processors: NonNegative | None = NUM_AWAKE_PROCESSORS

@@ -9,17 +9,19 @@ condition if there is nothing to do, or if the core asks for a pause.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
 from outrider.recording import Recorder
 from outrider.serving.in_process.link import MAX_PENDING_COMMANDS, LocalLink
+from outrider.serving.in_process.plane_host import PLANE_COMMANDS, NoPlanes, PlaneHost
 from outrider.serving.timer_slack import reduce_timer_slack
 
 _log = logging.getLogger(__name__)
@@ -95,9 +97,16 @@ class EngineThread(Generic[CommandT, EventT]):
     """Runs a core in its own thread. ``on_failure`` is called in that thread, once, if the core raises."""
 
     def __init__(
-        self, core: Core[CommandT, EventT], *, name: str = "engine", on_failure: OnFailure | None = None
+        self,
+        core: Core[CommandT, EventT],
+        *,
+        name: str = "engine",
+        on_failure: OnFailure | None = None,
+        planes: PlaneHost | None = None,
     ) -> None:
+        """``planes`` serves the commands of the tensor plane; None: there is none."""
         self._core = core
+        self._planes: PlaneHost = planes or NoPlanes()
         self._on_failure = on_failure
         self._changed = threading.Condition()
         self._inbox: list[_Message[CommandT, EventT] | _Drop[CommandT, EventT]] = []
@@ -190,12 +199,28 @@ class EngineThread(Generic[CommandT, EventT]):
                 self._forget(entry.link.link_id)
                 entry.done()
             elif entry.link.link_id in self._links:
-                self._core.handle(entry.link.link_id, entry.commands, arrived_ns=entry.arrived_ns)
+                self._handle(entry)
         if self._is_check_due():
             self._core.end_idle_sessions()
         if self._is_due():
             for link_id, batch in self._core.step():
                 self._deliver(link_id, batch)
+
+    def _handle(self, message: _Message[CommandT, EventT]) -> None:
+        link, commands = message.link, message.commands
+        if not PLANE_COMMANDS.isdisjoint(map(type, commands)):
+            for command in commands:
+                if type(command) in PLANE_COMMANDS:
+                    self._handle_plane(link, command)
+            commands = tuple(command for command in commands if type(command) not in PLANE_COMMANDS)
+        self._core.handle(link.link_id, commands, arrived_ns=message.arrived_ns)
+
+    def _handle_plane(self, link: LocalLink[CommandT, EventT], command: Any) -> None:  # noqa: ANN401 - a plane's
+        def tell(event: Any) -> None:  # noqa: ANN401 - of no session, so none of EventT
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                link.deliver(EventBatch((event,)))
+
+        self._planes.handle(link.link_id, command, tell)
 
     def _is_due(self) -> bool:
         return self._core.has_work and not self._core.pause_s
@@ -217,6 +242,7 @@ class EngineThread(Generic[CommandT, EventT]):
             known = self._links.pop(link_id, None)
         if known is not None:
             self._core.drop_link(link_id)
+            self._planes.drop_link(link_id)
 
     def _stop(self, reason: str) -> None:
         with self._changed:

@@ -17,6 +17,7 @@ from outrider.readings import Reading
 from outrider.recording import Recorder
 from outrider.serving.in_process.engine_thread import Core, EngineThread, OnFailure
 from outrider.serving.in_process.link import LocalLink
+from outrider.serving.in_process.plane_host import NoPlanes, PlaneHost
 from outrider.serving.stats import ServiceStats
 from outrider.types import ModelDescription
 
@@ -57,14 +58,16 @@ class InProcessService(Generic[CommandT, EventT]):
         on_failure: OnFailure | None = None,
         on_closed: Callable[[], None] | None = None,
         prefix_cache: PrefixCache | None = None,
+        planes: PlaneHost | None = None,
     ) -> None:
         self._on_closed = on_closed
+        self._planes: PlaneHost = planes or NoPlanes()
         self.description = description
         self._core = core
         self._warm_up_commands = tuple(warm_up_commands)
         self._capture_seconds = capture_seconds
         self._prefix_cache = prefix_cache
-        self._thread = EngineThread(core, name=f"{description.role}-engine", on_failure=on_failure)
+        self._thread = EngineThread(core, name=f"{description.role}-engine", on_failure=on_failure, planes=planes)
 
     @property
     def is_alive(self) -> bool:
@@ -92,6 +95,7 @@ class InProcessService(Generic[CommandT, EventT]):
             Reading("outrider_kv_cache_usage_perc", 1 - free / num_pages if num_pages else 0.0),
             Reading("outrider_graph_capture_seconds", self._capture_seconds),
             *self._prefix_cache_readings(),
+            *self._planes.readings(),
         ]
 
     def _prefix_cache_readings(self) -> list[Reading]:
@@ -139,5 +143,6 @@ class InProcessService(Generic[CommandT, EventT]):
     async def close(self) -> None:
         """Stop after the step in progress; links break. Idempotent."""
         await asyncio.to_thread(self._thread.close)
+        await asyncio.to_thread(self._planes.close)
         if self._on_closed is not None:
             await asyncio.to_thread(self._on_closed)

@@ -203,6 +203,12 @@ LOAD = (
         "outrider_replicas_attached",
         _SIDE,
     ),
+    _gauge(
+        "outrider_tensor_planes",
+        "Pairs of a target and a draft that reads its hidden states, by the tensor plane that the states take.",
+        "outrider_tensor_planes",
+        Label("plane", "cuda_ipc, nccl, shared_memory, gloo or inline"),
+    ),
 )
 
 RECOVERY = (
@@ -329,6 +335,23 @@ SERVICE = (
         "Sessions that failed, by the name of the error in outrider/errors.py.",
         f"sum by (role, error) (rate(outrider_sessions_failed_total{_WINDOW}))",
         Label("error", "name of the error"),
+    ),
+    MetricSpec(
+        "outrider_hidden_state_bytes_total",
+        Kind.COUNTER,
+        ("target",),
+        "Bytes of hidden states handed over to drafts, by the tensor plane that they took.",
+        f"sum by (plane) (rate(outrider_hidden_state_bytes_total{_WINDOW}))",
+        (_ROLE, Label("plane", "cuda_ipc, nccl, shared_memory, gloo or inline")),
+    ),
+    MetricSpec(
+        "outrider_stale_references_total",
+        Kind.COUNTER,
+        ("draft",),
+        "Hidden states that were not on the tensor plane any more when they were to be read. The coordinator rebuilds"
+        " the session on the draft.",
+        _rate("outrider_stale_references_total"),
+        (_ROLE,),
     ),
     _of_services(
         Kind.GAUGE,

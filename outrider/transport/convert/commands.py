@@ -34,6 +34,14 @@ from outrider.transport.convert.link_bounds import (
     check_score,
     command_within,
 )
+from outrider.transport.convert.plane_messages import (
+    close_from_proto,
+    close_to_proto,
+    offer_from_proto,
+    offer_to_proto,
+    request_from_proto,
+    request_to_proto,
+)
 from outrider.transport.convert.reading import Readers, out_of_range_breaks_the_contract, read_one_of
 from outrider.transport.convert.sampling import (
     mode_from_proto,
@@ -44,7 +52,7 @@ from outrider.transport.convert.sampling import (
 from outrider.types import JudgingRule, Support
 from outrider.v1 import link_pb2 as pb
 
-CommandT = TypeVar("CommandT", ports.DraftCommand, ports.TargetCommand)
+CommandT = TypeVar("CommandT")
 
 _RULES: dict[JudgingRule, pb.JudgingRule] = {
     JudgingRule.GREEDY: pb.JUDGING_RULE_GREEDY,
@@ -166,6 +174,7 @@ def write_score(message: pb.Score, command: ports.Score) -> None:
         message.trace_parent = command.trace_parent
     if command.hidden_states_from is not None:
         message.hidden_states_from = command.hidden_states_from
+        message.plane = command.plane
 
 
 def score_from_proto(message: pb.Score) -> ports.Score:
@@ -181,6 +190,7 @@ def score_from_proto(message: pb.Score) -> ports.Score:
         _support_from_proto(message.support_counts, message.support_token_ids),
         message.trace_parent,
         message.hidden_states_from if message.HasField("hidden_states_from") else None,
+        message.plane,
     )
 
 
@@ -212,7 +222,9 @@ def _write_columns(message: pb.DraftCommands | pb.TargetCommands, commands: Sequ
     return left
 
 
-def draft_commands_to_proto(commands: Sequence[ports.DraftCommand], *, columns: bool = False) -> pb.DraftCommands:
+def draft_commands_to_proto(
+    commands: Sequence[ports.DraftCommand | ports.PlaneCommand], *, columns: bool = False
+) -> pb.DraftCommands:
     """One message to a draft; ``ProtocolError`` if a value does not fit its field.
 
     ``columns``: the draft reads commands of many sessions as columns.
@@ -225,14 +237,20 @@ def draft_commands_to_proto(commands: Sequence[ports.DraftCommand], *, columns: 
                 write_extend(add().extend, command)
             elif isinstance(command, ports.Open):
                 add().open.CopyFrom(open_to_proto(command))
-            else:
+            elif isinstance(command, ports.Release):
                 add().release.CopyFrom(release_to_proto(command))
+            elif isinstance(command, ports.OfferPlane):
+                add().plane_offer.CopyFrom(offer_to_proto(command))
+            elif isinstance(command, ports.ClosePlane):
+                add().plane_close.CopyFrom(close_to_proto(command))
+            else:
+                raise ProtocolError(f"{type(command).__name__} is no command to a draft")
     return message
 
 
 def draft_commands_from_proto(
     message: pb.DraftCommands, model: ModelLimits = ANY_MODEL
-) -> tuple[ports.DraftCommand | ports.Rejected, ...]:
+) -> tuple[ports.DraftCommand | ports.PlaneCommand | ports.Rejected, ...]:
     """One message to a draft; ``ProtocolError`` for an unknown command, ``InvalidRequestError`` for too many.
 
     ``model`` limits the sizes of a session's fields.
@@ -244,16 +262,20 @@ def draft_commands_from_proto(
     return tuple(commands)
 
 
-def _draft_command_from_proto(message: pb.DraftCommand, model: ModelLimits) -> ports.DraftCommand | ports.Rejected:
+def _draft_command_from_proto(
+    message: pb.DraftCommand, model: ModelLimits
+) -> ports.DraftCommand | ports.PlaneCommand | ports.Rejected:
     if message.HasField("extend"):  # nearly always
         return command_within(extend_from_proto, message.extend)
     if message.HasField("open"):
         return command_within(partial(open_from_proto, model=model), message.open)
-    command: ports.DraftCommand | ports.Rejected = read_one_of(message, "command", _COMMON_READERS)
+    command: ports.DraftCommand | ports.PlaneCommand = read_one_of(message, "command", _DRAFT_READERS)
     return command
 
 
-def target_commands_to_proto(commands: Sequence[ports.TargetCommand], *, columns: bool = False) -> pb.TargetCommands:
+def target_commands_to_proto(
+    commands: Sequence[ports.TargetCommand | ports.PlaneCommand], *, columns: bool = False
+) -> pb.TargetCommands:
     """One message to a target; ``ProtocolError`` if a value does not fit its field.
 
     ``columns``: the target reads commands of many sessions as columns.
@@ -268,14 +290,20 @@ def target_commands_to_proto(commands: Sequence[ports.TargetCommand], *, columns
                 add().open.CopyFrom(open_to_proto(command))
             elif isinstance(command, ports.Prepare):
                 add().prepare.CopyFrom(prepare_to_proto(command))
-            else:
+            elif isinstance(command, ports.Release):
                 add().release.CopyFrom(release_to_proto(command))
+            elif isinstance(command, ports.RequestPlane):
+                add().plane_request.CopyFrom(request_to_proto(command))
+            elif isinstance(command, ports.ClosePlane):
+                add().plane_close.CopyFrom(close_to_proto(command))
+            else:
+                raise ProtocolError(f"{type(command).__name__} is no command to a target")
     return message
 
 
 def target_commands_from_proto(
     message: pb.TargetCommands, model: ModelLimits = ANY_MODEL
-) -> tuple[ports.TargetCommand | ports.Rejected, ...]:
+) -> tuple[ports.TargetCommand | ports.PlaneCommand | ports.Rejected, ...]:
     """One message to a target; ``ProtocolError`` for an unknown command, ``InvalidRequestError`` for too many.
 
     ``model`` limits the sizes of a session's fields.
@@ -287,14 +315,23 @@ def target_commands_from_proto(
     return tuple(commands)
 
 
-def _target_command_from_proto(message: pb.TargetCommand, model: ModelLimits) -> ports.TargetCommand | ports.Rejected:
+def _target_command_from_proto(
+    message: pb.TargetCommand, model: ModelLimits
+) -> ports.TargetCommand | ports.PlaneCommand | ports.Rejected:
     if message.HasField("score"):  # nearly always
         return command_within(score_from_proto, message.score)
     if message.HasField("open"):
         return command_within(partial(open_from_proto, model=model), message.open)
-    command: ports.TargetCommand | ports.Rejected = read_one_of(message, "command", _TARGET_READERS)
+    command: ports.TargetCommand | ports.PlaneCommand | ports.Rejected = read_one_of(
+        message, "command", _TARGET_READERS
+    )
     return command
 
 
-_COMMON_READERS: Readers = {"release": release_from_proto}
-_TARGET_READERS: Readers = {**_COMMON_READERS, "prepare": partial(command_within, prepare_from_proto)}
+_COMMON_READERS: Readers = {"release": release_from_proto, "plane_close": close_from_proto}
+_DRAFT_READERS: Readers = {**_COMMON_READERS, "plane_offer": offer_from_proto}
+_TARGET_READERS: Readers = {
+    **_COMMON_READERS,
+    "prepare": partial(command_within, prepare_from_proto),
+    "plane_request": request_from_proto,
+}

@@ -46,6 +46,7 @@ def description_to_proto(description: ModelDescription) -> pb.ModelDescription:
         num_layers=description.num_layers,
         hidden_state_layers=description.hidden_state_layers,
         reads_command_columns=description.reads_command_columns,
+        plane_kinds=description.plane_kinds,
     )
 
 
@@ -83,6 +84,7 @@ def description_from_proto(message: pb.ModelDescription) -> ModelDescription:
         num_layers=message.num_layers,
         hidden_state_layers=tuple(message.hidden_state_layers),
         reads_command_columns=message.reads_command_columns,
+        plane_kinds=tuple(map(shortened, message.plane_kinds)),
     )
 
 

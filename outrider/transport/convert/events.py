@@ -23,6 +23,12 @@ from outrider.transport.convert.columns import (
 )
 from outrider.transport.convert.hidden_states import hidden_states_from_proto, write_hidden_states
 from outrider.transport.convert.link_bounds import check_scores, event_within, shortened
+from outrider.transport.convert.plane_messages import (
+    chosen_from_proto,
+    chosen_to_proto,
+    offer_from_proto,
+    offer_to_proto,
+)
 from outrider.transport.convert.reading import Readers, out_of_range_breaks_the_contract, read_one_of
 from outrider.transport.convert.scores import (
     candidates_from_proto,
@@ -121,7 +127,8 @@ _COMMON_READERS: Readers = {
 }
 
 
-_TARGET_READERS: Readers = {**_COMMON_READERS, "hidden_states": _chunk_from_proto}
+_DRAFT_READERS: Readers = {**_COMMON_READERS, "plane_chosen": chosen_from_proto}
+_TARGET_READERS: Readers = {**_DRAFT_READERS, "hidden_states": _chunk_from_proto, "plane_offer": offer_from_proto}
 
 
 def _write_common(
@@ -150,6 +157,8 @@ def _write_common(
 def _write_draft_event(message: pb.DraftEvent, event: ports.DraftEvent, place: Place) -> None:
     if isinstance(event, ports.Proposal):
         write_proposal(message.proposal, event, place)
+    elif isinstance(event, ports.PlaneChosen):
+        message.plane_chosen.CopyFrom(chosen_to_proto(event))
     else:
         _write_common(message, event)
 
@@ -161,6 +170,10 @@ def _write_target_event(message: pb.TargetEvent, event: ports.TargetEvent, place
         chunk = message.hidden_states
         chunk.session, chunk.generation = event.session, event.generation
         write_hidden_states(chunk.states, event.states)
+    elif isinstance(event, ports.PlaneChosen):
+        message.plane_chosen.CopyFrom(chosen_to_proto(event))
+    elif isinstance(event, ports.OfferPlane):
+        message.plane_offer.CopyFrom(offer_to_proto(event))
     else:
         _write_common(message, event)
 
@@ -266,7 +279,7 @@ def target_events_from_proto(
 def _draft_event_from_proto(message: pb.DraftEvent, fetch: Fetch) -> ports.DraftEvent:
     if message.HasField("proposal"):  # nearly always
         return event_within(proposal_from_proto, message.proposal, fetch)
-    event: ports.DraftEvent = read_one_of(message, "event", _COMMON_READERS)
+    event: ports.DraftEvent = read_one_of(message, "event", _DRAFT_READERS)
     return event
 
 

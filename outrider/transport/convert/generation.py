@@ -352,7 +352,8 @@ def info_from_proto(message: pb.GetModelInfoResponse) -> ModelInfo:
         raise ProtocolError("acceptance_method: must be said")
     values = {name: getattr(message, name) for name in ModelInfo.__slots__}
     values |= {name: _placement_from_proto(getattr(message, name)) for name in _PLACEMENTS}
-    return ModelInfo(**{**values, "acceptance_method": method, "eos_token_ids": tuple(message.eos_token_ids)})
+    values |= {name: tuple(getattr(message, name)) for name in ("eos_token_ids", "tensor_planes")}
+    return ModelInfo(**{**values, "acceptance_method": method})
 
 
 _PLACEMENTS = ("target_placement", "draft_placement")

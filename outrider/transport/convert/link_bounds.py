@@ -79,7 +79,9 @@ def check_scores(message: pb.Scores) -> None:
 
 
 _DESCRIPTION_TEXTS = tuple(
-    field.name for field in pb.ModelDescription.DESCRIPTOR.fields if field.type == field.TYPE_STRING
+    field.name
+    for field in pb.ModelDescription.DESCRIPTOR.fields
+    if isinstance(getattr(pb.ModelDescription(), field.name), str)
 )
 
 
@@ -95,6 +97,7 @@ def check_description(message: pb.ModelDescription) -> None:
     limits.LINK_FILES.check("tokenizer_files", len(message.tokenizer_files))
     limits.LINK_FILES.check("acceptance_methods", len(message.acceptance_methods))
     limits.LINK_FILES.check("tensor_planes", len(message.tensor_planes))
+    limits.LINK_FILES.check("plane_kinds", len(message.plane_kinds))
 
 
 def shortened(text: str) -> str:

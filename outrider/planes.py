@@ -1,4 +1,4 @@
-"""Values of the tensor plane, as they travel between services: offers, references, reports. Imports no torch."""
+"""Values of the tensor plane, as they travel between services: offers, references, reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import enum
 import secrets
 from dataclasses import dataclass, field
 
-from outrider.errors import UnavailableError
 from outrider.values import step_value
 
 ID_BYTES = 16
@@ -39,6 +38,10 @@ class PlaneReference:
     sequence: int
     """Names this use of the place; never used again on its plane."""
 
+    def part(self, begin: int, end: int) -> PlaneReference:
+        """The bytes from ``begin`` to ``end`` - 1 of these; the place is given back with them."""
+        return PlaneReference(self.plane_id, self.offset_bytes + begin, end - begin, self.sequence)
+
 
 @dataclass(frozen=True, slots=True)
 class PlaneOffer:
@@ -70,7 +73,3 @@ class PlaneReport:
         """One line for people."""
         took = f"{self.kind} ({self.round_trip_ms:.2f} ms a probe)" if self.round_trip_ms else str(self.kind)
         return "; ".join([took, *(f"not {kind}: {reason}" for kind, reason in self.reasons)])
-
-
-class StaleReferenceError(UnavailableError):
-    """The bytes of a reference are not there any more, or never came: the session has to be rebuilt."""

@@ -1,0 +1,113 @@
+"""The draft's tensor plane: connections to targets whose hidden states it reads, and the states of an item fetched.
+
+Owns nothing of how bytes travel, which is ``outrider.tensor_plane``'s.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from outrider.errors import StaleReferenceError, UnavailableError
+from outrider.planes import PlaneKind, PlaneOffer
+from outrider.ports import ClosePlane, Extend, OfferPlane, PlaneCommand, PlaneEvent
+from outrider.readings import Reading
+from outrider.serving.in_process.plane_host import refusal
+from outrider.tensor_plane.reader import PlaneReader, PlaneReaders
+from outrider.types import HiddenStates
+
+MAX_CONNECTIONS = 64
+"""Of one link."""
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class DraftPlanes:
+    """Connections to targets, by link and number. Commands and ``fetch`` come from one thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.kinds = tuple(str(kind) for kind in PlaneKind if kind is not PlaneKind.INLINE)
+        """That it can read; which of them two processes can use is found out by trying."""
+        self._readers = PlaneReaders(device)
+        self._open: dict[tuple[int, int], PlaneReader | None] = {}
+        """None: it is being connected."""
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._num_stale = 0
+
+    def handle(self, link_id: int, command: PlaneCommand, tell: Callable[[PlaneEvent], None]) -> None:
+        """Connect to a target, in a thread, or end a connection."""
+        key = link_id, command.connection
+        if isinstance(command, ClosePlane):
+            self._end(key)
+        elif isinstance(command, OfferPlane):
+            with self._lock:
+                self._open = {place: each for place, each in self._open.items() if each is None or not each.is_closed}
+                num_open = sum(other == link_id for other, _ in self._open)
+                if key in self._open or num_open >= MAX_CONNECTIONS or self._is_closed:
+                    tell(refusal(command.connection, f"the draft has {num_open} connections of this link"))
+                    return
+                self._open[key] = None
+            connect = threading.Thread(
+                target=self._connect, args=(key, command.offer, tell), name="tensor-plane-connect", daemon=True
+            )
+            connect.start()
+
+    def fetch(self, item: Extend) -> Extend:
+        """The item with the states that it refers to; ``StaleReferenceError`` when they are not there any more."""
+        states = item.hidden_states
+        if states is None or not states.references:
+            return item
+        try:
+            return replace(item, hidden_states=self._fetched(states))
+        except StaleReferenceError:
+            self._num_stale += 1
+            raise
+
+    def drop_link(self, link_id: int) -> None:
+        """End the connections of a link."""
+        for key in [key for key in list(self._open) if key[0] == link_id]:
+            self._end(key)
+
+    def readings(self) -> list[Reading]:
+        """References that could not be read."""
+        return [Reading("outrider_stale_references_total", self._num_stale)]
+
+    def close(self) -> None:
+        """End all connections; idempotent."""
+        with self._lock:
+            self._is_closed = True
+        self._readers.close()
+
+    def _fetched(self, states: HiddenStates) -> HiddenStates:
+        out = torch.empty(states.num_rows, states.width, dtype=_DTYPES[states.dtype], device=self._device)
+        content = out.view(-1).view(torch.uint8)
+        begin = 0
+        for reference in states.references:
+            self._readers.read(reference, content[begin : begin + reference.num_bytes])
+            begin += reference.num_bytes
+        return HiddenStates(states.start, states.num_rows, states.width, states.dtype, b"", (), out)
+
+    def _connect(self, key: tuple[int, int], offer: PlaneOffer, tell: Callable[[PlaneEvent], None]) -> None:
+        try:
+            reader = self._readers.accept(offer)
+        except UnavailableError as error:
+            with self._lock:
+                self._open.pop(key, None)
+            tell(refusal(key[1], str(error)))
+            return
+        with self._lock:
+            is_wanted = key in self._open and not self._is_closed
+            if is_wanted:
+                self._open[key] = reader
+        if not is_wanted:
+            reader.close()
+
+    def _end(self, key: tuple[int, int]) -> None:
+        with self._lock:
+            reader = self._open.pop(key, None)
+        if reader is not None:
+            threading.Thread(target=reader.close, name="tensor-plane-end", daemon=True).start()

@@ -1,0 +1,72 @@
+"""Hidden states between real services over each tensor plane: the same tokens whatever carries them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.draft_service.test_state_heads import medusa
+from tests.end_to_end.waiting import all_free, eventually
+from tests.support.eagle3 import build_eagle3
+from tests.support.stack import Stack, run_stack
+from tests.support.tiny_models import cached_tiny_model
+from tests.tensor_plane.peers import holdings
+
+torch.set_num_threads(1)
+
+TARGET = cached_tiny_model("llama", seed=1)
+SCENARIO: list[dict[str, Any]] = [
+    {"prompt": "abcabcabc", "temperature": 0},
+    {"prompt_token_ids": list(range(90)), "temperature": 0},
+    {"prompt": "Grüße, 世界", "temperature": 1.0, "seed": 3},
+    {"prompt": "x", "temperature": 0.8, "acceptance_method": "coupled", "seed": 4},
+]
+
+
+def reports(stack: Stack) -> list[str]:
+    """Kinds of plane between the coordinator's pairs."""
+    return [str(report.kind) for report in stack.coordinator._services.planes.reports()]
+
+
+async def play(method: str, draft: Path, plane: str, *, wire: bool) -> tuple[list[Any], dict[str, int]]:
+    """What users hold, and how many bytes went by each kind of plane."""
+    async with run_stack(
+        TARGET, draft, wire=wire,
+        draft_timeout_ms=60_000,
+        draft_settings={"method": method, "target_model": str(TARGET), "max_batched_tokens": 24},
+        target_settings={"max_batched_tokens": 32, "page_size": 4, "tensor_plane": plane},
+    ) as stack:  # fmt: skip
+        if plane not in {"inline", "cuda_ipc"}:
+            await eventually(lambda: reports(stack) == [plane], "the plane is open")
+        options = [{"max_tokens": 24, "ignore_eos": True, **one} for one in SCENARIO]
+        results = await asyncio.gather(*(stack.generate(**one) for one in options))
+        await all_free(stack)
+        planes: Any = stack.target._planes
+        sent = dict(planes.sent_bytes)
+    return [(one.token_ids, one.speculation.num_accepted_tokens) for one in results], sent
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_the_plane_decides_no_token(tmp_path: Path, method: str) -> None:
+    draft = build_eagle3(tmp_path) if method == "eagle3" else tmp_path
+    if method == "medusa":
+        medusa(tmp_path)
+    inline, sent = asyncio.run(play(method, draft, "inline", wire=False))
+    assert sent["inline"] > 0
+    for plane, wire in (("shared_memory", True), ("gloo", True), ("shared_memory", False)):
+        found, sent = asyncio.run(play(method, draft, plane, wire=wire))
+        assert found == inline
+        assert sent[plane] > 0
+        assert sent["inline"] == 0
+    assert holdings()[2] == 0
+
+
+def test_a_plane_that_cannot_be_is_told_and_states_go_inline(tmp_path: Path) -> None:
+    inline, _ = asyncio.run(play("eagle3", build_eagle3(tmp_path), "inline", wire=False))
+    found, sent = asyncio.run(play("eagle3", build_eagle3(tmp_path), "cuda_ipc", wire=False))
+    assert found == inline
+    assert sent["inline"] > sent["cuda_ipc"] == 0
