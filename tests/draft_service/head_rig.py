@@ -88,18 +88,19 @@ class Checked:
 
 
 def p_of_joint(
-    draft: ServedProposer, target: Path, body: Path | None = None, *, num_draws: int = 2000, **request: Any
+    draft: ServedProposer, target: Path, body: Path | None = None, *, num_draws: int = 1200, **settings: Any
 ) -> float:
     """How likely three tokens after a prompt, the first of them the prefill's, are drawn from the target's joint
-    distribution over a few allowed ids; ``body`` is the target as transformers knows it.
+    distribution over a few allowed ids; ``body`` is the target as transformers knows it, ``settings`` are the
+    coordinator's.
     """
     prompt = tuple(token % 256 for token in random_ids(6, 9))
-    sampling = {"temperature": TEMPERATURE, "allowed_token_ids": list(ALLOWED), **request}
+    sampling = {"temperature": TEMPERATURE, "allowed_token_ids": list(ALLOWED)}
     requests = [
         {"prompt_token_ids": prompt, "max_tokens": 4, "ignore_eos": True, "seed": seed, **sampling}
         for seed in range(num_draws)
     ]
-    rig = ServiceRig(target, draft, max_model_len=LENGTH, num_speculative_tokens=3)
+    rig = ServiceRig(target, draft, max_model_len=LENGTH, num_speculative_tokens=3, **settings)
     outputs = rig.generate(requests, enough=3)
     assert 0 < rig.num_accepted_tokens < rig.num_draft_tokens
     blocks = [[ALLOWED.index(token) for token in output[:3]] for output in outputs]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from outrider.config import DraftSettings, load
@@ -20,6 +20,7 @@ from outrider_draft.proposers.base import ProposalRequest
 from outrider_draft.proposers.medusa import MedusaProposer
 from outrider_draft.proposers.mlp_speculator import MlpSpeculatorProposer
 from outrider_draft.proposers.registry import LoadHooks, load_proposer
+from tests.draft_service.head_rig import ALLOWED, LENGTH, REQUESTS, p_of_joint, plain
 from tests.support.service_rig import ServiceRig
 from tests.support.tiny_models import cached_tiny_model
 
@@ -85,8 +86,6 @@ def medusa(folder: Path, *, bias: bool = False, rows: int = VOCABULARY, prefix: 
 def test_medusas_drafts_are_each_heads_likeliest(tmp_path: Path, bias: bool, rows: int, prefix: str) -> None:
     heads = medusa(tmp_path / "m", bias=bias, rows=rows, prefix=prefix)
     proposer = MedusaProposer.load(settings("medusa", tmp_path / "m"))
-    from safetensors.torch import load_file
-
     token_map = load_file(tmp_path / "m" / "model.safetensors").get("token_map", torch.arange(VOCABULARY))
     states = torch.randn(5, HIDDEN)
     asked = [request(states[i : i + 1 + i % 2], [1, 2, 3, 4 + i], 1 + i) for i in range(4)]
@@ -176,6 +175,44 @@ def test_greedy_output_is_the_targets_own(tmp_path: Path, method: str) -> None:
     drafted = rig.generate(options)
     assert rig.num_draft_tokens
     assert drafted == ServiceRig(target, None).generate(options)
+
+
+def among_allowed(method: str, folder: Path, *, reverse: bool) -> None:
+    """A random head over the few ids that are drawn; ``reverse`` turns its last product round."""
+    sign = -1 if reverse else 1
+    if method == "medusa":
+        medusa(folder, rows=len(ALLOWED))
+        tensors = load_file(folder / "model.safetensors")
+        tensors["token_map"] = torch.tensor(ALLOWED)
+        tensors |= {name: sign * tensor for name, tensor in tensors.items() if name.startswith("lm_heads")}
+    else:
+        speculator(folder)
+        tensors = load_file(folder / "model.safetensors")
+        for stage in range(3):
+            name = f"speculator.head.{stage}.weight"
+            rows = torch.zeros_like(tensors[name])
+            rows[list(ALLOWED)] = sign * tensors[name][list(ALLOWED)]
+            tensors[name] = rows
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(("method", "reverse"), [("medusa", False), ("mlp_speculator", True)])
+def test_rejection_keeps_the_targets_distribution(tmp_path: Path, method: str, reverse: bool) -> None:
+    among_allowed(method, tmp_path / "d", reverse=reverse)
+    draft = load_proposer(settings(method, tmp_path / "d"), LoadHooks())
+    assert p_of_joint(draft, cached_tiny_model("llama", seed=1)) > 1e-4
+
+
+@pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
+def test_coupled_output_is_the_targets_own(tmp_path: Path, method: str) -> None:
+    among_allowed(method, tmp_path / "d", reverse=False)
+    target = cached_tiny_model("llama", seed=1)
+    more = {"temperature": 1.0, "acceptance_method": "coupled", "allowed_token_ids": list(ALLOWED)}
+    requests = [{**request, **more, "seed": seed} for seed, request in enumerate(REQUESTS)]
+    draft = load_proposer(settings(method, tmp_path / "d"), LoadHooks())
+    rig = ServiceRig(target, draft, max_model_len=LENGTH, num_speculative_tokens=3)
+    assert rig.generate(requests) == plain(target, requests)
+    assert 0 < rig.num_accepted_tokens < rig.num_draft_tokens
 
 
 @pytest.mark.parametrize(
