@@ -33,8 +33,9 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_dflash(tmp_path_factory.mktemp("dflash"))
 
 
-def checked(drafter: Path, target: Path, **more: Any) -> Checked:
-    return Checked(served("dflash", drafter, target), DFlashReference(drafter, target), target, **more)
+def checked(drafter: Path, target: Path, num_pages: int = 800, **more: Any) -> Checked:
+    draft = served("dflash", drafter, target, "--num-pages", str(num_pages))
+    return Checked(draft, DFlashReference(drafter, target), target, **more)
 
 
 def test_blocks_are_those_of_the_paper_and_output_the_targets(drafter: Path, target: Path) -> None:
@@ -107,6 +108,14 @@ def test_a_block_has_no_more_tokens_than_it_was_trained_for(tmp_path: Path, targ
     rig.change_draft_event = note
     assert rig.generate(REQUESTS) == plain(target, REQUESTS)
     assert max(lengths) == 2
+
+
+def test_with_few_pages_sessions_take_turns(drafter: Path, target: Path) -> None:
+    """Blocks take pages beside the committed text; the youngest sessions give theirs back."""
+    rig = checked(drafter, target, num_pages=24)
+    requests = [options(seed, 30, max_tokens=16) for seed in range(6)]
+    assert rig.generate(requests) == plain(target, requests)
+    assert rig.draft.max_cached_tokens == 24 * 4
 
 
 def test_coupled_output_is_the_targets_own(drafter: Path, target: Path) -> None:
