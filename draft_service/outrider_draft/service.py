@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.config import DraftSettings
+from outrider.config.schema.common import max_batched_tokens as tokens_of_a_forward
 from outrider.ports import DraftCommand, DraftEvent, Extend, Open, Proposal
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.serving.engine_core import EngineCore
@@ -82,9 +83,10 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
         """
         check_settings(settings)
         served = load_proposer(settings, LoadHooks(progress, capture_progress, on_failure))
+        is_gpu = served.runner is not None and served.runner.is_on_gpu
         return cls(
             served,
-            max_batched_tokens=settings.max_batched_tokens,
+            max_batched_tokens=tokens_of_a_forward(settings.max_batched_tokens, is_gpu=is_gpu),
             max_prefill_beside=settings.max_prefill_beside,
             session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),
             planes=_open_planes(settings) if served.description.hidden_state_layers else None,

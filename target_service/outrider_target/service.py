@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outrider.config import TargetSettings
+from outrider.config.schema.common import max_batched_tokens as tokens_of_a_forward
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.cuda_graphs import CaptureProgress
 from outrider.model_executor.distributed.runner import open_runner
@@ -92,7 +93,7 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
         return cls(
             runner,
             replace(description, plane_kinds=tuple(map(str, kinds))),
-            max_batched_tokens=settings.max_batched_tokens,
+            max_batched_tokens=tokens_of_a_forward(settings.max_batched_tokens, is_gpu=runner.is_on_gpu),
             max_prefill_beside=settings.max_prefill_beside,
             computes_ahead=settings.compute_ahead,
             session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),

@@ -34,7 +34,7 @@ def test_flag_over_environment_over_file_over_default(file: Path) -> None:
     assert settings.port == 7003
     assert settings.page_size == 32
     assert settings.dtype == "bfloat16"
-    assert settings.max_batched_tokens == 1024
+    assert settings.max_batched_tokens is None
 
 
 def test_the_file_may_be_named_by_a_variable(file: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from outrider_coordinator.speculation.acceptance_estimate import PRIOR, AcceptanceEstimate, SessionAcceptance
 from outrider_coordinator.speculation.draft_length import best_choice, choice_of, usefulness
 from outrider_coordinator.speculation.linear_fit import LinearFit
+from outrider_coordinator.speculation.mode_selector import Mode, SwitchPrice
 from outrider_coordinator.speculation.step_times import RoundPrice, StepTimes
 
 
@@ -130,3 +131,14 @@ def test_rounds_take_what_was_measured_whatever_the_forwards_said() -> None:
     assert times.plain(8) == pytest.approx(4.3e-3, rel=0.01)
     assert times.speculative(8, 2).at(16) < 11e-3
     assert (times.num_plain(8), times.num_speculative(8), times.num_plain(64)) == (30, 30, 0)
+
+
+def test_a_switch_costs_what_bringing_text_to_drafts_was_seen_to_take() -> None:
+    price = SwitchPrice()
+    assert price.seconds(Mode.SPECULATIVE, 6e-3, 60_000) == pytest.approx(10 * 6e-3 + 100 * 6e-3)
+    price.note_text(8, 1.0)  # too few to say anything
+    price.note_text(4096, 4096 * 2e-6)
+    assert price.seconds(Mode.SPECULATIVE, 6e-3, 60_000) == pytest.approx(10 * 6e-3 + 60_000 * 2e-6)
+    price.note_text(1024, 1024 * 6e-6)
+    assert price.seconds(Mode.SPECULATIVE, 6e-3, 60_000) == pytest.approx(10 * 6e-3 + 60_000 * 3e-6)
+    assert price.seconds(Mode.PLAIN, 6e-3, 60_000) == pytest.approx(6 * 6e-3)

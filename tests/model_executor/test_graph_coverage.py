@@ -61,14 +61,14 @@ def test_every_forward_that_the_settings_allow_has_a_graph(settings: dict[str, i
 def test_graphs_and_cache_follow_the_requests_and_drafts_of_the_settings() -> None:
     limits = limits_of(max_running_requests=40, num_speculative_tokens=3, cuda_graph_max_tokens=512)
     assert (limits.max_sequences, limits.max_draft_length) == (40, 3)
-    assert (limits.max_tokens, limits.forward_tokens) == (512, 1024)
+    assert (limits.max_tokens, limits.forward_tokens) == (512, 4096)
     draft = graph_limits(DraftSettings.model_validate({"model": "m", "max_running_requests": 40}))
     assert not draft.decodes  # it draws in loops
     assert graph_limits(DraftSettings.model_validate({"model": "m", "tensor_parallel_size": 2})).decodes
 
 
 def said(has_chunks: bool = True, leave_out: int = 0, **settings: int) -> str:
-    limits = limits_of(**settings)
+    limits = limits_of(**{"max_batched_tokens": 1024, **settings})
     return describe_coverage(limits, forward_shapes(limits, has_chunks=has_chunks)[leave_out:])
 
 
@@ -87,7 +87,7 @@ def test_what_is_covered_and_what_is_not_is_said_in_words() -> None:
         "with a graph: up to 256 sequences with 0 to 2 draft tokens, prompts in up to 832 tokens; without: 3 to 16 "
         "draft tokens for more than 224 to 52 sequences, prompts in more than 832 tokens, more than 256 sequences"
     )
-    assert describe_coverage(limits_of(), ()) == (
+    assert describe_coverage(limits_of(max_batched_tokens=1024), ()) == (
         "with a graph: nothing; without: 0 to 16 draft tokens for more than 0 sequences, "
         "prompts in more than 0 tokens, more than 256 sequences"
     )

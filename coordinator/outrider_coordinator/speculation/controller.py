@@ -155,6 +155,10 @@ class DraftLengthController:
         if draft_length and seconds > 0.0:
             self._choice.timer.times.note_draft(draft_length, tokens, seconds)
 
+    def note_draft_text(self, num_tokens: int, seconds: float) -> None:
+        """A forward of the draft that only took in text, and its time."""
+        self._choice.switch_price.note_text(num_tokens, seconds)
+
     @property
     def _is_settled(self) -> bool:
         """Whether nearly all sessions that are to draft do."""

@@ -15,15 +15,11 @@ from outrider_coordinator.speculation.acceptance_estimate import HIGHEST, Accept
 from outrider_coordinator.speculation.acceptance_probe import AcceptanceProbe
 from outrider_coordinator.speculation.draft_length import best_choice, usefulness
 from outrider_coordinator.speculation.length_planner import LengthPlanner
-from outrider_coordinator.speculation.mode_selector import Mode, ModeSelector
+from outrider_coordinator.speculation.mode_selector import Mode, ModeSelector, SwitchPrice
 from outrider_coordinator.speculation.round_timer import RoundTimer, VerdictBatch
 from outrider_coordinator.speculation.session_state import ControlledSession
 from outrider_coordinator.speculation.trials import ModeTrial
 
-_SWITCH_ROUNDS = {Mode.PLAIN: 6.0, Mode.SPECULATIVE: 10.0}
-"""Price of a switch to each mode, in plain rounds."""
-_TOKENS_A_ROUND = 600.0
-"""Tokens that a draft is brought in about the time of a plain round."""
 _IMBALANCE, _MAX_IMBALANCE = 0.016, 0.08
 _HOPE_OF_ACCEPTANCE = 0.6
 """Probes are made where speculation would pay with so much of the rejections."""
@@ -70,6 +66,7 @@ class ModeChoice:
         self.acceptance = AcceptanceEstimate(max_length)
         self.lengths = LengthPlanner(max_length)
         self.probe = AcceptanceProbe()
+        self.switch_price = SwitchPrice()
         self._trials = {mode: ModeTrial(mode) for mode in Mode}
         self.has_tried = False
         """A trial has ended since the last choice: the switch to the mode that was tried is free."""
@@ -126,7 +123,7 @@ class ModeChoice:
             self.selector.pause(load.now)
         if self._trials[other].is_active or (load.has_prompts and other is Mode.SPECULATIVE):
             return False
-        price_s = _switch_price(load, other, plain_seconds)
+        price_s = self.switch_price.seconds(other, plain_seconds, sum(session.draft_lag for session in load.sessions))
         if self.selector.observe(load.now, self.rates, price_s, is_free=is_free):
             self.probe.cancel(load.now)
             if other is Mode.PLAIN:
@@ -158,11 +155,3 @@ class ModeChoice:
         limits = np.array([session.limit for session in sessions])
         by_position = self.acceptance.by_position()[: limits.max()]
         return usefulness(by_position, acceptance, limits, highest=HIGHEST)
-
-
-def _switch_price(load: Load, mode: Mode, plain_seconds: float) -> float:
-    """Seconds that a switch to the mode costs."""
-    num_rounds = _SWITCH_ROUNDS[mode]
-    if mode is Mode.SPECULATIVE:
-        num_rounds += sum(session.draft_lag for session in load.sessions) / _TOKENS_A_ROUND
-    return num_rounds * plain_seconds

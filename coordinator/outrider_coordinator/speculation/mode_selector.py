@@ -26,6 +26,36 @@ class Mode(enum.StrEnum):
         return Mode.PLAIN if self is Mode.SPECULATIVE else Mode.SPECULATIVE
 
 
+_SWITCH_ROUNDS = {Mode.PLAIN: 6.0, Mode.SPECULATIVE: 10.0}
+"""Price of a switch to each mode, in plain rounds."""
+_TOKENS_A_ROUND = 600.0
+"""Tokens of text that a draft takes in during a plain round, until it was seen how many it does."""
+_LEAST_TEXT = 64
+"""Tokens of a forward from which on it tells what taking in text costs."""
+_NEWEST_TEXT = 0.25
+"""Weight of the newest of these forwards."""
+
+
+class SwitchPrice:
+    """Seconds that a switch costs; to speculation also those in which drafts are brought the text that they lack."""
+
+    def __init__(self) -> None:
+        self._seconds_a_token: float | None = None
+
+    def note_text(self, num_tokens: int, seconds: float) -> None:
+        """A forward of the draft took in so many tokens of text; small ones say nothing."""
+        if num_tokens >= _LEAST_TEXT and seconds > 0.0:
+            found, known = seconds / num_tokens, self._seconds_a_token
+            self._seconds_a_token = found if known is None else known + _NEWEST_TEXT * (found - known)
+
+    def seconds(self, mode: Mode, plain_seconds: float, draft_lag: int) -> float:
+        """Of a switch to ``mode``; ``draft_lag``: tokens that all drafts together lack."""
+        price = _SWITCH_ROUNDS[mode] * plain_seconds
+        if mode is Mode.PLAIN:
+            return price
+        return price + draft_lag * (self._seconds_a_token or plain_seconds / _TOKENS_A_ROUND)
+
+
 class ModeSelector:
     """The current mode, and the loss against the other one."""
 

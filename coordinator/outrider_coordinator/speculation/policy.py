@@ -151,7 +151,10 @@ class DraftLengthPolicy:
         if controller is None or batch.report is None:
             return
         lengths = [len(event.token_ids) for event in batch.events if isinstance(event, Proposal)]
-        controller.note_draft(max(lengths, default=0), sum(lengths), _seconds(batch.report))
+        if any(lengths):
+            controller.note_draft(max(lengths), sum(lengths), _seconds(batch.report))
+        elif lengths:
+            controller.note_draft_text(batch.report.num_tokens, _seconds(batch.report))
 
     # Controllers.
 

@@ -54,8 +54,10 @@ PREFIX_CACHING: bool = Field(
     description="Start a session after the KV pages of its prompt that are in the prefix cache, instead of computing"
     " them again.",
 )
-MAX_BATCHED_TOKENS: Positive = Field(
-    1024, description="Maximum number of tokens in one forward; longer prompts are split into chunks."
+MAX_BATCHED_TOKENS: Positive | None = Field(
+    None,
+    description="Maximum number of tokens in one forward; longer prompts are split into chunks. Unset: 4,096 on a GPU,"
+    " 1,024 on a CPU.",
 )
 MAX_PREFILL_BESIDE: Positive = Field(
     256,
@@ -190,3 +192,12 @@ def check_both(section: Section, cert: str, key: str) -> None:
     given = [name for name in (cert, key) if getattr(section, name) is not None]
     if len(given) == 1:
         raise ValueError(f"{key if given == [cert] else cert}: is needed together with {given[0]}")
+
+
+def max_batched_tokens(setting: int | None, *, is_gpu: bool) -> int:
+    """The setting, or the device's default: on a GPU large chunks spare the pauses between smaller ones, on a CPU a
+    short prompt would wait long for another one's large chunk.
+    """
+    if setting is not None:
+        return setting
+    return 4096 if is_gpu else 1024

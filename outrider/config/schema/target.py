@@ -89,7 +89,7 @@ class TargetSettings(Section):
         None, description="Maximum length of prompt and output together, in tokens; unset: the model's."
     )
     prefix_caching: bool = PREFIX_CACHING
-    max_batched_tokens: Positive = MAX_BATCHED_TOKENS
+    max_batched_tokens: Positive | None = MAX_BATCHED_TOKENS
     max_prefill_beside: Positive = MAX_PREFILL_BESIDE
     max_running_requests: Positive = SERVED_REQUESTS
     num_speculative_tokens: DraftLength = SERVED_DRAFT_LENGTH

@@ -12,6 +12,7 @@ import torch
 
 from outrider.config import DraftSettings, TargetSettings, service_module, to_argv
 from outrider.config.fields import DraftSampleMethod
+from outrider.config.schema.common import max_batched_tokens
 from outrider.errors import ConfigError
 from outrider.model_executor.device_setup import prepare_device, resolve_device
 from outrider.model_executor.distributed.process_group import Follower, Leader, OnFailure
@@ -121,11 +122,12 @@ def drafting_rules(settings: DraftSettings, *, in_loops: bool = False) -> Drafti
 def graph_limits(settings: Settings) -> GraphLimits:
     """What is captured as CUDA graphs under these settings; what is not is logged with what is, after capturing."""
     memory_mb, drafting = settings.cuda_graph_memory_mb, _drafting(settings)
+    num_tokens = max_batched_tokens(settings.max_batched_tokens, is_gpu=True)
     return GraphLimits(
         max_sequences=settings.max_running_requests,
         max_draft_length=settings.num_speculative_tokens,
-        max_tokens=min(settings.cuda_graph_max_tokens, settings.max_batched_tokens),
-        max_batched_tokens=settings.max_batched_tokens,
+        max_tokens=min(settings.cuda_graph_max_tokens, num_tokens),
+        max_batched_tokens=num_tokens,
         memory_bytes=None if memory_mb is None else memory_mb << 20,
         decodes=drafting is None or not drafting.in_loops,
     )
