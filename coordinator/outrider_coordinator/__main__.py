@@ -28,7 +28,7 @@ from outrider.process.hosting import run_process
 from outrider.process.model_files import with_local_tokenizer
 from outrider.process.tuning import settle_process
 from outrider.telemetry.metrics.serving import metrics_served, read_on
-from outrider.telemetry.pulse import beat, coordinator_pulse
+from outrider.telemetry.stats_logger import coordinator_fields, log_stats
 from outrider.telemetry.tracing import Tracing, traced
 from outrider.transport.ending import Ending
 from outrider.transport.http_health import Probes
@@ -67,7 +67,7 @@ async def _serve(
     )
     _log.info("listening on %s", server.address)
     following = asyncio.create_task(_follow_target(server, target_up))
-    pulse = asyncio.create_task(beat(settings.log_interval_s, coordinator.readings, coordinator_pulse))
+    stats_task = asyncio.create_task(log_stats(settings.log_interval_s, coordinator.readings, coordinator_fields))
     try:
         if await _start_unless(ending, coordinator):
             settle_process()
@@ -77,7 +77,7 @@ async def _serve(
                 await _drain(server, ending, settings)
     finally:
         following.cancel()
-        pulse.cancel()
+        stats_task.cancel()
         await coordinator.close()
         await server.stop()
 

@@ -28,7 +28,7 @@ from outrider.recording import Recorder
 from outrider.telemetry import exit_cleanly, guard_output, set_up_logging
 from outrider.telemetry.metrics.serving import build_info, metrics_served
 from outrider.telemetry.progress import ByteProgress, CountProgress
-from outrider.telemetry.pulse import beat, service_pulse
+from outrider.telemetry.stats_logger import log_stats, service_fields
 from outrider.telemetry.tracing import traced
 from outrider.telemetry.tracing.service_spans import ServiceRecorder
 from outrider.transport.ending import Ending, Progress
@@ -213,7 +213,7 @@ async def _run(
     *,
     on_warm: Callable[[ModelDescription], None],
 ) -> None:
-    pulse = asyncio.create_task(beat(settings.log_interval_s, service.readings, service_pulse))
+    stats_task = asyncio.create_task(log_stats(settings.log_interval_s, service.readings, service_fields))
     try:
         if not ending.begun.is_set():
             await service.warm_up()
@@ -230,7 +230,7 @@ async def _run(
                 await _drain(service, ending, delay_s=settings.drain_delay_s, grace_s=settings.drain_grace_s)
         ending.raise_failure()
     finally:
-        pulse.cancel()
+        stats_task.cancel()
         await service.close()
 
 

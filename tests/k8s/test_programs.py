@@ -20,8 +20,8 @@ from outrider.cli.app import app
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Section, TargetSettings
 from outrider.config.flags import parse_flags
 from outrider.config.loading import load
+from outrider.telemetry.tracing.activation import exporter_names
 from outrider.telemetry.tracing.names import OTLP
-from outrider.telemetry.tracing.turning_on import exporter_names
 from tests.end_to_end.commands import wait_until
 from tests.k8s.cases import ALL
 from tests.k8s.programs import Pods, pods, says_serving

@@ -22,15 +22,15 @@ from outrider.kernels.draft_sampling.kernel import (
     _survey_kernel,
 )
 from outrider.kernels.embedding.kernel import _look_up_kernel
-from outrider.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _turned_kernel
-from outrider.kernels.linear.quarters import _quarters_kernel
+from outrider.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _qkv_rope_kernel
 from outrider.kernels.linear.skinny import _skinny_kernel
-from outrider.kernels.linear.streamed import _add_up_kernel, _streamed_gate_kernel, _streamed_kernel
+from outrider.kernels.linear.split_k import _split_k_gate_kernel, _split_k_kernel, _sum_partials_kernel
+from outrider.kernels.linear.stream_k import _stream_k_kernel
 from outrider.kernels.paged_attention.chunks import _attend_chunks_kernel
 from outrider.kernels.paged_attention.kernel import _attend_kernel
 from outrider.kernels.paged_attention.schedule import _schedule_kernel
 from outrider.kernels.rms_norm.kernel import _norm_kernel
-from outrider.kernels.rope_and_cache.kernel import _turn_and_store_kernel
+from outrider.kernels.rope_and_cache.kernel import _rope_and_cache_kernel
 from outrider.kernels.scoring.cutting import _cut_kernel
 from outrider.kernels.scoring.grouping import _group_kernel
 from outrider.kernels.scoring.kernel import _answer_kernel, _entropy_kernel
@@ -55,10 +55,17 @@ FEW = {"NUM_TOKENS": 2, "HAS_BIAS": True}
 PARTS = {"PARTS": 126, "BLOCK_PARTS": 128}
 SUPPORT = {"LIMIT": 1024, "CAPACITY": 2048}
 CONSTANTS: dict[Any, dict[str, Any]] = {
-    _norm_kernel: {"ADDENDS": 2, "BLOCK": 4096},
+    _norm_kernel: {"NUM_PARTIALS": 2, "BLOCK": 4096},
     _sum_norm_kernel: {"RANK": 1, "SIZE": 2, "ROWS": 32, "FLAG_BYTES": 256, "BLOCK": 4096},
     _swiglu_kernel: {"BLOCK": 1024},
-    _turn_and_store_kernel: {**HEADS, "ADDENDS": 1, "HAS_ROWS": True, "HAS_NORM": True, "BLOCK_H": 4, "BLOCK_HALF": 64},
+    _rope_and_cache_kernel: {
+        **HEADS,
+        "NUM_PARTIALS": 1,
+        "HAS_ROWS": True,
+        "HAS_NORM": True,
+        "BLOCK_H": 4,
+        "BLOCK_HALF": 64,
+    },
     _attend_kernel: {**ATTENTION, **TILE},
     _schedule_kernel: {
         "GROUP": 4,
@@ -71,16 +78,16 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     },
     _attend_chunks_kernel: {**ATTENTION, **CHUNKS},
     _skinny_kernel: {**PRODUCT, "BLOCK_T": 16, "BLOCK_N": 64, "BLOCK_K": 256, "PRECISION": "tf32"},
-    _streamed_kernel: {**STREAMED, "SPLITS": 2},
-    _quarters_kernel: STREAMED,
-    _streamed_gate_kernel: {**STREAMED, "HAS_BIAS": True},
-    _add_up_kernel: {"HAS_BIAS": True, "SPLITS": 2, "BLOCK": 2048},
+    _split_k_kernel: {**STREAMED, "SPLITS": 2},
+    _stream_k_kernel: STREAMED,
+    _split_k_gate_kernel: {**STREAMED, "HAS_BIAS": True},
+    _sum_partials_kernel: {"HAS_BIAS": True, "SPLITS": 2, "BLOCK": 2048},
     _look_up_kernel: {"BLOCK": 2048},
     _copy_inputs_kernel: {"BLOCK": 2048},
     _advance_kernel: {"PAGE_SIZE": 16, "ROWS": 256},
     _product_kernel: {**FEW, "BLOCK_N": 4, "BLOCK_K": 8192},
     _gated_kernel: {**FEW, "HAS_DELTA": True, "BLOCK_N": 8, "BLOCK_K": 2048},
-    _turned_kernel: {**FEW, **HEADS, "HAS_DELTA": True, "HAS_ROWS": True, "BLOCK_N": 8, "BLOCK_K": 2048},
+    _qkv_rope_kernel: {**FEW, **HEADS, "HAS_DELTA": True, "HAS_ROWS": True, "BLOCK_N": 8, "BLOCK_K": 2048},
     _survey_kernel: {"PARTS": 126, "CHUNK": 1024},
     _histogram_kernel: {**PARTS, "CHUNK": 1024},
     _gather_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "CHUNK": 1024},
@@ -100,7 +107,7 @@ INTEGERS = {
     "rounds", "num_rows", "step", "positions", "contexts", "marks", "found", "counts", "chosen",
     "group_masses", "box", "numbers",
 }  # fmt: skip
-REALS = {"sums", "addends", "stats", "surveys", "groups", "parts"}
+REALS = {"sums", "partials", "stats", "surveys", "groups", "parts"}
 FLOATS = ("eps", "scale", "floor")
 TILES = {
     "x_desc": "tensordesc<bf16[128, 64]>",

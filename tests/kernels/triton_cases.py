@@ -18,16 +18,16 @@ import torch
 import torch.nn.functional as F
 
 from outrider.kernels.launching import launches_early, num_processors
-from outrider.kernels.linear import prepare_weight, quarters, streamed
+from outrider.kernels.linear import prepare_weight, split_k, stream_k
 from outrider.kernels.linear.few_rows import (
     FewRowsWeight,
-    can_stream,
+    can_tma,
     choose_tiling,
-    fills_in_quarters,
+    fills_with_stream_k,
     gate_tiling,
-    quarters_tiling,
+    num_splits,
     split_tiling,
-    streamed_splits,
+    stream_k_tiling,
 )
 from outrider.kernels.linear.skinny import Tiling as ProductTiling
 from outrider.kernels.linear.skinny import skinny_product
@@ -44,8 +44,8 @@ from outrider.kernels.paged_attention.device_plan import Tiling, num_counters, s
 from outrider.kernels.paged_attention.schedule import make_schedule
 from outrider.kernels.rms_norm.kernel import TritonNorm
 from outrider.kernels.rope_and_cache import Angles, HeadLayout
-from outrider.kernels.rope_and_cache.kernel import turn_and_store
-from outrider.kernels.rope_and_cache.reference import turn_and_store as reference_turn_and_store
+from outrider.kernels.rope_and_cache.kernel import apply_rope_and_cache
+from outrider.kernels.rope_and_cache.reference import apply_rope_and_cache as reference_rope_and_cache
 from outrider.kernels.sum_norm import SharedRows, flag_bytes
 from outrider.kernels.sum_norm.kernel import sum_and_norm
 from outrider.kernels.swiglu.kernel import swiglu
@@ -111,9 +111,9 @@ def test_norm(rows: int, size: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norm_adds_up_what_a_product_left(dtype: torch.dtype) -> None:
-    x, addends, weight = random(5, 96, dtype=dtype), random(3, 5, 96), random(96, dtype=dtype)
-    total = x.double() + addends.double().sum(0)
-    found = TritonNorm(weight, 1e-5).after_adding(x, addends)
+    x, partials, weight = random(5, 96, dtype=dtype), random(3, 5, 96), random(96, dtype=dtype)
+    total = x.double() + partials.double().sum(0)
+    found = TritonNorm(weight, 1e-5).after_adding(x, partials)
     check(x, total, dtype)
     check(found, F.rms_norm(total, (96,), weight.double(), 1e-5), dtype)
 
@@ -133,7 +133,7 @@ def test_swiglu(rows: int, size: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("points", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 8), (5, 1, 10), (3, 3, 64)])
-def test_turn_and_store(
+def test_rope_and_cache(
     heads: int, kv_heads: int, head_dim: int, normed: bool, points: bool, dtype: torch.dtype
 ) -> None:
     layout = HeadLayout(heads, kv_heads, head_dim, 1e-5)
@@ -145,13 +145,13 @@ def test_turn_and_store(
     rows = torch.tensor([8, 3, 3, 0], device=DEVICE) if points else None
     expected_kv = torch.full((12, 2, kv_heads, head_dim), NAN, device=DEVICE, dtype=torch.float64)
     # The reference knows no slot -1: the token goes to a slot that is poisoned again.
-    expected_queries = reference_turn_and_store(
+    expected_queries = reference_rope_and_cache(
         qkv.double(), expected_kv, slots.long().where(slots >= 0, 5), Angles(cos.double(), sin.double(), rows), layout,
         norm_weight=None if weight is None else weight.double(),
     )  # fmt: skip
     expected_kv[5] = NAN
     kv = torch.full(expected_kv.shape, NAN, device=DEVICE, dtype=dtype)
-    queries = turn_and_store(qkv, kv, slots, Angles(cos, sin, rows), layout, norm_weight=weight)
+    queries = apply_rope_and_cache(qkv, kv, slots, Angles(cos, sin, rows), layout, norm_weight=weight)
     assert queries.data_ptr() == qkv.data_ptr()
     check(queries, expected_queries, dtype)
     written = ~expected_kv.isnan()
@@ -160,14 +160,14 @@ def test_turn_and_store(
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_turn_and_store_adds_up_what_a_product_left(dtype: torch.dtype) -> None:
+def test_rope_and_cache_adds_up_what_a_product_left(dtype: torch.dtype) -> None:
     layout = HeadLayout(4, 2, 16, 1e-5)
-    addends = random(2, 3, 8 * 16)
+    partials = random(2, 3, 8 * 16)
     slots, theta = torch.tensor([2, -1, 0], device=DEVICE, dtype=torch.int32), torch.rand(3, 1, 8, device=DEVICE)
     angles = Angles(theta.cos().repeat(1, 1, 2).to(dtype), torch.cat((-theta.sin(), theta.sin()), -1).to(dtype))
     expected_kv, kv = (torch.zeros(4, 2, 2, 16, device=DEVICE, dtype=dtype) for _ in range(2))
-    expected = turn_and_store(addends.sum(0).to(dtype), expected_kv, slots, angles, layout)
-    queries = turn_and_store(addends, kv, slots, angles, layout)
+    expected = apply_rope_and_cache(partials.sum(0).to(dtype), expected_kv, slots, angles, layout)
+    queries = apply_rope_and_cache(partials, kv, slots, angles, layout)
     assert queries.shape == (3, 4, 16)
     assert queries.dtype == dtype
     assert torch.equal(queries, expected)
@@ -424,13 +424,13 @@ def test_streamed_product(tokens: int, splits: int, bias: bool, dtype: torch.dty
         assert tiling is None
         tiling = replace(split_tiling(tokens, 2) or pytest.fail("nothing for 2 parts"), splits=splits)
     assert tiling is not None
-    addends = streamed.addends_of(x, weight, tiling)
-    assert addends.shape == (splits, tokens, 80)
-    check(addends.sum(0), expected, dtype)
-    found = streamed.add_up(addends, offset, dtype)
+    partials = split_k.split_k_partials(x, weight, tiling)
+    assert partials.shape == (splits, tokens, 80)
+    check(partials.sum(0), expected, dtype)
+    found = split_k.sum_partials(partials, offset, dtype)
     check(found, expected + (0 if offset is None else offset.double()), dtype)
     for _ in range(1 if INTERPRETED else 20):  # a sum whose order changes would show as bits that change
-        assert torch.equal(streamed.addends_of(x, weight, tiling), addends)
+        assert torch.equal(split_k.split_k_partials(x, weight, tiling), partials)
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -442,7 +442,7 @@ def test_streamed_gate(tokens: int, bias: bool, dtype: torch.dtype) -> None:
     expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
     tiling = gate_tiling(tokens)
     assert tiling is not None
-    check(streamed.gated_product(x, weight, offset, tiling), reference_swiglu(expected), dtype)
+    check(split_k.gated_product(x, weight, offset, tiling), reference_swiglu(expected), dtype)
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -455,34 +455,34 @@ def test_what_a_weight_takes_over_and_leaves(rows: int, bias: bool, dtype: torch
     product = FewRowsWeight(weight)
     expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
     check(product(x, offset), expected, dtype)
-    addends = product.addends(x, offset)
+    partials = product.partials(x, offset)
     is_left = not bias and 6 <= rows <= 256
-    assert addends.dim() == (3 if is_left else 2)
-    check(addends.sum(0) if is_left else addends, expected, dtype)
+    assert partials.dim() == (3 if is_left else 2)
+    check(partials.sum(0) if is_left else partials, expected, dtype)
     check(product.gated(x, offset), reference_swiglu(expected), dtype)
 
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("tokens", [6, 32, 33, 80, 128])
 def test_three_tiles_are_shared_by_four_programs(tokens: int, dtype: torch.dtype) -> None:
-    tiling = quarters_tiling(tokens)
+    tiling = stream_k_tiling(tokens)
     assert tiling is not None
     x, weight = random(tokens, 1024, dtype=dtype), random(6 * tiling.block_n, 1024, dtype=dtype) / 32
-    assert quarters.can_quarter(weight, tiling)
-    assert not quarters.can_quarter(weight[tiling.block_n :], tiling)
-    assert not quarters.can_quarter(weight[:, : 3 * tiling.block_k], tiling)
-    addends = quarters.quarters_of(x, weight, tiling)
-    assert addends.shape == (2, tokens, 6 * tiling.block_n)
-    check(addends.sum(0), x.double() @ weight.double().T, dtype)
+    assert stream_k.can_stream_k(weight, tiling)
+    assert not stream_k.can_stream_k(weight[tiling.block_n :], tiling)
+    assert not stream_k.can_stream_k(weight[:, : 3 * tiling.block_k], tiling)
+    partials = stream_k.stream_k_partials(x, weight, tiling)
+    assert partials.shape == (2, tokens, 6 * tiling.block_n)
+    check(partials.sum(0), x.double() @ weight.double().T, dtype)
     for _ in range(1 if INTERPRETED else 20):
-        assert torch.equal(quarters.quarters_of(x, weight, tiling), addends)
+        assert torch.equal(stream_k.stream_k_partials(x, weight, tiling), partials)
 
 
 @pytest.mark.parametrize(
     ("outputs", "fills"), [(6144, True), (6208, False), (6272, False), (3072, False), (4096, False), (28672, False)]
 )
 def test_tiles_are_shared_where_that_fills_the_device(outputs: int, fills: bool) -> None:
-    assert fills_in_quarters(outputs, 132) == fills
+    assert fills_with_stream_k(outputs, 132) == fills
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -491,29 +491,29 @@ def test_what_a_weight_leaves_in_quarters(rows: int, dtype: torch.dtype) -> None
     outputs = num_processors(DEVICE) // 4 * 3 * 64
     x, weight = random(rows, 1024, dtype=dtype), random(outputs, 1024, dtype=dtype) / 32
     product = FewRowsWeight(weight)
-    addends, expected = product.addends(x, None), x.double() @ weight.double().T
-    assert addends.dim() == (3 if 6 <= rows <= 128 else 2)
-    check(addends.sum(0) if addends.dim() == 3 else addends, expected, dtype)
+    partials, expected = product.partials(x, None), x.double() @ weight.double().T
+    assert partials.dim() == (3 if 6 <= rows <= 128 else 2)
+    check(partials.sum(0) if partials.dim() == 3 else partials, expected, dtype)
     check(product(x, None), expected, dtype)
     offset = random(outputs, dtype=dtype)
-    check(product.addends(x, offset), expected + offset.double(), dtype)
+    check(product.partials(x, offset), expected + offset.double(), dtype)
 
 
 @pytest.mark.parametrize(("outputs", "splits"), [(2048, 4), (3072, None), (4096, 2), (6144, None), (28672, None)])
 def test_sums_over_some_rows_are_split_where_that_fills_the_device(outputs: int, splits: int | None) -> None:
-    assert streamed_splits(outputs, 132) == splits
+    assert num_splits(outputs, 132) == splits
 
 
 def test_rows_that_the_copy_engine_refuses_are_left_to_others() -> None:
-    assert can_stream(random(64, 64, dtype=torch.float16))
-    assert not can_stream(random(64, 60, dtype=torch.float16))
-    assert not can_stream(random(65 * 64, dtype=torch.float16)[4:-60].view(64, 64))
+    assert can_tma(random(64, 64, dtype=torch.float16))
+    assert not can_tma(random(64, 60, dtype=torch.float16))
+    assert not can_tma(random(65 * 64, dtype=torch.float16)[4:-60].view(64, 64))
 
 
 def test_every_number_of_rows_is_taken_as_one_that_is_captured() -> None:
     """So that no kernel is compiled for a batch."""
     captured = {shape.num_tokens for shape in forward_shapes(DEFAULT_LIMITS, has_chunks=True)}
-    for tiling in (gate_tiling, quarters_tiling, partial(split_tiling, splits=2)):
+    for tiling in (gate_tiling, stream_k_tiling, partial(split_tiling, splits=2)):
         assert {tiling(rows) for rows in range(200)} <= {tiling(rows) for rows in captured} | {None}
 
 

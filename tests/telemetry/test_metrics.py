@@ -20,7 +20,7 @@ from outrider.telemetry.metrics.catalogue import CATALOGUE, Kind, find
 from outrider.telemetry.metrics.endpoint import MetricsEndpoint
 from outrider.telemetry.metrics.serving import metrics_served
 from outrider.telemetry.metrics.vllm_names import VLLM_NAMES
-from outrider.telemetry.pulse import Window, beat, coordinator_pulse, service_pulse
+from outrider.telemetry.stats_logger import Window, coordinator_fields, log_stats, service_fields
 
 DEADLINE_S = 10.0
 
@@ -168,7 +168,7 @@ def coordinator_readings(steps: int, *, with_draft: bool) -> list[Reading]:
 
 def test_a_busy_coordinator_says_what_is_new_since_the_last_line() -> None:
     window = Window(coordinator_readings(10, with_draft=True), coordinator_readings(30, with_draft=True), 2.0)
-    fields = coordinator_pulse(window)
+    fields = coordinator_fields(window)
     assert fields is not None
     assert (fields["tokens_per_s"], fields["acceptance_rate"], fields["mean_acceptance_length"]) == (40.0, 0.75, 4.0)
     assert (fields["running"], fields["score_ms"]) == (2, 4.0)
@@ -177,7 +177,7 @@ def test_a_busy_coordinator_says_what_is_new_since_the_last_line() -> None:
 
 
 def test_without_drafts_it_says_why_and_no_acceptance() -> None:
-    fields = coordinator_pulse(Window([], coordinator_readings(10, with_draft=False), 2.0))
+    fields = coordinator_fields(Window([], coordinator_readings(10, with_draft=False), 2.0))
     assert fields is not None
     assert "acceptance_rate" not in fields
     assert fields["without_draft"] == "late:10"
@@ -185,26 +185,26 @@ def test_without_drafts_it_says_why_and_no_acceptance() -> None:
 
 def test_an_idle_process_says_nothing() -> None:
     readings = coordinator_readings(10, with_draft=True)
-    assert coordinator_pulse(Window(readings, readings, 5.0)) is None
-    assert service_pulse(Window([], [], 5.0)) is None
+    assert coordinator_fields(Window(readings, readings, 5.0)) is None
+    assert service_fields(Window([], [], 5.0)) is None
 
 
 async def test_the_beat_logs_one_line_an_interval(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     numbers = iter(range(1, 1000))
-    beating = asyncio.create_task(
-        beat(0.001, lambda: coordinator_readings(next(numbers), with_draft=True), coordinator_pulse)
+    logging_task = asyncio.create_task(
+        log_stats(0.001, lambda: coordinator_readings(next(numbers), with_draft=True), coordinator_fields)
     )
     async with asyncio.timeout(DEADLINE_S):
         while not caplog.records:
             await asyncio.sleep(0.001)
-    beating.cancel()
+    logging_task.cancel()
     entry = json.loads(JsonFormatter("coordinator").format(caplog.records[0]))
     assert (entry["message"], entry["acceptance_rate"]) == ("busy", 0.75)
 
 
 async def test_an_interval_of_0_is_never() -> None:
-    await asyncio.wait_for(beat(0, list, coordinator_pulse), DEADLINE_S)
+    await asyncio.wait_for(log_stats(0, list, coordinator_fields), DEADLINE_S)
 
 
 def test_lines_about_a_request_bear_its_ids() -> None:

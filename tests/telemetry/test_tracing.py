@@ -17,12 +17,12 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from outrider.errors import ConfigError
-from outrider.telemetry.tracing import TraceContext, names, turn_on_tracing
+from outrider.telemetry.tracing import TraceContext, activate_tracing, names
+from outrider.telemetry.tracing.activation import exporter_names
 from outrider.telemetry.tracing.otlp_json import request_to_json, spans_from_json
 from outrider.telemetry.tracing.pipeline import MAX_WAITING, Pipeline, resource_of, to_sdk
 from outrider.telemetry.tracing.span import Kind, Link, Span
-from outrider.telemetry.tracing.turning_on import exporter_names
-from outrider.telemetry.tracing.unhurried import REST_S, SPANS_IN_A_ROW, UnhurriedExporter
+from outrider.telemetry.tracing.yielding_exporter import REST_S, SPANS_IN_A_ROW, YieldingExporter
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}
@@ -89,8 +89,8 @@ def test_the_standard_variables_turn_it_on(environ: dict[str, str], expected: tu
 def test_what_is_off_imports_nothing_of_opentelemetry() -> None:
     program = (
         "import sys, outrider_coordinator.service, outrider.client, outrider.process.hosting\n"
-        "from outrider.telemetry.tracing import turn_on_tracing\n"
-        "assert turn_on_tracing('coordinator', environ={}) is None\n"
+        "from outrider.telemetry.tracing import activate_tracing\n"
+        "assert activate_tracing('coordinator', environ={}) is None\n"
         "print(*(name for name in sys.modules if name.startswith('opentelemetry')), end='')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -99,9 +99,9 @@ def test_what_is_off_imports_nothing_of_opentelemetry() -> None:
 
 def test_an_exporter_that_is_not_installed_and_a_file_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'pigeon', which is not installed"):
-        turn_on_tracing("draft", environ={"OTEL_TRACES_EXPORTER": "pigeon"})
+        activate_tracing("draft", environ={"OTEL_TRACES_EXPORTER": "pigeon"})
     with pytest.raises(ConfigError, match=r"trace_file.*cannot be written"):
-        turn_on_tracing("draft", trace_file=str(tmp_path / "no" / "file"), environ={})
+        activate_tracing("draft", trace_file=str(tmp_path / "no" / "file"), environ={})
 
 
 def test_a_span_is_the_same_again_as_json() -> None:
@@ -112,7 +112,7 @@ def test_a_span_is_the_same_again_as_json() -> None:
 
 def test_spans_come_into_the_file_through_the_sdk_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "spans.jsonl"
-    tracing = turn_on_tracing("draft", trace_file=str(path), environ={})
+    tracing = activate_tracing("draft", trace_file=str(path), environ={})
     assert tracing is not None
     tracing.emit(lambda: [span(number=number) for number in range(1, 300)])
     tracing.close()
@@ -124,7 +124,7 @@ def test_spans_come_into_the_file_through_the_sdk_as_they_were(tmp_path: Path) -
 
 
 def test_a_caller_that_does_not_record_is_followed(tmp_path: Path) -> None:
-    tracing = turn_on_tracing("coordinator", trace_file=str(tmp_path / "spans.jsonl"), environ={})
+    tracing = activate_tracing("coordinator", trace_file=str(tmp_path / "spans.jsonl"), environ={})
     assert tracing is not None
     assert tracing.sample("a", TraceContext(TRACE, SPAN, is_sampled=False)) is None
     found = tracing.sample("a", TraceContext(TRACE, SPAN, is_sampled=True, state="k=v"))
@@ -177,12 +177,12 @@ def test_an_exporter_gets_all_spans_with_rests_between_them_until_the_end(
     monkeypatch: pytest.MonkeyPatch, *, is_ending: bool
 ) -> None:
     rests: list[float] = []
-    monkeypatch.setattr("outrider.telemetry.tracing.unhurried.time.sleep", rests.append)
+    monkeypatch.setattr("outrider.telemetry.tracing.yielding_exporter.time.sleep", rests.append)
     ending, exporter = threading.Event(), _Walked()
     if is_ending:
         ending.set()
     resource = resource_of("draft", {})
     spans = [to_sdk(span(str(number), number), resource) for number in range(1, 2 * SPANS_IN_A_ROW + 2)]
-    assert UnhurriedExporter(exporter, ending).export(spans) is SpanExportResult.SUCCESS
+    assert YieldingExporter(exporter, ending).export(spans) is SpanExportResult.SUCCESS
     assert exporter.names == [one.name for one in spans]
     assert rests == ([] if is_ending else [REST_S, REST_S])

@@ -16,8 +16,8 @@ from outrider.benchmarks.kernels.cases import KernelCase, Place, relative_error
 from outrider.kernels.kv_store import copy_pages
 from outrider.kernels.linear import prepare_weight
 from outrider.kernels.rms_norm import prepare_norm
-from outrider.kernels.rope_and_cache import Angles, HeadLayout, turn_and_store
-from outrider.kernels.rope_and_cache.reference import turn_and_store as reference_turn_and_store
+from outrider.kernels.rope_and_cache import Angles, HeadLayout, apply_rope_and_cache
+from outrider.kernels.rope_and_cache.reference import apply_rope_and_cache as reference_rope_and_cache
 from outrider.kernels.swiglu import swiglu
 
 PAGE_SIZE = 16
@@ -133,15 +133,15 @@ def _rotary(place: Place, num_tokens: int, sizes: LayerSizes) -> KernelCase:
 
     def difference() -> float:
         found_kv, true_kv = kv.clone(), kv.double()
-        found = turn_and_store(qkv.clone(), found_kv, slots, angles, layout, norm_weight=None)
+        found = apply_rope_and_cache(qkv.clone(), found_kv, slots, angles, layout, norm_weight=None)
         wide = Angles(cos.double(), sin.double(), None)
-        truth = reference_turn_and_store(qkv.double(), true_kv, slots.long(), wide, layout, norm_weight=None)
+        truth = reference_rope_and_cache(qkv.double(), true_kv, slots.long(), wide, layout, norm_weight=None)
         return max(relative_error(found, truth), relative_error(found_kv, true_kv))
 
     moved = (2 * sizes.num_heads + 4 * sizes.num_kv_heads) * sizes.head_dim * num_tokens * qkv.element_size()
     return KernelCase(
         "rotary and store", f"{num_tokens} tokens", moved,
-        lambda _: turn_and_store(qkv, kv, slots, angles, layout, norm_weight=None), difference,
+        lambda _: apply_rope_and_cache(qkv, kv, slots, angles, layout, norm_weight=None), difference,
         TOLERANCES[place.dtype],
     )  # fmt: skip
 

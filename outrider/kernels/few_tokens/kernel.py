@@ -123,7 +123,7 @@ def _gated_kernel(
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr", "rows_ptr"])
-def _turned_kernel(
+def _qkv_rope_kernel(
     hidden_ptr,  # [T, K]
     delta_ptr,  # [T, K]
     norm_weight_ptr,  # [K]
@@ -230,7 +230,7 @@ def gated(source: NormedInput, matrix: Matrix, *, tiling: Tiling | None = None) 
     return total, out
 
 
-def turned(
+def qkv_with_rope(
     source: NormedInput,
     matrix: Matrix,
     kv: torch.Tensor,
@@ -247,7 +247,7 @@ def turned(
     total = _room_for_sum(source)
     block_n, block_k = _blocks(tiling, size, 2)
     num_heads = heads.num_heads + 2 * heads.num_kv_heads
-    _turned_kernel[(num_heads * triton.cdiv(heads.head_dim // 2, block_n),)](
+    _qkv_rope_kernel[(num_heads * triton.cdiv(heads.head_dim // 2, block_n),)](
         hidden, _delta(source), source.norm_weight, matrix.weight, _bias(matrix), total, query, kv, slots,
         angles.cos, angles.sin, slots if angles.rows is None else angles.rows, size, source.eps,
         NUM_TOKENS=num_tokens, HAS_DELTA=source.delta is not None, HAS_BIAS=matrix.bias is not None,

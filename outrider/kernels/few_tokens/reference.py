@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from outrider.kernels.few_tokens.layout import Matrix, NormedInput
 from outrider.kernels.rope_and_cache import Angles, HeadLayout
-from outrider.kernels.rope_and_cache.reference import turn_and_store
+from outrider.kernels.rope_and_cache.reference import apply_rope_and_cache
 from outrider.kernels.swiglu.reference import swiglu
 
 
@@ -22,7 +22,7 @@ def gated(source: NormedInput, matrix: Matrix) -> tuple[torch.Tensor, torch.Tens
     return hidden, swiglu(product(x, matrix))
 
 
-def turned(
+def qkv_with_rope(
     source: NormedInput,
     matrix: Matrix,
     kv: torch.Tensor,
@@ -33,7 +33,7 @@ def turned(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the contract."""
     hidden, x = _normed(source)
-    return hidden, turn_and_store(product(x, matrix), kv, slots, angles, heads)
+    return hidden, apply_rope_and_cache(product(x, matrix), kv, slots, angles, heads)
 
 
 def _normed(source: NormedInput) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 Contract: ``prepare_weight`` takes a weight ``[N, K]`` and gives a callable ``(x [T, K], bias [N] | None) -> [T, N]``
 that owns it, in whatever layout is fastest on its device; the caller drops its own reference, so that there is one
-copy. It can take over what comes after a product (``gated``), and leave a part of it to that (``addends``). Quantised
+copy. It can take over what comes after a product (``gated``), and leave a part of it to that (``partials``). Quantised
 and sharded weights find their place behind the same callable.
 """
 

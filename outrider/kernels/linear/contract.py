@@ -23,7 +23,7 @@ class PreparedWeight(Protocol):
         """``x`` [T, K] to [T, N]."""
         ...
 
-    def addends(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def partials(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, K] to [T, N], or to float32 partials [A, T, N] whose sum over A is the product."""
         return self(x, bias)
 

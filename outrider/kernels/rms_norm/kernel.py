@@ -19,14 +19,14 @@ _WIDE = 2048
 @triton.jit
 def _norm_kernel(
     x_ptr,  # [T, N]; becomes x + delta
-    delta_ptr,  # [ADDENDS, T, N]
+    delta_ptr,  # [NUM_PARTIALS, T, N]
     weight_ptr,  # [N]
     out_ptr,  # [T, N]
     row_stride,
-    addend_stride,
+    partial_stride,
     size,
     eps,
-    ADDENDS: tl.constexpr,
+    NUM_PARTIALS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -39,10 +39,10 @@ def _norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     place = row * row_stride + column
     x = tl.load(x_ptr + place, mask=inside, other=0.0)
-    if ADDENDS > 0:
+    if NUM_PARTIALS > 0:
         total = x.to(tl.float32)
-        for addend in tl.static_range(ADDENDS):
-            delta = tl.load(delta_ptr + addend * addend_stride + row * size + column, mask=inside, other=0.0)
+        for partial in tl.static_range(NUM_PARTIALS):
+            delta = tl.load(delta_ptr + partial * partial_stride + row * size + column, mask=inside, other=0.0)
             total += delta.to(tl.float32)
         x = total.to(x.dtype)
         tl.store(x_ptr + place, x, mask=inside)
@@ -72,10 +72,10 @@ class TritonNorm:
         if not x.numel():
             return out
         rows = x.view(-1, size)
-        num_addends = 0 if delta is None else delta.numel() // x.numel()
+        num_partials = 0 if delta is None else delta.numel() // x.numel()
         _norm_kernel[(rows.shape[0],)](
             rows, x if delta is None else delta, self._weight, out, rows.stride(0), x.numel(), size, self._eps,
-            ADDENDS=num_addends, BLOCK=triton.next_power_of_2(size),
+            NUM_PARTIALS=num_partials, BLOCK=triton.next_power_of_2(size),
             num_warps=8 if size >= _WIDE else 4, **launch_options(x),
         )  # fmt: skip
         return out

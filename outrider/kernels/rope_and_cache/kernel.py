@@ -1,7 +1,7 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""``rotary_store`` as one Triton kernel: a program takes some heads of one token, in two halves."""
+"""``apply_rope_and_cache`` as one Triton kernel: a program takes some heads of one token, in two halves."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _HEADS_PER_PROGRAM = 4
 
 
 @triton.jit
-def _sum_of(place, inside, addend_stride, ADDENDS: tl.constexpr):
+def _sum_of(place, inside, partial_stride, NUM_PARTIALS: tl.constexpr):
     total = tl.load(place, mask=inside, other=0.0)
-    for addend in tl.static_range(1, ADDENDS):
-        total += tl.load(place + addend * addend_stride, mask=inside, other=0.0)
+    for partial in tl.static_range(1, NUM_PARTIALS):
+        total += tl.load(place + partial * partial_stride, mask=inside, other=0.0)
     return total
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr", "rows_ptr"])
-def _turn_and_store_kernel(
-    qkv_ptr,  # [ADDENDS, T, H + 2 H_kv, D]
+def _rope_and_cache_kernel(
+    qkv_ptr,  # [NUM_PARTIALS, T, H + 2 H_kv, D]
     queries_ptr,  # [T, H, D], rows query_stride apart
     kv_ptr,  # [S, 2, H_kv, D]
     slots_ptr,  # [T]
@@ -34,10 +34,10 @@ def _turn_and_store_kernel(
     sin_ptr,  # [R, D]
     rows_ptr,  # [T]
     norm_weight_ptr,  # [H + H_kv, D]
-    addend_stride,
+    partial_stride,
     query_stride,
     eps,
-    ADDENDS: tl.constexpr,
+    NUM_PARTIALS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -48,11 +48,11 @@ def _turn_and_store_kernel(
     PDL: tl.constexpr,
 ):
     HALF: tl.constexpr = HEAD_DIM // 2
-    NUM_TURNED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
+    NUM_ROTATED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     half = tl.arange(0, BLOCK_HALF)
-    is_turned = head < NUM_TURNED
+    is_rotated = head < NUM_ROTATED
     if PDL:
         gdc_launch_dependents()
     row = tl.load(rows_ptr + token).to(tl.int64) if HAS_ROWS else token
@@ -62,32 +62,32 @@ def _turn_and_store_kernel(
 
     if PDL:
         gdc_wait()
-    inside = (head < NUM_TURNED + NUM_KV_HEADS)[:, None] & (half < HALF)[None, :]
+    inside = (head < NUM_ROTATED + NUM_KV_HEADS)[:, None] & (half < HALF)[None, :]
     within_head = head[:, None] * HEAD_DIM + half[None, :]
-    place = qkv_ptr + token * (NUM_TURNED + NUM_KV_HEADS) * HEAD_DIM + within_head
-    stored_first = _sum_of(place, inside, addend_stride, ADDENDS).to(kv_ptr.dtype.element_ty)
-    stored_second = _sum_of(place + HALF, inside, addend_stride, ADDENDS).to(kv_ptr.dtype.element_ty)
+    place = qkv_ptr + token * (NUM_ROTATED + NUM_KV_HEADS) * HEAD_DIM + within_head
+    stored_first = _sum_of(place, inside, partial_stride, NUM_PARTIALS).to(kv_ptr.dtype.element_ty)
+    stored_second = _sum_of(place + HALF, inside, partial_stride, NUM_PARTIALS).to(kv_ptr.dtype.element_ty)
     first, second = stored_first.to(tl.float32), stored_second.to(tl.float32)
     if HAS_NORM:
         scale = tl.rsqrt(tl.sum(first * first + second * second, 1) / HEAD_DIM + eps)[:, None]
-        weighted = is_turned[:, None] & inside
+        weighted = is_rotated[:, None] & inside
         first = first * scale * tl.load(norm_weight_ptr + within_head, mask=weighted, other=0.0).to(tl.float32)
         second = second * scale * tl.load(norm_weight_ptr + within_head + HALF, mask=weighted, other=0.0).to(tl.float32)
     dtype = stored_first.dtype
-    turned_first = tl.where(is_turned[:, None], (first * cos - second * sin).to(dtype), stored_first)
-    turned_second = tl.where(is_turned[:, None], (second * cos + first * sin).to(dtype), stored_second)
+    rotated_first = tl.where(is_rotated[:, None], (first * cos - second * sin).to(dtype), stored_first)
+    rotated_second = tl.where(is_rotated[:, None], (second * cos + first * sin).to(dtype), stored_second)
 
     is_query = (head < NUM_HEADS)[:, None] & inside
     query = queries_ptr + token * query_stride + within_head
-    tl.store(query, turned_first, mask=is_query)
-    tl.store(query + HALF, turned_second, mask=is_query)
+    tl.store(query, rotated_first, mask=is_query)
+    tl.store(query + HALF, rotated_second, mask=is_query)
     kept = (head >= NUM_HEADS)[:, None] & inside & (slot >= 0)
     destination = kv_ptr + slot * 2 * NUM_KV_HEADS * HEAD_DIM + within_head - NUM_HEADS * HEAD_DIM
-    tl.store(destination, turned_first, mask=kept)
-    tl.store(destination + HALF, turned_second, mask=kept)
+    tl.store(destination, rotated_first, mask=kept)
+    tl.store(destination + HALF, rotated_second, mask=kept)
 
 
-def turn_and_store(
+def apply_rope_and_cache(
     qkv: torch.Tensor,
     kv: torch.Tensor,
     slots: torch.Tensor,
@@ -98,17 +98,17 @@ def turn_and_store(
 ) -> torch.Tensor:
     """See the contract."""
     num_all = heads.num_heads + 2 * heads.num_kv_heads
-    num_addends, num_tokens = qkv.shape[0] if qkv.dim() == 3 else 1, qkv.shape[-2]
-    addends = qkv.view(num_addends, num_tokens, num_all, heads.head_dim)
-    queries = addends[0, :, : heads.num_heads]  # [T, H, D]
+    num_partials, num_tokens = qkv.shape[0] if qkv.dim() == 3 else 1, qkv.shape[-2]
+    partials = qkv.view(num_partials, num_tokens, num_all, heads.head_dim)
+    queries = partials[0, :, : heads.num_heads]  # [T, H, D]
     if qkv.dtype != kv.dtype:
         queries = torch.empty(queries.shape, dtype=kv.dtype, device=qkv.device)
     if num_tokens:
-        _turn_and_store_kernel[(num_tokens, triton.cdiv(num_all, _HEADS_PER_PROGRAM))](
+        _rope_and_cache_kernel[(num_tokens, triton.cdiv(num_all, _HEADS_PER_PROGRAM))](
             qkv, queries, kv, slots, angles.cos, angles.sin,
             slots if angles.rows is None else angles.rows,
             qkv if norm_weight is None else norm_weight,
-            addends.stride(0), queries.stride(0), heads.eps, ADDENDS=num_addends,
+            partials.stride(0), queries.stride(0), heads.eps, NUM_PARTIALS=num_partials,
             NUM_HEADS=heads.num_heads, NUM_KV_HEADS=heads.num_kv_heads, HEAD_DIM=heads.head_dim,
             HAS_ROWS=angles.rows is not None, HAS_NORM=norm_weight is not None,
             BLOCK_H=_HEADS_PER_PROGRAM, BLOCK_HALF=triton.next_power_of_2(heads.head_dim // 2),

@@ -9,7 +9,7 @@ from outrider.kernels.kv_store import store_kv
 from outrider.kernels.rope_and_cache.layout import Angles, HeadLayout
 
 
-def turn_and_store(
+def apply_rope_and_cache(
     qkv: torch.Tensor,
     kv: torch.Tensor,
     slots: torch.Tensor,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.kernels.rope_and_cache import Angles, HeadLayout, turn_and_store
+from outrider.kernels.rope_and_cache import Angles, HeadLayout, apply_rope_and_cache
 from outrider.kernels.swiglu import swiglu
 from outrider.model_executor.layers.contract import FLOAT_TYPES, Residual
 
@@ -59,7 +59,7 @@ class LinearSpec:
 
 @dataclass(frozen=True, slots=True)
 class QueryTarget:
-    """Where a fused query, key and value product ends: heads normalised and turned, keys and values in the cache."""
+    """Destination of a fused query, key and value product: heads are normalised and rotated, keys and values cached."""
 
     kv: torch.Tensor  # [S, 2, H_kv, D]
     slots: torch.Tensor  # [T]
@@ -100,6 +100,6 @@ class LinearMethod(abc.ABC):
     def queries(self, source: Residual, target: QueryTarget) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream [T, K], and the queries [T, H, D] of it normalised; keys and values go to the ``target``."""
         hidden, x = source.normed()
-        return hidden, turn_and_store(
+        return hidden, apply_rope_and_cache(
             self.partial_sums(x), target.kv, target.slots, target.angles, target.heads, norm_weight=target.norm_weight
         )

@@ -20,7 +20,7 @@ _MAX_SECOND_COPY_BYTES = 64 << 20
 
 
 class UnquantizedLinear(LinearMethod):
-    """A weight in the model's own type, packed or streamed as its device likes best."""
+    """Weight in the model's own type, prepared as is fastest on its device."""
 
     def __init__(self, spec: LinearSpec) -> None:
         tied = spec.tied_to
@@ -48,7 +48,7 @@ class UnquantizedLinear(LinearMethod):
 
     def partial_sums(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, K] to [T, N], or to float32 [A, T, N] whose sum over A that is."""
-        return (self._prepared or self.prepare()).addends(x, self.bias)
+        return (self._prepared or self.prepare()).partials(x, self.bias)
 
     def gated(self, source: Residual) -> tuple[torch.Tensor, torch.Tensor]:
         """In one kernel for few tokens; for some tokens the product and the gate in one."""
@@ -65,9 +65,9 @@ class UnquantizedLinear(LinearMethod):
         matrix, few = self._matrix, source.unnormed()
         if matrix is None or few is None or target.norm_weight is not None:
             return super().queries(source, target)
-        from outrider.kernels.few_tokens.kernel import turned  # Triton is slow to import
+        from outrider.kernels.few_tokens.kernel import qkv_with_rope  # Triton is slow to import
 
-        return turned(few, matrix, target.kv, target.slots, angles=target.angles, heads=target.heads)
+        return qkv_with_rope(few, matrix, target.kv, target.slots, angles=target.angles, heads=target.heads)
 
     @property
     def _matrix(self) -> Matrix | None:

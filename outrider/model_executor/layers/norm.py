@@ -28,5 +28,5 @@ class RmsNorm:
         return (self._prepared or self.prepare())(x)
 
     def after_adding(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        """Add ``delta`` [T, N], or addends [A, T, N], to ``x`` [T, N] in place and normalise the sum."""
+        """Add ``delta`` [T, N], or partials [A, T, N], to ``x`` [T, N] in place and normalise the sum."""
         return (self._prepared or self.prepare()).after_adding(x, delta)

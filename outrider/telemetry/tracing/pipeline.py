@@ -37,7 +37,7 @@ from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.context import TraceContext, new_span_id, new_trace_id
 from outrider.telemetry.tracing.file_exporter import FileExporter
 from outrider.telemetry.tracing.span import BuildSpans, Kind, Span
-from outrider.telemetry.tracing.unhurried import REST_S, SPANS_IN_A_ROW, UnhurriedExporter
+from outrider.telemetry.tracing.yielding_exporter import REST_S, SPANS_IN_A_ROW, YieldingExporter
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ _SCOPE = InstrumentationScope("outrider", __version__)
 
 
 class Pipeline:
-    """Implements ``turning_on.Tracing``."""
+    """Implements ``activation.Tracing``."""
 
     def __init__(
         self, provider: TracerProvider, exporters: Sequence[SpanExporter], environ: Mapping[str, str] = os.environ
@@ -68,7 +68,7 @@ class Pipeline:
         self._provider = provider
         self._waiting: deque[BuildSpans] = deque()
         self._ending = threading.Event()
-        self._processors = [_batched(UnhurriedExporter(exporter, self._ending), environ) for exporter in exporters]
+        self._processors = [_batched(YieldingExporter(exporter, self._ending), environ) for exporter in exporters]
         self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)
         self._thread.start()
 

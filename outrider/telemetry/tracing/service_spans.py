@@ -18,9 +18,9 @@ from functools import partial
 
 from outrider.recording import ItemRecord, PassRecord
 from outrider.telemetry.tracing import names
+from outrider.telemetry.tracing.activation import Tracing
 from outrider.telemetry.tracing.context import TraceContext, new_span_id, new_trace_id
 from outrider.telemetry.tracing.span import AttributeValue, Kind, Link, Span
-from outrider.telemetry.tracing.turning_on import Tracing
 
 MAX_LINKS = 128
 """Maximum number of links of a span, which is OpenTelemetry's limit."""

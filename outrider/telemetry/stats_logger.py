@@ -50,7 +50,7 @@ class Window:
         return {label: rise for label, rise in risen.items() if rise}
 
 
-async def beat(
+async def log_stats(
     interval_s: float, read: Callable[[], Iterable[Reading]], say: Callable[[Window], Fields | None]
 ) -> None:
     """Log the fields that ``say`` returns, every ``interval_s`` seconds; with an interval of 0, never.
@@ -69,7 +69,7 @@ async def beat(
             _log.info("busy", extra={"fields": fields})
 
 
-def coordinator_pulse(window: Window) -> Fields | None:
+def coordinator_fields(window: Window) -> Fields | None:
     """Fields of a coordinator's line; None when it judged no step."""
     prefix = "outrider_spec_decode_num_"
     if not window.rose("outrider_steps_total"):
@@ -94,7 +94,7 @@ def coordinator_pulse(window: Window) -> Fields | None:
     return fields
 
 
-def service_pulse(window: Window) -> Fields | None:
+def service_fields(window: Window) -> Fields | None:
     """Fields of a draft's or target's line; None when it ran no forward."""
     if not window.rose("outrider_forward_batch_size"):
         return None

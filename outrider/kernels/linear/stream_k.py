@@ -1,10 +1,12 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""Products of some rows on a GPU whose tiles equal parts do not share out evenly: four programs take three tiles.
+"""Stream-K product of a few rows on a GPU, for weights whose tiles no split of K distributes evenly.
 
-Each takes three quarters of a tile's columns, beginning where the one before it ended, so that every tile has two
-addends. Tiles, and what is done with them, are those of ``streamed``.
+Four programs compute three tiles of the weight. Each computes three quarters of a tile's columns and begins where the
+program before it ended, so every tile has two partial sums. The tiles are those of ``split_k``.
+
+Source: Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication" (2023).
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.launching import launch_options
-from outrider.kernels.linear.streamed import Tiling, columns, constants, described, fetch_rows, store_turned
+from outrider.kernels.linear.split_k import Tiling, columns, constants, described, fetch_rows, store_transposed
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _quarters_kernel(
+def _stream_k_kernel(
     x_desc,  # [T, K], by [WIDTH, BLOCK_K]
     rest_desc,  # [T, K], by [REST, BLOCK_K]
     weight_desc,  # [N, K], by [BLOCK_N, BLOCK_K]
     weight_ptr,  # [N, K]
-    addends_ptr,  # [2, T, N] float32
+    partials_ptr,  # [2, T, N] float32
     num_tokens,
     out_features,
     K: tl.constexpr,
@@ -56,30 +58,30 @@ def _quarters_kernel(
             if segment == 0 and PDL and FETCHED > 0:
                 fetch_rows(weight_ptr, row + BLOCK_N, out_features, 0, K, BLOCK_N, FETCHED)
             n = row + tl.arange(0, BLOCK_N)
-            addend = tl.program_id(0) - tile * K // QUOTA  # the tile's first program, or its second
-            out_ptr = addends_ptr + addend.to(tl.int64) * num_tokens * out_features
-            store_turned(total, out_ptr, 0, num_tokens, n, out_features, WIDTH)
+            partial = tl.program_id(0) - tile * K // QUOTA  # the tile's first program, or its second
+            out_ptr = partials_ptr + partial.to(tl.int64) * num_tokens * out_features
+            store_transposed(total, out_ptr, 0, num_tokens, n, out_features, WIDTH)
             if HAS_REST:
-                store_turned(rest, out_ptr, WIDTH, num_tokens, n, out_features, REST)
+                store_transposed(rest, out_ptr, WIDTH, num_tokens, n, out_features, REST)
         left -= high - low
         tile += 1
         low = 0
         high = left
 
 
-def can_quarter(weight: torch.Tensor, tiling: Tiling) -> bool:
-    """Whether ``quarters_of`` cuts ``weight`` [N, K] without remainder."""
+def can_stream_k(weight: torch.Tensor, tiling: Tiling) -> bool:
+    """Whether ``stream_k_partials`` can divide ``weight`` [N, K] without remainder."""
     out_features, size = weight.shape
     return out_features % (3 * tiling.block_n) == 0 and size % (4 * tiling.block_k) == 0
 
 
-def quarters_of(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-    """``x`` [T, K] by ``weight`` [N, K], which ``can_quarter``: float32 [2, T, N], whose sum is the product."""
+def stream_k_partials(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+    """Partial sums of ``x`` [T, K] times ``weight`` [N, K] transposed, float32 [2, T, N]; requires ``can_stream_k``."""
     num_tokens, size = x.shape
     out_features = weight.shape[0]
-    addends = torch.empty(2, num_tokens, out_features, dtype=torch.float32, device=x.device)
-    _quarters_kernel[(out_features // tiling.block_n // 3 * 4,)](
-        *described(x, weight, tiling), weight, addends, num_tokens, out_features,
+    partials = torch.empty(2, num_tokens, out_features, dtype=torch.float32, device=x.device)
+    _stream_k_kernel[(out_features // tiling.block_n // 3 * 4,)](
+        *described(x, weight, tiling), weight, partials, num_tokens, out_features,
         K=size, **constants(tiling), **launch_options(x),
     )  # fmt: skip
-    return addends
+    return partials

@@ -20,7 +20,7 @@ gained nothing.
 """
 
 
-class UnhurriedExporter(SpanExporter):
+class YieldingExporter(SpanExporter):
     """Exporter that gets its spans with pauses between them, until shutdown."""
 
     def __init__(self, exporter: SpanExporter, ending: threading.Event) -> None:

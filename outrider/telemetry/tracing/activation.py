@@ -43,7 +43,7 @@ class Tracing(Protocol):
         ...
 
 
-def turn_on_tracing(
+def activate_tracing(
     service: str, *, trace_file: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> Tracing | None:
     """Return the tracing of the process, or None if it is off. ``service``: "coordinator", "draft" or "target".
@@ -68,8 +68,8 @@ def turn_on_tracing(
 
 @contextlib.asynccontextmanager
 async def traced(service: str, *, trace_file: str | None) -> AsyncIterator[Tracing | None]:
-    """``turn_on_tracing`` while the process serves; the rest is exported at the end."""
-    tracing = turn_on_tracing(service, trace_file=trace_file)
+    """``activate_tracing`` while the process serves; the rest is exported at the end."""
+    tracing = activate_tracing(service, trace_file=trace_file)
     usual = sys.getswitchinterval()
     try:
         if tracing is not None:

@@ -1,13 +1,13 @@
 # Triton compiles the annotations of a kernel along with it, so kernels have none.
 # ruff: noqa: ANN001, ANN201, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
-"""Products of some rows on a GPU, up to a few hundred: enough to keep the matrix unit nearly as busy as memory.
+"""Split-K product of six to a few hundred rows on a GPU: enough to keep the matrix unit nearly as busy as memory.
 
-A program takes one tile of the weight's rows and a group of x's, of which there is but one up to some 160, so that the
-weight is read once; programs of one tile run side by side and find it in the second-level cache. Rows of x are the
-columns of the matrix unit's tile, in two parts where one would be too wide or too narrow by much. The copy engine fills
-shared memory with what comes next. The sum over K is cut so that every multiprocessor has one program; what the
-programs of a tile find are addends, added up in their order by who reads them or by ``add_up``.
+A program computes one tile of the weight's rows for one group of x's rows. Up to some 160 rows there is one group, so
+the weight is read once; programs of one tile run side by side and find it in the second-level cache. The rows of x are
+the columns of the matrix unit's tile, in two parts where one part would be far too wide or too narrow. TMA fills shared
+memory ahead of the product. K is split so that every multiprocessor has one program. The partial sums of a tile are
+summed in a fixed order, by the kernel that reads them or by ``sum_partials``.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _SUMMED = 2048
 
 @triton.jit
 def fetch_rows(weight_ptr, first_row, end, first, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Of a tile of rows that ends at ``end``, columns from ``first`` on."""
+    """Prefetch columns from ``first`` on of a tile of rows that ends at ``end``."""
     row = tl.minimum(first_row + tl.arange(0, ROWS), end - 1)
     column = tl.minimum(first + tl.arange(0, COLUMNS // 64) * 64, K - 1)
     fetch_ahead(weight_ptr + row.to(tl.int64)[:, None] * K + column[None, :])
 
 
 @triton.jit
-def store_turned(tile, out_ptr, first_token, num_tokens, n, size, WIDTH: tl.constexpr):
-    """A tile [N, T] to ``out`` [T, N]."""
+def store_transposed(tile, out_ptr, first_token, num_tokens, n, size, WIDTH: tl.constexpr):
+    """Store a tile [N, T], transposed, to ``out`` [T, N]."""
     t = first_token + tl.arange(0, WIDTH)
     inside = (t < num_tokens)[:, None] & (n < size)[None, :]
     tl.store(out_ptr + t[:, None] * size + n[None, :], tl.trans(tile).to(out_ptr.dtype.element_ty), mask=inside)
@@ -61,7 +61,7 @@ def columns(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """The product of a tile of rows and a group of tokens over some columns, in its two parts."""
+    """Product of a tile of rows and a group of tokens over the columns ``low`` to ``high``, in its two parts."""
     total = tl.zeros([BLOCK_N, WIDTH], tl.float32)
     rest = tl.zeros([BLOCK_N, REST], tl.float32)
     for column in range(low, high, BLOCK_K):
@@ -73,12 +73,12 @@ def columns(
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _streamed_kernel(
+def _split_k_kernel(
     x_desc,  # [T, K], by [WIDTH, BLOCK_K]
     rest_desc,  # [T, K], by [REST, BLOCK_K]
     weight_desc,  # [N, K], by [BLOCK_N, BLOCK_K]
     weight_ptr,  # [N, K]
-    addends_ptr,  # [SPLITS, T, N] float32
+    partials_ptr,  # [SPLITS, T, N] float32
     num_tokens,
     out_features,
     K: tl.constexpr,
@@ -106,15 +106,15 @@ def _streamed_kernel(
         x_desc, rest_desc, weight_desc, first_token, row, low, high, WIDTH, REST, HAS_REST, BLOCK_N, BLOCK_K
     )
     n = row + tl.arange(0, BLOCK_N)
-    out_ptr = addends_ptr + split.to(tl.int64) * num_tokens * out_features
-    store_turned(total, out_ptr, first_token, num_tokens, n, out_features, WIDTH)
+    out_ptr = partials_ptr + split.to(tl.int64) * num_tokens * out_features
+    store_transposed(total, out_ptr, first_token, num_tokens, n, out_features, WIDTH)
     if HAS_REST:
-        store_turned(rest, out_ptr, first_token + WIDTH, num_tokens, n, out_features, REST)
+        store_transposed(rest, out_ptr, first_token + WIDTH, num_tokens, n, out_features, REST)
 
 
 @triton.jit
-def _add_up_kernel(
-    addends_ptr,  # [SPLITS, T, N] float32
+def _sum_partials_kernel(
+    partials_ptr,  # [SPLITS, T, N] float32
     bias_ptr,  # [N]
     y_ptr,  # [T, N]
     size,  # T * N
@@ -131,7 +131,7 @@ def _add_up_kernel(
         gdc_wait()
     total = tl.zeros([BLOCK], tl.float32)
     for split in tl.static_range(SPLITS):
-        total += tl.load(addends_ptr + split * size + place, mask=inside, other=0.0)
+        total += tl.load(partials_ptr + split * size + place, mask=inside, other=0.0)
     if HAS_BIAS:
         total += tl.load(bias_ptr + place % out_features, mask=inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + place, total.to(y_ptr.dtype.element_ty), mask=inside)
@@ -139,11 +139,11 @@ def _add_up_kernel(
 
 @triton.jit
 def _store_gated(gate, up, out_ptr, first_token, num_tokens, n, size, WIDTH: tl.constexpr):
-    store_turned(gate / (1.0 + tl.exp(-gate)) * up, out_ptr, first_token, num_tokens, n, size, WIDTH)
+    store_transposed(gate / (1.0 + tl.exp(-gate)) * up, out_ptr, first_token, num_tokens, n, size, WIDTH)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _streamed_gate_kernel(
+def _split_k_gate_kernel(
     x_desc,  # [T, K], by [WIDTH, BLOCK_K]
     rest_desc,  # [T, K], by [REST, BLOCK_K]
     weight_desc,  # [2 N, K], by [BLOCK_N, BLOCK_K]
@@ -199,7 +199,7 @@ def _streamed_gate_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is cut up."""
+    """Division of a product into programs."""
 
     width: int
     rest: int
@@ -216,35 +216,35 @@ class Tiling:
         return -(-num_tokens // (self.width + self.rest))
 
 
-def addends_of(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-    """``x`` [T, K] by ``weight`` [N, K]: float32 [splits, T, N], whose sum is the product."""
+def split_k_partials(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+    """Partial sums of ``x`` [T, K] times ``weight`` [N, K] transposed, float32 [splits, T, N]."""
     num_tokens, size = x.shape
     out_features = weight.shape[0]
-    addends = torch.empty(tiling.splits, num_tokens, out_features, dtype=torch.float32, device=x.device)
-    _streamed_kernel[(tiling.groups_of(num_tokens), triton.cdiv(out_features, tiling.block_n), tiling.splits)](
-        *described(x, weight, tiling), weight, addends, num_tokens, out_features,
+    partials = torch.empty(tiling.splits, num_tokens, out_features, dtype=torch.float32, device=x.device)
+    _split_k_kernel[(tiling.groups_of(num_tokens), triton.cdiv(out_features, tiling.block_n), tiling.splits)](
+        *described(x, weight, tiling), weight, partials, num_tokens, out_features,
         K=size, SPLITS=tiling.splits, **constants(tiling), **launch_options(x),
     )  # fmt: skip
-    return addends
+    return partials
 
 
-def add_up(addends: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """The sum [T, N] of ``addends`` [A, T, N] and the bias [N]."""
-    splits, num_tokens, out_features = addends.shape
-    y = torch.empty(num_tokens, out_features, dtype=dtype, device=addends.device)
-    _add_up_kernel[(triton.cdiv(y.numel(), _SUMMED),)](
-        addends, y if bias is None else bias, y, y.numel(), out_features,
-        HAS_BIAS=bias is not None, SPLITS=splits, BLOCK=_SUMMED, num_warps=8, **launch_options(addends),
+def sum_partials(partials: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """Sum [T, N] of ``partials`` [A, T, N] and the bias [N], in ``dtype``."""
+    splits, num_tokens, out_features = partials.shape
+    y = torch.empty(num_tokens, out_features, dtype=dtype, device=partials.device)
+    _sum_partials_kernel[(triton.cdiv(y.numel(), _SUMMED),)](
+        partials, y if bias is None else bias, y, y.numel(), out_features,
+        HAS_BIAS=bias is not None, SPLITS=splits, BLOCK=_SUMMED, num_warps=8, **launch_options(partials),
     )  # fmt: skip
     return y
 
 
 def gated_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tiling: Tiling) -> torch.Tensor:
-    """``x`` [T, K] by ``weight`` [2 N, K], gates first: silu(gate) * up [T, N]; nothing is split."""
+    """silu(gate) * up [T, N] of ``x`` [T, K] and ``weight`` [2 N, K], whose first half is the gate; K is not split."""
     num_tokens, size = x.shape
     out_features = weight.shape[0] // 2
     out = torch.empty(num_tokens, out_features, dtype=x.dtype, device=x.device)
-    _streamed_gate_kernel[(tiling.groups_of(num_tokens), triton.cdiv(out_features, tiling.block_n))](
+    _split_k_gate_kernel[(tiling.groups_of(num_tokens), triton.cdiv(out_features, tiling.block_n))](
         *described(x, weight, tiling), weight, weight if bias is None else bias, out, num_tokens, out_features,
         K=size, HAS_BIAS=bias is not None, **constants(tiling), **launch_options(x),
     )  # fmt: skip
@@ -252,7 +252,7 @@ def gated_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 def described(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> tuple[TensorDescriptor, ...]:
-    """``x`` in its two parts, and the weight, as the copy engine takes them."""
+    """TMA descriptors of the two parts of ``x`` and of the weight."""
     blocks = ((x, tiling.width), (x, tiling.rest or _NO_WIDTH), (weight, tiling.block_n))
     return tuple(TensorDescriptor.from_tensor(tensor, [rows, tiling.block_k]) for tensor, rows in blocks)
 
