@@ -170,11 +170,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Load": (
         Panel(
             "Requests",
-            "Running and waiting.",
+            "Running, waiting, and paused because their callers do not read.",
             "short",
             (
                 (f"sum({metric('outrider_num_requests_running')})", "running"),
                 (f"sum({metric('outrider_num_requests_waiting')})", "waiting"),
+                (f"sum({metric('outrider_num_requests_paused')})", "paused"),
+                (f"{rate('outrider_request_pauses_total')}", "pauses/s"),
             ),
         ),
         Panel("Requests ended", "A second, by outcome.", "reqps", each("outrider_requests_total", "outcome")),
