@@ -94,6 +94,28 @@ def test_medusas_drafts_are_each_heads_likeliest(tmp_path: Path, bias: bool, row
         assert found.token_ids == [int(token_map[head(last).argmax()]) for head in heads[: 1 + i]]
 
 
+@torch.no_grad()
+def test_the_authors_own_checkpoints_are_read_too(tmp_path: Path) -> None:
+    heads = medusa(tmp_path / "m", bias=True)
+    tensors = {}
+    for index, head in enumerate(heads):
+        for name, tensor in head.layers.state_dict().items():
+            layer, kind = name.split(".")
+            tensors[f"{index}.{layer}.linear.{kind}"] = tensor
+        tensors[f"{index}.2.weight"] = head.head.weight.data
+    folder = tmp_path / "authors"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"medusa_num_heads": 4, "medusa_num_layers": 2}))
+    save_file(tensors, folder / "medusa_lm_head.safetensors")
+    proposer = MedusaProposer.load(settings("medusa", folder))
+    state = torch.randn(1, HIDDEN)
+    (found,) = proposer.propose([request(state, [1, 2, 3], 4)])
+    assert found.token_ids == [int(head(state[0]).argmax()) for head in heads]
+    (folder / "config.json").write_text(json.dumps({"medusa_num_heads": 5, "medusa_num_layers": 2}))
+    with pytest.raises(ModelError, match=r"blocks.4.layers.0.bias \[32\] is missing"):
+        MedusaProposer.load(settings("medusa", folder))
+
+
 class ReferenceSpeculator:
     """The paper's recurrence, stage by stage, one row at a time."""
 

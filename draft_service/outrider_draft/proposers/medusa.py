@@ -1,13 +1,17 @@
 """Proposals by Medusa heads: head i guesses the token i + 1 places after the newest, all from one hidden state.
 
-Cai et al., "Medusa", 2024 (arXiv 2401.10774), Medusa-1 without its tree: the likeliest token of each head. Checkpoints
-are those that vLLM reads (``vllm/model_executor/models/medusa.py``): ``blocks.I.layers.L.weight`` and, with
+Cai et al., "Medusa", 2024 (arXiv 2401.10774), Medusa-1 without its tree: the likeliest token of each head.
+
+Checkpoints are those that vLLM reads (``vllm/model_executor/models/medusa.py``): ``blocks.I.layers.L.weight`` and, with
 ``medusa_fc_bias``, ``.bias``; ``lm_heads.I.weight``, one for all with ``original_lm_head``; ``token_map`` for a reduced
-vocabulary.
+vocabulary. And the authors' own (github.com/FasterDecoding/Medusa, ``medusa_lm_head.safetensors``): ``I.L.linear.``
+``weight`` and ``bias``, the head ``I.N.weight`` behind N layers, numbers as ``medusa_num_heads`` and
+``medusa_num_layers``, sizes in the tensors alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +56,7 @@ class MedusaProposer(StateHeadProposer):
 
     def __init__(self, weights: Weights, config: Mapping[str, Any], *, max_model_len: int = UNLIMITED_LENGTH) -> None:
         """``ModelError`` for weights that are not those of the configuration."""
+        weights, config = _as_vllm_has_them(weights, config)
         self.max_model_len = max_model_len
         self.hidden_size = number(config, "hidden_size", _METHOD)
         self.vocab_size = number(config, "vocab_size", _METHOD)
@@ -87,3 +92,27 @@ class MedusaProposer(StateHeadProposer):
         rows = self.vocab_size if is_whole else self._token_map.numel()
         output = take(weights, name, [rows, size], _METHOD)
         return MedusaHead(tuple(layers), output[self._token_map] if is_whole else output)
+
+
+_OF_THE_AUTHORS = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
+
+
+def _as_vllm_has_them(weights: Weights, config: Mapping[str, Any]) -> tuple[Weights, Mapping[str, Any]]:
+    """The authors' checkpoints by vLLM's names; others as they are."""
+    named = {name: found for name in weights if (found := _OF_THE_AUTHORS.fullmatch(name))}
+    if not named:
+        return weights, config
+    renamed: dict[str, torch.Tensor] = {}
+    for name, found in named.items():
+        head, layer, kind = found.groups()
+        of_layer = f"blocks.{head}.layers.{layer}.{kind.removeprefix('linear.')}"
+        renamed[f"lm_heads.{head}.weight" if kind == "weight" else of_layer] = weights[name]
+    rows = renamed.get("lm_heads.0.weight", torch.empty(0, 0))
+    sizes = {
+        "num_heads": config.get("medusa_num_heads"),
+        "num_hidden_layers": config.get("medusa_num_layers"),
+        "vocab_size": rows.shape[0],
+        "hidden_size": rows.shape[-1],
+        "medusa_fc_bias": "blocks.0.layers.0.bias" in renamed,
+    }
+    return renamed, sizes
