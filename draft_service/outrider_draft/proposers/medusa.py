@@ -107,7 +107,10 @@ def _as_vllm_has_them(weights: Weights, config: Mapping[str, Any]) -> tuple[Weig
         head, layer, kind = found.groups()
         of_layer = f"blocks.{head}.layers.{layer}.{kind.removeprefix('linear.')}"
         renamed[f"lm_heads.{head}.weight" if kind == "weight" else of_layer] = weights[name]
-    rows = renamed.get("lm_heads.0.weight", torch.empty(0, 0))
+    rows = renamed.get("lm_heads.0.weight")
+    if rows is None:
+        have = ", ".join(sorted(weights)[:4])
+        raise ModelError(f"{_METHOD}: tensor 0.N.weight, the first head's last, is missing; the folder has {have}, ...")
     sizes = {
         "num_heads": config.get("medusa_num_heads"),
         "num_hidden_layers": config.get("medusa_num_layers"),
