@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from outrider.cli.stack.preflight import check_model_folder, check_tokenizers
-from outrider.errors import ModelError, PairMismatchError
+from outrider.cli.stack.preflight import (
+    check_files,
+    check_listeners,
+    check_model_folder,
+    check_tokenizers,
+    free_port,
+)
+from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Settings, TargetSettings
+from outrider.errors import ConfigError, ModelError, PairMismatchError
 from outrider.vocabularies import tokens_by_id
 
 VOCAB = {"a": 0, "b": 1}
@@ -61,3 +69,45 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, make: Callable[[P
 )
 def test_a_tokenizer_that_cannot_be_read_is_left_to_the_services(content: bytes) -> None:
     assert tokens_by_id(content) == {}
+
+
+def stack(coordinator: dict[str, int]) -> Settings:
+    return Settings(
+        target=TargetSettings.model_validate({"model": "m"}),
+        draft=DraftSettings.model_validate({}),
+        coordinator=CoordinatorSettings.model_validate(coordinator),
+    )
+
+
+@pytest.mark.parametrize("key", ["api_token_file", "chat_template"])
+def test_a_file_that_cannot_be_read_is_told_before_anything_is_loaded(tmp_path: Path, key: str) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(ConfigError, match=rf"coordinator\.{key}: .*missing cannot be read: No such file"):
+        check_files(CoordinatorSettings.model_validate({key: str(missing)}))
+    missing.write_text("x")
+    check_files(CoordinatorSettings.model_validate({key: str(missing), "trace_file": str(tmp_path / "new")}))
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "gateway", "said"),
+    [
+        ({}, {"port": 50050}, "gateway.port: is 50050, as coordinator.port is"),
+        ({"metrics_port": 8000}, {}, "coordinator.metrics_port: is 8000, as gateway.port is"),
+        ({"metrics_port": 9464}, {"metrics_port": 9464}, "gateway.metrics_port: is 9464, as coordinator.metrics_port"),
+        ({"health_port": 50050}, {}, "coordinator.health_port: is 50050, as coordinator.port is"),
+    ],
+)
+def test_one_port_twice_is_told_before_anything_is_loaded(
+    coordinator: dict[str, int], gateway: dict[str, int], said: str
+) -> None:
+    settings = stack(coordinator)
+    with pytest.raises(ConfigError, match=said):
+        check_listeners(settings, GatewaySettings.model_validate(gateway))
+
+
+def test_a_port_of_metrics_that_is_in_use_is_told_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"coordinator.metrics_port: 127.0.0.1:{port} is in use"):
+            check_listeners(stack({"metrics_port": port}), None)
+    check_listeners(stack({"metrics_port": free_port()}), GatewaySettings.model_validate({}))

@@ -23,6 +23,8 @@ class GatewayPlan:
     """The gateway's processes."""
 
     specs: tuple[ServiceSpec, ...] = ()
+    settings: GatewaySettings | None = None
+    """What the processes share."""
     url: str = ""
     """Where clients of OpenAI's API connect; empty without a gateway."""
     note: str = ""
@@ -41,7 +43,7 @@ def plan_gateway(settings: Settings, *, explicit: Collection[Place]) -> GatewayP
         return GatewayPlan(note=f"no HTTP: {problem}")
     check_port(gateway.host, gateway.port, setting="gateway.port", hint="; --http-port names another, --no-http none")
     scheme = "http" if gateway.tls_cert_file is None else "https"
-    return GatewayPlan(_specs(gateway), f"{scheme}://{address_of(gateway.host, gateway.port)}/v1")
+    return GatewayPlan(_specs(gateway), gateway, f"{scheme}://{address_of(gateway.host, gateway.port)}/v1")
 
 
 def beside(gateway: GatewaySettings, coordinator: CoordinatorSettings, explicit: Collection[Place]) -> GatewaySettings:

@@ -1,4 +1,4 @@
-"""Checks before any process is started: ports in use, invalid model folders, different tokenizers.
+"""Checks before any process is started: ports in use, unreadable files, invalid model folders, different tokenizers.
 
 Only fast checks without torch; the services check the rest when they load.
 """
@@ -11,10 +11,12 @@ import socket
 from pathlib import Path
 
 from outrider.cli.stack.plan import LOOPBACK
-from outrider.config import CoordinatorSettings, DraftSettings, Settings, TargetSettings
+from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Section, Settings, TargetSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, ModelError
 from outrider.vocabularies import check_same_ids, names_of, tokens_by_id
+
+Listening = CoordinatorSettings | TargetSettings | DraftSettings | GatewaySettings
 
 
 def check(settings: Settings) -> None:
@@ -32,6 +34,10 @@ def check(settings: Settings) -> None:
         )
         check_tokenizers(Path(target.model), Path(draft.model))
     check_hops(settings)
+    check_files(settings.coordinator)
+    check_files(target)
+    if draft.method is not DraftMethod.NONE:
+        check_files(draft)
     check_port(settings.coordinator.host, settings.coordinator.port)
 
 
@@ -96,6 +102,43 @@ def _check_config(path: Path, role: str) -> None:
         raise ModelError(f"{role} model: {path} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{role} model: {path} should hold a JSON object")
+
+
+def check_files(section: Section) -> None:
+    """Check that the files a section names can be read: tokens, certificates, keys, chat templates."""
+    for key, value in section.model_dump().items():
+        if value is None or key == "trace_file" or not (key.endswith("_file") or key == "chat_template"):
+            continue
+        try:
+            Path(value).open("rb").close()
+        except OSError as error:
+            raise ConfigError(f"{section.name}.{key}", f"{value} cannot be read: {error.strerror}") from error
+
+
+def check_listeners(settings: Settings, gateway: GatewaySettings | None) -> None:
+    """Check that ports which were set differ, that those of metrics and health are free, and the gateway's files."""
+    taken = {settings.coordinator.port: "coordinator.port"}
+    sections: list[Listening] = [settings.coordinator, settings.target]
+    if settings.draft.method is not DraftMethod.NONE:
+        sections.append(settings.draft)
+    if gateway is not None:
+        check_files(gateway)
+        _take(taken, gateway.port, "gateway.port")
+        sections.append(gateway)
+    for section in sections:
+        for kind in ("metrics", "health"):
+            port = getattr(section, f"{kind}_port", None)
+            if port is not None:
+                setting = f"{section.name}.{kind}_port"
+                _take(taken, port, setting)
+                host = getattr(section, f"{kind}_host") or section.host
+                check_port(LOOPBACK if host.startswith("unix:") else host, port, setting=setting)
+
+
+def _take(taken: dict[int, str], port: int, setting: str) -> None:
+    if port in taken:
+        raise ConfigError(setting, f"is {port}, as {taken[port]} is; they must be different ports")
+    taken[port] = setting
 
 
 def check_port(host: str, port: int, *, setting: str = "coordinator.port", hint: str = "") -> None:

@@ -11,7 +11,7 @@ from outrider.cli.stack.gateways import GatewayPlan, plan_gateway
 from outrider.cli.stack.gpus import NO_GPUS, find_gpus
 from outrider.cli.stack.placement import place
 from outrider.cli.stack.plan import StackPlan, plan_stack
-from outrider.cli.stack.preflight import check, free_port
+from outrider.cli.stack.preflight import check, check_listeners, free_port
 from outrider.cli.stack.secret import make_link_secret
 from outrider.config import Effective, Settings
 from outrider.process.extras import require_extras
@@ -30,6 +30,7 @@ def prepare_stack(
     settings = _with_local_models(effective.settings)
     check(settings)
     http = plan_gateway(settings, explicit=effective.origins) if serves_http else GatewayPlan()
+    check_listeners(settings, http.settings)
     gpus = find_gpus() if _may_need_gpu(settings) else NO_GPUS
     placed = place(settings, gpus, gpu_memory_utilization=gpu_memory_utilization)
     plan = plan_stack(placed.settings, explicit=effective.origins, free_port=free_port, secret=make_link_secret())

@@ -196,8 +196,12 @@ class DraftSettings(Section):
         check_tls(self)
         if self.method is DraftMethod.DRAFT_MODEL and self.model is None:
             raise ValueError("model: is needed by method draft_model")
-        if self.method.is_head and ((self.model is None and self.method.needs_model) or self.tensor_parallel_size != 1):
-            raise ValueError(f"model: is needed by method {self.method}, and tensor_parallel_size has to be 1")
+        if self.method.is_head and self.method.needs_model and self.model is None:
+            raise ValueError(f"model: is needed by method {self.method}")
+        if self.method.is_head and self.tensor_parallel_size != 1:
+            raise ValueError(
+                f"tensor_parallel_size: is {self.tensor_parallel_size}; a head runs on one GPU, method {self.method}"
+            )
         if (self.method is DraftMethod.CUSTOM_CLASS) != (self.proposer is not None):
             raise ValueError("proposer: goes with method custom_class, and that with it")
         if not self.method.has_model and self.tensor_parallel_size != 1:
