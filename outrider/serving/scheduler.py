@@ -140,6 +140,8 @@ class Scheduler:
         due = list(self.queue.due)
         if not all(request.is_asked for request in due):
             due.sort(key=lambda request: not request.is_asked)  # what was asked for comes first
+        if (wanted := self._all_that_run(due)) is not None:
+            return list(zip(due, wanted, strict=True))
         shares = share_tokens(
             [request.job for request in due],
             self._budget.max_batched_tokens,
@@ -148,6 +150,12 @@ class Scheduler:
             rebuilds=_rebuilds(due),
         )
         return [(request, share) for request, share in zip(due, shares, strict=True) if share]
+
+    def _all_that_run(self, due: Sequence[AnyRequest]) -> list[int] | None:
+        """The tokens of all requests, where sessions run and fit into one forward; as nearly always."""
+        jobs = [request.job for request in due]
+        wanted = [job.num_left for job in jobs]
+        return wanted if sum(wanted) <= self._budget.max_batched_tokens and all(map(is_running, jobs)) else None
 
     # What is learnt of a batch.
 

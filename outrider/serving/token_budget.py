@@ -88,9 +88,6 @@ def share_tokens(
     such sessions will have to wait: ``is_beside``. ``rebuilds`` are the prefills of sessions that were lost: each gets
     all it can use before the next one does. New prompts get what they leave, and an eighth at least.
     """
-    wanted_by_all = [job.num_left for job in jobs]
-    if sum(wanted_by_all) <= max_tokens and all(map(is_running, jobs)):
-        return wanted_by_all  # nearly always
     shares = [0] * len(jobs)
     running, prefills = list[int](), list[int]()
     for index, job in enumerate(jobs):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from outrider_coordinator.requests.request_state import RequestState
 
-REQUESTS_IN_A_TURN = 8
+REQUESTS_IN_A_TURN = 2
 """Requests flushed in one turn of the event loop; each takes a fraction of a tenth of a millisecond, and what a service
 says meanwhile waits for no more than these."""
 

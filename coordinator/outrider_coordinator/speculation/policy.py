@@ -46,6 +46,8 @@ class DraftLengthPolicy:
         self._controller_of: dict[ControlledSession, DraftLengthController] = {}
         self._ended: dict[DraftLengthController, ForwardReport | None] = {}
         """Whose last message was heard but not learned from yet, and that message's report."""
+        self._verdicts: list[tuple[ControlledSession, int, int, int]] = []
+        """Verdicts that were not learned from yet."""
 
     def set_load(self, num_requests: int) -> None:
         """Set the number of running and waiting requests."""
@@ -72,15 +74,28 @@ class DraftLengthPolicy:
 
     def leave(self, session: ControlledSession) -> None:
         """The session leaves the target."""
+        self._note_verdicts()
         controller = self._controller_of.pop(session, None)
         if controller is not None:
             controller.leave(session)
 
     def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
-        """A step of the session was judged; ``draft_lag``: committed tokens that its draft lacks."""
-        controller = self._controller_of.get(session)
-        if controller is not None:
-            controller.note_verdict(session, num_drafted, num_accepted, draft_lag=draft_lag)
+        """A step of the session was judged; ``draft_lag``: committed tokens that its draft lacks.
+
+        It is learned from once the commands of the message have left, unless it ends a prompt: others wait for that.
+        """
+        if session not in self._controller_of:
+            return
+        self._verdicts.append((session, num_drafted, num_accepted, draft_lag))
+        if not session.has_begun:
+            self._note_verdicts()
+
+    def _note_verdicts(self) -> None:
+        verdicts, self._verdicts = self._verdicts, []
+        for session, num_drafted, num_accepted, draft_lag in verdicts:
+            controller = self._controller_of.get(session)
+            if controller is not None:
+                controller.note_verdict(session, num_drafted, num_accepted, draft_lag=draft_lag)
 
     def length(self, session: ControlledSession) -> int:
         """The draft length of a session's next step, before it is trimmed to what fits."""
@@ -137,6 +152,7 @@ class DraftLengthPolicy:
 
     def _learn(self, controller: DraftLengthController) -> None:
         """Take in what the last message said of times and acceptance, unless that was done."""
+        self._note_verdicts()
         if controller not in self._ended:
             return
         report = self._ended.pop(controller)
