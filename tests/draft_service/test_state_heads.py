@@ -20,9 +20,9 @@ from outrider_draft.proposers.base import ProposalRequest
 from outrider_draft.proposers.medusa import MedusaProposer
 from outrider_draft.proposers.mlp_speculator import MlpSpeculatorProposer
 from outrider_draft.proposers.registry import LoadHooks, load_proposer
-from tests.draft_service.head_rig import ALLOWED, LENGTH, REQUESTS, p_of_joint, plain
+from tests.draft_service.head_rig import ALLOWED, LENGTH, REQUESTS, Checked, p_of_joint, plain
 from tests.support.service_rig import ServiceRig
-from tests.support.tiny_models import cached_tiny_model
+from tests.support.tiny_models import cached_tiny_model, load_reference
 
 HIDDEN, VOCABULARY = 32, 272
 OPEN = Open(1, 1, SamplingParams(), 3, JudgingRule.GREEDY, prompt_length=4, max_length=100, num_token_ids=VOCABULARY)
@@ -223,6 +223,36 @@ def test_rejection_keeps_the_targets_distribution(tmp_path: Path, method: str, r
     among_allowed(method, tmp_path / "d", reverse=reverse)
     draft = load_proposer(settings(method, tmp_path / "d"), LoadHooks())
     assert p_of_joint(draft, cached_tiny_model("llama", seed=1)) > 1e-4
+
+
+class InTheLoop:
+    """What heads draft after a text, from the state that transformers computes of it anew."""
+
+    def __init__(self, method: str, folder: Path, target: Path) -> None:
+        self.model: Any = load_reference(target)
+        self.heads = medusa(folder) if method == "medusa" else None
+        self.speculator = speculator(folder) if self.heads is None else None
+
+    @torch.no_grad()
+    def draft(self, text: list[int], count: int) -> list[int]:
+        state = self.model.model(torch.tensor([text[:-1]])).last_hidden_state[0, -1]
+        if self.speculator is not None:
+            return self.speculator.draft(state, text[-1], count)
+        return [int(head(state).argmax()) for head in (self.heads or [])[:count]]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [{}, {"lose_every": 2}, {"lose_every": 3}, {"target_forward": 16, "draft_forward": 7}],
+    ids=["rolled back", "rebuilt", "rebuilt in other steps", "in chunks"],
+)
+@pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
+def test_in_the_loop_drafts_are_those_of_the_papers(tmp_path: Path, method: str, way: dict[str, int]) -> None:
+    target = cached_tiny_model("llama", seed=1)
+    reference = InTheLoop(method, tmp_path / "d", target)
+    rig = Checked(load_proposer(settings(method, tmp_path / "d"), LoadHooks()), reference, target, **way)
+    requests = [*REQUESTS, REQUESTS[3]]  # the last finds its prompt in the target's prefix cache
+    assert rig.generate(requests) == plain(target, requests)
 
 
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
