@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.ports import Score, Scores, TargetEvent
+from outrider.ports import DraftEvent, Proposal, Score, Scores, SessionLost, TargetEvent
 from outrider.types import HiddenStates
-from outrider_coordinator.session import hidden_states
+from outrider_coordinator.session import hidden_states, service_state
 from outrider_coordinator.session.hidden_states import HiddenStateBuffer
+from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
 from tests.coordinator.driving import Driven
 from tests.coordinator.setting import Setting, own_tokens, plan_of
@@ -132,3 +133,90 @@ def test_a_draft_that_does_not_answer_leaves_no_more_than_one_part_waiting(monke
     bench.run()
     assert driven.token_ids == own_tokens(plan_of(temperature=0.0, max_tokens=60))
     assert any(score.hidden_states_from is not None and score.draft_token_ids for score in reading.scores[-10:])
+
+
+class LongPrompt(ReadingDraft):
+    """A prompt of 90 tokens whose states go in parts of at most eight, one byte a position."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        monkeypatch.setattr(hidden_states, "MAX_FEED_BYTES", 8)
+        monkeypatch.setattr(service_state, "MAX_FEED_BYTES", 8)
+        self.setting.bench.facts = DraftFacts(hidden_state_layers=(1,), hidden_state_bytes=1)
+        self.setting.bench.change_draft_events = self._holding_nothing
+        self.plan = plan_of(prompt=[index % 7 for index in range(90)], temperature=0.0, max_tokens=20)
+        self.driven = self.setting.bench.add(self.plan)
+
+    def _holding_nothing(self, events: Sequence[DraftEvent]) -> list[DraftEvent]:
+        """What a draft answers that has been brought text without states."""
+        asked = {command.generation: command for command in self.setting.extends}
+        return [
+            replace(event, base_length=0)
+            if isinstance(event, Proposal) and asked[event.generation].hidden_states is None
+            else event
+            for event in events
+        ]
+
+    def is_right(self) -> bool:
+        return self.driven.token_ids == own_tokens(self.plan)
+
+    @property
+    def parts(self) -> list[int]:
+        """Tokens that each score of the prompt brought."""
+        return [len(score.token_ids) for score in self.scores if len(score.token_ids) > 3]
+
+
+def test_a_long_prompt_goes_in_parts_and_no_more_than_two_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = LongPrompt(monkeypatch)
+    long.setting.bench.run()
+    assert long.is_right()
+    assert long.parts == [8] * 11
+    assert long.most_rows <= 16
+    assert any(score.draft_token_ids for score in long.scores)
+
+
+def test_a_draft_that_takes_no_part_is_not_waited_for_longer_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = LongPrompt(monkeypatch)
+    bench = long.setting.bench
+    for _ in range(3):
+        bench.round()
+    bench.draft_answers = False
+    for _ in range(3):
+        bench.round()
+    assert not bench.to_target
+    assert long.driven.loop.target.is_held_back
+    bench.time_out()
+    bench.round()
+    assert sum(long.parts) == 90
+    assert long.most_rows <= 16
+    bench.draft_answers = True
+    bench.deliver_draft(bench.late)
+    bench.run()
+    assert long.is_right()
+
+
+@pytest.mark.parametrize("fault", ["draft_lost", "session_lost", "target_lost"])
+def test_either_side_is_lost_between_two_parts(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    long = LongPrompt(monkeypatch)
+    bench, loop = long.setting.bench, long.driven.loop
+    for _ in range(3):
+        bench.round()
+    bench.draft_answers = False
+    for _ in range(3):
+        bench.round()
+    assert loop.target.is_held_back
+    if fault == "draft_lost":
+        bench.tell(long.driven, SessionLoop.draft_lost)
+    elif fault == "target_lost":
+        bench.tell(long.driven, SessionLoop.target_lost)
+        bench.tell(long.driven, SessionLoop.target_back)
+    else:
+        assert loop.draft.asked is not None
+        lost = SessionLost(long.driven.session, loop.draft.asked.generation, "its plane is closed")
+        bench.late.clear()
+        bench.draft_answers = True
+        bench.deliver_draft([lost])
+    bench.draft_answers = True
+    bench.deliver_draft(bench.late)
+    bench.run()
+    assert long.is_right()

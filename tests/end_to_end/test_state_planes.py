@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from outrider_coordinator.session import hidden_states, service_state
 from tests.draft_service.test_state_heads import medusa
 from tests.end_to_end.waiting import all_free, eventually
 from tests.support.eagle3 import build_eagle3
@@ -63,6 +64,16 @@ def test_the_plane_decides_no_token(tmp_path: Path, method: str) -> None:
         assert sent[plane] > 0
         assert sent["inline"] == 0
     assert holdings()[2] == 0
+
+
+@pytest.mark.parametrize("plane", ["inline", "shared_memory"])
+def test_long_prompts_go_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plane: str) -> None:
+    whole, _ = asyncio.run(play("eagle3", build_eagle3(tmp_path), plane, wire=False))
+    ten_positions = 10 * 3 * 32 * 4
+    monkeypatch.setattr(hidden_states, "MAX_FEED_BYTES", ten_positions)
+    monkeypatch.setattr(service_state, "MAX_FEED_BYTES", ten_positions)
+    parts, _ = asyncio.run(play("eagle3", tmp_path, plane, wire=True))
+    assert parts == whole
 
 
 def test_a_plane_that_cannot_be_is_told_and_states_go_inline(tmp_path: Path) -> None:

@@ -143,4 +143,6 @@ def _facts_of(replica: DraftReplica, target: TargetReplica | None) -> DraftFacts
         return DraftFacts()
     beside = None if target is None else target.description
     shares_device = bool(found.device_id) and beside is not None and beside.device_id == found.device_id
-    return DraftFacts(found.max_model_len, found.num_token_ids, found.hidden_state_layers, shares_device)
+    item_bytes = 4 if beside is not None and beside.dtype == "float32" else 2
+    state_bytes = found.hidden_size * len(found.hidden_state_layers) * item_bytes
+    return DraftFacts(found.max_model_len, found.num_token_ids, found.hidden_state_layers, shares_device, state_bytes)

@@ -22,6 +22,8 @@ from typing import Protocol
 
 from outrider.ports import Extend, HiddenStateChunk, Opened, Release, Score
 
+_LONGEST_STEP = 64
+"""Tokens that a step's ``Score`` brings at most; one with more is part of a prompt."""
 LONGEST_WAIT_S = 0.1
 """What is under way for longer is waited for no more: it is no forward of running sessions, or nobody answers."""
 
@@ -163,5 +165,6 @@ class DispatchScheduler:
 def _is_plain(command: OfSession) -> bool | None:
     """Of a running session's step; None for what is none: prompts, openings and ends."""
     if isinstance(command, Score):
-        return not command.draft_token_ids if command.num_kept_tokens else None
+        is_text = not command.num_kept_tokens or len(command.token_ids) > _LONGEST_STEP
+        return None if is_text else not command.draft_token_ids
     return False if isinstance(command, Extend) and command.draft_length else None

@@ -73,9 +73,15 @@ class CommandBuilder:
             states,
         )
 
-    def score(self, side: TargetSide, drafted: Drafted, hidden_states_from: int | None = None) -> Score:
+    def score(
+        self,
+        side: TargetSide,
+        drafted: Drafted,
+        hidden_states_from: int | None = None,
+        length: int | None = None,
+    ) -> Score:
         """Brings the target what it lacks, and the proposal to judge. Positions whose hidden states are wanted are
-        computed anew where it holds them.
+        computed anew where it holds them. ``length``: with the text up to there alone, which is part of it.
         """
         kept, tokens, generation = side.held, self._tokens, self._next_generation()
         if hidden_states_from is not None:
@@ -85,7 +91,7 @@ class CommandBuilder:
             generation,
             kept,
             tokens.prefix_hash(kept),
-            tokens.after(kept),
+            tokens.after(kept) if length is None else tokens.after(kept)[: length - kept],
             drafted.token_ids,
             _support(drafted),
             self.trace_parent,

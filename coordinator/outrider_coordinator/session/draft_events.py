@@ -37,6 +37,7 @@ def on_proposal(
         _on_session_lost(session)  # it was brought all states that it needs, and does not hold the text
         return
     side.note_answer(asked, event.base_length)
+    steps.go_on(session)
     if session.status is not SessionStatus.DRAFTING:
         return  # a prefill, or too late for its step
     if asked.draft_length == 0:
@@ -81,6 +82,7 @@ def _on_session_lost(session: SessionState) -> None:
     side.lose(Readiness.CLOSED)
     if session.status is SessionStatus.DRAFTING:
         steps.ask_draft_or_score(session)
+    steps.go_on(session)
 
 
 def on_timeout(session: SessionState) -> None:
@@ -88,6 +90,7 @@ def on_timeout(session: SessionState) -> None:
     session.spec_stats.num_draft_timeouts += 1
     session.no_draft_reason = WithoutDraft.LATE
     session.draft.is_late = True
+    session.target.is_held_back = False
     steps.score(session)
 
 
@@ -97,3 +100,4 @@ def go_without(session: SessionState, readiness: Readiness, why: WithoutDraft) -
     if session.status is SessionStatus.DRAFTING:
         session.no_draft_reason = why
         steps.score(session)
+    steps.go_on(session)

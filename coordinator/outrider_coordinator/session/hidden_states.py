@@ -12,7 +12,9 @@ from collections import deque
 from outrider.types import HiddenStates
 
 MAX_FEED_BYTES = 48 << 20
-"""Most that one ``Extend`` brings, of a first part at least: a long prompt's states go in several."""
+"""Most that one ``Extend`` brings, of a first part at least, and that one ``Score`` asks for: a long text's states go
+in several. The target is asked for more when less than that waits for the draft, so a session holds up to twice that.
+"""
 
 
 class HiddenStateBuffer:

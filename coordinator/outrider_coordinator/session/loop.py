@@ -83,7 +83,7 @@ class SessionLoop(SessionState):
 
     def draft_timed_out(self, step: int) -> None:
         """The draft timed out in this step."""
-        if self.status is SessionStatus.DRAFTING and step == self.step:
+        if (self.status is SessionStatus.DRAFTING or self.target.is_held_back) and step == self.step:
             draft_events.on_timeout(self)
 
     def draft_lost(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from outrider.types import Evidence
 from outrider.values import step_value
-from outrider_coordinator.session.hidden_states import HiddenStateBuffer
+from outrider_coordinator.session.hidden_states import MAX_FEED_BYTES, HiddenStateBuffer
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 MAX_LOSSES_IN_A_ROW = 5
@@ -45,6 +45,13 @@ class DraftFacts:
     """Layers of the target whose hidden states it reads; mostly none."""
     shares_device: bool = False
     """Whether it computes on the target's device, so that each takes the other's time."""
+    hidden_state_bytes: int = 0
+    """Of the hidden states of one position; 0: not known."""
+
+    @property
+    def states_at_a_time(self) -> int:
+        """Positions whose hidden states one ``Score`` may ask for; 0: any number."""
+        return max(1, MAX_FEED_BYTES // self.hidden_state_bytes) if self.hidden_state_bytes else 0
 
 
 @step_value(frozen=True, slots=True)
@@ -169,6 +176,10 @@ class TargetSide:
     """The generation of the latest ``Open``."""
     asked: int | None = None
     """The generation of the ``Score`` that has not been answered."""
+    part: int | None = None
+    """Tokens that it builds on, where a long text's hidden states go part by part and this is not the last."""
+    is_held_back: bool = False
+    """The next part of such a text waits until the draft has taken the states of those before."""
     losses: int = 0
     """In a row."""
     is_lost: bool = False
@@ -191,7 +202,7 @@ class TargetSide:
 
     def note_answer(self, held: int) -> None:
         """The target answered and holds this number of committed tokens."""
-        self.held, self.asked, self.losses = held, None, 0
+        self.held, self.asked, self.losses, self.part = held, None, 0, None
 
     def lose(self, readiness: Readiness) -> None:
         """The target lost the session."""
@@ -201,5 +212,5 @@ class TargetSide:
     def forget(self, readiness: Readiness) -> None:
         """The target holds nothing of this session any more, and owes no answer."""
         self.readiness = readiness
-        self.held, self.asked = 0, None
+        self.held, self.asked, self.part, self.is_held_back = 0, None, None, False
         self.lookahead_credit = self.num_plain_steps = 0

@@ -83,7 +83,7 @@ def feed_states(session: SessionState) -> None:
     side = session.draft
     if not side.reads_states or side.asked is not None:
         return
-    is_due = not side.has_answered or side.states.num_rows > LONGEST_INLINE_FEED
+    is_due = not side.has_answered or side.states.num_rows > LONGEST_INLINE_FEED or side.states.is_full
     if is_due and _may_draft(session):
         ask_draft(session, 0)
 
@@ -165,13 +165,44 @@ def score(session: SessionState, timing: ItemTiming | None = None) -> None:
         side.note_opened(opening.generation)
         side.hidden_state_layers = layers
         actions.append(ToTarget(opening))
-    command = session.commands.score(side, session.proposal, session.draft.states.end if wants_states else None)
-    side.asked = command.generation
+    first = session.draft.states.end if wants_states else None
+    part = None if first is None else _part_length(session, first)
+    command = session.commands.score(side, session.proposal, first, part)
+    side.asked, side.part = command.generation, part
+    side.is_held_back = False
     actions.append(ToTarget(command))
+    if part is not None:
+        return
     side.note_score(is_plain=not session.proposal.token_ids)
     if side.lookahead_credit < LEAST_LOOKAHEAD_STEPS and _goes_on_plain(session):
         side.lookahead_credit = LOOKAHEAD_STEPS
         actions.append(ToTarget(session.commands.prepare(LOOKAHEAD_STEPS)))
+
+
+def _part_length(session: SessionState, first: int) -> int | None:
+    """Where the part of a long text ends whose hidden states are asked for now; None: it is the last."""
+    most, length = session.draft.facts.states_at_a_time, session.tokens.length
+    return first + most if most and length - first > most and not session.proposal.token_ids else None
+
+
+def score_next_part(session: SessionState) -> None:
+    """A part of a long text is scored. The next is, once the draft has taken enough of the hidden states; a draft that
+    takes none within its time is not waited for, and the rest is scored without.
+    """
+    feed_states(session)
+    if session.draft.wants_states and session.draft.states.is_full and session.draft.asked is not None:
+        session.target.is_held_back = True
+        session.actions.append(DraftWaitBegan(session.step))
+    else:
+        score(session)
+
+
+def go_on(session: SessionState) -> None:
+    """The draft has taken states, or is not waited for any more: score the part that was held back, if one was."""
+    if session.status is SessionStatus.SCORING and session.target.is_held_back:
+        session.target.is_held_back = False
+        session.actions.append(DraftWaitEnded(None))
+        score_next_part(session)
 
 
 def _wants_states(session: SessionState) -> bool:
@@ -181,10 +212,16 @@ def _wants_states(session: SessionState) -> bool:
     side = session.draft
     if not side.wants_states:
         return False
+    if session.target.held == 0 and _lacks_prompt_logprobs(session) and _part_length(session, side.states.end):
+        return False  # they are of the whole prompt: states come with the next step
     if not side.room_after(session.tokens.length, 1):
         side.states.clear()
         return False
     return side.asked is None or not side.states.is_full
+
+
+def _lacks_prompt_logprobs(session: SessionState) -> bool:
+    return session.engine_request.num_prompt_logprobs is not None and session.prompt_logprobs is None
 
 
 def _goes_on_plain(session: SessionState) -> bool:

@@ -47,6 +47,9 @@ def on_scores(
     if event.generation != session.target.asked:
         session.spec_stats.num_stale_target_replies += 1
         return
+    if session.target.part is not None:
+        _on_part(session, event)
+        return
     if verdict is None:
         verdict = _judge_alone(session, event)
     if isinstance(verdict, OutriderError):
@@ -66,6 +69,19 @@ def on_scores(
             # Of the positions whose tokens are kept; the last new token has none yet.
             session.draft.states.put(event.hidden_states, session.tokens.length + verdict.num_accepted)
         _commit(session, verdict, new, logprobs, timing)
+
+
+def _on_part(session: SessionState, event: Scores) -> None:
+    """A part of a long text is computed, for its hidden states; what follows it is known."""
+    if event.base_length != session.target.part:
+        steps.end(
+            session, Fail(ProtocolError(f"scores build on {event.base_length} tokens, not on the part asked for"))
+        )
+        return
+    session.target.note_answer(event.base_length)
+    if event.hidden_states is not None and session.draft.wants_states:
+        session.draft.states.put(event.hidden_states, event.base_length)
+    steps.score_next_part(session)
 
 
 def _judge_alone(session: SessionState, event: Scores) -> Verdict | OutriderError:
