@@ -24,6 +24,13 @@ from outrider.tensor_plane.opening import OPENING_ERRORS, open_reader
 
 _log = logging.getLogger(__name__)
 
+_DONE_AT_ONCE = 16
+_DONE_SHARE = 8
+"""The writer is told of places that it may use again after so many reads, or once they are this part of the ring, and
+otherwise by the thread of the connection: a message for each would take as long as a read."""
+_BEATS = 50
+"""How often that thread looks, in the time after which a peer is gone."""
+
 
 class _Plane:
     """One plane that is open, and what of it was read."""
@@ -36,6 +43,9 @@ class _Plane:
         self.was_read: set[int] = set()
         self.copying: list[tuple[torch.cuda.Event, int]] = []
         self.is_reported = False
+        self.done: list[int] = []
+        """Sequence numbers whose places the writer has not been told it may use again."""
+        self.done_bytes = 0
 
     def check(self, sequence: int) -> None:
         if sequence < self.floor or sequence in self.was_read:
@@ -46,6 +56,10 @@ class _Plane:
         done = [sequence for event, sequence in self.copying if event.query()]  # type: ignore[no-untyped-call]
         if done:
             self.copying = [(event, sequence) for event, sequence in self.copying if sequence not in done]
+        return done
+
+    def take_done(self) -> list[int]:
+        done, self.done, self.done_bytes = self.done, [], 0
         return done
 
     def raise_floor(self, floor: int) -> None:
@@ -122,7 +136,10 @@ class PlaneReader:
             plane.was_read.add(reference.sequence)
             if event is not None:
                 plane.copying.append((event, reference.sequence))
-            done = plane.finished() if event is not None else [reference.sequence]
+            plane.done += plane.finished() if event is not None else [reference.sequence]
+            plane.done_bytes += reference.num_bytes
+            is_due = len(plane.done) >= _DONE_AT_ONCE or plane.done_bytes * _DONE_SHARE >= plane.end.capacity
+            done = plane.take_done() if is_due else []
         self._say_done(reference.plane_id, done)
 
     def close(self) -> None:
@@ -135,9 +152,10 @@ class PlaneReader:
     def _run(self) -> None:
         heard_at = said_at = time.monotonic()
         beat_s = self.limits.silence_s / 10
+        look_s = self.limits.silence_s / _BEATS
         try:
             while not self.is_closed:
-                for message in self._control.receive(beat_s):
+                for message in self._control.receive(look_s):
                     heard_at = time.monotonic()
                     self._answer(message)
                 if time.monotonic() - heard_at > self.limits.silence_s + self.limits.opening_s * self._is_choosing:
@@ -169,8 +187,9 @@ class PlaneReader:
     def _look_after_planes(self) -> None:
         now = time.monotonic()
         for plane_id, plane in list(self._planes.items()):
-            if plane.copying and plane.lock.acquire(blocking=False):
-                done = plane.finished()
+            if (plane.copying or plane.done) and plane.lock.acquire(blocking=False):
+                plane.done += plane.finished()
+                done = plane.take_done()
                 plane.lock.release()
                 self._say_done(plane_id, done)
             trouble = plane.end.trouble(now, self.limits.transfer_s)

@@ -18,7 +18,7 @@ from outrider.planes import PlaneKind, PlaneOffer, PlaneReference, PlaneReport
 from outrider.tensor_plane.control import ControlConnection, ControlListener, Message
 from outrider.tensor_plane.limits import PlaneLimits
 from outrider.tensor_plane.negotiation import Chosen, Negotiation
-from outrider.tensor_plane.ring import Ring
+from outrider.tensor_plane.ring import Ring, Use
 
 _log = logging.getLogger(__name__)
 
@@ -87,17 +87,26 @@ class PlaneWriter:
             chosen, control = self._chosen, self._control
             if chosen is None or control is None or not rows.numel():
                 return None
-            try:
-                self._take(control.receive(0.0))
-            except OSError:
-                return None  # the thread beside sees it too
             content = rows.reshape(-1).view(torch.uint8)
             row_bytes = content.numel() // rows.shape[0]
-            uses = self._ring.place([size * row_bytes for size in sizes], time.monotonic())
+            uses = self._place(control, [size * row_bytes for size in sizes])
             if uses is None:
                 return None
             chosen.end.write(content, uses[0].begin, {use.sequence: (use.begin, use.end) for use in uses})
             return [PlaneReference(chosen.plane_id, use.begin, use.end - use.begin, use.sequence) for use in uses]
+
+    def _place(self, control: ControlConnection, sizes: Sequence[int]) -> list[Use] | None:
+        """Room for so many bytes each. What the reader is done with is asked for only where it is needed: the thread
+        beside takes it otherwise.
+        """
+        uses = self._ring.place(sizes, time.monotonic())
+        if uses is not None:
+            return uses
+        try:
+            self._take(control.receive(0.0))
+        except OSError:
+            return None  # the thread beside sees it too
+        return self._ring.place(sizes, time.monotonic())
 
     def synchronize(self) -> None:
         """Return when all that was put may be read, or has failed."""
