@@ -1,7 +1,6 @@
-"""From logits to tokens and scores: pure functions over a tensor ``[N, V]`` and plain descriptions of its rows.
+"""Sampler: tokens and scores from logits, as pure functions over a tensor ``[N, V]`` and descriptions of its rows.
 
-Owns the sampling parameters' meaning, the drawing of tokens and the forms in which a target judges. Knows no pages, no
-sessions, no links.
+Owns the meaning of the sampling parameters, the drawing of tokens, and what each acceptance rule needs of the target.
 """
 
 from outrider.sampling.logits_processors.process import process_logits

@@ -1,4 +1,4 @@
-"""What keeps a row from being drawn from: logits that are not finite, and nothing left to draw.
+"""Checks of rows of logits before a token is drawn: non-finite logits, and rows with every token masked.
 
 Shape letters: ``N`` rows, ``V`` vocabulary.
 """
@@ -12,14 +12,14 @@ from outrider.errors import InvalidRequestError, NonFiniteLogitsError, OutriderE
 
 
 def row_errors(logits: Tensor, largest: Tensor) -> list[OutriderError | None]:  # [N, V] raw, [N] largest processed
-    """For each row what is wrong with it, if anything."""
+    """Error of each row, or None: ``NonFiniteLogitsError``, or ``InvalidRequestError`` if no token can be drawn."""
     finite = _finite_rows(logits)
     maxima = largest.tolist()
     return [row_error(finite=ok, largest=maximum) for ok, maximum in zip(finite, maxima, strict=True)]
 
 
 def _finite_rows(logits: Tensor) -> list[bool]:
-    """A finite sum proves a finite row at a tenth of the price of looking at every element."""
+    """Whether each row is finite. A finite sum proves it at a tenth of the cost of checking every element."""
     sums: list[bool] = logits.sum(-1).isfinite().tolist()
     if all(sums):
         return sums
@@ -28,7 +28,7 @@ def _finite_rows(logits: Tensor) -> list[bool]:
 
 
 def row_error(*, finite: bool, largest: float) -> OutriderError | None:
-    """What keeps one row from being drawn from: whether its raw logits are finite, and its largest processed one."""
+    """Error of one row, from whether its raw logits are finite and from its largest processed logit; None if sound."""
     if not finite:
         return NonFiniteLogitsError("the model gave NaN or infinite logits for this session")
     if largest == float("-inf"):

@@ -1,7 +1,9 @@
-"""Drawing by Gumbel race: the token whose log weight plus noise is largest.
+"""Gumbel-max sampling: the drawn token is the argmax of log weight plus Gumbel noise.
 
-The winner follows the weights exactly, normalised or not, and a token's noise depends on nothing but the request's
-seed, the stream, the position and the token. Knows no sampling parameter.
+The drawn token follows the weights exactly, normalised or not. The noise of a token depends only on the request's
+seed, the stream, the position and the token.
+
+Source: Maddison et al., "A* Sampling" (2014).
 
 Shape letters: ``N`` rows, ``V`` vocabulary, ``S`` tokens of a support.
 """
@@ -20,20 +22,20 @@ from outrider.sampling.rows import LogitRow
 
 
 def stream_rows(rows: Sequence[LogitRow], stream: Stream, device: torch.device) -> StreamRows:
-    """Where each row's noise stands in the stream; coupled noise does not know the base."""
+    """Positions of the rows' noise in a random stream. Coupled noise is independent of the base."""
     bases = [0 if stream is Stream.COUPLED else row.base for row in rows]
     return StreamRows.of([row.open.seed for row in rows], stream, bases, [row.length for row in rows], device)
 
 
 def race(log_weights: Tensor, noise: StreamRows) -> Tensor:  # [N, V] float32 -> [N] int64
-    """The winners among all tokens; lowest id of equals."""
+    """Gumbel argmax over all tokens; the lowest id wins ties."""
     return row_gumbel(noise, log_weights.shape[-1]).add_(log_weights).argmax(-1)
 
 
 def race_by_groups(log_weights: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V] float32 -> [N] int64
-    """The draw outside the support: a race of groups of neighbouring tokens by their sums, then one inside the winner.
+    """Draw in two stages: a group of neighbouring ids by its total weight, then a token of that group.
 
-    The law of one race of all tokens for the noise of one group. A row without weight gives any id.
+    The distribution is that of ``race`` over all tokens, with less noise to compute. A row without weight gives any id.
     """
     noise = stream_rows(rows, Stream.OUTSIDE, log_weights.device)
     if log_weights.shape[-1] <= GROUP_SIZE:
@@ -52,14 +54,14 @@ def race_among(
     noise: StreamRows,
     vocab_size: int,
 ) -> Tensor:  # [N] int64
-    """The winners among the given tokens; lowest id of equals. The same as ``race`` with the others at -inf."""
+    """Gumbel argmax among the given tokens; equals ``race`` with all other tokens at -inf."""
     times = _noise_of(token_ids, noise, vocab_size).add_(log_weights)
     best = times.amax(-1, keepdim=True)
     return token_ids.masked_fill(times < best, vocab_size).amin(-1)
 
 
 def _noise_of(token_ids: Tensor, noise: StreamRows, vocab_size: int) -> Tensor:  # [N, S] float32
-    """A block of the generator serves four neighbours: for a wide support whole rows are less work."""
+    """Noise of the given tokens. A generator block gives four ids, so wide supports compute whole rows."""
     if token_ids.shape[-1] * LANES >= vocab_size:
         return row_gumbel(noise, vocab_size).gather(-1, token_ids)
     return token_gumbel(noise, token_ids)

@@ -1,8 +1,8 @@
-"""Logprobs and ranks of the tokens that may be emitted, and of the likeliest.
+"""Logprobs and ranks of the tokens that may be emitted, and of the most likely tokens.
 
-Computed only for requests that ask. A rank is 1 plus how many tokens are strictly likelier, among the ids that may be
-drawn at all: padded rows of the vocabulary have no rank and are never among the likeliest (they do count in the
-normalisation, which is the model's own).
+Computed only for requests with logprobs. A rank is 1 plus the number of strictly more likely tokens among the ids that
+can be drawn. Padding ids of the vocabulary have no rank and are never among the most likely; they do count in the
+normalisation, which is the model's own.
 
 Shape letters: ``R`` positions, ``V`` vocabulary, ``C`` candidates of a position.
 """
@@ -20,11 +20,11 @@ from outrider.ports import Open
 from outrider.types import CandidateLogprobs, FloatArray, IntArray
 
 _FEW_CANDIDATES = 4
-"""Up to so many a position, counting the likelier ones beats sorting."""
+"""Number of candidates of a position up to which counting more likely tokens is faster than sorting."""
 
 
 def log_softmax_rows(logits: Tensor, num_token_ids: int) -> Tensor:  # [R, V] -> [R, V]
-    """Logprobs, with ids from ``num_token_ids`` on at -inf (0: there are none such)."""
+    """Logprobs, with ids from ``num_token_ids`` on at -inf; 0 means no such limit."""
     logprobs = logits.log_softmax(-1)
     if 0 < num_token_ids < logits.shape[-1]:
         logprobs[:, num_token_ids:] = float("-inf")
@@ -36,7 +36,7 @@ def position_logprobs(
     candidates: Sequence[Sequence[int]],  # R lists of distinct ids
     num_top: int,
 ) -> tuple[CandidateLogprobs, ...]:
-    """The candidates' logprobs and ranks, and the ``num_top`` likeliest, position by position."""
+    """Logprobs and ranks of each position's candidates, and its ``num_top`` most likely tokens."""
     of_candidates = _of_candidates(logprobs, candidates)
     likeliest = _likeliest(logprobs, num_top)
     return tuple(CandidateLogprobs(*own, *top) for own, top in zip(of_candidates, likeliest, strict=True))
@@ -45,10 +45,10 @@ def position_logprobs(
 @torch.inference_mode()
 def prompt_logprobs(
     logits: Tensor,  # [T, V] float32
-    token_ids: Sequence[int],  # [T] the prompt token each row foretells
+    token_ids: Sequence[int],  # [T] the prompt token that each row predicts
     open_: Open,
 ) -> tuple[CandidateLogprobs, ...]:
-    """What the model says of prompt tokens, always of its own distribution: nothing was drawn here."""
+    """Logprobs of prompt tokens, from the model's unprocessed distribution."""
     logprobs = log_softmax_rows(logits, open_.num_token_ids)
     return position_logprobs(logprobs, [(token_id,) for token_id in token_ids], open_.num_prompt_logprobs or 0)
 

@@ -1,4 +1,4 @@
-"""Sampling metadata: what the scoring kernels are told of a session's rows and what no step changes."""
+"""Sampling metadata: the parameters of a session for the scoring kernels, derived once."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from outrider.types import JudgingRule
 
 _FUSED_RULES = {JudgingRule.GREEDY, JudgingRule.COUPLED, JudgingRule.REJECTION, JudgingRule.TYPICAL}
 _PAST_FLOAT32 = 2.0**128 - 2.0**103
-"""The least that float32 rounds to infinity."""
+"""Smallest number that float32 rounds to infinity."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """Of one session."""
+    """Parameters of one session for the scoring kernels."""
 
     rule: JudgingRule
     is_fused: bool
-    """Whether there are kernels for it."""
+    """Whether kernels score this session; otherwise PyTorch does."""
     is_adjusted: bool
-    """Whether its logits are adjusted before kernels see them."""
+    """Whether logits processors change its logits before the kernels read them."""
     draft: bytes
-    """What ``ask`` gives for the row of a draft token whose support is asked about."""
+    """Packed request (``ask``) of the row of a draft token with a support."""
     last: bytes
-    """And for every other row: after the last draft token all have none."""
+    """Packed request of every other row, such as the one after the last draft token."""
     limit: int
-    """Ids from here on are never drawn; 0: the vocabulary's end."""
+    """Number of ids that can be drawn; 0 means the whole vocabulary."""
     bound: float
-    """A row's largest logit is less, or float32 does not hold it once it is divided by the temperature."""
+    """Exclusive bound of a row's largest logit: from here on, division by the temperature overflows float32."""
 
     @classmethod
     def of(cls, open_: Open) -> SamplingMetadata:
@@ -61,7 +61,7 @@ class SamplingMetadata:
 
 
 def _wishes(rule: JudgingRule) -> tuple[Wish, Wish]:
-    """What is wished of the row of a draft token with a support, and of all others."""
+    """Requested results for the row of a draft token with a support, and for all other rows."""
     if rule is JudgingRule.REJECTION:
         return Wish.DRAWS | Wish.EXCLUDES, Wish.DRAWS
     if rule is JudgingRule.TYPICAL:

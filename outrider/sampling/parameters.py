@@ -1,4 +1,4 @@
-"""What a session's sampling parameters ask for, as predicates. Plain Python; knows no tensor."""
+"""Predicates over the sampling parameters of a session, in plain Python."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from outrider.ports import Open
 from outrider.types import JudgingRule, SamplingParams
 
 SMALLEST_TEMPERATURE = 1e-30
-"""Below it a division could overflow; the distribution is one-hot long before."""
+"""Lower bound of the divisor: below it a division could overflow. The distribution is one-hot long before."""
 
 
 def is_greedy(open_: Open) -> bool:
@@ -20,19 +20,19 @@ def is_coupled(open_: Open) -> bool:
 
 
 def is_truncated(sampling: SamplingParams) -> bool:
-    """Whether min-p, top-k or top-p cut the distribution, where one is drawn from."""
+    """Whether min-p, top-k or top-p truncate the distribution."""
     return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
 
 
 def has_penalties(sampling: SamplingParams) -> bool:
-    """Whether any penalty is on."""
+    """Whether any penalty has an effect."""
     return bool(
         sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty,
     )
 
 
 def needs_history(sampling: SamplingParams) -> bool:
-    """Whether the tokens before a position change its distribution, beyond how many they are."""
+    """Whether the distribution of a position depends on the ids before it, not only on their number."""
     return has_penalties(sampling) or bool(sampling.bad_words)
 
 
@@ -42,7 +42,7 @@ def needs_adjusting(open_: Open) -> bool:
 
 
 def has_token_rules(open_: Open) -> bool:
-    """Whether single tokens are banned or moved."""
+    """Whether single tokens are banned or biased."""
     sampling = open_.sampling
     return bool(
         sampling.allowed_token_ids

@@ -1,6 +1,6 @@
-"""Drawing draft tokens, and the evidence of what they were drawn from.
+"""Draft sampling: one token for each row, with the distribution that it was drawn from as evidence.
 
-What is reported is what was drawn from: the race runs over the logarithms of the very numbers that travel.
+The Gumbel argmax runs over the logarithms of the reported probabilities, so the evidence is exact.
 
 Shape letters: ``N`` rows, ``V`` vocabulary, ``S`` tokens of a support.
 """
@@ -27,10 +27,10 @@ from outrider.types import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One row's token; at most one of the two forms of evidence, none where the rule needs none."""
+    """Drawn token of one row, with at most one form of evidence; none if the judging rule needs none."""
 
     token_id: int
-    """-1 when ``error`` says why there is none."""
+    """-1 if ``error`` is set."""
     support_ids: IntArray | None = None  # [S] best first
     support_probs: FloatArray | None = None  # [S] sums to 1
     dense_probs: FloatArray | None = None  # [V]

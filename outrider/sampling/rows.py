@@ -16,7 +16,7 @@ from outrider.types import Support
 
 @dataclass(frozen=True, slots=True)
 class LogitRow:
-    """One row of logits: those of the token that will stand at ``length``."""
+    """One row of logits, for the token at position ``length``."""
 
     session: SessionSampling
     tokens: Sequence[int]
@@ -33,7 +33,7 @@ class LogitRow:
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens before this one, draft tokens included."""
+        """Number of output tokens before this one, draft tokens included."""
         return max(0, self.length - self.open.prompt_length)
 
 
@@ -61,7 +61,7 @@ class ScoreRequest:
         return len(self.draft_token_ids) + 1
 
     def rows(self) -> list[LogitRow]:
-        """The K+1 rows of logits; the texts are joined only where a processor reads them."""
+        """Rows of the K+1 positions. Committed and draft tokens are joined only if a processor reads them."""
         tokens = self.tokens
         if self.draft_token_ids and needs_history(self.open.sampling):
             tokens = [*self.tokens[: self.base], *self.draft_token_ids]
@@ -70,7 +70,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """Neighbouring rows of one request."""
+    """Run of neighbouring rows of one request."""
 
     session: SessionSampling
     rows: Sequence[LogitRow]
@@ -94,7 +94,7 @@ class RowSpan:
 
 
 def spans_of(rows: Sequence[LogitRow]) -> list[RowSpan]:
-    """The rows cut where the request changes, so that what a request asks for is looked at once."""
+    """Runs of rows of the same request, so that parameters are read once per request."""
     return list(_spans(rows))
 
 

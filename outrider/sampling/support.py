@@ -18,7 +18,7 @@ DEFAULT_SUPPORT_LIMIT = 1024
 
 @dataclass(frozen=True, slots=True)
 class DraftingRules:
-    """How draft tokens are drawn, the same for all requests."""
+    """Settings of draft sampling that hold for all requests."""
 
     support_mass: float = DEFAULT_SUPPORT_MASS
     support_limit: int = DEFAULT_SUPPORT_LIMIT

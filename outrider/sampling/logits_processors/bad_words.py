@@ -1,4 +1,4 @@
-"""Bad words of a session: which tokens would complete one of them after a text.
+"""Bad words of a session: the tokens that would complete one of them.
 
 Words are kept by their beginnings, all tokens but the last, read backwards and sorted. A beginning that ends a text is
 a prefix of the text read backwards. All such prefixes are the entry that stands before that text in the order, or
@@ -14,7 +14,7 @@ Tokens = tuple[int, ...]
 
 
 class BadWords:
-    """Words of two tokens or more."""
+    """Bad words of two or more tokens."""
 
     __slots__ = ("_beginnings", "_last_ids", "_longest", "_parents")
 
@@ -31,7 +31,7 @@ class BadWords:
         return bool(self._beginnings)
 
     def completed(self, tokens: Sequence[int], start: int, length: int) -> list[int]:
-        """Last tokens of the words that end in ``tokens[start:length]`` but for it."""
+        """Last tokens of the words whose other tokens end ``tokens[start:length]``."""
         backwards = tuple(tokens[max(start, length - self._longest) : length])[::-1]
         place = bisect_right(self._beginnings, backwards) - 1
         num_common = _num_common(self._beginnings[place], backwards) if place >= 0 else 0

@@ -23,7 +23,7 @@ Counts = NDArray[np.float32]
 
 
 def apply_penalties(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
-    """Penalise the rows that ask for it."""
+    """Apply the penalties of the rows that have any."""
     wanted = [span for span in spans if has_penalties(span.open.sampling)]
     if not wanted:
         return
@@ -45,12 +45,12 @@ def apply_penalties(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
 
 
 def _output_counts(spans: Sequence[RowSpan], vocab_size: int) -> Counts:  # [M, V]
-    """How often each token stands in the output before each row."""
+    """Number of occurrences of each token in the output before each row."""
     return np.concatenate([_span_counts(span.rows, vocab_size) for span in spans])
 
 
 def _span_counts(rows: Sequence[LogitRow], vocab_size: int) -> Counts:
-    """Row after row of one text differs by the tokens between: only those are counted anew."""
+    """Counts of successive rows of one text, where only the tokens between two rows are counted again."""
     counts = np.zeros((len(rows), vocab_size), dtype=np.float32)
     previous: LogitRow | None = None
     for i, row in enumerate(rows):
@@ -64,7 +64,7 @@ def _span_counts(rows: Sequence[LogitRow], vocab_size: int) -> Counts:
 
 
 def _prompt_counts(spans: Sequence[RowSpan], vocab_size: int) -> Counts:  # [M, V]
-    """How often each token stands in the prompt of each row; zeros where no repetition penalty asks."""
+    """Number of occurrences of each token in the prompt of each row; zeros without a repetition penalty."""
     counts = np.zeros((sum(len(span.rows) for span in spans), vocab_size), dtype=np.float32)
     start = 0
     for span in spans:

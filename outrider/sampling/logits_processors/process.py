@@ -1,4 +1,4 @@
-"""Sampling parameters, turned into the logits of the distribution that is drawn from.
+"""Logits processing: applies the sampling parameters of each row to its logits.
 
 The order is vLLM's (``v1/sample/sampler.py``): allowed ids, bad words, minimum length, bias, penalties, then
 temperature, min-p, top-k, top-p. Masked is -inf. Temperature 0 ends after the penalties.
@@ -26,9 +26,9 @@ _MASKED = float("-inf")
 
 
 def process_logits(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V] float32 -> [N, V] float32
-    """The logits after every sampling parameter; the given tensor itself when no row asks for anything.
+    """Logits after all sampling parameters; the given tensor itself if no row has any.
 
-    A row may come out with every token masked: whoever draws from it must look.
+    All tokens of a row may be masked: callers check this before drawing (``checks``).
     """
     spans = spans_of(rows)
     workspace = Workspace(logits)
@@ -39,7 +39,7 @@ def process_logits(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V
 
 
 def adjust_logits(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:  # [N, V] float32 -> [N, V] float32
-    """The logits after all that comes before the temperature; the given tensor itself when no row asks for any."""
+    """Logits after the processors that precede the temperature; the given tensor itself if no row has any."""
     workspace = Workspace(logits)
     _adjust(workspace, spans_of(rows))
     return workspace.logits
@@ -55,7 +55,7 @@ def _adjust(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
 
 
 def _limit_ids(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
-    """Padded rows of the vocabulary are never drawn; a limit of 0 means there is none."""
+    """Mask the padding ids of the vocabulary; a limit of 0 means there are none."""
     limits = {span.open.num_token_ids or workspace.vocab_size for span in spans}
     if len(limits) == 1 and (limit := limits.pop()) < workspace.vocab_size:
         workspace.writable()[:, limit:] = _MASKED
@@ -65,7 +65,7 @@ def _limit_ids(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
 
 
 def _ban(workspace: Workspace, spans: Sequence[RowSpan], rules: Sequence[TokenRules]) -> None:
-    """Ids that are not allowed or are banned, ends before the minimum length, and what would complete a bad word."""
+    """Mask ids that are not allowed or banned, ends before the minimum length, and completions of bad words."""
     for span, of_session in zip(spans, rules, strict=True):
         if of_session.banned is not None:
             workspace.writable()[span.start : span.stop].masked_fill_(of_session.banned, _MASKED)

@@ -1,7 +1,7 @@
-"""Token rules of a session: which tokens may never be drawn, which are moved and which may not end a word.
+"""Token rules of a session: banned tokens, logit biases, end tokens before the minimum length, and bad words.
 
-Made once for an ``Open`` and a vocabulary and kept on the device with the session, so that a forward loops over no list
-of a request.
+They are built once for an ``Open`` and a vocabulary and stay on the device with the session, so that a forward reads no
+list of a request.
 
 Shape letters: ``V`` vocabulary, ``E`` entries.
 """
@@ -21,17 +21,17 @@ from outrider.sampling.logits_processors.bad_words import BadWords
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """Of one session."""
+    """Token rules of one session, on a device."""
 
     banned: Tensor | None  # [V] bool: not allowed, banned, or a bad word by itself
     ending_ids: Tensor | None  # [E] int64: banned below the minimum length
     bias: tuple[Tensor, Tensor] | None  # [E] int64 distinct ids, [E] float32
     bad_words: BadWords
-    """Those of several tokens."""
+    """Bad words of several tokens."""
 
     @classmethod
     def of(cls, open_: Open, vocab_size: int, device: torch.device) -> TokenRules:
-        """The rules of a session for a vocabulary, on a device."""
+        """Build the rules of a session for a vocabulary, on a device."""
         ending = _known(open_.eos_token_ids if open_.sampling.min_tokens else (), vocab_size)
         return cls(
             banned=_banned(open_, vocab_size, device),
@@ -67,6 +67,6 @@ def _bias(open_: Open, vocab_size: int, device: torch.device) -> tuple[Tensor, T
 
 
 def _known(token_ids: Iterable[int], vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Those the vocabulary has: a draft's may be smaller than the one a request was checked against."""
+    """Ids within the vocabulary: a draft's may be smaller than the one that the request was checked against."""
     ids = np.fromiter(token_ids, dtype=np.int64)
     return ids[(ids >= 0) & (ids < vocab_size)]

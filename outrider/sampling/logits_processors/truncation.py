@@ -1,4 +1,4 @@
-"""Min-p, top-k and top-p, in this order (vLLM's): each looks at what the one before has left.
+"""Truncation by min-p, top-k and top-p, in vLLM's order: each reads what the one before has left.
 
 * min-p drops tokens whose probability is below its share of the largest.
 * top-k keeps every token whose logit is at least the k-th largest, so all that tie with it (as vLLM does).
@@ -7,7 +7,7 @@
 
 Rows at temperature 0 are left alone.
 
-Shape letters: ``M`` rows that want it, ``V`` vocabulary.
+Shape letters: ``M`` rows with the parameter, ``V`` vocabulary.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from outrider.types import SamplingParams
 
 _MASKED = float("-inf")
 _FIRST_WIDTH = 4096
-"""Top-p looks at so many tokens first, and at more only where they do not hold the mass."""
+"""Number of tokens that top-p sorts first; it sorts all if these do not hold the mass."""
 
 
 def truncate(workspace: Workspace, spans: Sequence[RowSpan]) -> None:
-    """Mask what the rows' parameters cut off."""
+    """Mask the tokens that the parameters of each row exclude."""
     drawn = [span for span in spans if not is_greedy(span.open)]
     for wants, cut in ((_wants_min_p, _cut_min_p), (_wants_top_k, _cut_top_k), (_wants_top_p, _cut_top_p)):
         _cut(workspace, [span for span in drawn if wants(span.open.sampling)], cut)

@@ -1,6 +1,4 @@
-"""Logits that are copied when first written, and no sooner.
-
-The caller's tensor is never changed, and rows that ask for nothing cost nothing. Knows no sampling parameter.
+"""Copy-on-write logits: the caller's tensor is never changed, and without parameters nothing is copied.
 
 Shape letters: ``N`` rows, ``V`` vocabulary, ``M`` rows chosen.
 """
@@ -14,7 +12,7 @@ from torch import Tensor
 
 
 class Workspace:
-    """A batch of logits on its way through the processors."""
+    """Logits of a batch while the processors change them."""
 
     def __init__(self, logits: Tensor) -> None:  # [N, V] float32
         self._logits = logits
@@ -22,23 +20,23 @@ class Workspace:
 
     @property
     def logits(self) -> Tensor:  # [N, V]
-        """The logits so far, to read."""
+        """Current logits, read-only."""
         return self._logits
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """Size of the vocabulary, V."""
         return self._logits.shape[-1]
 
     def writable(self) -> Tensor:  # [N, V]
-        """The logits so far, to change in place."""
+        """Current logits, for changes in place."""
         if not self._owned:
             self._logits = self._logits.clone()
             self._owned = True
         return self._logits
 
     def replace(self, chosen: Sequence[int], change: Callable[[Tensor], Tensor]) -> None:
-        """Put ``change(rows)`` in the place of the chosen rows; ``change`` may not write to what it is given."""
+        """Replace the chosen rows by ``change(rows)``; ``change`` must not write to its argument."""
         if len(chosen) == len(self._logits):
             self._logits, self._owned = change(self._logits), True
             return
@@ -46,9 +44,9 @@ class Workspace:
         self.writable()[index] = change(self._logits[index])
 
     def tensor(self, values: Sequence[int] | Sequence[float], dtype: torch.dtype = torch.int64) -> Tensor:
-        """Plain numbers on the logits' device."""
+        """Tensor of plain numbers on the logits' device."""
         return torch.tensor(values, dtype=dtype, device=self._logits.device)
 
     def column(self, values: Sequence[int] | Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:  # [M, 1]
-        """One number a row, shaped to broadcast over the vocabulary."""
+        """Tensor of one number per row, shaped to broadcast over the vocabulary."""
         return self.tensor(values, dtype).unsqueeze(-1)

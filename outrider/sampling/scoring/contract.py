@@ -13,7 +13,7 @@ from outrider.types import JudgingRule, Support
 
 
 def keep_contract(requests: Sequence[ScoreRequest], vocab_size: int) -> bool:
-    """Whether all keep it, which takes less than to ask of each; where limits differ, a no may be unfounded."""
+    """Whether all requests keep the contract: a fast check. With different limits, False may be wrong."""
     drafting = [request for request in requests if request.draft_token_ids or request.support is not None]
     if not drafting:
         return True
@@ -42,7 +42,7 @@ def _are_sound(supports: Sequence[Support], limit: int) -> bool:
 
 
 def broken_contract(request: ScoreRequest, vocab_size: int) -> ProtocolError | None:
-    """What in a request breaks the contract, before any logit is looked at."""
+    """``ProtocolError`` that names what in a request breaks the contract; None if it keeps it. Reads no logits."""
     limit = _limit(request.open, vocab_size)
     if any(not 0 <= token_id < limit for token_id in request.draft_token_ids):
         return _contract_broken("draft_token_ids", f"ids must be from 0 to {limit - 1}")

@@ -1,7 +1,7 @@
-"""The four forms of scores, each made for a group of sessions at once.
+"""Forms of scores, one for each judging rule, computed for a group of sessions at once.
 
-A form says what the acceptance rule needs to know of the processed distribution, and which tokens may be emitted at
-each position. Knows no logprobs and no errors: its rows can all be drawn from.
+A form holds what the acceptance rule needs of the processed distribution, and the tokens that may be emitted at each
+position. All rows are sound: ``checks`` has been applied.
 
 Shape letters: ``R`` rows, the K+1 positions of every session one after the other; ``V`` vocabulary; ``M`` ids of all
 supports.
@@ -25,17 +25,17 @@ from outrider.sampling.scoring.sums import row_sums
 from outrider.types import DenseScores, JudgingRule, ScoreForm, SparseScores, Support, TokenScores, TypicalScores
 
 ENTROPY_OFFSET = 1e-5
-"""Inside the logarithm of typical acceptance's entropy, as Medusa's and vLLM's code has it."""
+"""Offset in the logarithm of the entropy of typical acceptance, as in Medusa and vLLM."""
 
 EMPTY_SUPPORT = Support(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
-"""Of a session without drafts."""
+"""Support of a session without draft tokens."""
 
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One session's scores, and which tokens may be emitted at each of its positions."""
+    """Scores of one session, and the tokens that may be emitted at each of its positions."""
 
     form: ScoreForm
     candidates: list[list[int]]  # K+1 lists of distinct ids; empty lists where whole rows travel
@@ -43,14 +43,14 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sessions whose scores take the same form."""
+    """Sessions with scores of the same form."""
 
     logits: Tensor  # [R, V] processed
     rows: Sequence[LogitRow]  # R
     requests: Sequence[ScoreRequest]
 
     def spans(self) -> Iterator[tuple[ScoreRequest, slice]]:
-        """Each session and the place of its rows."""
+        """Each session with the slice of its rows."""
         start = 0
         for request in self.requests:
             yield request, slice(start, start + request.num_positions)
@@ -61,12 +61,12 @@ Form = Callable[[Group], list[Scored]]
 
 
 def greedy_form(group: Group) -> list[Scored]:
-    """The most likely token at each position."""
+    """Greedy: the most likely token at each position."""
     return _tokens(group, group.logits.argmax(-1))
 
 
 def coupled_form(group: Group) -> list[Scored]:
-    """The token the shared noise picks at each position."""
+    """Coupled: the Gumbel argmax with the noise that draft and target share, at each position."""
     return _tokens(group, race(group.logits, stream_rows(group.rows, Stream.COUPLED, group.logits.device)))
 
 
@@ -76,7 +76,10 @@ def _tokens(group: Group, token_ids: Tensor) -> list[Scored]:  # [R]
 
 
 def sparse_form(group: Group) -> list[Scored]:
-    """The target on each support, the mass outside it summed directly, and a token drawn outside."""
+    """Sparse rejection: target probabilities on each support, the mass outside it, and a token drawn outside.
+
+    The mass is summed directly, because 1 minus the rest loses small masses.
+    """
     device = group.logits.device
     rows, ids, counts = _supports(group)
     places = (torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device))
@@ -98,7 +101,7 @@ def sparse_form(group: Group) -> list[Scored]:
 
 
 def _supports(group: Group) -> tuple[Ids, Ids, Ids]:
-    """Every support laid end to end: row of each id [M], ids [M], and how many each row has [R]."""
+    """Concatenated supports: row of each id [M], ids [M], and number of ids of each row [R]."""
     supports = [request.support or EMPTY_SUPPORT for request in group.requests]
     counts = [count for support in supports for count in (*support.counts.tolist(), 0)]
     ids = [support.token_ids.astype(np.int64) for support in supports]
@@ -107,7 +110,7 @@ def _supports(group: Group) -> tuple[Ids, Ids, Ids]:
 
 
 def _sparse_candidates(request: ScoreRequest, form: SparseScores) -> list[list[int]]:
-    """What may come out: the support where the target has mass, the draft token, the token drawn outside."""
+    """Tokens that may be emitted: the support where the target has mass, the draft token, the token drawn outside."""
     candidates: list[list[int]] = [[] for _ in form.outside_token_ids]
     start = 0
     support = request.support or EMPTY_SUPPORT
@@ -126,7 +129,10 @@ def _wants_logprobs(request: ScoreRequest) -> bool:
 
 
 def typical_form(group: Group) -> list[Scored]:
-    """Probabilities of the draft tokens, entropies and argmaxes, and a bonus drawn after the last."""
+    """Typical: probabilities of the draft tokens, entropies and argmaxes, and a drawn bonus token.
+
+    Source: Cai et al., "Medusa" (2024).
+    """
     device = group.logits.device
     probs = group.logits.softmax(-1)
     entropies = -row_sums(probs * (probs + ENTROPY_OFFSET).log())
@@ -149,13 +155,13 @@ def typical_form(group: Group) -> list[Scored]:
 
 
 def dense_form(group: Group) -> list[Scored]:
-    """Whole rows of probabilities."""
+    """Dense: whole rows of probabilities, the reference for tests."""
     probs = group.logits.softmax(-1).cpu().numpy()
     return [Scored(DenseScores(probs[span].copy()), []) for _, span in group.spans()]
 
 
 def form_of(open_: Open) -> Form:
-    """The form in which a session's scores are made."""
+    """Form of a session's scores, by its judging rule."""
     return _FORMS[open_.judging_rule]
 
 

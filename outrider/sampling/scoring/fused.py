@@ -1,8 +1,8 @@
-"""Scoring in two halves: kernels are started while the forward still runs, and asked for their answer later.
+"""Asynchronous scoring: kernels are launched behind the forward, and their results are read later.
 
-On a GPU most sessions are scored by ``outrider.kernels.scoring``, which reads the logits once as the model gave
-them. Sessions that want logprobs or whole rows, and all sessions on a CPU, are scored by ``score.score`` when the
-answer is asked for. Tokens and probabilities are the same within the kernels' contract. Knows no device's events.
+On a GPU most sessions are scored by ``outrider.kernels.scoring``, which reads the logits once, as the model computed
+them. Sessions with logprobs or dense scores, and all sessions on a CPU, are scored by ``score.score`` when the results
+are read. Tokens and probabilities are equal within the contract of the kernels.
 
 Shape letters: ``R`` rows, the K+1 positions of every session one after the other; ``V`` vocabulary.
 """
@@ -32,23 +32,23 @@ from outrider.sampling.scoring.score import ScoreOutcome, score
 from outrider.types import FloatArray, IntArray, JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores
 
 _SHORT = 2
-"""``Found.UNFIT`` from here on: where the cuts are, the kernels could not tell."""
+"""``Found.UNFIT`` from here on: the kernels could not find the truncation threshold."""
 _LOWEST = -1e30
-"""What kernels find no larger logit than this in has nothing to draw."""
+"""A row whose largest logit is not above this has no token left to draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Sessions whose kernels are under way."""
+    """Sessions whose kernels were launched."""
 
     layout: Layout
     launch: Launch
     finite: Tensor | None
-    """[R] of the model's own logits, where others were given to the kernels."""
+    """[R] whether the model's own logits are finite, if the kernels read adjusted ones."""
 
 
 class Scoring:
-    """One batch of sessions being scored."""
+    """Scoring of one batch of sessions, under way."""
 
     def __init__(self, logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bool) -> None:
         self._logits = logits
@@ -66,7 +66,7 @@ class Scoring:
         self._first = self._launch([i for i in sound if not self._metadata[i].is_adjusted])
 
     def outcomes(self) -> list[ScoreOutcome]:
-        """Wait for the kernels and score whom they do not; in the order of the requests. May be called once."""
+        """Wait for the kernels, score the other sessions, and return outcomes in request order. Call once."""
         second = self._launch_adjusted()
         self._score(self._missing(self._fused))
         for part in (self._first, second):
@@ -80,8 +80,9 @@ class Scoring:
         return [self._outcomes[i] for i in range(len(self._requests))]
 
     def drawn(self) -> Tensor | None:
-        """[R] int32, on the device once the kernels have ended: the token that follows each session's text, where the
-        kernels draw it for all and there are no drafts; else None. Where a row cannot be drawn from it is any number.
+        """Next token of each session, [R] int32 on the device, valid once the kernels have ended.
+
+        None if there are draft tokens or the kernels do not draw for all sessions. For an unsound row, any number.
         """
         if self._first is None or len(self._first.layout.spans) < len(self._requests) or self._has_drafts:
             return None
@@ -91,7 +92,7 @@ class Scoring:
         return on_device.index_select(0, to_device(places, on_device.device))
 
     def drawn_token(self, index: int) -> int:
-        """The same of session ``index``, on the host; not before ``outcomes``."""
+        """Token of ``drawn`` for session ``index``, on the host; only after ``outcomes``."""
         return self._drawn_tokens[index]
 
     @functools.cached_property

@@ -1,6 +1,6 @@
-"""From requests to the rows that the scoring kernels are told of, in plain Python: rows are few.
+"""Row layout of a batch for the scoring kernels.
 
-Knows where rows are and what each asks of a support; what no step changes is in a session's ``SamplingMetadata``.
+The parameters that do not change between steps are in each session's ``SamplingMetadata``.
 
 Shape letters: ``R`` rows, the K+1 positions of every chosen session one after the other.
 """
@@ -20,13 +20,13 @@ from outrider.types import JudgingRule, Support
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The rows, and which are whose."""
+    """Rows of a batch, and the sessions that they belong to."""
 
     rows: Rows
     spans: list[tuple[int, int, int, int]]
-    """Of each session: its number, its rows' start and stop, where its supports' ids begin."""
+    """For each session: number, start and stop of its rows, index of its first support id."""
     bound: float
-    """The least of the sessions' ``SamplingMetadata.bound``."""
+    """Smallest ``SamplingMetadata.bound`` of the sessions."""
 
 
 def lay_out(
@@ -37,7 +37,7 @@ def lay_out(
     *,
     places: Sequence[int] | None = None,
 ) -> Layout:
-    """Rows of the chosen requests, whose logits begin at ``starts``; ``places`` are other numbers to give them."""
+    """Layout of the chosen requests. ``starts``: row of each request's first logits; ``places``: span numbers."""
     parts: list[bytes] = []
     spans: list[tuple[int, int, int, int]] = []
     supports: list[Words] = []
@@ -62,7 +62,7 @@ def lay_out(
 
 
 def _support(request: ScoreRequest, metadata: SamplingMetadata) -> Support | None:
-    """The ids that its rows ask about, if any."""
+    """Ids of which its rows need the probabilities, if any."""
     if metadata.rule is JudgingRule.REJECTION and request.support is not None and len(request.support.token_ids):
         return request.support
     if metadata.rule is JudgingRule.TYPICAL and request.draft_token_ids:

@@ -1,7 +1,7 @@
-"""What a target says of the K+1 positions of each session, in the form its acceptance rule needs.
+"""Scoring of the K+1 positions of each session with PyTorch, in the form that its acceptance rule needs.
 
-Sessions of one form are scored together. A session whose logits are not finite, whose item breaks the contract or whose
-parameters leave nothing to draw gets an error; its neighbours do not notice.
+Sessions of one form are scored together. A session with non-finite logits, an item that breaks the contract, or
+parameters that leave no token gets an error, which does not affect other sessions.
 
 Shape letters: ``R`` rows, the K+1 positions of every session one after the other; ``V`` vocabulary.
 """
@@ -27,29 +27,29 @@ from outrider.types import CandidateLogprobs, DenseScores, LogprobsMode, ScoreFo
 __all__ = ["ScoreOutcome", "ScoreRequest", "score"]
 
 
-@dataclass(slots=True)  # frozen, it would take twice as long to make
+@dataclass(slots=True)  # construction of a frozen class takes twice as long
 class ScoreOutcome:
-    """One session's scores, or why there are none."""
+    """Scores of one session, or its error."""
 
     form: ScoreForm | None
     logprobs: tuple[CandidateLogprobs, ...] = ()
-    """[K+1] when asked for; empty with ``DenseScores``, which carry their own."""
+    """[K+1] if requested; empty with ``DenseScores``, which hold their own."""
     error: OutriderError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Everything one call works on."""
+    """Inputs of one call."""
 
     raw: Tensor  # [R, V]
     processed: Tensor  # [R, V]
     rows: list[LogitRow]
     requests: Sequence[ScoreRequest]
     spans: list[range]
-    """Where each request's rows are."""
+    """Rows of each request."""
 
     def group(self, chosen: Sequence[int]) -> Group:
-        """The chosen requests as a group to score."""
+        """Group of the chosen requests."""
         if len(chosen) == len(self.requests):
             return Group(self.processed, self.rows, self.requests)
         indices = [index for i in chosen for index in self.spans[i]]
@@ -61,8 +61,8 @@ class _Batch:
 def score(logits: Tensor, requests: Sequence[ScoreRequest]) -> list[ScoreOutcome]:  # [R, V] float32
     """Score every request's K+1 positions, in the order of the requests.
 
-    Raises ``IntegrityError`` when the logits are not as many rows as the requests have positions: whose they are is
-    not known then. All else that is wrong is one session's own error.
+    Raises ``IntegrityError`` if the number of rows differs from the number of positions, because rows can then not be
+    assigned to sessions. Any other error is in the outcome of its session.
     """
     batch = _prepare(logits, requests)
     errors = _errors(batch)
@@ -93,7 +93,7 @@ def _by_form(requests: Sequence[ScoreRequest], errors: Sequence[OutriderError | 
 
 
 def _errors(batch: _Batch) -> list[OutriderError | None]:
-    """The first thing wrong with each session; a position that cannot be drawn from fails all of it."""
+    """First error of each session; one unsound position fails the whole session."""
     of_rows = row_errors(batch.raw, batch.processed.amax(-1))
     vocab_size = batch.raw.shape[-1]
     return [

@@ -1,16 +1,16 @@
-"""Sums along rows that do not depend on how many rows there are. Knows nothing of what is summed."""
+"""Row sums whose result does not depend on the number of rows."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 _WHOLE = 16384
-"""Below this size torch never splits one row among threads."""
+"""Row size below which PyTorch never splits one row among threads."""
 _PART = 64
 
 
 def row_sums(values: Tensor) -> Tensor:  # [N, V] -> [N]
-    """Sums of rows. One long row alone would be cut by thread: cut it here instead, always in the same places."""
+    """Sum of each row. PyTorch splits a single long row by thread; here it is always split in the same places."""
     size = values.shape[-1]
     if size < _WHOLE:
         return values.sum(-1)
