@@ -149,10 +149,3 @@ def logit_indices_in(buffer: torch.Tensor, shape: BatchShape, num_logits: int) -
     """Of what ``unpack`` gives, this alone."""
     start = 3 * shape.num_tokens
     return buffer[start : start + num_logits]
-
-
-def to_device(numbers: Sequence[int] | IntArray, device: torch.device) -> torch.Tensor:
-    """[N] int32 on the device, without waiting for what it is doing."""
-    host = torch.empty(len(numbers), dtype=torch.int32, pin_memory=device.type == "cuda")
-    host.numpy()[:] = numbers
-    return host.to(device, non_blocking=True)

@@ -11,8 +11,8 @@ import functools
 import torch
 
 from outrider.kernels.copy_inputs import copy_inputs
+from outrider.kernels.device_stream import wait_until
 from outrider.model_executor.device_inputs import IntArray
-from outrider.model_executor.device_wait import wait_until
 
 
 class PinnedInputBuffer:

@@ -16,11 +16,12 @@ from pathlib import Path
 import torch
 
 from outrider.errors import ConfigError
+from outrider.kernels.device_stream import to_device
 from outrider.kernels.launching import has_kernels, num_processors
 from outrider.kernels.paged_attention.device_plan import num_counters
 from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PagePool
 from outrider.model_executor.cuda_graphs import Captured, CaptureProgress, ForwardGraphs, capture_all
-from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, to_device, unpack
+from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, unpack
 from outrider.model_executor.draft_loop import DraftingRules, DraftRow, check_draft_rows
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of, plan_draft

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.errors import OutriderError
-from outrider.model_executor.device_inputs import to_device
-from outrider.model_executor.device_wait import Mark
+from outrider.kernels.device_stream import Mark, to_device
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import HiddenStateChunk, Score, Scores

@@ -20,8 +20,8 @@ import torch
 
 from outrider.config import DraftSettings
 from outrider.errors import OutriderError
+from outrider.kernels.device_stream import mark_reached
 from outrider.kv_cache import KVSequence
-from outrider.model_executor.device_wait import mark_reached
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftRow, DraftTerms, fits_loop
 from outrider.model_executor.draft_loop.results import Draws

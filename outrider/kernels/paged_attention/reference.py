@@ -8,13 +8,15 @@ are neighbours is read in place; only scattered pages are gathered.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from outrider.model_executor.input_batch import ForwardBatch
+if TYPE_CHECKING:
+    from outrider.model_executor.input_batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)

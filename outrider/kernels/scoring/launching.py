@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 
+from outrider.kernels.device_stream import mark_reached
 from outrider.kernels.launching import launch_options, num_processors
 from outrider.kernels.scoring.cutting import _cut_kernel
 from outrider.kernels.scoring.device_functions import RUN_SIZE
@@ -16,7 +17,6 @@ from outrider.kernels.scoring.grouping import _group_kernel
 from outrider.kernels.scoring.kernel import _answer_kernel, _entropy_kernel
 from outrider.kernels.scoring.partials import NUM_FIELDS
 from outrider.kernels.scoring.rows import Findings, Rows, Wish
-from outrider.model_executor.device_wait import mark_reached
 from outrider.randomness.streams import GROUP_SIZE
 
 _MARKS_PER_GROUP = GROUP_SIZE // 32

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
+from outrider.kernels.device_stream import to_device
 from outrider.kernels.launching import has_kernels, num_processors
 from outrider.kernels.paged_attention.device_plan import num_counters
 from outrider.kv_cache import KVCacheManager, PagePool
-from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, pack, to_device, unpack
+from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, pack, unpack
 from outrider.model_executor.draft_heads.contract import DraftHead
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, TokenLimits, check_rows, plan_checked
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors

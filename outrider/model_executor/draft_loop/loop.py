@@ -15,11 +15,11 @@ from typing import Protocol
 
 import torch
 
+from outrider.kernels.device_stream import mark_reached
 from outrider.kernels.draft_advance import advance
 from outrider.kernels.draft_sampling import DraftSink, make_sampler
 from outrider.kernels.draft_sampling.layout import NUM_FIELDS
 from outrider.model_executor.device_inputs import BatchFrame, IntArray
-from outrider.model_executor.device_wait import mark_reached
 from outrider.model_executor.draft_loop.plan import DeviceLoop, DraftPlan, LoopShape, draft_command, unpack_draft
 from outrider.model_executor.draft_loop.results import Numbers
 from outrider.model_executor.draft_loop.rows import MAX_CATCH_UP, MAX_STEPS

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from outrider.errors import IntegrityError, OutriderError
+from outrider.kernels.device_stream import to_device
 from outrider.kernels.launching import has_kernels
 from outrider.kernels.scoring import Findings, Found, Launch, launch
-from outrider.model_executor.device_inputs import to_device
 from outrider.sampling.checks import row_error
 from outrider.sampling.logits_processors.process import adjust_logits
 from outrider.sampling.metadata import SamplingMetadata

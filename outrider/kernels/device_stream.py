@@ -1,27 +1,29 @@
-"""How an engine's thread waits for its device.
+"""Work queued on a device: asynchronous copies to it, and waits for it.
 
-With several processors it spins, which is what CUDA does: nothing is noticed sooner. Where a process keeps to a single
-one (``num_awake_processors``), the threads that bring the next commands need it meanwhile, so it sleeps and looks.
+A wait spins if the process has several processors, which is what CUDA does and has the least latency. If the process
+keeps to a single processor (``num_awake_processors``), the threads that bring the next commands need it meanwhile, so
+the wait polls with short sleeps.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from outrider.serving.timer_slack import POLL_INTERVAL_S, reduce_timer_slack
+from outrider.types import IntArray
 
 
 def mark_reached(device: torch.device) -> Callable[[], None]:
-    """What returns when ``device`` has done all that the current stream was given so far; at once on a CPU."""
+    """Function that waits until ``device`` has done the work queued on the current stream so far; no wait on a CPU."""
     return Mark(device).wait
 
 
 class Mark:
-    """All that the current stream of ``device`` was given so far."""
+    """Mark in the current stream of ``device``, reached when the work queued before it is done."""
 
     def __init__(self, device: torch.device) -> None:
         self._reached = _record(device) if device.type == "cuda" else None
@@ -59,3 +61,10 @@ def _record(device: torch.device) -> torch.cuda.Event:
     reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
     reached.record(torch.cuda.current_stream(device))
     return reached
+
+
+def to_device(numbers: Sequence[int] | IntArray, device: torch.device) -> torch.Tensor:
+    """Copy ``numbers`` to the device as [N] int32, without waiting for the work that is queued on it."""
+    host = torch.empty(len(numbers), dtype=torch.int32, pin_memory=device.type == "cuda")
+    host.numpy()[:] = numbers
+    return host.to(device, non_blocking=True)

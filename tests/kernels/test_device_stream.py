@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import torch
 
-from outrider.model_executor.device_wait import mark_reached, wait_for
+from outrider.kernels.device_stream import mark_reached, wait_for
 
 
 class _Event:
