@@ -42,8 +42,9 @@ def test_blocks_are_those_of_the_paper_and_output_the_targets(drafter: Path, tar
     assert checked(drafter, target).generate(REQUESTS) == plain(target, REQUESTS)
 
 
-def test_a_reversed_drafter(tmp_path: Path, target: Path) -> None:
-    assert checked(build_dflash(tmp_path, reverse=True), target).generate(REQUESTS[:3]) == plain(target, REQUESTS[:3])
+@pytest.mark.parametrize("layout", [{"reverse": True}, {"speculators": True}], ids=["reversed", "speculators"])
+def test_other_drafters(tmp_path: Path, target: Path, layout: dict[str, bool]) -> None:
+    assert checked(build_dflash(tmp_path, **layout), target).generate(REQUESTS[:3]) == plain(target, REQUESTS[:3])
 
 
 def test_states_are_those_of_the_paper(drafter: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +141,9 @@ def test_rejection_keeps_the_targets_distribution(drafter: Path, target: Path, m
         ({"architectures": ["DFlashSpeculator"]}, "DFlashSpeculator is no DFlash drafter; such are DFlashDraftModel"),
         ({"dflash_config": None}, "dflash_config is missing"),
         ({"dflash_config": {"mask_token_id": 300}}, "mask_token_id an id below 272; they are 5 and 300"),
+        ({"speculators": True, "speculators_model_type": "eagle3"}, "has speculators_model_type dflash"),
+        ({"speculators": True, "draft_vocab_size": 96}, "over the whole vocabulary that drafts from its masks alone"),
+        ({"speculators": True, "aux_hidden_state_layer_ids": [1, 3]}, "should be layers from 0 to 1"),
         ({"block_size": 1}, "block_size should be above 1"),
         ({"hidden_size": 64}, "hidden_size is 64, and a DFlash drafter for .* has the target's, 32"),
         ({"vocab_size": 300}, "vocab_size is 300, and the target's is 272"),

@@ -17,7 +17,8 @@ import torch
 from outrider.errors import ModelError
 from outrider.model_executor.draft_heads.config import read_eagle3_config
 from outrider.model_executor.draft_heads.contract import DraftHead
-from outrider.model_executor.draft_heads.dflash import DFlashHead, read_dflash_config
+from outrider.model_executor.draft_heads.dflash import DFlashHead
+from outrider.model_executor.draft_heads.dflash_config import read_dflash_config
 from outrider.model_executor.draft_heads.eagle import EagleHead, read_eagle_config
 from outrider.model_executor.draft_heads.eagle3 import Eagle3Head
 from outrider.model_executor.draft_heads.loading import find_tensors

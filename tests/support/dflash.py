@@ -52,8 +52,8 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def build_dflash(folder: Path, *, reverse: bool = False, **changes: Any) -> Path:
-    """Write a random drafter; ``reverse`` turns its last norm round."""
+def build_dflash(folder: Path, *, reverse: bool = False, speculators: bool = False, **changes: Any) -> Path:
+    """Write a random drafter; ``reverse`` turns its last norm round, ``speculators`` writes the other layout."""
     generator = torch.Generator().manual_seed(11)
 
     def noise(*shape: int) -> Tensor:
@@ -68,8 +68,18 @@ def build_dflash(folder: Path, *, reverse: bool = False, **changes: Any) -> Path
         tensors |= {f"layers.{layer}.{name}.weight": noise(*shape) for name, shape in MATRICES.items()}
         tensors |= {f"layers.{layer}.{name}.weight": noise(size) for name, size in NORMS.items()}
     folder.mkdir(parents=True, exist_ok=True)
+    config = CONFIG
+    if speculators:
+        tensors |= {f"{name}.weight": noise(272, HIDDEN) for name in ("embed_tokens", "lm_head")}
+        own = ("architectures", "block_size", "num_target_layers", "dflash_config")
+        config = {
+            "architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash", "block_size": 5,
+            "draft_vocab_size": 272, "mask_token_id": MASK, "sample_from_anchor": False,
+            "aux_hidden_state_layer_ids": [one + 1 for one in TARGET_LAYER_IDS],
+            "transformer_layer_config": {key: value for key, value in CONFIG.items() if key not in own},
+        }  # fmt: skip
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({**config, **changes}), encoding="utf-8")
     return folder
 
 
@@ -79,10 +89,12 @@ class DFlashReference:
     def __init__(self, folder: Path, target: Path) -> None:
         self.w = load_file(folder / "model.safetensors")
         self.target: Any = load_reference(target)
+        self.embedding: Tensor = self.w.get("embed_tokens.weight", self.target.model.embed_tokens.weight.detach())
+        self.head: Tensor = self.w.get("lm_head.weight", self.target.lm_head.weight.detach())
 
     def draft(self, text: list[int], count: int) -> list[int]:
         """``count`` tokens after the text, the likeliest each."""
-        logits = F.linear(self.block(text, count), self.target.lm_head.weight)
+        logits = F.linear(self.block(text, count), self.head)
         return [int(row[:257].argmax()) for row in logits]
 
     @torch.no_grad()
@@ -91,7 +103,7 @@ class DFlashReference:
         found = self.target(torch.tensor([text]), output_hidden_states=True).hidden_states
         context = torch.cat([found[layer + 1][0][:-1] for layer in TARGET_LAYER_IDS], dim=-1)
         context = self.norm(F.linear(context, self.w["fc.weight"]), "hidden_norm")
-        x = self.target.model.embed_tokens(torch.tensor([text[-1], *[MASK] * count]))
+        x = self.embedding[torch.tensor([text[-1], *[MASK] * count])]
         for layer in range(LAYERS):
             prefix = f"layers.{layer}."
             x = x + self.attention(self.norm(x, f"{prefix}input_layernorm"), context, prefix)

@@ -6,8 +6,9 @@ of every layer at their own positions. The block's queries are the newest token 
 they see all of the context and each other. At each mask the target's head gives its token's logits, independent of what
 is drawn at the others.
 
-Checkpoints are z-lab's (``DFlashDraftModel``): ``fc``, ``hidden_norm``, ``norm`` and ``layers.N.`` as in Qwen3;
-embedding and head are the target's. Position i of the KV cache is the state of position i.
+Checkpoints are z-lab's and the Speculators format's: ``fc``, ``hidden_norm``, ``norm`` and ``layers.N.`` as in Qwen3;
+embedding and head are the target's where they are not beside them. Position i of the KV cache is the state of
+position i.
 
 Shape letters: ``T`` tokens, ``N`` rows, ``H`` hidden size, ``F`` values that are read of a position, ``V`` vocabulary.
 """
@@ -15,16 +16,12 @@ Shape letters: ``T`` tokens, ``N`` rows, ``H`` hidden size, ``F`` values that ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from outrider.errors import ModelError
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.communicator import SINGLE_RANK
-from outrider.model_executor.draft_heads.config import check_architecture, for_target, read_number
+from outrider.model_executor.draft_heads.dflash_config import DFlashConfig
 from outrider.model_executor.draft_heads.pair_head import PlainInput
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.context import LayerContext
@@ -34,75 +31,7 @@ from outrider.model_executor.layers.linear import Features, Linear
 from outrider.model_executor.layers.linear_methods import LINEAR_METHODS
 from outrider.model_executor.layers.norm import RmsNorm
 from outrider.model_executor.layers.rope import RotaryEmbedding
-from outrider.model_executor.models.config import ModelConfig
-from outrider.model_executor.models.config_reader import config_of_fields, read_model_config
 from outrider.model_executor.models.decoder import DecoderLayer
-from outrider.model_executor.models.json_files import read_object
-from outrider.types import LAST_HIDDEN_STATE
-
-
-@dataclass(frozen=True, slots=True)
-class DFlashConfig:
-    """One block drafter and what it reads."""
-
-    layer: ModelConfig
-    """Its decoder; ``vocab_size`` and ``max_position`` are the target's."""
-    hidden_state_layers: tuple[int, ...]
-    block_size: int
-    """Queries of a block at most, the newest token among them."""
-    mask_token_id: int
-
-    @property
-    def target_hidden_size(self) -> int:
-        """Of one layer's state."""
-        return self.layer.hidden_size
-
-
-def read_dflash_config(folder: Path, target_folder: Path) -> DFlashConfig:
-    """What a DFlash folder and its target's say; ``ModelError`` for what is no such drafter, or another target's."""
-    path = folder / "config.json"
-    raw, target = read_object(path), read_model_config(target_folder)
-    check_architecture(path, raw, ("DFlashDraftModel",), "DFlash drafter")
-    own = raw.get("dflash_config")
-    if not isinstance(own, dict):
-        raise ModelError(f"{path}: dflash_config is missing; a DFlash drafter has mask_token_id in it")
-    layer = for_target(path, config_of_fields(path, {**raw, "model_type": "qwen3"}, "Qwen3ForCausalLM"), target)
-    if layer.sliding_window is not None or own.get("use_swa") or own.get("causal"):
-        raise ModelError(f"{path}: a DFlash drafter with full attention in both directions is supported, and no other")
-    if layer.hidden_size != target.hidden_size:
-        raise ModelError(
-            f"{path}: hidden_size is {layer.hidden_size}, and a DFlash drafter for {target_folder} has the target's,"
-            f" {target.hidden_size}"
-        )
-    block_size = read_number(path, {**own, **raw}, "block_size", 0)
-    mask_token_id = read_number(path, own, "mask_token_id", 0)
-    if block_size < 2 or not 0 < mask_token_id < layer.vocab_size:
-        raise ModelError(
-            f"{path}: block_size should be above 1 and dflash_config.mask_token_id an id below {layer.vocab_size}; they"
-            f" are {block_size} and {mask_token_id}"
-        )
-    return DFlashConfig(layer, _layers(path, own, layer, target), block_size, mask_token_id)
-
-
-def _layers(path: Path, own: dict[str, Any], layer: ModelConfig, target: ModelConfig) -> tuple[int, ...]:
-    """Those that the file names, else as many as the drafter has layers, evenly from the second to the third last.
-
-    z-lab numbers layers from 0 and means what comes out of them; what comes out of the last is normalised.
-    """
-    count = target.num_layers
-    found = own.get("target_layer_ids")
-    if found is None:
-        found = _evenly(count, layer.num_layers)
-    if not isinstance(found, list) or not found or not all(type(one) is int and 0 <= one < count for one in found):
-        raise ModelError(f"{path}: dflash_config.target_layer_ids should be layers from 0 to {count - 1}, not {found}")
-    return tuple(LAST_HIDDEN_STATE if one == count - 1 else one + 1 for one in found)
-
-
-def _evenly(num_target_layers: int, num_layers: int) -> list[int]:
-    if num_layers == 1:
-        return [num_target_layers // 2]
-    start, end = 1, num_target_layers - 3
-    return [round(start + i * (end - start) / (num_layers - 1)) for i in range(num_layers)]
 
 
 class DFlashHead:

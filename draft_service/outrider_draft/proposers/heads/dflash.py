@@ -14,7 +14,8 @@ import torch
 
 from outrider.config import DraftSettings
 from outrider.model_executor.draft_heads.block_runner import BlockRunner
-from outrider.model_executor.draft_heads.dflash import DFlashHead, read_dflash_config
+from outrider.model_executor.draft_heads.dflash import DFlashHead
+from outrider.model_executor.draft_heads.dflash_config import read_dflash_config
 from outrider.ports import Extend
 from outrider.sampling.parameters import needs_history
 from outrider.sampling.rows import LogitRow

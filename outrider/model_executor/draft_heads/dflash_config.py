@@ -1,0 +1,108 @@
+"""Configuration of a DFlash drafter, as the projects that publish such drafters write it.
+
+* z-lab (``DFlashDraftModel``): Qwen3's fields and ``block_size`` side by side, and ``dflash_config`` with
+  ``mask_token_id`` and ``target_layer_ids``, which count layers from 0 and mean what comes out of them; see
+  github.com/z-lab/dflash, ``dflash/model.py``.
+* Speculators (``speculators_model_type`` dflash): Qwen3's fields in ``transformer_layer_config``, the rest beside it;
+  ``aux_hidden_state_layer_ids`` are vLLM's, j is the stream after j layers; see github.com/vllm-project/speculators,
+  ``src/speculators/models/dflash/config.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ModelError
+from outrider.model_executor.draft_heads.config import check_architecture, for_target, read_number
+from outrider.model_executor.models.config import ModelConfig
+from outrider.model_executor.models.config_reader import config_of_fields, read_model_config
+from outrider.model_executor.models.json_files import read_object
+from outrider.types import LAST_HIDDEN_STATE
+
+_Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashConfig:
+    """One block drafter and what it reads."""
+
+    layer: ModelConfig
+    """Its decoder; ``vocab_size`` and ``max_position`` are the target's."""
+    hidden_state_layers: tuple[int, ...]
+    block_size: int
+    """Queries of a block at most, the newest token among them."""
+    mask_token_id: int
+
+    @property
+    def target_hidden_size(self) -> int:
+        """Of one layer's state."""
+        return self.layer.hidden_size
+
+
+def read_dflash_config(folder: Path, target_folder: Path) -> DFlashConfig:
+    """What a DFlash folder and its target's say; ``ModelError`` for what is no such drafter, or another target's."""
+    path = folder / "config.json"
+    raw, target = read_object(path), read_model_config(target_folder)
+    fields, own = _of_speculators(path, raw) if "speculators_model_type" in raw else _of_z_lab(path, raw)
+    layer = for_target(path, config_of_fields(path, {**fields, "model_type": "qwen3"}, "Qwen3ForCausalLM"), target)
+    if layer.sliding_window is not None or own.get("use_swa") or own.get("causal"):
+        raise ModelError(f"{path}: a DFlash drafter with full attention in both directions is supported, and no other")
+    if layer.hidden_size != target.hidden_size:
+        raise ModelError(
+            f"{path}: hidden_size is {layer.hidden_size}, and a DFlash drafter for {target_folder} has the target's,"
+            f" {target.hidden_size}"
+        )
+    block_size, mask_token_id = (read_number(path, own, name, 0) for name in ("block_size", "mask_token_id"))
+    if block_size < 2 or not 0 < mask_token_id < layer.vocab_size:
+        raise ModelError(
+            f"{path}: block_size should be above 1 and mask_token_id an id below {layer.vocab_size}; they are"
+            f" {block_size} and {mask_token_id}"
+        )
+    return DFlashConfig(layer, _layers(path, own, layer, target), block_size, mask_token_id)
+
+
+def _of_z_lab(path: Path, raw: _Fields) -> tuple[_Fields, _Fields]:
+    """Qwen3's fields, and what is DFlash's own."""
+    check_architecture(path, raw, ("DFlashDraftModel",), "DFlash drafter")
+    own = raw.get("dflash_config")
+    if not isinstance(own, dict):
+        raise ModelError(f"{path}: dflash_config is missing; a DFlash drafter has mask_token_id in it")
+    # Where the block's size stands differs by release.
+    return raw, {"block_size": raw.get("block_size"), **own}
+
+
+def _of_speculators(path: Path, raw: _Fields) -> tuple[_Fields, _Fields]:
+    """The same of the Speculators format, its layers by z-lab's numbers."""
+    fields = raw.get("transformer_layer_config")
+    if raw.get("speculators_model_type") != "dflash" or not isinstance(fields, dict):
+        raise ModelError(f"{path}: a DFlash drafter has speculators_model_type dflash and a transformer_layer_config")
+    if raw.get("draft_vocab_size") not in (None, fields.get("vocab_size")) or raw.get("sample_from_anchor"):
+        raise ModelError(
+            f"{path}: a DFlash drafter over the whole vocabulary that drafts from its masks alone is supported, and no"
+            " other (draft_vocab_size, sample_from_anchor)"
+        )
+    layers = raw.get("aux_hidden_state_layer_ids")
+    after = [one - 1 if type(one) is int else one for one in layers] if isinstance(layers, list) else layers
+    return fields, {**raw, "target_layer_ids": after}
+
+
+def _layers(path: Path, own: _Fields, layer: ModelConfig, target: ModelConfig) -> tuple[int, ...]:
+    """Those that the file names, else as many as the drafter has layers, evenly from the second to the third last.
+    What comes out of the last layer is normalised.
+    """
+    count = target.num_layers
+    found = own.get("target_layer_ids")
+    if found is None:
+        found = _evenly(count, layer.num_layers)
+    if not isinstance(found, list) or not found or not all(type(one) is int and 0 <= one < count for one in found):
+        raise ModelError(f"{path}: target_layer_ids should be layers from 0 to {count - 1}, not {found}")
+    return tuple(LAST_HIDDEN_STATE if one == count - 1 else one + 1 for one in found)
+
+
+def _evenly(num_target_layers: int, num_layers: int) -> list[int]:
+    if num_layers == 1:
+        return [num_target_layers // 2]
+    start, end = 1, num_target_layers - 3
+    return [round(start + i * (end - start) / (num_layers - 1)) for i in range(num_layers)]
