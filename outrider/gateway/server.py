@@ -40,7 +40,7 @@ _KEEP_ALIVE_S = 75
 async def serve(settings: GatewaySettings) -> None:
     """Serve until a signal; raises the error that prevented the start."""
     ending = Ending(asyncio.get_running_loop())
-    listener = listen(settings)
+    listener = _listen(settings)
     tokens = None if settings.api_token_file is None else TokenFile("api_token_file", settings.api_token_file)
     async with contextlib.AsyncExitStack() as running:
         watch = await _watch(settings, running)
@@ -110,17 +110,21 @@ async def _drain(server: _Server, endpoints: Endpoints, ending: Ending, settings
     hurrying.add_done_callback(lambda task: None if task.cancelled() else setattr(server, "force_exit", True))
 
 
-def listen(settings: GatewaySettings) -> socket.socket:
-    """Open the listening socket; ``ConfigError`` if the address cannot be used."""
+def listening_socket(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A listening socket whose connections have a bounded send buffer; ``OSError`` if there can be none."""
+    listener = socket.create_server(
+        (host, port),
+        family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+        backlog=_BACKLOG,
+        reuse_port=reuse_port,
+    )
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # accepted sockets inherit it
+    return listener
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
     try:
-        listener = socket.create_server(
-            (settings.host, settings.port),
-            family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET,
-            backlog=_BACKLOG,
-            reuse_port=settings.reuse_port,
-        )
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # accepted sockets inherit it
-        return listener
+        return listening_socket(settings.host, settings.port, reuse_port=settings.reuse_port)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         raise ConfigError("gateway.port", f"{where} cannot be listened on: {error.strerror}; name another") from error
