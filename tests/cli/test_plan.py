@@ -217,3 +217,28 @@ def test_one_coordinator_does_not_share_its_port() -> None:
 def test_a_socket_file_cannot_be_shared() -> None:
     with pytest.raises(ConfigError, match=r"coordinator\.num_processes"):
         plan({("coordinator", "host"): "unix:/tmp/s", ("coordinator", "num_processes"): 2})
+
+
+@pytest.mark.parametrize(
+    ("taken", "setting"),
+    [
+        ({("gateway", "port"): 9104}, r"9104 is gateway\.port"),
+        ({("target", "health_port"): 9103}, r"9103 is target\.health_port"),
+        ({("gateway", "metrics_port"): 9102, ("gateway", "num_processes"): 2}, r"9103 is gateway\.metrics_port"),
+    ],
+)
+def test_metrics_ports_of_further_coordinators_are_compared_with_all_others(taken: Any, setting: str) -> None:
+    flags = {("coordinator", "num_processes"): 3, ("coordinator", "metrics_port"): 9100}
+    plan(flags)
+    with pytest.raises(ConfigError, match=setting):
+        plan({**flags, **taken})
+
+
+def test_metrics_ports_end_at_the_highest_port() -> None:
+    with pytest.raises(ConfigError, match="65535"):
+        plan({("coordinator", "num_processes"): 3, ("coordinator", "metrics_port"): 65_533})
+
+
+def test_no_service_is_given_a_metrics_port_of_a_further_coordinator() -> None:
+    made = plan({("coordinator", "num_processes"): 3, ("coordinator", "metrics_port"): 8998})
+    assert made.models[0].address == "127.0.0.1:9003"

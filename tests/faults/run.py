@@ -124,6 +124,9 @@ class Run:
         peak = max((history.peak_growth_mib for history in histories.values()), default=0.0)
         self.result.add("memory growth, end", growth, most_mib, "MiB")
         self.result.add("memory growth, peak", peak, most_mib, "MiB")
+        for name, history in histories.items():
+            self.result.add(f"memory growth of {name}, end", history.growth_mib, None, "MiB")
+            self.result.add(f"memory growth of {name}, peak", history.peak_growth_mib, None, "MiB")
         self.result.samples["memory"] = {name: history.summary() for name, history in histories.items()}
 
 

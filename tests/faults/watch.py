@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tests.faults.processes import Process
 from tests.faults.readings import Usage
 
-_EVERY_S = 0.5
+_EVERY_S = 0.25
 _KEPT_IN_REPORTS = 60
 
 
@@ -59,6 +59,7 @@ class History:
         return {
             "rss_mib": [round(one.usage.rss_mib, 1) for one in self.samples[::every]],
             "every_s": round(every * _EVERY_S, 1),
+            "peak_at_s": round(max(self.samples, key=_memory_of).at_s, 1) if self.samples else None,
             "num_files": [usage.num_files for usage in ends],
             "num_threads": [usage.num_threads for usage in ends],
         }
@@ -67,6 +68,10 @@ class History:
         if not samples or len({one.pid for one in self.samples}) > 1:
             return 0.0
         return max(one.usage.rss_mib for one in samples) - self.samples[0].usage.rss_mib
+
+
+def _memory_of(sample: Sample) -> float:
+    return sample.usage.rss_mib
 
 
 @contextlib.asynccontextmanager

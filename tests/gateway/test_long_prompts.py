@@ -45,7 +45,10 @@ def test_the_last_of_two_prompts_counts() -> None:
     assert run(parse_json(b'{"prompt": "x", ' + long + b"}"))[0] == {"prompt": IDS}
 
 
-@pytest.mark.parametrize("wrong", [b"1,,2", b"01", b"1 2", b",1", b"-1", b"1,"])
+@pytest.mark.parametrize(
+    "wrong",
+    [b"1,,2", b"01", b"1 2", b",1", b"-1", b"1,", b"1" + b" " * 70_000 + b",", b"1," + b" " * 70_000 + b",1"],
+)
 def test_what_is_no_list_of_ids_is_refused(wrong: bytes) -> None:
     body = b'{"prompt": [' + b"1," * 50_000 + wrong + b"]}"
     with pytest.raises(InvalidRequestError):

@@ -158,3 +158,39 @@ async def test_a_service_that_floods_its_coordinator_loses_the_link() -> None:
             await anext(link.events())
     await link.close()
     await server.stop(None)
+
+
+NUM_IDS = 1_500_000
+PACKED = {
+    "stop_token_ids": nested(0x42, b"\x05" * NUM_IDS),
+    "resume.emitted_token_ids": nested(0xAA, b"")[:1] + b"\x01" + nested(0x0A, nested(0x0A, b"\x05" * NUM_IDS))[1:],
+    "allowed_token_ids": nested(0x22, nested(0x5A, b"\x05" * NUM_IDS)),
+    "bad_words": nested(0x22, nested(0x52, nested(0x0A, b"\x05" * NUM_IDS))),
+    "prompt_token_ids": nested(0x12, nested(0x0A, b"\x05" * NUM_IDS)),
+    "request_id": nested(0x7A, b"a" * NUM_IDS),
+    "stop": nested(0x3A, b"a" * NUM_IDS),
+}
+
+
+@pytest.mark.parametrize("field", PACKED)
+def test_what_one_field_holds_is_refused_before_it_is_parsed(field: str) -> None:
+    pb.GenerateRequest.FromString(PACKED[field])  # it is well formed
+    with pytest.raises(InvalidRequestError, match="at most") as caught:
+        check_num_fields(PACKED[field], REQUEST)
+    assert caught.value.field == field
+
+
+def test_ids_in_several_packed_runs_are_added_up() -> None:
+    runs = nested(0x42, b"\x05" * 1000) * 40
+    with pytest.raises(InvalidRequestError, match="has 2000 ids; at most 1024"):
+        check_num_fields(runs, REQUEST)
+
+
+def test_as_many_ids_and_characters_as_are_allowed_pass() -> None:
+    sampling = {"allowed_token_ids": range(1 << 17)}
+    ids = pb.GenerateRequest(
+        stop_token_ids=range(1024), sampling=sampling, prompt_token_ids={"token_ids": range(10**5)}
+    )
+    check_num_fields(ids.SerializeToString(), REQUEST)
+    texts = pb.GenerateRequest(prompt_text="\N{GRINNING FACE}" * 500_000, stop=["\N{GRINNING FACE}" * 4096])
+    check_num_fields(texts.SerializeToString(), REQUEST)

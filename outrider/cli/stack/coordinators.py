@@ -6,12 +6,13 @@ metrics and traces of each get a place of their own here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 
 from outrider.config import CoordinatorSettings
 from outrider.errors import ConfigError
 
+_MAX_PORT = 65_535
 _LOOPBACK = "127.0.0.1"
 _METRICS_PORTS_BETWEEN = 2
 """Those of the target and the draft, which follow the first coordinator's."""
@@ -30,13 +31,34 @@ def coordinator_processes(
     return {f"{settings.name}-{number}": _process(sharing, number, free_port) for number in numbers}
 
 
+def further_metrics_ports(settings: CoordinatorSettings) -> range:
+    """The metrics ports of all processes but the first."""
+    first = (settings.metrics_port or 0) + _METRICS_PORTS_BETWEEN + 1
+    return range(first, first + (settings.num_processes - 1 if settings.metrics_port is not None else 0))
+
+
+def check_metrics_ports(settings: CoordinatorSettings, others: Mapping[int, str]) -> None:
+    """Raise ``ConfigError`` if a metrics port of a further process is none, or one of the ``others``, which are named
+    by their settings.
+    """
+    ports = further_metrics_ports(settings)
+    trouble = next((f"{port} is {others[port]}" for port in ports if port in others), "")
+    if ports and ports[-1] > _MAX_PORT:
+        trouble = f"the highest port is {_MAX_PORT}"
+    if trouble:
+        wanted = f"{settings.num_processes} coordinators serve metrics at {settings.metrics_port}"
+        raise ConfigError(
+            "coordinator.metrics_port", f"{wanted} and {ports[0]} to {ports[-1]}, but {trouble}; name another"
+        )
+
+
 def _process(settings: CoordinatorSettings, number: int, free_port: Callable[[], int]) -> CoordinatorSettings:
     """The health of each is asked at a port of its own: the shared one is answered by any of them."""
     update: dict[str, object] = {}
     if number > 1 or settings.health_port is None:
         update |= {"health_port": free_port(), "health_host": _LOOPBACK}
     if number > 1 and settings.metrics_port is not None:
-        update["metrics_port"] = settings.metrics_port + _METRICS_PORTS_BETWEEN + number - 1
+        update["metrics_port"] = further_metrics_ports(settings)[number - 2]
     if number > 1 and settings.trace_file is not None:
         path = PurePath(settings.trace_file)
         update["trace_file"] = str(path.with_name(f"{path.stem}-{number}{path.suffix}"))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from outrider.cli.stack.coordinators import coordinator_processes
+from outrider.cli.stack.coordinators import check_metrics_ports, coordinator_processes, further_metrics_ports
 from outrider.cli.stack.secret import LinkSecret
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Settings, TargetSettings, to_argv
 from outrider.config.fields import DraftMethod
@@ -84,6 +84,7 @@ def plan_stack(
         return _inheriting(secret, plan_stack(_secured(settings, secret), explicit=explicit, free_port=free_port))
     settings = _sized_for(settings, explicit)
     settings = _with_room_for_sessions(settings, explicit)
+    check_metrics_ports(settings.coordinator, _settings_by_port(settings))
     free_port = _avoiding(_named_ports(settings), free_port)
     settings = _with_target_model(settings)
     target = _local(settings.target, explicit, free_port)
@@ -178,9 +179,21 @@ def _avoiding(ports: Collection[int], free_port: Callable[[], int]) -> Callable[
 
 
 def _named_ports(settings: Settings) -> set[int]:
-    sections = (settings.target, settings.draft, settings.coordinator)
-    named = {port for one in sections for port in (one.port, one.health_port, one.metrics_port) if port is not None}
-    return named | {settings.gateway.port}
+    return {*_settings_by_port(settings), *further_metrics_ports(settings.coordinator)}
+
+
+def _settings_by_port(settings: Settings) -> dict[int, str]:
+    """Each port that the settings name, with the setting."""
+    found = {settings.gateway.port: "gateway.port"}
+    for section in (settings.target, settings.draft, settings.coordinator):
+        for key in ("port", "health_port", "metrics_port"):
+            port = getattr(section, key)
+            if port is not None:
+                found[port] = f"{section.name}.{key}"
+    if settings.gateway.metrics_port is not None:
+        for number in range(settings.gateway.num_processes):
+            found[settings.gateway.metrics_port + number] = "gateway.metrics_port, counting up"
+    return found
 
 
 def _local(section: SectionT, explicit: Collection[Place], free_port: Callable[[], int]) -> SectionT:

@@ -38,11 +38,16 @@ def parse_json(body: bytes) -> Work[tuple[Any, tuple[int, ...] | None]]:
         if part.translate(None, _OF_IDS):
             return json.loads(body), None
         try:
-            ids += json.loads(b"[" + part + b"]")
+            found_ids = json.loads(b"[" + part + b"]")
         except ValueError:
             return json.loads(body), None
+        if not found_ids:  # blanks between two commas, or instead of all
+            return json.loads(body), None
+        ids += found_ids
         start = stop + 1
         yield
+    if start == end:  # the last sign is a comma
+        return json.loads(body), None
     value = json.loads(body[: found[0]] + f'"{_MARK}"'.encode() + body[end:])
     if not isinstance(value, dict) or value.get("prompt") != [_MARK]:
         return json.loads(body), None
