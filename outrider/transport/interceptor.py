@@ -140,7 +140,10 @@ def _check_fields(data: bytes) -> None:
 
 
 def _let_frames_go(error: BaseException | None) -> None:
-    """Forget where an error and those behind it were raised: the frames hold the request, and gRPC keeps the error."""
+    """Forget where an error and those behind it were raised, and those behind it: gRPC keeps the error, the frames hold
+    the request, and an error of JSON holds the whole text.
+    """
     while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
+        behind = error.__cause__ or error.__context__
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        error = behind

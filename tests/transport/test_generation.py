@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 from types import FrameType
 from typing import Any
 
@@ -12,7 +13,7 @@ import grpc.aio
 import pytest
 
 from outrider import AsyncClient
-from outrider.errors import CapacityError, ProtocolError
+from outrider.errors import CapacityError, InvalidRequestError, ProtocolError
 from outrider.generation import Delta, GenerationRequest
 from outrider.transport.remote_generation import RemoteGeneration
 from outrider.v1 import generation_pb2
@@ -148,6 +149,19 @@ async def test_a_request_that_failed_is_let_go_at_once(serve: Serve, method: str
     finally:
         gc.enable()
     assert held == []
+
+
+async def test_an_error_does_not_hold_the_text_that_it_came_from(serve: Serve) -> None:
+    """As one of JSON does."""
+    error, cause = InvalidRequestError("tools", "is no JSON"), json.JSONDecodeError("no", "[" * 1000, 0)
+    error.__cause__ = cause
+    generator = ScriptedGenerator()
+    generator.error = error
+    server = await serve("generation", generator)
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = GenerationServiceStub(channel).Generate(asked())
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (error.__cause__, error.__context__, error.__traceback__) == (None, None, None)
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -164,3 +164,12 @@ def test_every_repeated_field_of_a_request_has_a_bound() -> None:
 def test_a_model_that_is_not_known_yet_allows_what_any_may() -> None:
     assert ANY_MODEL.num_token_ids == limits.ALLOWED_TOKEN_IDS.most
     check_request_message(of_ids(limits.PROMPT_TOKENS.most), ANY_MODEL)
+
+
+@pytest.mark.parametrize("field", ["tools", "documents"])
+def test_all_text_of_a_chat_has_a_bound(field: str) -> None:
+    text = ["x" * (limits.PROMPT_CHARACTERS.most // 2)] * 3
+    asked = pb.GenerateRequest(chat={f"{field}_json": text})
+    with pytest.raises(InvalidRequestError, match="has 3000000 characters; at most 2000000") as caught:
+        check_request_message(asked, ANY_MODEL)
+    assert caught.value.field == field

@@ -47,8 +47,12 @@ def _check_chat(chat: chat_pb2.Chat) -> None:
     MAX_MESSAGES.check("messages", len(chat.messages))
     MAX_TOOLS.check("tools", len(chat.tools_json))
     MAX_DOCUMENTS.check("documents", len(chat.documents_json))
-    num_characters = sum(len(message.content) + len(message.fields_json) for message in chat.messages)
+    num_characters = sum(
+        len(message.role) + len(message.content) + len(message.fields_json) for message in chat.messages
+    )
     limits.PROMPT_CHARACTERS.check("messages", num_characters)
+    limits.PROMPT_CHARACTERS.check("tools", sum(map(len, chat.tools_json)))
+    limits.PROMPT_CHARACTERS.check("documents", sum(map(len, chat.documents_json)))
 
 
 def _check_resumption(message: generation_pb2.GenerateRequest, model: ModelLimits) -> None:
