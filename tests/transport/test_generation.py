@@ -161,7 +161,8 @@ async def test_an_error_does_not_hold_the_text_that_it_came_from(serve: Serve) -
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = GenerationServiceStub(channel).Generate(asked())
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert (error.__cause__, error.__context__, error.__traceback__) == (None, None, None)
+    held: list[Any] = [error.__cause__, error.__context__, error.__traceback__]
+    assert held == [None] * 3
 
 
 @pytest.mark.parametrize("resume", [False, True])
