@@ -1,4 +1,4 @@
-"""What a result must say of the machine and the code it was measured with.
+"""Environment of a result: machine, code and versions.
 
 Owns the asking. Refuses to know what is measured. Nothing that identifies a person, a host or a path is recorded.
 """
@@ -69,7 +69,7 @@ def _cpu() -> str:
 
 
 def _git(*arguments: str) -> str:
-    """What git says of the checkout this file is in; empty when it is in none."""
+    """Output of git for this file's checkout; empty outside of one."""
     return _output("git", "-C", str(_ROOT), *arguments)
 
 

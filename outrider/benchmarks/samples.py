@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What is said of one series of samples, in its unit."""
+    """Summary of one series of samples, in its unit."""
 
     count: int
     mean: float

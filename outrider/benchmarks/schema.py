@@ -27,7 +27,7 @@ Label = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Where a benchmark ran."""
+    """Environment of a benchmark."""
 
     commit: str
     """Empty outside a checkout."""

@@ -28,7 +28,7 @@ IntArray = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """What a launch is made for; any batch that is no larger fits it."""
+    """Shape of a launch; any batch that is no larger fits it."""
 
     num_rows: int
     num_tokens: int
@@ -57,7 +57,7 @@ class BatchShape:
 
 @dataclass(frozen=True, slots=True)
 class BatchFrame:
-    """What is the same for all batches of a model."""
+    """Properties that all batches of a model share."""
 
     page_size: int
     windows: tuple[int | None, ...]
@@ -73,7 +73,7 @@ class BatchFrame:
         return itertools.zip_longest(self.windows, self.sinks, fillvalue=0)
 
     def attention_inputs(self, slots: torch.Tensor, rows: PagedRows) -> tuple[AttentionInputs, ...]:
-        """Of each KV cache group; all share their slots and page tables."""
+        """Attention inputs of each KV cache group; all share slots and page tables."""
         return tuple(
             AttentionInputs(slots, DevicePlan(rows, self.page_size, window, sinks)) for window, sinks in self.reaches
         )
@@ -146,6 +146,6 @@ def inputs_on_cpu(batch: ForwardBatch, frame: BatchFrame, dtype: torch.dtype) ->
 
 
 def logit_indices_in(buffer: torch.Tensor, shape: BatchShape, num_logits: int) -> torch.Tensor:
-    """Of what ``unpack`` gives, this alone."""
+    """Logit indices alone, as ``unpack`` gives them."""
     start = 3 * shape.num_tokens
     return buffer[start : start + num_logits]

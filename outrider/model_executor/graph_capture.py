@@ -28,11 +28,11 @@ class Capturing(Protocol):
         ...
 
     def capture(self, launch: Callable[[], T]) -> Callable[[], T]:
-        """What repeats a launch that was prepared, and gives what it gave; valid until any other is repeated."""
+        """Function that replays a prepared launch and returns its outputs, which are valid until the next replay."""
         ...
 
     def describe_memory(self) -> str:
-        """What all that was captured takes, in words."""
+        """Memory of all captured graphs, in words."""
         ...
 
 
@@ -66,7 +66,7 @@ class MemoryBound:
 
 
 def capture_within(bound: MemoryBound, capturing: Capturing, launch: Callable[[], T]) -> Callable[[], T] | None:
-    """What repeats a launch; None: its graph would pass the bound."""
+    """Function that replays a launch; None if its graph would exceed the memory bound."""
     num_bytes = capturing.prepare(launch) if bound.admits() else 0
     if not bound.admits(num_bytes):
         bound.leave_out()

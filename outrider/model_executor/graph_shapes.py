@@ -33,7 +33,7 @@ _MOST_ROWS_OF_TILES, _MOST_TOKENS_OF_TILES = 64, 512
 
 @dataclass(frozen=True, slots=True)
 class GraphLimits:
-    """What is captured at most."""
+    """Limits of what is captured."""
 
     max_sequences: int = 256
     """Sequences of a forward, or of a draft loop."""
@@ -101,7 +101,7 @@ def _scoring(limits: GraphLimits) -> Iterator[BatchShape]:
 
 
 def _exact(limits: GraphLimits) -> Iterator[BatchShape]:
-    """Of some rows that all score about as many tokens."""
+    """Shapes of rows that all score about as many tokens."""
     for rows, queries in itertools.product(_EXACT_ROWS, _EXACT_QUERIES):
         tokens = rows * queries
         if rows <= limits.max_sequences and queries <= limits.max_draft_length + 1 and tokens <= limits.max_tokens:

@@ -1,4 +1,4 @@
-"""What one forward is asked to do, and the numbers a kernel needs to do it.
+"""Input batch of one forward: rows, and the numbers that the kernels read.
 
 Owns the ragged layout of a batch, in plain Python: batches are small, and a list is made sooner than an array. Refuses
 to know tensors, devices and models: the runner moves a ``ForwardBatch`` to its device once, and nothing is worked out
@@ -48,7 +48,7 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """What the token ids of a row are checked against."""
+    """Limits against which the token ids of a row are checked."""
 
     max_model_len: int
     vocab_size: int

@@ -107,7 +107,7 @@ def _meminfo_available() -> int:
 
 
 def _cgroup_available() -> list[int]:
-    """What a container's own limit leaves, where there is one."""
+    """Memory that a container's own limit leaves, if there is one."""
     for limit, usage in _CGROUP_FILES:
         try:
             return [max(0, int(limit.read_text(encoding="ascii")) - int(usage.read_text(encoding="ascii")))]

@@ -141,7 +141,7 @@ class ModelRunner:
 
     @property
     def device(self) -> torch.device:
-        """Where weights, cache and logits are."""
+        """Device of weights, cache and logits."""
         return self.model.device
 
     @property
@@ -156,12 +156,12 @@ class ModelRunner:
 
     @property
     def capture_seconds(self) -> float:
-        """How long the warm-up spent on CUDA graphs."""
+        """Seconds that the warm-up spent on CUDA graphs."""
         return 0.0 if self.captured is None else self.captured.seconds
 
     @property
     def drafting(self) -> DraftingRules | None:
-        """How ``draft`` draws; None where there is no ``draft``: on a CPU, and where no loops were asked for."""
+        """Rules of ``draft``; None if ``draft`` is not available: on a CPU, or without draft loops."""
         return None if self._draft_loop is None else self._draft_loop.rules
 
     @property

@@ -51,7 +51,7 @@ def capture_command() -> WorkerCommand:
 
 
 def no_numbers() -> IntArray:
-    """Of a command that needs none."""
+    """Numbers of a command that needs none."""
     return np.empty(0, dtype=np.int32)
 
 

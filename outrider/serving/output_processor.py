@@ -52,7 +52,7 @@ class OutputProcessor:
         self._finished.append(request)
 
     def take(self) -> Messages:
-        """All that is ready."""
+        """Take all messages that are ready."""
         ready, self._ready = self._ready, {}
         finished, self._finished = self._finished, []
         messages: Messages = []

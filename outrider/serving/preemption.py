@@ -57,7 +57,7 @@ class PageBudget:
         return needed + promised + reserved <= num_free + of_younger
 
     def make_room(self, scheduled: ScheduledTokens) -> ScheduledTokens:
-        """What of a batch can be served, once the youngest sessions were preempted until there is room.
+        """Part of a batch that can be served after the youngest sessions were preempted to make room.
 
         Prepared requests are dropped first: no session is preempted for them.
         """

@@ -19,7 +19,7 @@ from outrider.serving.token_budget import is_running
 
 
 class RequestStatus(enum.Enum):
-    """Where a request stands."""
+    """Status of a request."""
 
     WAITING = "waiting"
     """In the queue; no forward has served it."""
@@ -104,7 +104,7 @@ class Request(Generic[ItemT, JobT, EventT]):
             _record_forward(self.record, done, started, computed)
 
     def timing(self, now_ns: int) -> ItemTiming:
-        """Where its time went, if it is answered now."""
+        """Stage times of the request, if it is answered now."""
         # By position: by name it takes twice as long.
         return ItemTiming(
             self.queue_ns or 0,

@@ -22,7 +22,7 @@ class TokenSequence(Protocol):
 
     @property
     def length(self) -> int:
-        """How many."""
+        """Number of tokens."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class SequenceStore(Protocol[SequenceT_inv]):
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """How many sessions one link may have open, and how long one may stay unused."""
+    """Limits on the open sessions of one link, and on the time a session may stay unused."""
 
     max_per_link: int | None = None
     """More are refused; None: any number."""
@@ -82,7 +82,7 @@ UNBOUNDED = SessionLimits()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a service can take."""
+    """Limits of a service."""
 
     vocab_size: int
     """Token ids are below this; 0: any."""

@@ -151,7 +151,7 @@ class SessionTable(Generic[SequenceT]):
         return SessionFailed(session, generation, type(error).__name__, str(error), error.field)
 
     def sessions(self) -> list[Session[SequenceT]]:
-        """All that are open."""
+        """All open sessions."""
         return [session for of_link in self._links.values() for session in of_link.open.values()]
 
     def expire(self, link_id: int, session: int) -> None:

@@ -1,4 +1,4 @@
-"""What a service has done since its start, in numbers.
+"""Statistics of a service since its start.
 
 Owns the counts of forwards and sessions. Written by the engine's thread alone, read from any. Refuses to know who shows
 them.

@@ -43,7 +43,7 @@ LONGEST_ABSENCE_NS = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """How many tokens a forward may have."""
+    """Limits on the number of tokens of a forward."""
 
     max_batched_tokens: int = DEFAULT_MAX_BATCHED_TOKENS
     max_prefill_beside: int = DEFAULT_PREFILL_BESIDE
@@ -58,12 +58,12 @@ class Job(Protocol):
 
     @property
     def num_left(self) -> int:
-        """How many, at least one."""
+        """Number of tokens left to compute, at least one."""
         ...
 
     @property
     def num_last(self) -> int:
-        """How many at the end must go through one forward together, from 1 to ``num_left``."""
+        """Number of final tokens that must go through one forward together, from 1 to ``num_left``."""
         ...
 
 
@@ -80,7 +80,7 @@ def share_tokens(
     is_beside: bool = False,
     rebuilds: Sequence[int] = (),
 ) -> list[int]:
-    """How many tokens of each job go into the next forward; at least one job is served.
+    """Number of tokens of each job in the next forward; at least one job is served.
 
     ``jobs`` stand in the order in which they were last served, longest ago first; a job that gets nothing now stands
     nearer to the front next time. A single job may pass the budget with its last tokens, which cannot be cut.

@@ -107,7 +107,7 @@ def _read(content: bytes) -> Message:
 
 
 class ControlListener:
-    """Where readers connect to one service. Strangers are turned away, and hold nobody up."""
+    """Listener for the readers of one service. Connections without a valid token are closed and delay no other."""
 
     def __init__(self, host: str) -> None:
         """Listen on an address of this host; port 0 takes a free one."""

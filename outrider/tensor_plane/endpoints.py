@@ -30,7 +30,7 @@ class WriterEnd(abc.ABC):
 
     @abc.abstractmethod
     def details(self) -> Details:
-        """What the reader needs."""
+        """Details that the reader needs to open the plane."""
 
     def connect(self) -> None:  # noqa: B027 - most planes have nothing to do here
         """Meet a reader that is opening its end now; ``OSError`` or ``RuntimeError`` when that fails."""
@@ -83,7 +83,7 @@ class ReaderEnd(abc.ABC):
         """
 
     def raise_floor(self, floor: int) -> None:  # noqa: B027
-        """What has a lower sequence number is not read any more."""
+        """Declare that tensors with lower sequence numbers are not read any more."""
 
     def trouble(self, now: float, deadline_s: float) -> str | None:
         """Why this end is of no use any more; None while it works."""
@@ -96,7 +96,7 @@ class ReaderEnd(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """What one process says of itself, from which both know which planes there may be."""
+    """Facts about one process, from which both sides derive the possible planes."""
 
     host_id: str
     """Tells its host from all others."""
@@ -107,7 +107,7 @@ class PeerFacts:
 
     @classmethod
     def of(cls, device: torch.device) -> PeerFacts:
-        """Of this process."""
+        """Facts about this process."""
         is_gpu = device.type == "cuda"
         device_id = str(torch.cuda.get_device_properties(device).uuid) if is_gpu else ""
         return cls(_host_id(), device.type, device_id, torch.__version__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PlaneLimits:
-    """Of one connection; both ends have the same defaults."""
+    """Limits of one connection; both ends have the same defaults."""
 
     ring_bytes: int = 64 << 20
     """Bytes of a ring."""

@@ -119,7 +119,7 @@ class ProcessGroupWriter(WriterEnd):
         self._helper = _Helper("tensor-plane-send", self._send)
 
     def details(self) -> Details:
-        """Where the store is."""
+        """Address of the store."""
         return {"host": self._host, "port": self._port, "capacity": self.capacity}
 
     def connect(self) -> None:
@@ -137,7 +137,7 @@ class ProcessGroupWriter(WriterEnd):
         self._helper.wait_until_idle(self._limits.opening_s)
 
     def trouble(self, now: float, deadline_s: float) -> str | None:
-        """What became of the helper."""
+        """Error of the helper process, if it failed."""
         return self._helper.trouble(now, deadline_s)
 
     def close(self) -> None:
@@ -202,7 +202,7 @@ class ProcessGroupReader(ReaderEnd):
             self._arrived = {sequence for sequence in self._arrived if sequence >= floor}
 
     def trouble(self, now: float, deadline_s: float) -> str | None:
-        """What became of the helper."""
+        """Error of the helper process, if it failed."""
         return self._helper.trouble(now, deadline_s)
 
     def close(self) -> None:

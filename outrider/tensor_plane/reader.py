@@ -102,7 +102,7 @@ class PlaneReader:
         self._thread.start()
 
     def wait_for_report(self, timeout_s: float) -> PlaneReport | None:
-        """What the writer chose; None when it has not within the time, or is gone."""
+        """Plane that the writer chose; None if it did not choose within the time, or is gone."""
         with self._changed:
             self._changed.wait_for(lambda: self.report is not None or self.is_closed, timeout_s)
             return self.report

@@ -56,7 +56,7 @@ def open_existing(folder: Path, name: str) -> int:
 
 
 def read_token(descriptor: int) -> bytes:
-    """What only a process that sees this very file can know."""
+    """Token that only a process with access to this file can read."""
     return os.pread(descriptor, TOKEN_BYTES, 0)
 
 

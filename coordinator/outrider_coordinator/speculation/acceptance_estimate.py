@@ -1,4 +1,4 @@
-"""How many draft tokens will be accepted: over all sessions, by position, and of each session beside the others.
+"""Acceptance estimate: accepted draft tokens by position over all sessions, and each session relative to them.
 
 Owns the counts and how they age. Counts are of judged tokens: those after a step's first rejection say nothing.
 """
@@ -30,7 +30,7 @@ HIGHEST, LOWEST = 0.98, 0.005
 
 
 class SessionAcceptance:
-    """How often one session's draft tokens are accepted, beside how often all sessions' were at the time."""
+    """Acceptance of one session relative to that of all sessions at the time."""
 
     __slots__ = ("_accepted", "_expected")
 

@@ -43,7 +43,7 @@ class DraftLengthController:
 
     @property
     def mode(self) -> Mode:
-        """How most steps are decoded now; trials and probes are left out."""
+        """Mode of most steps now, without trials and probes."""
         return self._choice.selector.mode
 
     @property
@@ -53,7 +53,7 @@ class DraftLengthController:
 
     @property
     def num_switches(self) -> int:
-        """How often the mode has changed."""
+        """Number of changes of the mode."""
         return self._choice.selector.num_switches
 
     @property

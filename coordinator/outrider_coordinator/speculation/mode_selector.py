@@ -15,7 +15,7 @@ _MIN_GAIN = {True: 0.03, False: 0.01}
 
 
 class Mode(enum.StrEnum):
-    """How the sessions of a target decode."""
+    """Decoding mode of a target's sessions."""
 
     PLAIN = "plain"
     SPECULATIVE = "speculative"

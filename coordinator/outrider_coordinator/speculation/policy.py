@@ -1,4 +1,4 @@
-"""How long proposals are: the policy that a coordinator's sessions share.
+"""Draft length policy, shared by the sessions of a coordinator.
 
 Knows requests' own bounds, the load and the switch by load, and which controller a session belongs to: one for each
 target. Refuses to know tokens: a length may depend on anything known before a token is drawn and never on that token,
@@ -61,7 +61,7 @@ class DraftLengthPolicy:
     # Sessions.
 
     def session(self, requested: int | None) -> ControlledSession:
-        """What is kept of a session; ``requested`` is the request's own bound."""
+        """State of the policy for a session; ``requested`` is the request's own bound."""
         return ControlledSession(min(self._default_length if requested is None else requested, self._limit))
 
     def enter(self, session: ControlledSession, target: object) -> None:

@@ -1,4 +1,4 @@
-"""How long a step takes: forwards by rows and tokens, and the time in between, fitted to what was seen lately.
+"""Step time model: forwards by rows and tokens, and the time in between, fitted to recent steps.
 
 Owns the models of time of one target and its draft. All times are in seconds, all observations come as events; no clock
 is read here. A *round* is one step of the sessions that share forwards, from one verdict of a session to its next.

@@ -22,7 +22,7 @@ _REPEATS = 9
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one forward must do."""
+    """Work of one forward: bytes and operations."""
 
     num_bytes: int
     num_operations: int
@@ -30,7 +30,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the device can do, as measured."""
+    """Measured speed of the device."""
 
     bytes_per_second: float
     """Copying: bytes read and written together."""

@@ -36,7 +36,7 @@ FORWARD, ON_DEVICE, DRAFT_LOOP = "forward", "forward_on_device", "draft_loop"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is timed: every combination."""
+    """Combinations to time."""
 
     batch_sizes: tuple[int, ...] = (1,)
     num_tokens: tuple[int, ...] = (1, 5)

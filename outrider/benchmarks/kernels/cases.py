@@ -33,7 +33,7 @@ class KernelCase:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where and in what type kernels run."""
+    """Device and type with which kernels run."""
 
     device: torch.device
     dtype: torch.dtype

@@ -26,7 +26,7 @@ TOLERANCES = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """Of one model's layer."""
+    """Sizes of one model's layer."""
 
     hidden: int
     inner: int
@@ -37,7 +37,7 @@ class LayerSizes:
 
 
 def layer_sizes(place: Place) -> LayerSizes:
-    """What is measured on this device."""
+    """Layer sizes to measure on this device."""
     return LayerSizes(4096, 14336, 32, 8, 128, 1024) if place.is_large else LayerSizes(128, 256, 4, 2, 32, 64)
 
 

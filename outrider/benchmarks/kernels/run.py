@@ -28,7 +28,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is timed."""
+    """Kernels and sizes to time."""
 
     num_rows: int = 32
     """Sequences."""

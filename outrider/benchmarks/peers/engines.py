@@ -19,7 +19,7 @@ Generate = Callable[[Sequence[int], int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What a peer is given."""
+    """Model pair and parameters for a peer."""
 
     target: str
     draft: str | None

@@ -26,7 +26,7 @@ Prompt = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked of every peer."""
+    """Workload of every peer."""
 
     engines: tuple[str, ...]
     pair: Pair
@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one peer."""
+    """Outcome of one peer."""
 
     engine: str
     ms_per_token: tuple[float, ...]

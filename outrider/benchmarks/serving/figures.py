@@ -20,7 +20,7 @@ STAGES = ("draft", "target", "accept", "wire")
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What speculation did, over many requests. Shares are None where nothing was drafted."""
+    """Speculation statistics over many requests. Shares are None if nothing was drafted."""
 
     num_drafts: int
     num_draft_tokens: int

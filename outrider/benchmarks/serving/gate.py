@@ -21,7 +21,7 @@ class GateError(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """What was compared."""
+    """Result of the correctness gate."""
 
     num_prompts: int
     num_tokens: int

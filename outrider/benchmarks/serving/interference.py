@@ -1,4 +1,4 @@
-"""What a long prompt does to those who are being served: the gaps between their messages, beside a prefill and without.
+"""Interference of long prompts: gaps between the messages of running streams, with and without a prefill.
 
 Owns the two arms, in turn: running requests alone, and the same requests while prompts of a given length are prefilled
 one after the other. Only gaps during which such a prompt was under way count for the second.
@@ -29,7 +29,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who runs, and what comes between."""
+    """Running streams, and the long prompts that interfere."""
 
     running: tuple[Prompt, ...]
     arriving: tuple[Prompt, ...]
@@ -55,7 +55,7 @@ class Outcome:
 
     @property
     def p99_ratio(self) -> float | None:
-        """How many times longer the longest gaps are."""
+        """Ratio of the 99th percentiles of the gaps."""
         alone, beside = statistics_of(self.alone), statistics_of(self.beside)
         return None if alone is None or beside is None else ratio(beside.p99, alone.p99)
 

@@ -19,7 +19,7 @@ from outrider.generation import GenerationResult
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What every request asks for, besides its prompt."""
+    """Parameters of every request, besides its prompt."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -49,7 +49,7 @@ class Record:
 
     @property
     def num_tokens(self) -> int:
-        """Of output."""
+        """Number of output tokens."""
         return sum(self.token_counts)
 
     @property
@@ -83,7 +83,7 @@ class Run:
 
     @property
     def completed(self) -> tuple[Record, ...]:
-        """Those that came to their end."""
+        """Requests that completed."""
         return tuple(record for record in self.records if record.result is not None)
 
     @property

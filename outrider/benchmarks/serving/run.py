@@ -28,7 +28,7 @@ SPECULATION, BASELINE = "speculation", "baseline"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run."""
+    """Runs to perform."""
 
     prompts: tuple[Prompt, ...]
     traffic: Traffic
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it."""
+    """Outcome of the runs."""
 
     info: ModelInfo
     gate: GateReport | None

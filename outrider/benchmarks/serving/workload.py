@@ -1,4 +1,4 @@
-"""What is asked: prompts of a given length, and when each is sent.
+"""Workload: prompts of a given length, and the time at which each is sent.
 
 Owns prompts and arrival times, the same for the same seed. Knows no client and no clock.
 """
@@ -21,7 +21,7 @@ Prompt = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """How requests arrive."""
+    """Arrival of requests."""
 
     request_rate: float = math.inf
     """Requests a second on average; infinite: all at once."""

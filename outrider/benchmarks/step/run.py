@@ -39,7 +39,7 @@ _PROMPT = (11, 7, 5, 3)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is timed: every number of sessions at every temperature."""
+    """Numbers of sessions and temperatures to time."""
 
     num_sessions: tuple[int, ...] = (1, 32)
     temperatures: tuple[float, ...] = (0.0, 1.0)
@@ -74,7 +74,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """What one caller heard."""
+    """Output that one caller received."""
 
     result: GenerationResult
     gaps: tuple[float, ...]

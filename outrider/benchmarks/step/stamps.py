@@ -1,4 +1,4 @@
-"""Where a step's time goes between the processes: moments noted in each of them, put together afterwards.
+"""Timeline of a step across processes: timestamps of each process, combined afterwards.
 
 All processes run on one host and read one clock, so moments of different processes may be subtracted from each other.
 Notes wrap the ports that are measured; nothing inside these knows of them.
@@ -125,5 +125,5 @@ class Moments:
 
 
 def part_names() -> Iterator[str]:
-    """Of both sides, in the order of a step."""
+    """Names of the parts of both sides, in the order of a step."""
     return (f"{side}_{part}" for side in SIDES for part in (*PARTS, TURN))

@@ -1,4 +1,4 @@
-"""What one step costs in processor time, stage by stage: the coordinator and two engine cores in one thread.
+"""Processor time of one step by stage: the coordinator and two engine cores in one thread.
 
 The coordinator, both cores and all conversions are real; the models are stand-ins that take no time, and messages go
 from end to end as bytes without gRPC. So every stage is timed by itself, by the thread's processor time, which another
@@ -59,7 +59,7 @@ _PROMPT = (11, 7, 5, 3)
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:
-    """What is timed."""
+    """Numbers of sessions and steps to time."""
 
     num_sessions: tuple[int, ...] = (1, 32, 64, 128, 256)
     temperature: float = 0.0
@@ -81,7 +81,7 @@ class TurnCosts:
 
     @property
     def between_forwards_ms(self) -> float:
-        """Of all sessions and one step, in milliseconds."""
+        """Time between forwards for all sessions and one step, in milliseconds."""
         return 1e-3 * self.num_sessions * sum(self.micros[stage] for stage in BETWEEN_FORWARDS)
 
 

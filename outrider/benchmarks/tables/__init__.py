@@ -35,7 +35,7 @@ def render(results: Sequence[Result], kinds: Iterable[str] | None = None) -> str
 
 
 def runs_table(results: Sequence[Result]) -> str:
-    """Of which code each result speaks; empty of none."""
+    """Table of the code version of each result; empty without results."""
     heads = ["run", "when", "commit", "PyTorch", "gRPC", "Python"]
     rows = [
         [

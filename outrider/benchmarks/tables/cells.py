@@ -25,7 +25,7 @@ def table(title: str, heads: Row, rows: Sequence[Row], notes: Sequence[str], *, 
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """What the marks mean that are used."""
+    """Explanations of the marks that are used."""
     return [f"{sign} {words}" for sign, words in marks([result.configuration for result in results])]
 
 
@@ -58,13 +58,13 @@ def device(result: Result) -> str:
 
 
 def median_of(result: Result, name: str, **labels: str) -> float | None:
-    """Of the first such series; None when there is none."""
+    """Statistic of the first such series; None if there is none."""
     found = result.find(name, **labels)
     return None if found is None else median(found.samples)
 
 
 def mean_of(result: Result, name: str, labels: Mapping[str, Label]) -> float | None:
-    """Of the first such series; None when there is none."""
+    """Statistic of the first such series; None if there is none."""
     found = result.find(name, **labels)
     return None if found is None or found.statistics is None else found.statistics.mean
 

@@ -87,7 +87,7 @@ def _floor_us(series: Series) -> float | None:
 
 
 def step_table(results: Sequence[Result]) -> str:
-    """What lies between two forwards."""
+    """Table of the time between two forwards."""
     heads = ["run", "machine", "over", "requests", "T", "between ms", "p99 ms", "coordinator's processor ms"]
     rows = [
         [
@@ -108,7 +108,7 @@ def step_table(results: Sequence[Result]) -> str:
 
 
 def tracing_table(results: Sequence[Result]) -> str:
-    """What tracing adds."""
+    """Table of the overhead of tracing."""
     heads = ["run", "machine", "where", "off", "more when others are sampled", "more when it is itself"]
     rows = [
         [

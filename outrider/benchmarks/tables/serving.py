@@ -46,7 +46,7 @@ def _steps_table(results: Sequence[Result]) -> str:
 
 
 def serve_tables(results: Sequence[Result]) -> str:
-    """What users see, and where a step goes."""
+    """Tables of what users see, and of the time of a step."""
     return "\n".join([_serve_table(results), _steps_table(results)]) if results else ""
 
 

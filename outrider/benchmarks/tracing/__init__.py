@@ -1,1 +1,1 @@
-"""What tracing costs: in the loops of the coordinator and of a service, and in the thread that makes spans."""
+"""Overhead of tracing, in the loops of coordinator and service and in the thread that makes spans."""

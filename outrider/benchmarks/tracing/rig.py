@@ -86,7 +86,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Tracings:
-    """Where the spans of each process go; None: it does not trace."""
+    """Destination of the spans of each process; None without tracing."""
 
     coordinator: Tracing | None = None
     target: Recorder | None = None

@@ -34,7 +34,7 @@ MAKING = "making and exporting spans"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is timed."""
+    """Numbers of rounds and steps to time."""
 
     num_steps: int = 256
     """Of each request; a step of each arm in turn."""
@@ -134,7 +134,7 @@ def to_rows(series: Sequence[Series]) -> list[tuple[Label, ...]]:
 
 
 def added_us(series: Sequence[Series], place: str, arm: str) -> float:
-    """What an arm takes more than without tracing: the median over the rounds of the differences within a round."""
+    """Overhead of an arm over no tracing: median over the rounds of the differences within a round."""
     found = {item.labels["arm"]: item.samples for item in series if item.name == place}
     return statistics.median(more - less for more, less in zip(found[arm], found[OFF], strict=True))
 

@@ -1,4 +1,4 @@
-"""What both processes agree on: the service's name, and requests that say how long a reply they want."""
+"""Payloads that both processes know: the service's name, and requests that give the length of their reply."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Call = Callable[[bytes], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is timed: every combination."""
+    """Combinations to time."""
 
     num_bytes: tuple[int, ...] = (200, 20_000, 2_000_000)
     """Of a request."""

@@ -27,7 +27,7 @@ ENDED = "ended"
 
 
 class _Peer:
-    """What is known of one other rank."""
+    """State of one other rank."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

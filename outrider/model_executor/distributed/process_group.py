@@ -51,7 +51,7 @@ OnFailure = Callable[[BaseException], None]
 
 
 class Member(abc.ABC):
-    """What all ranks do."""
+    """Operations common to all ranks."""
 
     def __init__(self, place: Place, *, one_shot: bool) -> None:
         self.place = place
@@ -62,7 +62,7 @@ class Member(abc.ABC):
         """A collective failed. Return only when it is clear that this is not because a rank is lost."""
 
     def open_communicator(self, device: torch.device, dtype: torch.dtype) -> Communicator:
-        """What the ranks sum and join with; every rank calls it at the same point."""
+        """Open the communicator of the ranks; every rank calls it at the same point."""
         shard = Shard(self.place.rank, self.place.size)
         if device.type == "cuda":
             return open_gpu_communicator(shard, device, dtype, one_shot=self._one_shot)
@@ -120,7 +120,7 @@ class Leader(Member):
         self.close()
 
     def process_ids(self) -> dict[int, int]:
-        """Of the ranks that this one started."""
+        """Process ids of the ranks that this one started."""
         return {} if self._local is None else self._local.process_ids()
 
     def publish(self, command: WorkerCommand) -> None:

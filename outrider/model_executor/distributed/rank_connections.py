@@ -22,7 +22,7 @@ _POLL_S = 0.2
 
 
 class Purpose(enum.IntEnum):
-    """What a socket is for."""
+    """Purpose of a socket."""
 
     COMMANDS = 0
     HEARTBEATS = 1
@@ -30,7 +30,7 @@ class Purpose(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where rank 0 waits for the others."""
+    """Listener of rank 0, which waits for the other ranks."""
 
     host: str
     port: int

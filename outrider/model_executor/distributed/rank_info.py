@@ -1,4 +1,4 @@
-"""Where a process stands among those that share a model, before torch is imported.
+"""Rank of a process among those that share a model; imports no torch.
 
 Owns the variables that say so: torchrun's, which rank 0 of a service started alone also gives to the ranks that it
 starts. Refuses to know how ranks find each other.
@@ -46,7 +46,7 @@ def find_place(size: int, environ: Mapping[str, str] | None = None) -> Place:
 
 
 def environment_of(place: Place, port: int) -> dict[str, str]:
-    """What tells a rank on this host its place; the store listens at ``port``."""
+    """Environment variables that give a rank on this host its place; the store listens at ``port``."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("OUTRIDER_", "TORCHELASTIC_"))
     }

@@ -110,7 +110,7 @@ def _drafting(settings: Settings) -> DraftingRules | None:
 
 
 def drafting_rules(settings: DraftSettings, *, in_loops: bool = False) -> DraftingRules:
-    """How the settings' draft tokens are drawn; ``in_loops`` as the rules have it."""
+    """Draft sampling rules of the settings; ``in_loops`` as in ``DraftingRules``."""
     return DraftingRules(
         settings.support_mass,
         settings.support_limit,
@@ -120,7 +120,7 @@ def drafting_rules(settings: DraftSettings, *, in_loops: bool = False) -> Drafti
 
 
 def graph_limits(settings: Settings) -> GraphLimits:
-    """What is captured as CUDA graphs under these settings; what is not is logged with what is, after capturing."""
+    """Limits of the CUDA graphs under these settings. The coverage is logged after capture."""
     memory_mb, drafting = settings.cuda_graph_memory_mb, _drafting(settings)
     num_tokens = max_batched_tokens(settings.max_batched_tokens, is_gpu=True)
     return GraphLimits(

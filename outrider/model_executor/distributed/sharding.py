@@ -36,7 +36,7 @@ class Shard:
         _require(config.intermediate_size % self.size == 0, self.size, f"its MLP size {config.intermediate_size}")
 
     def part_of(self, config: ModelConfig) -> ModelConfig:
-        """What a rank computes, as if it were a model: the same, with its own heads and MLP columns."""
+        """Configuration of a rank's part, as of a model with only its heads and MLP columns."""
         return dataclasses.replace(
             config,
             num_heads=len(self.heads(config)),

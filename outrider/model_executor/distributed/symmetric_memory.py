@@ -26,7 +26,7 @@ _MAX_ROW_BYTES = 32 << 10
 
 @dataclass(frozen=True, slots=True)
 class SymmetricMemory:
-    """What one rank holds of it; the tensors must live as long as any rank may read them."""
+    """One rank's symmetric memory; the tensors must live as long as any rank may read them."""
 
     buffer: torch.Tensor  # [any] uint8, for one-shot
     row_buffer: torch.Tensor  # [any] uint8, as ``rows`` lays it out

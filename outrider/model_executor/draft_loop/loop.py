@@ -36,11 +36,11 @@ LoopProgress = Callable[[int], None]
 
 
 class LoopModel(Protocol):
-    """What a loop needs of a model; ``outrider.model_executor.models.Decoder`` is one."""
+    """Model as a draft loop uses it; implemented by ``outrider.model_executor.models.Decoder``."""
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the loop."""
         ...
 
     def hidden_states(self, batch: DeviceBatch, kv_cache: KVCacheTensors) -> torch.Tensor:
@@ -54,7 +54,7 @@ class LoopModel(Protocol):
 
 @dataclass(frozen=True, slots=True, order=True)
 class StepShape:
-    """What one step is captured for."""
+    """Shape of one captured step."""
 
     num_rows: int
     catch_up: int
@@ -63,7 +63,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class _Views:
-    """What the steps of one number of rows read and write, on the device and on the host."""
+    """Buffers that the steps of one number of rows read and write, on the device and on the host."""
 
     loop: DeviceLoop
     sink: DraftSink

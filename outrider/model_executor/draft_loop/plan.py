@@ -29,7 +29,7 @@ _NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True, order=True)
 class LoopShape:
-    """What a loop is laid out for; any plan that is no larger fits it."""
+    """Shape of a loop; any plan that is no larger fits it."""
 
     num_rows: int
     num_steps: int
@@ -38,7 +38,7 @@ class LoopShape:
 
     @property
     def sizes(self) -> list[int]:
-        """How many numbers each part of the buffer has; the pages come after them. They do not depend on the steps."""
+        """Size of each part of the buffer in numbers, before the pages; independent of the number of steps."""
         rows, tokens = self.num_rows, self.num_rows * MAX_CATCH_UP
         first = [tokens, tokens, tokens, rows + 1, rows]
         state = [1, rows, rows, rows, rows, rows * NUM_COLUMNS]
@@ -149,7 +149,7 @@ class DeviceLoop:
 
     @property
     def next_ids(self) -> torch.Tensor:  # [R]
-        """Where a step's tokens go, to be read by the next."""
+        """Tokens of a step, which the next step reads."""
         return self.single.token_ids
 
 

@@ -1,4 +1,4 @@
-"""What a draft loop drew, read on the host.
+"""Results of a draft loop, read on the host.
 
 Owns the meaning of the records. Refuses to know devices and layouts of launches.
 
@@ -25,7 +25,7 @@ Numbers = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What was drawn for one row."""
+    """Draft tokens and evidence of one row."""
 
     token_ids: tuple[int, ...]
     """In order."""
@@ -62,14 +62,14 @@ def _certain(row: DraftRow, token_ids: tuple[int, ...]) -> SparseEvidence | None
 
 
 def _sound(token_ids: list[int]) -> tuple[int, ...]:
-    """Those before the first that could not be drawn."""
+    """Tokens before the first that could not be drawn."""
     return tuple(token_ids if min(token_ids) >= 0 else itertools.takewhile(lambda token_id: token_id >= 0, token_ids))
 
 
 def _read_evidence(
     rows: Sequence[DraftRow], texts: Sequence[tuple[int, ...]], records: Numbers, supports: Numbers
 ) -> list[SparseEvidence | None]:
-    """Of each row; all of it is one copy, row by row, so that it outlives the memory that the device writes to."""
+    """Evidence of each row, in one copy, so that it outlives the memory that the device writes to."""
     counts = records[:, : len(rows), Field.WIDTH].T.copy()  # [B, K]
     widths = [
         own[: len(ids)] if row.terms.needs_evidence else []

@@ -1,4 +1,4 @@
-"""What a draft loop is asked of each sequence, and which requests it can serve.
+"""Rows of a draft loop, and the requests that it can serve.
 
 Plain Python; refuses to know devices and the layout of a launch.
 """
@@ -29,7 +29,7 @@ Words: TypeAlias = "array[int]"
 
 @dataclass(frozen=True, slots=True)
 class DraftTerms:
-    """What drafting for a session keeps to from its first launch to its last, worked out once for its ``Open``."""
+    """Draft sampling parameters of a session, derived once from its ``Open``."""
 
     open: Open
     needs_evidence: bool
@@ -63,7 +63,7 @@ class DraftRow:
     """Committed tokens when the proposal was made; keys the random streams."""
 
     def words(self) -> Words:  # [NUM_COLUMNS]
-        """How the device draws for this row, whose tokens have not been appended yet."""
+        """Parameters of the draw for this row, as the device reads them, before its tokens are appended."""
         words = self.terms.words[:]
         words[Column.BASE] = self.base if self.terms.keys_base else 0
         words[Column.POSITION] = self.sequence.length + len(self.token_ids)

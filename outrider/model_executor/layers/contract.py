@@ -30,7 +30,7 @@ class Preparable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WeightTarget:
-    """Where one tensor of a checkpoint is copied to."""
+    """Destination of one tensor of a checkpoint."""
 
     destination: torch.Tensor | None
     """A view into a parameter; broadcasts from the part. None: the tensor is another rank's."""
@@ -96,7 +96,7 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """What the layers of one KV cache group read in a forward."""
+    """Inputs of a forward for the layers of one KV cache group."""
 
     slots: torch.Tensor  # [T] where each token's keys and values go; -1: nowhere
     plan: AttentionPlan | DevicePlan

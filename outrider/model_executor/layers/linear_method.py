@@ -21,7 +21,7 @@ from outrider.model_executor.layers.contract import FLOAT_TYPES, Residual
 
 
 class Axis(enum.Enum):
-    """What a dimension of a linear layer's parameter stands for."""
+    """Meaning of a dimension of a linear layer's parameter."""
 
     OUT = enum.auto()
     """One for each feature that comes out."""
@@ -42,7 +42,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """What a linear layer's method is made for: the features that this rank holds."""
+    """Sizes of a linear layer on this rank."""
 
     in_features: int
     out_features: int
@@ -69,7 +69,7 @@ class QueryTarget:
 
 
 class LinearMethod(abc.ABC):
-    """How one linear layer's weight is kept and multiplied with: y = x W^T (+ b).
+    """Storage and product of one linear layer's weight: y = x W^T (+ b).
 
     Made empty; filled through ``parameters``; ``prepare`` is called when all of them are there; then it computes. What
     comes before and after a product can be taken over by a method whose kernels do several steps at once; here each is

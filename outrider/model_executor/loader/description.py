@@ -1,4 +1,4 @@
-"""What a service with a model says of itself.
+"""Description of a service with a model, as ``describe()`` returns it.
 
 Owns the making of a ``ModelDescription`` from a folder and a runner. Refuses to know links and sessions.
 """

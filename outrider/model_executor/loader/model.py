@@ -33,11 +33,11 @@ class Ranks(Protocol):
 
     @property
     def publish(self) -> Publish | None:
-        """How rank 0 tells the others a command; None for the others."""
+        """Function by which rank 0 sends a command to the other ranks; None on those."""
         ...
 
     def open_communicator(self, device: torch.device, dtype: torch.dtype) -> Communicator:
-        """What they sum and join with; every rank calls it at the same point."""
+        """Open the communicator of the ranks; every rank calls it at the same point."""
         ...
 
     def least(self, value: int) -> int:

@@ -1,4 +1,4 @@
-"""What a model folder's tokenizer files say, read as JSON and nothing more.
+"""Facts from a model folder's tokenizer files, read as JSON only.
 
 Owns how many ids it knows, the id it puts first, and the hash by which two
 tokenizers are compared. Refuses to tokenize: that is the coordinator's.
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What a service tells of its tokenizer; all empty for a folder without one."""
+    """Tokenizer facts in a service's description; all empty for a folder without a tokenizer."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     num_token_ids: int = 0

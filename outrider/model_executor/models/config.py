@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How positions turn queries and keys."""
+    """Rotary position embedding of a model."""
 
     rope_type: str
     theta: float

@@ -21,7 +21,7 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class FamilyTraits:
-    """What a family says of one model."""
+    """Properties of one model that its family reads."""
 
     qkv_bias: bool
     output_bias: bool

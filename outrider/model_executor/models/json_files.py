@@ -79,7 +79,7 @@ def validated(path: Path, schema: TypeAdapter[ValueT], content: object, what: st
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, on one line of bounded length."""
+    """Text of an error on one line of bounded length."""
     said = " ".join(str(error).split()) or type(error).__name__
     return said if len(said) <= 300 else f"{said[:297]}..."
 

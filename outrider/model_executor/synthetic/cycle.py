@@ -27,7 +27,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class PairMap:
-    """What each model of a pair says after each token."""
+    """Next token of each model of a pair, for every token."""
 
     order: TokenIds  # [V] the cycle: order[i + 1] follows order[i]
     target_next: TokenIds  # [V] by token

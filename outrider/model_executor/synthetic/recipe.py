@@ -1,4 +1,4 @@
-"""What makes a synthetic model: a few numbers beside its ``config.json``.
+"""Recipe of a synthetic model: a few numbers beside its ``config.json``.
 
 Owns ``synthetic.json`` and the way from it to tensors. With it no weights need to lie on a disk: load format
 "synthetic" makes them where they are used, the same for the same recipe and the same kind of device.
@@ -36,7 +36,7 @@ class Recipe:
     seed: int = 0
 
     def successors(self, vocab_size: int) -> Successors:
-        """What the model says after each token; ``ValueError`` for shares that are none."""
+        """Next token of the model for every token; ``ValueError`` for invalid shares."""
         pair = build_map(vocab_size, acceptance=self.acceptance, foreseen=self.foreseen, seed=self.seed)
         none = np.full_like(pair.order, -1)
         if self.role == "target":
@@ -44,7 +44,7 @@ class Recipe:
         return Successors(pair.draft_next, np.where(pair.foreseen, pair.target_next, none))
 
     def maker(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> WeightMaker:
-        """What makes the weights of a model of these sizes."""
+        """Function that makes the weights of a model of these sizes."""
         seed = 2 * self.seed + ROLES.index(self.role)
         return WeightMaker(sizes, self.successors(sizes.vocab_size), seed, dtype, device)
 

@@ -76,7 +76,7 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Successors:
-    """What a model says after each token."""
+    """Next token of a model, for every token."""
 
     first: TokenIds  # [V] the likeliest next token, by token
     second: TokenIds  # [V] the second likeliest, by token; -1 where there is none of note

@@ -26,7 +26,7 @@ MAX_UNREAD_BATCHES = 10_000
 
 
 class CommandInbox(Protocol[CommandT, EventT]):
-    """Where links put what the engine thread is to take."""
+    """Inbox for the commands of all links, which the engine thread empties."""
 
     def submit(self, link: LocalLink[CommandT, EventT], commands: tuple[CommandT, ...]) -> bool:
         """Queue a message; False when the link has too many waiting."""

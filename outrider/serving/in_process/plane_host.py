@@ -33,7 +33,7 @@ class PlaneHost(Protocol):
 
 
 class NoPlanes:
-    """Of a service without a tensor plane."""
+    """Plane host of a service without a tensor plane."""
 
     def handle(self, link_id: int, command: PlaneCommand, tell: Callable[[PlaneEvent], None]) -> None:
         """Say so."""

@@ -31,7 +31,7 @@ class CountedCore(Core[CommandT_contra, EventT], Protocol[CommandT_contra, Event
 
     @property
     def stats(self) -> ServiceStats:
-        """What it has done so far; read from any thread."""
+        """Statistics so far; may be read from any thread."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class InProcessService(Generic[CommandT, EventT]):
 
     @property
     def stats(self) -> ServiceStats:
-        """What was done so far, the warm-up left out."""
+        """Statistics so far, without the warm-up."""
         return self._core.stats
 
     def readings(self) -> list[Reading]:
