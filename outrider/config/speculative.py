@@ -56,23 +56,24 @@ _WITHOUT_EFFECT = {
 }
 """Keys of how vLLM computes what it computes; any value gives the same output here."""
 
-_HIDDEN_STATES = "reads the target's hidden states, and no such draft is built yet: draft_model and ngram are"
+_OF_VLLM = "tunes how vLLM runs drafts that read hidden states; there is nothing like it here"
+_OF_OTHERS = "belongs to a method that is not built yet; see method"
 _REFUSED = {
-    "disable_eagle_block_drop": _HIDDEN_STATES,
-    "disable_lookahead_block_hashes": _HIDDEN_STATES,
+    "disable_eagle_block_drop": _OF_VLLM,
+    "disable_lookahead_block_hashes": _OF_VLLM,
     "draft_lm_head_quantization": "weights are served as float32, bfloat16 or float16",
     "draft_load_config": "set draft.load_format instead",
     "draft_model_config": "is vLLM's own, not a user's",
     "draft_parallel_config": "is vLLM's own, not a user's",
-    "dspark_draft_topk": _HIDDEN_STATES,
+    "dspark_draft_topk": _OF_OTHERS,
     "enable_adaptive_verification": "draft lengths follow the measured throughput: draft_length is auto",
     "fly_entropy_threshold": "acceptance is rejection, coupled or typical",
     "fly_entropy_top_k": "acceptance is rejection, coupled or typical",
     "fly_window_size": "acceptance is rejection, coupled or typical",
-    "index_share_for_mtp_iteration": _HIDDEN_STATES,
+    "index_share_for_mtp_iteration": _OF_VLLM,
     "kv_cache_dtype": "the KV cache has the type of the weights: set draft.dtype",
     "num_speculative_tokens_per_batch_size": "draft lengths follow the measured throughput: draft_length is auto",
-    "parallel_drafting": "drafts are made one token after the other",
+    "parallel_drafting": "method dflash drafts all tokens at once, other drafts one after the other",
     "quantization": "weights are served as float32, bfloat16 or float16",
     "speculative_token_tree": "a draft is one sequence of tokens",
     "suffix_decoding_max_cached_requests": "outputs count in tokens: set draft.suffix_decoding_max_cached_tokens",
@@ -83,7 +84,7 @@ _REFUSED = {
     "target_parallel_config": "is vLLM's own, not a user's",
     "tensor_parallel_size": "is the target's here as in vLLM: set draft_tensor_parallel_size",
     "use_heterogeneous_vocab": "draft and target must have the same vocabulary",
-    "xpress_topc": _HIDDEN_STATES,
+    "xpress_topc": _OF_OTHERS,
 }
 """vLLM's key: why it is refused. Off (false, or "auto") is as if it were not there."""
 
