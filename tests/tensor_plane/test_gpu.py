@@ -78,6 +78,7 @@ def test_on_one_card_all_planes_but_nccl_are_tried_and_timed() -> None:
         report = answer(pipe)
         reasons = dict(report.reasons)
         assert reasons.pop("nccl") == "both are on one GPU"
+        assert report.kind is PlaneKind.CUDA_IPC
         assert {report.kind, *reasons} == {PlaneKind.CUDA_IPC, PlaneKind.SHARED_MEMORY, PlaneKind.GLOO}
         assert all(reason.endswith("ms a probe") for reason in reasons.values())
     writers.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneReference
 from outrider.tensor_plane.endpoints import PeerFacts, why_not
 from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.negotiation import Chosen, Negotiation
 from outrider.tensor_plane.reader import PlaneReader, PlaneReaders
 from outrider.tensor_plane.writer import AUTOMATIC, PlaneWriter, PlaneWriters
 from tests.tensor_plane.peers import CPU, LIMITS, OPENING_S, impatient
@@ -211,3 +213,16 @@ def assert_soon(holds: object, within_s: float = 20.0) -> None:
     while not holds():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("on_one_gpu", "chosen"), [(True, PlaneKind.CUDA_IPC), (False, PlaneKind.SHARED_MEMORY)])
+def test_cuda_ipc_is_taken_on_one_gpu_and_the_fastest_elsewhere(on_one_gpu: bool, chosen: PlaneKind) -> None:
+    control, ends = Mock(), {PlaneKind.CUDA_IPC: Mock(), PlaneKind.SHARED_MEMORY: Mock()}
+    times = {PlaneKind.CUDA_IPC: 0.4e-3, PlaneKind.SHARED_MEMORY: 0.1e-3}
+    opened = [Chosen(kind, b"", end, times[kind]) for kind, end in ends.items()]
+    talk = Negotiation(control, CPU, "127.0.0.1", LIMITS)
+    best, report = talk._take_fastest(opened, {}, on_one_gpu=on_one_gpu)
+    assert best is not None
+    assert best.kind is report.kind is chosen
+    for kind, end in ends.items():
+        assert end.close.called == (kind is not chosen)
