@@ -90,8 +90,7 @@ class Endpoints:
         model = await self._watch.current()
         model.check_name(asked.model)
         prompt = await prepare_chat(model, asked, asked.chat)
-        tokens_field = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
-        check_length(model, prompt, asked.wanted_tokens, prompt_field="messages", tokens_field=tokens_field)
+        check_length(model, prompt, asked.wanted_tokens, prompt_field="messages", tokens_field=asked.tokens_field)
         caller = _caller(request, "chatcmpl", asked.request_id)
         wanted_tokens = TO_THE_END if asked.wanted_tokens is None else asked.wanted_tokens
         wanted = self._wanted(wanted_tokens, asked.wanted_logprobs, asked.prompt_logprobs)

@@ -337,3 +337,10 @@ def test_a_model_without_a_tokenizer_takes_token_ids(service: Service, gateway: 
     assert complete(gateway, prompt=[1, 2]).status == 200
     assert complete(gateway).json["error"]["param"] == "prompt"
     assert chat(gateway).json["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_a_chat_without_room_for_a_token_names_the_field_that_was_sent(gateway: Gateway, field: str) -> None:
+    body = {"messages": MESSAGES, field: 0}
+    answer = ask(gateway, "/v1/chat/completions", body)
+    assert answer.status == 400 and answer.json["error"]["param"] == field

@@ -64,6 +64,11 @@ class ChatCompletionRequest(ChatFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def tokens_field(self) -> str:
+        """The field that ``wanted_tokens`` comes from."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def wanted_logprobs(self) -> int | None:
         """Number of most likely tokens in the logprobs; None: no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -83,6 +88,8 @@ class ChatCompletionRequest(ChatFields):
 
     def check(self) -> None:
         """Raise ``InvalidRequestError`` for fields that exclude each other."""
+        if self.wanted_tokens == 0:
+            raise InvalidRequestError(self.tokens_field, "must be at least 1, not 0")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
         if self.tools == []:
