@@ -63,6 +63,6 @@ def _device(name: str) -> torch.device:
 
 def _require_cuda(device: torch.device) -> None:
     if not torch.cuda.is_available():
-        raise ConfigError("device", f"{device} was asked for and there is no CUDA device; cpu is")
+        raise ConfigError("device", f"{device} is set, but there is no CUDA device; cpu is available")
     if (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError("device", f"{device} was asked for and there are {torch.cuda.device_count()} CUDA devices")
+        raise ConfigError("device", f"{device} is set, but there are {torch.cuda.device_count()} CUDA devices")

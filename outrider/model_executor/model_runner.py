@@ -318,7 +318,7 @@ class ModelRunner:
     def take_device(self) -> None:
         """Make this thread's launches go to the device; a GPU is chosen thread by thread."""
         if self.device.type == "cuda":
-            torch.cuda.set_device(self._frame.counters.device)  # unlike the name it was asked for by, this has an index
+            torch.cuda.set_device(self._frame.counters.device)  # unlike the setting's name, this has an index
 
     def wait(self) -> None:
         """Return when the device has done all it was given."""

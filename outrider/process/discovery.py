@@ -90,7 +90,7 @@ class RemoteReplicas(Generic[PortT]):
         return self._connect(found, self._named(self._places[address].host))
 
     def _named(self, host: str) -> ClientSecurity:
-        """Certificates bear the name that was asked for, not the address behind it."""
+        """Certificates bear the requested name, not the address behind it."""
         tls = self._security.tls
         if tls is None or tls.server_name is not None or not host:
             return self._security

@@ -28,7 +28,7 @@ class RequestStatus(enum.Enum):
     RUNNING = "running"
     """In a batch that was started and has not ended: its session's sequence may not be cut."""
     PREPARED = "prepared"
-    """Computed before it was asked for; the answer is held until its item comes."""
+    """Computed before its item arrived; the answer is held until then."""
     FINISHED = "finished"
     """Answered."""
     ABORTED = "aborted"

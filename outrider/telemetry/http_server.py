@@ -54,7 +54,7 @@ class HttpServer:
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
         self.port = 0
-        """Where it listens, with the port that was chosen when 0 was asked for."""
+        """Address on which it listens, with the port that was chosen for port 0."""
 
     async def start(
         self, host: str | None = None, port: int | None = None, *, sock: socket.socket | None = None

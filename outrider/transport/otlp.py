@@ -44,7 +44,7 @@ class OtlpServer:
     def __init__(self, server: grpc.aio.Server, address: str) -> None:
         self._server = server
         self.address = address
-        """Where it listens, with the port that was chosen when 0 was asked for."""
+        """Address on which it listens, with the port that was chosen for port 0."""
 
     async def stop(self) -> None:
         """Stop at once."""

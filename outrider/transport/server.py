@@ -80,7 +80,7 @@ class Server:
         self._service = service
         self._draining = False
         self.address = address
-        """Where it listens, with the port that was chosen when 0 was asked for."""
+        """Address on which it listens, with the port that was chosen for port 0."""
 
     async def set_serving(self, serving: bool) -> None:
         """What health says of the service, and of the whole; never SERVING again once it drains."""

@@ -59,8 +59,8 @@ def test_each_model_has_a_gpu_where_there_is_one(gpus: Gpus, flags: Flags, devic
         (ONE, {TP: 2}, "target.tensor_parallel_size", "is 2, which needs cuda:0-1; there is 1 (NVIDIA H200)"),
         (ONE, {DRAFT_TP: 2}, "draft.tensor_parallel_size", "is 2"),
         (TWO, {TP: 2, ON: "cuda:1"}, "target.tensor_parallel_size", "needs cuda:1-2"),
-        (NO_GPUS, {ON: "cuda"}, "target.device", "cuda was asked for; there is no GPU here"),
-        (ONE, {DRAFT_ON: "cuda:1"}, "draft.device", "cuda:1 was asked for; there is 1 (NVIDIA H200)"),
+        (NO_GPUS, {ON: "cuda"}, "target.device", "cuda is set, but there is no GPU here"),
+        (ONE, {DRAFT_ON: "cuda:1"}, "draft.device", "cuda:1 is set, but there is 1 (NVIDIA H200)"),
     ],
 )
 def test_more_gpus_than_there_are_is_refused(gpus: Gpus, flags: Flags, field: str, said: str) -> None:

@@ -123,7 +123,7 @@ class Output:
     def _push_one(self, token_id: int) -> Finish | None:
         self._num_tokens += 1
         if token_id in self._ending:
-            # Its own text is left out, as that of a stop text is, unless it was asked for.
+            # Its own text is left out, as that of a stop text is, unless the request includes it.
             self._flush(token_id if self._engine_request.include_stop else None)
             return Finish(FinishReason.STOP, token_id)
         self._unread.append(token_id)

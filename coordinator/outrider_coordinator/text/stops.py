@@ -15,7 +15,7 @@ class StopMatch:
 
     stop: str
     text: str
-    """The last text to give out; it holds the stop text only when that was asked for."""
+    """Last text to emit; it contains the stop text only if the request includes it."""
 
 
 class _StopText:

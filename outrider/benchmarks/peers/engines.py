@@ -108,7 +108,7 @@ def _vllm(pair: Pair, speculative: dict[str, Any] | None) -> Generate:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
     if pair.device == "cpu" and "vllm.platforms.cuda" in sys.modules:
-        raise ConfigError("--device", "this build of vLLM runs on a GPU; cpu was asked for")
+        raise ConfigError("--device", "this build of vLLM runs on a GPU, not on cpu")
     engine = LLM(
         model=pair.target,
         dtype=pair.dtype,

@@ -45,7 +45,7 @@ class Speculation:
 
 
 def speculation_of(records: Iterable[Record], draft_length: int) -> Speculation:
-    """Add up; `draft_length` is what was asked for.
+    """Add up; `draft_length` is the requested one.
 
     A proposer that gives fewer tokens than asked (n-gram) and has them all kept is counted as if one was rejected:
     its acceptance is a lower bound.

@@ -87,7 +87,7 @@ def _require(section: TargetSettings | DraftSettings, gpus: Gpus) -> None:
         where = device_text(section.device, section.tensor_parallel_size)
         problem = f"is {section.tensor_parallel_size}, which needs {where}; there is {there}"
         raise ConfigError(f"{section.name}.tensor_parallel_size", problem)
-    raise ConfigError(f"{section.name}.device", f"{section.device} was asked for; there is {there}")
+    raise ConfigError(f"{section.name}.device", f"{section.device} is set, but there is {there}")
 
 
 def _check_fits_cpu(section: TargetSettings | DraftSettings, gpus: Gpus) -> None:

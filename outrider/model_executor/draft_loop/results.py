@@ -32,7 +32,7 @@ class Draws:
     evidence: Evidence = None
     """What they were drawn from, where the rule needs it and there are any."""
     error: OutriderError | None = None
-    """Why there are no more, if they are fewer than was asked for."""
+    """Error that ended the draws early, if they are fewer than requested."""
 
 
 def read_draws(
