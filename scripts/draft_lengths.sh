@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Chosen draft lengths beside plain decoding and a fixed length, in one interleaved run: scripts/draft_lengths.sh [FOLDER]
+# Chosen draft lengths beside plain decoding and fixed ones (FIXED_LENGTHS="3 5"), in one interleaved run: scripts/draft_lengths.sh [FOLDER]
 # One target and one draft, and two coordinators on them: draft_length auto and fixed. The pair is synthetic, so nothing is
 # downloaded; the table comes last. On one H200 with the defaults it takes some five minutes.
 # A run without a GPU, on the embedded pair:  DEVICE=cpu PAIR=embedded USERS="1 4" INPUT_LEN=64 OUTPUT_LEN=64 scripts/draft_lengths.sh
@@ -9,7 +9,7 @@ folder=${1:-draft-lengths}
 mkdir -p "$folder" && cd "$folder" || exit 1
 export PYTHONPATH=$root:$root/coordinator:$root/draft_service:$root/target_service${PYTHONPATH:+:$PYTHONPATH}
 python=${PYTHON:-python3}
-acceptance=${ACCEPTANCE:-0.75} fixed=${FIXED_LENGTH:-4} port=${PORT:-50970}
+acceptance=${ACCEPTANCE:-0.75} fixed=${FIXED_LENGTHS:-4} port=${PORT:-50970}
 where=(--device "${DEVICE:-cuda}")
 [[ -n ${DRAFT_DEVICE:-} ]] && where+=(--set draft.device="$DRAFT_DEVICE")
 
@@ -47,11 +47,12 @@ ready() { # LOG WHAT
 }
 ready serve.log "is ready at"
 "$python" -P -m outrider_coordinator --port $((port + 3)) --target-address "$target" --draft-address "$draft" \
-	--link-token-file "$token" --draft-length fixed --num-speculative-tokens "$fixed" >fixed.log 2>&1 &
+	--link-token-file "$token" --draft-length fixed --num-speculative-tokens 16 >fixed.log 2>&1 &
 processes+=($!)
 ready fixed.log "the draft.* is attached"
 arms=()
 for users in ${USERS:-1 8 32 64 128}; do arms+=(--users "$users"); done
+for length in $fixed; do arms+=(--fixed-length "$length"); done
 "$python" "$root/tools/compare_draft_lengths.py" "127.0.0.1:$port" "127.0.0.1:$((port + 3))" "${arms[@]}" \
-	--fixed-length "$fixed" --input-len "${INPUT_LEN:-128}" --output-len "${OUTPUT_LEN:-256}" --runs "${RUNS:-3}" \
+	--input-len "${INPUT_LEN:-128}" --output-len "${OUTPUT_LEN:-256}" --runs "${RUNS:-3}" \
 	--rounds "${ROUNDS:-1}" --warmups "${WARMUPS:-1}" --temperature "${TEMPERATURE:-0}"

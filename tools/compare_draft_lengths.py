@@ -1,10 +1,12 @@
-"""Compare chosen draft lengths with plain decoding and with one fixed length, on services that run already.
+"""Compare chosen draft lengths with plain decoding and with fixed lengths, on services that run already.
 
     python tools/compare_draft_lengths.py CHOSEN FIXED --users 1 --users 32
 
 CHOSEN is the address of a coordinator with `draft_length: auto`, FIXED that of one with `draft_length: fixed`, both on
 the same target and draft. The arms take turns, so that a machine that slows down slows them all; each has requests that
-are not measured first. `scripts/draft_lengths.sh` starts all of it.
+are not measured first. In each turn the arms' prompts end in the same tokens, after which a synthetic pair generates
+the same text; their other tokens differ, so that no prompt is in a prefix cache. `scripts/draft_lengths.sh` starts all
+of it.
 """
 
 import asyncio
@@ -18,7 +20,7 @@ from outrider.benchmarks.serving.load import Decoding, Run, run_load
 from outrider.benchmarks.serving.workload import Prompt, Traffic, random_prompts
 from outrider.client import AsyncClient
 
-CHOSEN, PLAIN, FIXED = "chosen", "plain", "fixed"
+CHOSEN, PLAIN = "chosen", "plain"
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -50,23 +52,41 @@ class Row:
 
     @property
     def over_best(self) -> float:
-        """Over the better of plain decoding and the fixed length."""
-        return self.rates[CHOSEN] / max(self.rates[PLAIN], self.rates[FIXED])
+        """Over the better of plain decoding and the best fixed length."""
+        return self.rates[CHOSEN] / max(rate for name, rate in self.rates.items() if name != CHOSEN)
 
 
-async def compare(
-    arms: tuple[Arm, ...], prompts: tuple[Prompt, ...], num_users: int, *, runs: int, warmups: int
-) -> Row:
+@dataclass(slots=True)
+class Prompts:
+    """Prompts of random tokens; no two sets are alike."""
+
+    num_prompts: int
+    length: int
+    num_token_ids: int
+    num_sets: int = 0
+
+    def next_set(self, ends: tuple[int, ...] | None = None) -> tuple[Prompt, ...]:
+        """Another set; with ``ends`` each prompt's last token is the one given."""
+        self.num_sets += 1
+        seed = 10_000 * self.num_prompts + self.num_sets
+        found = random_prompts(self.num_prompts, self.length, self.num_token_ids, seed)
+        if ends is None:
+            return tuple(found)
+        return tuple((*prompt[:-1], end) for prompt, end in zip(found, ends, strict=True))
+
+
+async def compare(arms: tuple[Arm, ...], prompts: Prompts, num_users: int, *, runs: int, warmups: int) -> Row:
     """All arms in turn, `runs` times, with so many users at a time."""
     traffic = Traffic(max_concurrency=num_users)
     for arm in arms:
         for _ in range(warmups):
-            await run_load(arm.client, prompts[:num_users], traffic, arm.decoding)
+            await run_load(arm.client, prompts.next_set()[:num_users], traffic, arm.decoding)
     found: dict[str, list[Run]] = {arm.name: [] for arm in arms}
     for index in range(runs):
+        ends = tuple(prompt[-1] for prompt in prompts.next_set())
         for arm in arms[:: 1 if index % 2 == 0 else -1]:
             decoding = replace(arm.decoding, seed=index)
-            run = await run_load(arm.client, prompts, traffic, decoding)
+            run = await run_load(arm.client, prompts.next_set(ends), traffic, decoding)
             failed = [record.error for record in run.records if record.error]
             if failed:
                 raise RuntimeError(f"{arm.name}: {len(failed)} requests failed, the first with {failed[0]}")
@@ -90,14 +110,15 @@ def _mean_length(runs: list[Run]) -> float:
     return sum(found.num_draft_tokens for found in told) / num_steps if num_steps else 0.0
 
 
-def table(rows: list[Row], fixed_length: int) -> str:
-    """One line for each number of users."""
+def table(rows: list[Row]) -> str:
+    """One line for each number of users; K=4 is a fixed length of 4."""
+    names = "".join(f"{name:>9}" for name in rows[0].rates)
     lines = [
-        f"tokens/s, greedy or sampled as asked; fixed: {fixed_length} draft tokens",
-        "users   chosen    plain    fixed  /plain   /best  drafted a step  first token ms chosen/plain",
+        "tokens/s, greedy or sampled as asked",
+        f"users{names}  /plain   /best  drafted a step  first token ms chosen/plain",
     ]
     for row in rows:
-        rates = "".join(f"{row.rates[name]:9.1f}" for name in (CHOSEN, PLAIN, FIXED))
+        rates = "".join(f"{rate:9.1f}" for rate in row.rates.values())
         first = f"{row.first_token_ms[CHOSEN]:.1f}/{row.first_token_ms[PLAIN]:.1f}"
         lines.append(
             f"{row.num_users:5d}{rates}{row.over_plain:8.3f}{row.over_best:8.3f}{row.mean_length:16.2f}  {first}"
@@ -109,7 +130,7 @@ async def _compare_all(
     addresses: tuple[str, str],
     users: list[int],
     decoding: Decoding,
-    fixed_length: int,
+    fixed_lengths: list[int],
     shape: tuple[int, int, int, int],
 ) -> list[Row]:
     input_len, rounds, runs, warmups = shape
@@ -121,12 +142,12 @@ async def _compare_all(
         arms = (
             Arm(CHOSEN, chosen, decoding),
             Arm(PLAIN, chosen, replace(decoding, num_speculative_tokens=0)),
-            Arm(FIXED, fixed, replace(decoding, num_speculative_tokens=fixed_length)),
+            *(Arm(f"K={k}", fixed, replace(decoding, num_speculative_tokens=k)) for k in fixed_lengths),
         )
         for num_users in users:
-            prompts = tuple(random_prompts(num_users * rounds, input_len, info.num_token_ids, num_users))
+            prompts = Prompts(num_users * rounds, input_len, info.num_token_ids)
             rows.append(await compare(arms, prompts, num_users, runs=runs, warmups=warmups))
-            print(table(rows[-1:], fixed_length).splitlines()[-1], flush=True)
+            print(table(rows[-1:]).splitlines()[-1], flush=True)
     return rows
 
 
@@ -136,7 +157,7 @@ def main(
     fixed: str,
     *,
     users: Annotated[list[int], typer.Option(help="Numbers of users, one after the other.")],
-    fixed_length: Annotated[int, typer.Option(min=1, help="Draft tokens of the fixed arm.")] = 4,
+    fixed_length: Annotated[list[int] | None, typer.Option(min=1, help="Draft tokens of a fixed arm each; 4.")] = None,
     input_len: Annotated[int, typer.Option(min=1)] = 128,
     output_len: Annotated[int, typer.Option(min=1)] = 256,
     rounds: Annotated[int, typer.Option(min=1, help="Requests of each user in a run.")] = 1,
@@ -147,8 +168,8 @@ def main(
     """Print the table, last."""
     decoding = Decoding(max_tokens=output_len, temperature=temperature)
     shape = (input_len, rounds, runs, warmups)
-    rows = asyncio.run(_compare_all((chosen, fixed), users, decoding, fixed_length, shape))
-    print(table(rows, fixed_length))
+    rows = asyncio.run(_compare_all((chosen, fixed), users, decoding, fixed_length or [4], shape))
+    print(table(rows))
 
 
 if __name__ == "__main__":
