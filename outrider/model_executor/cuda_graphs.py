@@ -1,8 +1,10 @@
 """CUDA graphs of one model's forwards, captured once for the shapes that decoding, scoring and chunks of prompts have.
 
 A captured forward begins by copying its inputs from the pinned buffer and ends at the hidden states; the head follows
-outside, for as many rows as logits were asked for, while the device is still busy with the graph. Draft loops
-(``draft_loop``) are captured after the forwards, into the same memory. Which shapes there are is ``graph_shapes``'s.
+outside, for as many rows as logits were asked for, while the device is still busy with the graph. Hidden states of
+layers that a draft reads are outputs of the graph too: a copy each. A shape that was captured without them is captured
+again when they are first asked for. Draft loops (``draft_loop``) are captured after the forwards, into the same memory.
+Which shapes there are is ``graph_shapes``'s.
 """
 
 from __future__ import annotations
@@ -66,18 +68,54 @@ class Captured:
         return f"captured {self.num_forwards} forwards{loops} in {self.seconds:.1f} s{bound}; {self.memory}"
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A forward that a graph ran; valid until the next one runs."""
+
+    hidden: torch.Tensor  # [T, hidden] what the head reads
+    logit_indices: torch.Tensor  # [N] the rows of it that get logits
+    states: torch.Tensor  # [T, F] of the layers that were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class _ForwardGraph:
+    """A captured forward."""
+
+    layers: tuple[int, ...]
+    """Whose hidden states it gives, ascending."""
+    replay: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+
+    def columns(self, states: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
+        """Of the states of all its layers, those of ``layers``, in their order."""
+        if tuple(layers) == self.layers:
+            return states
+        size = states.shape[1] // max(1, len(self.layers))
+        places = [self.layers.index(layer) * size for layer in layers]
+        return torch.cat([states[:, place : place + size] for place in places], dim=-1) if places else states[:, :0]
+
+
 class ForwardGraphs:
     """Captured forwards by shape; none until ``capture``. For one thread, on the current stream."""
 
     def __init__(
-        self, model: Decoder, kv_cache: KVCacheTensors, frame: BatchFrame, *, pages_per_row: int, limits: GraphLimits
+        self,
+        model: Decoder,
+        kv_cache: KVCacheTensors,
+        frame: BatchFrame,
+        *,
+        pages_per_row: int,
+        limits: GraphLimits,
+        layers: Sequence[int] = (),
     ) -> None:
+        """``layers`` are those whose hidden states every graph gives from the beginning."""
         self._model, self._kv_cache, self._frame = model, kv_cache, frame
+        self._layers = tuple(sorted(layers))
         self._pages_per_row = pages_per_row
         has_chunks = can_take_chunks(model.dtype, model.part.head_dim, model.device)
         self._wanted = forward_shapes(limits, has_chunks=has_chunks)
         self._input_buffer: PinnedInputBuffer | None = None
-        self._captured: dict[BatchShape, Callable[[], torch.Tensor]] = {}
+        self._capturing: Capturing | None = None
+        self._captured: dict[BatchShape, _ForwardGraph] = {}
         self._choose = _remembering_choice(())
 
     @property
@@ -94,53 +132,87 @@ class ForwardGraphs:
         """The captured shape that fits a batch best; the batch's own where none does."""
         return self._choose(own) or own
 
-    def replay(self, command: WorkerCommand, drawn: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Hidden states [T, hidden] of a forward and the rows [N] of them that get logits; None: its shape was not
-        captured. ``drawn`` [n] int32, on the device, takes the place of its first n token ids.
+    def replay(self, command: WorkerCommand, drawn: torch.Tensor | None, layers: Sequence[int] = ()) -> Replayed | None:
+        """Run a forward that hands out the hidden states of ``layers``; None: its shape was not captured. ``drawn`` [n]
+        int32, on the device, takes the place of its first n token ids.
         """
         shape, num_logits = shape_of(command)
-        captured, buffer = self._captured.get(shape), self._input_buffer
-        if captured is None or buffer is None:
+        graph, buffer = self._captured.get(shape), self._input_buffer
+        if graph is None or buffer is None:
             return None
+        if not set(layers) <= set(graph.layers):
+            graph = self._capture_again(shape, layers)
         buffer.put(command.numbers)
         if drawn is not None:
             buffer.replace_first(drawn)
-        return captured(), logit_indices_in(buffer.numbers, shape, num_logits)
+        hidden, states = graph.replay()
+        return Replayed(hidden, logit_indices_in(buffer.numbers, shape, num_logits), graph.columns(states, layers))
 
     def capture(self, capturing: Capturing, bound: MemoryBound, progress: Callable[[int], None]) -> None:
         """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""
         self._captured.clear()
+        self._capturing = capturing
         if self._wanted:
             rows = max(shape.num_rows for shape in self._wanted)
             size = max(shape.num_fixed for shape in self._wanted) + rows * self._pages_per_row
             self._input_buffer = PinnedInputBuffer(size, self._model.device)
         for done, shape in enumerate(self._wanted, 1):
-            if (captured := capture_within(bound, capturing, self._launch_of(shape))) is not None:
-                self._captured[shape] = captured
+            launch = self._launch_of(shape, self._layers)
+            if (captured := capture_within(bound, capturing, launch)) is not None:
+                self._captured[shape] = _ForwardGraph(self._layers, captured)
             progress(done)
         self._choose = _remembering_choice(self.shapes)
 
-    def _launch_of(self, shape: BatchShape) -> Callable[[], torch.Tensor]:
+    def _capture_again(self, shape: BatchShape, layers: Sequence[int]) -> _ForwardGraph:
+        """In the place of a shape's graph, one that gives the states of ``layers`` too. All ranks of a model are told
+        the same forwards, so that they do so together.
+        """
+        began, capturing = time.perf_counter(), self._capturing
+        assert capturing is not None  # noqa: S101 - made by capture
+        self._layers = tuple(sorted({*self._layers, *layers}))
+        launch = self._launch_of(shape, self._layers)
+        del self._captured[shape]
+        with garbage_kept():
+            capturing.prepare(launch)
+            graph = self._captured[shape] = _ForwardGraph(self._layers, capturing.capture(launch))
+        _log.info(
+            "captured the forward of %d tokens again, with the hidden states of layers %s, in %.2f s;"
+            " target.hidden_state_layers does so before the first request",
+            shape.num_tokens, self._layers, time.perf_counter() - began,
+        )  # fmt: skip
+        return graph
+
+    def _launch_of(self, shape: BatchShape, layers: tuple[int, ...]) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
         """What is captured: the inputs copied, then all layers, of a batch with no row, and no token with a slot."""
         buffer = self._input_buffer
         assert buffer is not None  # noqa: S101 - made by capture
         buffer.numbers.zero_()
         batch = unpack(buffer.numbers, shape, self._frame, shape.num_tokens)
         batch.clear_slots()
-        return functools.partial(_copy_inputs_and_run, buffer, self._model, batch, self._kv_cache)
+        return functools.partial(_copy_inputs_and_run, buffer, self._model, batch, self._kv_cache, layers)
+
+
+def capture_loop(
+    loop: Graphs, device: torch.device, memory_bytes: int | None, report: CaptureProgress | None = None
+) -> Captured:
+    """``capture_all`` of draft steps alone: a head has no other forwards with graphs."""
+    return capture_all(None, loop, device, memory_bytes, report or (lambda done, total: None))
 
 
 def capture_all(
-    forwards: Graphs, loop: Graphs | None, device: torch.device, memory_bytes: int | None, report: CaptureProgress
-) -> Captured:
+    forwards: Graphs | None, loop: Graphs | None, device: torch.device, memory_bytes: int | None,
+    report: CaptureProgress,
+) -> Captured:  # fmt: skip
     """Capture forwards and draft steps, within ``memory_bytes`` together; None: any number."""
-    began, sets = time.perf_counter(), [forwards] if loop is None else [forwards, loop]
-    total, counts = sum(graphs.num_graphs for graphs in sets), []
+    began, sets = time.perf_counter(), [forwards, loop]
+    sizes = [0 if graphs is None else graphs.num_graphs for graphs in sets]
+    total, counts = sum(sizes), []
     bound = MemoryBound(memory_bytes, total)
     with garbage_kept():
         capturing = open_capturing(device)
-        for graphs, before in zip(sets, (0, forwards.num_graphs), strict=False):
-            graphs.capture(capturing, bound, functools.partial(_report, report, before, total))
+        for graphs, before in zip(sets, (0, sizes[0]), strict=True):
+            if graphs is not None:
+                graphs.capture(capturing, bound, functools.partial(_report, report, before, total))
             counts.append(bound.num_graphs)
     found = Captured(
         counts[0], bound.num_graphs - counts[0], total - bound.num_graphs, time.perf_counter() - began,
@@ -159,7 +231,7 @@ def _remembering_choice(shapes: Sequence[BatchShape]) -> Callable[[BatchShape], 
 
 
 def _copy_inputs_and_run(
-    buffer: PinnedInputBuffer, model: Decoder, batch: DeviceBatch, kv_cache: KVCacheTensors
-) -> torch.Tensor:
+    buffer: PinnedInputBuffer, model: Decoder, batch: DeviceBatch, kv_cache: KVCacheTensors, layers: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
     buffer.copy_inputs()
-    return model.hidden_states(batch, kv_cache)
+    return model.layer_states(batch, kv_cache, layers)

@@ -66,8 +66,11 @@ class ModelRunner:
         graphs: GraphLimits = DEFAULT_LIMITS,
         ranks: Ranks | None = None,
         prefix_caching: bool = True,
+        hidden_state_layers: Sequence[int] = (),
     ) -> None:
-        """``drafting`` says how draft tokens are drawn, on a GPU in loops; ``graphs`` bounds what is captured."""
+        """``drafting`` says how draft tokens are drawn, on a GPU in loops; ``graphs`` bounds what is captured, with the
+        states of ``hidden_state_layers``.
+        """
         model = loaded.model
         self.model, self.config = model, model.config
         self.page_size, self.max_model_len = loaded.page_size, loaded.max_model_len
@@ -82,7 +85,6 @@ class ModelRunner:
         """Whether the device is one, or a CPU that does what one would, to be tested."""
         self.num_forwards = 0
         """Forwards that rows went through since loading; warm-up does not count."""
-        self._no_states = torch.empty(0)
         self.captured: Captured | None = None
         """What was captured; None before ``capture`` and where there is nothing to capture."""
         self._limits = TokenLimits(self.max_model_len, self.config.vocab_size)
@@ -90,7 +92,9 @@ class ModelRunner:
         counters = torch.zeros(num_counters(num_processors(model.device)), dtype=torch.int32, device=model.device)
         self._frame = BatchFrame(self.page_size, model.kv_cache_layout.windows, counters, model.kv_cache_layout.sinks)
         pages_per_row = -(-self.max_model_len // self.page_size)
-        self._graphs = ForwardGraphs(model, self.kv_cache, self._frame, pages_per_row=pages_per_row, limits=graphs)
+        self._graphs = ForwardGraphs(
+            model, self.kv_cache, self._frame, pages_per_row=pages_per_row, limits=graphs, layers=hidden_state_layers
+        )
         self._draft_loop = (
             DraftLoop(model, self.kv_cache, self._frame, drafting, pages_per_row=pages_per_row, limits=graphs)
             if drafting is not None and drafting.in_loops and self.is_on_gpu
@@ -116,6 +120,7 @@ class ModelRunner:
         ranks: Ranks | None = None,
         prefix_caching: bool = True,
         attention_window: AttentionWindow | None = None,
+        hidden_state_layers: Sequence[int] = (),
     ) -> ModelRunner:
         """Load a folder, as ``load_model`` does; with ``ranks`` this process holds its part, and every other rank loads
         its own at the same time.
@@ -137,7 +142,10 @@ class ModelRunner:
             attention_window=attention_window,
         )
         with torch.inference_mode(), naming_what_lacks(loaded.model.device):
-            return cls(loaded, drafting=drafting, graphs=graphs, ranks=ranks, prefix_caching=prefix_caching)
+            return cls(
+                loaded, drafting=drafting, graphs=graphs, ranks=ranks, prefix_caching=prefix_caching,
+                hidden_state_layers=hidden_state_layers,
+            )  # fmt: skip
 
     @property
     def device(self) -> torch.device:
@@ -194,10 +202,12 @@ class ModelRunner:
         self, rows: Sequence[ForwardRow], layers: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """``forward``, its logits of the weights' type, and the hidden states of ``layers`` of all tokens, row by row:
-        [T, F] of the weights' type, F the layers' states side by side; see ``Decoder.layer_states``.
+        [T, F] of the weights' type, F the layers' states side by side; see ``Decoder.layer_states``. The states are
+        valid until the next forward begins.
         """
         check_rows(self.sequences, rows, self._limits)
-        return self._append(rows, layers=layers)
+        logits, states = self._append(rows, layers=layers)
+        return logits, states[: sum(len(row.token_ids) for row in rows)]  # a captured shape may have more
 
     def forward_drawn(self, sequences: Sequence[KVSequence], drawn: torch.Tensor) -> torch.Tensor:
         """``forward`` of one more token of each sequence that only the device knows: ``drawn`` [R] int32; logits
@@ -230,25 +240,22 @@ class ModelRunner:
         self, batch: ForwardBatch, drawn: torch.Tensor | None, layers: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self._copy_pages(batch.page_copies)
-        own = BatchShape.of(batch)
-        # What was captured gives no states.
-        command = forward_command(batch, own if layers else self._graphs.shape_for(own), layers)
+        command = forward_command(batch, self._graphs.shape_for(BatchShape.of(batch)), layers)
         self._tell(command)
         return self._run_forward(command, None if drawn is None else drawn.clamp(0, self.config.vocab_size - 1))
 
     def _run_forward(
         self, command: WorkerCommand, drawn: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [N, V], of the weights' type, and the hidden states that the command asks for; ``drawn`` takes the
-        place of the first token ids.
+        """Logits [N, V], of the weights' type, and the hidden states [T, F] that the command asks for; ``drawn`` takes
+        the place of the first token ids.
         """
-        if layers := layers_of(command):
-            batch = self._inputs_of(command, drawn)
-            hidden, states = self.model.layer_states(batch, self.kv_cache, layers)
-            return self.model.logits(hidden, batch.logit_indices), states
-        if (replayed := self._graphs.replay(command, drawn)) is not None:
-            return self.model.logits(*replayed), self._no_states
-        return self.model(self._inputs_of(command, drawn), self.kv_cache), self._no_states
+        layers = layers_of(command)
+        if (replayed := self._graphs.replay(command, drawn, layers)) is not None:
+            return self.model.logits(replayed.hidden, replayed.logit_indices), replayed.states
+        batch = self._inputs_of(command, drawn)
+        hidden, states = self.model.layer_states(batch, self.kv_cache, layers)
+        return self.model.logits(hidden, batch.logit_indices), states
 
     def _inputs_of(self, command: WorkerCommand, drawn: torch.Tensor | None) -> DeviceBatch:
         """A forward's inputs where no graph takes them."""

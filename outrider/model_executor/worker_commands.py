@@ -32,8 +32,8 @@ class Operation(enum.IntEnum):
     CAPTURE = 3
     """Make ready for the shapes of decoding and scoring."""
     DRAFT = 4
-    """Arguments: the loop's rows, steps, and tokens of a row before its first draw. Numbers: as ``pack_draft`` lays
-    them out."""
+    """Arguments: the loop's rows, steps, tokens of a row before its first draw, and the most of them that the layout
+    has room for. Numbers: as ``pack_draft`` lays them out."""
 
 
 @dataclass(frozen=True, slots=True)

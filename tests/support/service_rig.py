@@ -64,10 +64,14 @@ class ServiceRig:
         takes_argmax: bool = False,
         target_forward: int = FORWARD,
         draft_forward: int = FORWARD,
+        target_options: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         self.settings = CoordinatorSettings(**settings)
-        runner = ModelRunner.load(target, num_pages=NUM_PAGES, max_model_len=max_model_len)
+        more = {"num_pages": NUM_PAGES, "max_model_len": max_model_len, **(target_options or {})}
+        runner = ModelRunner.load(target, **more)
+        if target_options is not None:
+            runner.capture()
         self.target: AnyCore = build_core(runner, max_batched_tokens=target_forward)
         self.draft, self._facts = _build_draft(
             draft, DraftingRules(support_limit=support_limit, takes_argmax=takes_argmax), max_model_len, draft_forward

@@ -14,7 +14,8 @@ import torch
 
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
-from outrider.model_executor.draft_heads.runner import DraftHeadRunner
+from outrider.model_executor.draft_heads.runner import PAIR_LAG, DraftHeadRunner
+from outrider.model_executor.draft_loop import MAX_STEPS, DraftRow, DraftTerms, fits_loop
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.ports import Extend, Proposal
@@ -36,6 +37,8 @@ class HeadState:
     """What is kept with a session."""
 
     sampling: SessionSampling
+    terms: DraftTerms | None = None
+    """By which its tokens are drawn in one launch; None: they are not."""
     last_state: torch.Tensor | None = None
     """[1, F] of the last pair, which is computed again when nothing new comes with the next item."""
 
@@ -55,8 +58,17 @@ class HeadJob:
     """[N, F] of those pairs; None: the head says how much it holds, and waits for states."""
     num_left: int
     num_last: int = 1
+    terms: DraftTerms | None = None
+    """By which its tokens are drawn in one launch; None: they are not."""
     drawn: list[int] = field(default_factory=list)
     draws: list[Draws] = field(default_factory=list)
+
+    def take(self, count: int) -> tuple[tuple[int, ...], torch.Tensor]:
+        """The next so many pairs, to be computed now: tokens, and states [count, F]."""
+        assert self.states is not None  # noqa: S101 - a job with pairs has states
+        start = len(self.token_ids) - self.num_left
+        self.num_left -= count
+        return self.token_ids[start : start + count], self.states[start : start + count]
 
     @property
     def num_pairs_left(self) -> int:
@@ -72,7 +84,9 @@ class HeadJob:
 
 
 class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
-    """Proposes with one head. Forwards are synchronous."""
+    """Proposes with one head. Forwards are synchronous. On a GPU, sessions that lack few pairs compute them and draw
+    all their tokens in one launch.
+    """
 
     def __init__(self, runner: DraftHeadRunner) -> None:
         self.runner = runner
@@ -121,12 +135,19 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             given = as_tensor(item.hidden_states, device=self.runner.device, dtype=self.runner.head.dtype)
             token_ids = text[sequence.length :]
             states = given[given.shape[0] - len(token_ids) :]
-        return HeadJob(item, sequence, state, base, length, token_ids, states, max(1, len(token_ids)))
+        terms = state.terms if 0 < length <= MAX_STEPS else None
+        return HeadJob(item, sequence, state, base, length, token_ids, states, max(1, len(token_ids)), terms=terms)
 
     @torch.inference_mode()
     def execute(self, batch: Sequence[tuple[HeadJob, int]]) -> ExecutorOutput[Proposal]:
-        """One forward over so many pairs of each job, and the draft loop of those whose last pair was among them."""
-        fed = [(job, min(share, job.num_pairs_left)) for job, share in batch if job.num_pairs_left]
+        """One loop over the jobs that lack few pairs, and one forward over so many pairs of each other job, with the
+        draft of those whose last pair was among them.
+        """
+        asked = [(job, min(share, job.num_pairs_left)) for job, share in batch if job.num_pairs_left]
+        looped = [job for job, share in asked if self._fits_loop(job, share)]
+        fed = [(job, _leave_last(job, share)) for job, share in asked if not self._fits_loop(job, share)]
+        if looped:
+            self._run_loop(looped)
         if fed:
             self._feed(fed)
         for job, share in batch:
@@ -135,30 +156,49 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
         results = [None if job.num_left else _answer(job) for job, _ in batch]
         return ExecutorOutput(results=results, computed_ns=time.perf_counter_ns())
 
+    def _fits_loop(self, job: HeadJob, share: int) -> bool:
+        return job.terms is not None and share == job.num_left <= self.runner.max_catch_up
+
     def _state_of(self, session: HeadSession) -> HeadState:
         state = session.executor_state
         if not isinstance(state, HeadState):
-            state = session.executor_state = HeadState(SessionSampling(session.open))
+            opened = session.open
+            loops = self.runner.max_catch_up > 0 and fits_loop(opened)
+            argmax = self.runner.sampler.rules.takes_argmax
+            terms = DraftTerms.of(opened, self._vocab_size, takes_argmax=argmax) if loops else None
+            state = session.executor_state = HeadState(SessionSampling(opened), terms)
         return state
+
+    def _run_loop(self, jobs: Sequence[HeadJob]) -> None:
+        rows: list[DraftRow] = []
+        states: list[torch.Tensor] = []
+        for job in jobs:
+            token_ids, own = job.take(job.num_left)
+            assert job.terms is not None  # noqa: S101 - else it does not fit
+            rows.append(DraftRow(job.terms, job.kv, token_ids, job.draft_length, job.base, PAIR_LAG))
+            states.append(own)
+        for job, row, own, draws in zip(jobs, rows, states, self.runner.draft(rows, states), strict=True):
+            job.sequence.text.extend(row.token_ids)
+            job.state.last_state = own[-1:].clone()
+            job.draws.append(draws)
+            self.sequences.keep_pairs(job.sequence, job.base - 1)
 
     def _feed(self, fed: Sequence[tuple[HeadJob, int]]) -> None:
         parts: list[torch.Tensor] = []
         rows: list[ForwardRow] = []
         for job, share in fed:
-            start = len(job.token_ids) - job.num_left
-            rows.append(_row(job, job.token_ids[start : start + share]))
-            if job.states is not None:
-                parts.append(job.states[start : start + share])
+            token_ids, states = job.take(share)
+            rows.append(ForwardRow(job.kv, list(token_ids), 0))
+            parts.append(states)
         hidden, normed = self.runner.forward(rows, self.runner.head.fuse(torch.cat(parts)))
         drafting: list[HeadJob] = []
         places: list[int] = []
         end = 0
-        for (job, share), row in zip(fed, rows, strict=True):
+        for (job, share), row, states in zip(fed, rows, parts, strict=True):
             end += share
             job.sequence.text.extend(row.token_ids)
-            job.num_left -= share
             if not job.num_left:
-                job.state.last_state = None if job.states is None else job.states[-1:].clone()
+                job.state.last_state = states[-1:].clone()
                 if job.draft_length:
                     drafting.append(job)
                     places.append(end - 1)
@@ -168,7 +208,7 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
         """Draw each job's tokens, one after the other; ``hidden`` takes the place of the target's states."""
         begun = list(jobs)
         while jobs:
-            logits = self.runner.head.logits(normed)
+            logits = self.runner.head.logits(normed).float()
             drawn = self.runner.sampler.propose(logits, [_logit_row(job) for job in jobs])
             going = []
             for place, (job, one) in enumerate(zip(jobs, drawn, strict=True)):
@@ -179,13 +219,15 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
                         going.append(place)
             jobs = [jobs[place] for place in going]
             if jobs:
-                hidden, normed = self.runner.forward([_row(job, job.drawn[-1:]) for job in jobs], hidden[going])
+                rows = [ForwardRow(job.kv, job.drawn[-1:], 0) for job in jobs]
+                hidden, normed = self.runner.forward(rows, hidden[going])
         for job in begun:
             self.sequences.keep_pairs(job.sequence, job.base - 1)
 
 
-def _row(job: HeadJob, token_ids: Sequence[int]) -> ForwardRow:
-    return ForwardRow(job.kv, list(token_ids), 0)
+def _leave_last(job: HeadJob, share: int) -> int:
+    """What a forward appends of a job's share: what ends in a loop leaves its last pair to that."""
+    return min(share, job.num_left - 1) if job.terms is not None else share
 
 
 def _logit_row(job: HeadJob) -> LogitRow:
@@ -197,9 +239,10 @@ def _logit_row(job: HeadJob) -> LogitRow:
 
 def _answer(job: HeadJob) -> Proposal | OutriderError:
     session, generation = job.extend.session, job.extend.generation
-    if job.draws and job.draws[-1].error is not None:
-        error = job.draws.pop().error
-        if error is not None and not job.draws:
+    error = job.draws[-1].error if job.draws else None
+    if error is not None and not job.draws[-1].token_ids:
+        job.draws.pop()
+        if not job.draws:
             return error
     if not job.draws:
         return Proposal(session, generation, job.base, ())

@@ -79,9 +79,17 @@ class DraftHead(Protocol):
     def __call__(
         self, batch: DeviceBatch, states: torch.Tensor, kv_cache: KVCacheTensors
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run pairs of tokens and ``states`` [T, H]; the next states, and what ``logits`` takes, [T, H] each."""
+        """Run pairs of tokens and ``states`` [T, H], which may be overwritten; the next states, and what ``logits``
+        takes, [T, H] each.
+        """
         ...
 
-    def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """[N, H] to logits [N, V] float32 of the target's ids."""
+    def empty_logits(self, num_rows: int) -> torch.Tensor | None:
+        """[num_rows, V] logits of nothing, for ``logits`` to write to again and again; None where it needs no such
+        memory.
+        """
+        ...
+
+    def logits(self, normed: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[N, H] to logits [N, V] of the target's ids, as computed; ``out`` is part of what ``empty_logits`` gave."""
         ...

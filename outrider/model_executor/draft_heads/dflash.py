@@ -102,6 +102,10 @@ class DFlashHead:
         """Token ids of a block that drafts so many tokens."""
         return [last_token_id, *[self.config.mask_token_id] * num_drafts]
 
-    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+    def empty_logits(self, num_rows: int) -> torch.Tensor | None:
+        """The product has memory of its own."""
+        return None
+
+    def logits(self, normed: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[N, H] to logits [N, V] float32."""
         return self._head(normed)[:, : self.config.layer.vocab_size].float()

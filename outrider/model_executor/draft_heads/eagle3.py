@@ -52,7 +52,6 @@ class Eagle3Head:
     """The head, its parameters uninitialised until they are loaded. The embedding is the target's."""
 
     kind = "an EAGLE-3 head"
-    borrowed = ("embed_tokens.weight",)
 
     def __init__(self, config: DraftHeadConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
@@ -78,6 +77,12 @@ class Eagle3Head:
         """The Speculators format's name; ``t2d`` says what ``d2t`` says too."""
         name = name.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
         return None if name == "t2d" else name
+
+    @property
+    def borrowed(self) -> tuple[str, ...]:
+        """The embedding; of a head over the whole vocabulary, its last product too."""
+        embedding = ("embed_tokens.weight",)
+        return embedding if self.config.has_reduced_vocabulary else (*embedding, "lm_head.weight")
 
     def weights(self) -> Weights:
         """The tensors of a checkpoint, as the Speculators format names them, ``embed_tokens.weight`` included."""
@@ -113,25 +118,37 @@ class Eagle3Head:
     def __call__(
         self, batch: DeviceBatch, states: torch.Tensor, kv_cache: KVCacheTensors
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run pairs of tokens and ``states`` [T, H]; the next states, and what ``logits`` takes, [T, H] each."""
+        """Run pairs of tokens and ``states`` [T, H], which may be overwritten; the next states, and what ``logits``
+        takes, [T, H] each.
+        """
         embeds = self._embed_norm(self._embedding.look_up(batch.token_ids))
         if self.config.norm_before_residual:
             states = self._state_norm(states)
             source: Residual = JoinedInput(states, None, _SAME, SINGLE_RANK, embeds)
         else:
-            source = JoinedInput(states.clone(), None, self._state_norm, SINGLE_RANK, embeds)
+            source = JoinedInput(states, None, self._state_norm, SINGLE_RANK, embeds)
         angles = self._rotary.angles(batch.positions, self.dtype)
         hidden, delta = self._attention(source, kv_cache.layer(0), angles, batch.groups[0])
         hidden, delta = self._feed_forward(Residual(hidden, delta, self._feed_forward_norm, SINGLE_RANK))
         return Residual(hidden, delta, self._norm, SINGLE_RANK).normed()
 
-    def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """[N, H] to logits [N, V] float32 of the target's ids."""
-        drafted = self._head(normed)[:, : self.config.draft_vocab_size].float()
+    def empty_logits(self, num_rows: int) -> torch.Tensor | None:
+        """[num_rows, V] logits of nothing, for ``logits`` to write to; None where it needs no such memory."""
+        if not self.config.has_reduced_vocabulary:
+            return None
+        dtype = torch.float32 if self.dtype == torch.float16 else self.dtype  # which has no number as low
+        size = (num_rows, self.config.layer.vocab_size)
+        return torch.full(size, _NOT_DRAFTED, dtype=dtype, device=self.device)
+
+    def logits(self, normed: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[N, H] to logits [N, V] of the target's ids; ``out`` [N, V] is part of what ``empty_logits`` gave."""
+        drafted = self._head(normed)[:, : self.config.draft_vocab_size]
         if not self.config.has_reduced_vocabulary:
             return drafted
-        logits = drafted.new_full((normed.shape[0], self.config.layer.vocab_size), _NOT_DRAFTED)
-        return logits.index_copy_(1, self.target_ids, drafted)
+        if out is None:
+            out = self.empty_logits(normed.shape[0])
+        assert out is not None  # noqa: S101 - the vocabulary is reduced
+        return out.index_copy_(1, self.target_ids, drafted.to(out.dtype))
 
 
 class _Same:

@@ -96,9 +96,13 @@ class PairHead(ABC):
         """The target's states [T, H] are read as they are."""
         return states
 
-    def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """[N, H] to logits [N, V] float32."""
-        return self._head(normed)[:, : self.config.layer.vocab_size].float()
+    def empty_logits(self, num_rows: int) -> torch.Tensor | None:
+        """The product has memory of its own."""
+        return None
+
+    def logits(self, normed: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[N, H] to logits [N, V]."""
+        return self._head(normed)[:, : self.config.layer.vocab_size]
 
     def _run_layer(
         self, source: Residual, batch: DeviceBatch, kv_cache: KVCacheTensors

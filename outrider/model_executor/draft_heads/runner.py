@@ -1,4 +1,5 @@
-"""Runner of a draft head: its KV cache and sequences, and one ragged forward over pairs of tokens and states.
+"""Runner of a draft head: its KV cache and sequences, one ragged forward over pairs of tokens and states, and on a GPU
+loops that draw several tokens at once.
 
 Not thread-safe: one thread calls it.
 """
@@ -12,14 +13,28 @@ import torch
 from outrider.kernels.device_stream import to_device
 from outrider.kernels.launching import has_kernels, num_processors
 from outrider.kernels.paged_attention.device_plan import num_counters
-from outrider.kv_cache import KVCacheManager, PagePool
+from outrider.kv_cache import KVCacheManager, PageCopy, PagePool
+from outrider.model_executor.cuda_graphs import CaptureProgress, capture_loop
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, pack, unpack
 from outrider.model_executor.draft_heads.contract import DraftHead
+from outrider.model_executor.draft_heads.loop_model import HeadLoopModel
+from outrider.model_executor.draft_loop import MAX_STEPS, DraftRow, check_draft_rows
+from outrider.model_executor.draft_loop.loop import DraftLoop
+from outrider.model_executor.draft_loop.plan import loop_of, plan_draft
+from outrider.model_executor.draft_loop.results import Draws, read_draws
+from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, TokenLimits, check_rows, plan_checked
+from outrider.model_executor.kv_cache_sizing import graph_bytes
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
 from outrider.sampling.sampler import Sampler
 from outrider.sampling.support import DraftingRules
+
+PAIR_LAG = 1
+"""A sequence of pairs lacks the first token of its text."""
+_CATCH_UPS = (2, 4, 6, 8, 12, MAX_STEPS + 1)
+"""Pairs of a row for which first steps are captured: of all that a step has committed, since those of drafted tokens
+are made anew from the target's states. A single pair is computed as two: steps of one read the head's own states."""
 
 
 class DraftHeadRunner:
@@ -34,7 +49,9 @@ class DraftHeadRunner:
         max_model_len: int,
         rules: DraftingRules,
         prefix_caching: bool = True,
+        graphs: GraphLimits = DEFAULT_LIMITS,
     ) -> None:
+        """``graphs`` bounds the loops and what is captured of them."""
         self.head, self.max_model_len, self.page_size = head, max_model_len, page_size
         self.sequences = KVCacheManager(PagePool(num_pages, page_size), prefix_caching=prefix_caching)
         self.sampler = Sampler(rules)
@@ -44,6 +61,36 @@ class DraftHeadRunner:
         counters = torch.zeros(num_counters(num_processors(head.device)), dtype=torch.int32, device=head.device)
         self._frame = BatchFrame(page_size, head.kv_cache_layout.windows, counters)
         self._limits = TokenLimits(max_model_len, head.config.layer.vocab_size)
+        self._graph_limits = graphs
+        self._loop_model: HeadLoopModel | None = None
+        self._loop: DraftLoop | None = None
+        if rules.in_loops and has_kernels(head.device):
+            self._loop_model, self._loop = self._make_loop(rules, graphs)
+
+    def _make_loop(self, rules: DraftingRules, graphs: GraphLimits) -> tuple[HeadLoopModel, DraftLoop]:
+        most = min(graphs.max_draft_length, MAX_STEPS) + 1
+        catch_ups = (*(size for size in _CATCH_UPS if size < most), max(most, _CATCH_UPS[0]))
+        model = HeadLoopModel(self.head, max_rows=graphs.max_sequences, max_catch_up=catch_ups[-1])
+        pages_per_row = -(-self.max_model_len // self.page_size)
+        loop = DraftLoop(
+            model, self.kv_cache, self._frame, rules, pages_per_row=pages_per_row, limits=graphs, catch_ups=catch_ups,
+            lag=PAIR_LAG,
+        )  # fmt: skip
+        return model, loop
+
+    @property
+    def max_catch_up(self) -> int:
+        """Pairs that a row of ``draft`` may append before its first draw; 0 where there is no ``draft``: on a CPU."""
+        return 0 if self._loop is None else self._loop.max_catch_up
+
+    def capture(self, progress: CaptureProgress | None = None) -> None:
+        """On a GPU, capture the steps of draft loops as CUDA graphs."""
+        if self._loop is not None:
+            self._take_device()
+            with torch.inference_mode():
+                capture_loop(
+                    self._loop, self.device, graph_bytes(self._graph_limits.memory_bytes, self.device), progress
+                )
 
     @property
     def device(self) -> torch.device:
@@ -62,19 +109,65 @@ class DraftHeadRunner:
             with torch.inference_mode():
                 return self.head(self._inputs_of(self._plan(rows)), states, self.kv_cache)
         except BaseException:
-            for row, length in zip(rows, lengths, strict=True):
-                if row.sequence.length > length:
-                    self.sequences.truncate(row.sequence, length)
+            self._restore(rows, lengths)
             raise
+
+    def draft(self, rows: Sequence[DraftRow], states: Sequence[torch.Tensor]) -> list[Draws]:
+        """Append each row's tokens, paired with the target's ``states`` [N, F] of each row, and draw what follows, in
+        loops of as many rows as the graphs are for.
+
+        A row's draws end before the first that failed. Its sequence then holds what it held, its tokens, and pairs of
+        what was drawn whose ids it does not know: they are to be cut. Errors are those of ``forward``.
+        """
+        if self._loop is None:
+            raise ValueError(f"there are no draft loops on {self.device}")
+        check_draft_rows(self.sequences, rows, self._limits, self._loop.max_catch_up)
+        self._take_device()
+        most, found = self._loop.max_rows, []
+        for start in range(0, len(rows), most):
+            found += self._draft(self._loop, rows[start : start + most], states[start : start + most])
+        return found
+
+    def _draft(self, loop: DraftLoop, rows: Sequence[DraftRow], states: Sequence[torch.Tensor]) -> list[Draws]:
+        lengths = [row.sequence.length for row in rows]
+        try:
+            with torch.inference_mode():
+                plan = plan_draft(self.sequences, rows)
+                self._copy_pages(plan.page_copies)
+                self._put_states(states)
+                command = loop.command_for(plan)
+                loop.run(loop_of(command), command.numbers)
+                with_supports = any(row.terms.needs_evidence for row in rows)
+                found = loop.results(loop_of(command), with_supports=with_supports)
+        except BaseException:
+            self._restore(rows, lengths)
+            raise
+        return read_draws(rows, *found)
+
+    def _put_states(self, states: Sequence[torch.Tensor]) -> None:
+        assert self._loop_model is not None  # noqa: S101 - made with the loop
+        joined = states[0] if len(states) == 1 else torch.cat(list(states))
+        self._loop_model.states[: joined.shape[0]].copy_(joined, non_blocking=True)
+
+    def _take_device(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self._frame.counters.device)
+
+    def _copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
+        if copies:
+            self.kv_cache.copy_pages(copies, page_size=self.page_size)
+            self.sequences.confirm_copies()
+
+    def _restore(self, rows: Sequence[ForwardRow | DraftRow], lengths: Sequence[int]) -> None:
+        for row, length in zip(rows, lengths, strict=True):
+            if row.sequence.length > length:
+                self.sequences.truncate(row.sequence, length)
 
     def _plan(self, rows: Sequence[ForwardRow]) -> ForwardBatch:
         """The batch of rows that were checked; pages are copied as it needs."""
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self._frame.counters.device)
+        self._take_device()
         batch = plan_checked(self.sequences, rows)
-        if batch.page_copies:
-            self.kv_cache.copy_pages(batch.page_copies, page_size=self.page_size)
-            self.sequences.confirm_copies()
+        self._copy_pages(batch.page_copies)
         return batch
 
     def _inputs_of(self, batch: ForwardBatch) -> DeviceBatch:

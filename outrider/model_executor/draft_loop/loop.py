@@ -1,6 +1,6 @@
 """A draft loop on its device: steps queued one behind the other, the host asked for nothing between.
 
-Owns the steps that are captured as CUDA graphs, one for each number of rows (and one for rows that append several
+Owns the steps that are captured as CUDA graphs, one for each number of rows (and some for rows that append several
 tokens first), and what these read and write. A loop is a function of its shape and one row of numbers, which it takes
 in itself; what it drew it writes to the host's memory. Refuses to know sequences and requests.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,12 +43,10 @@ class LoopModel(Protocol):
         """Device of the loop."""
         ...
 
-    def hidden_states(self, batch: DeviceBatch, kv_cache: KVCacheTensors) -> torch.Tensor:
-        """[T, hidden]."""
-        ...
-
-    def head_logits(self, hidden: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
-        """[N, V] of the chosen rows of ``hidden``, of all where ``indices`` is None."""
+    def draft_logits(self, batch: DeviceBatch, kv_cache: KVCacheTensors, indices: torch.Tensor | None) -> torch.Tensor:
+        """Run one step: logits [R, V] of the rows' last tokens, which ``indices`` [R] names in a first step of several
+        tokens a row; None: of each row's one token, which the step before has drawn.
+        """
         ...
 
 
@@ -58,7 +56,7 @@ class StepShape:
 
     num_rows: int
     catch_up: int
-    """Tokens that a row may append: 1, or in a first step ``MAX_CATCH_UP``."""
+    """Tokens that a row may append: 1, or more in a first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +80,18 @@ class DraftLoop:
         *,
         pages_per_row: int,
         limits: GraphLimits = DEFAULT_LIMITS,
+        catch_ups: Sequence[int] = (1, MAX_CATCH_UP),
+        lag: int = 0,
     ) -> None:
+        """First steps are captured for rows that append as many tokens as one of ``catch_ups``, ascending, or fewer.
+        ``lag`` is that of every row.
+        """
         self.rules = rules
         self.max_rows = limits.max_sequences
         """Of one loop."""
+        self.max_catch_up = max(catch_ups)
+        """Tokens that a row may append before its first draw."""
+        self._catch_ups, self._lag = tuple(catch_ups), lag
         self._model = model
         self._kv_cache = kv_cache
         self._frame = frame
@@ -94,7 +100,7 @@ class DraftLoop:
         """Written by an ordinary launch, ahead of which no kernel is placed."""
         self._copy_inputs: Callable[[], None] | None = None
         self._captured: dict[StepShape, Callable[[], None]] = {}
-        largest, draws = LoopShape(self.max_rows, MAX_STEPS, MAX_CATCH_UP), self.max_rows * MAX_STEPS
+        largest, draws = self._layout(self.max_rows), self.max_rows * MAX_STEPS
         self._input_buffer = PinnedInputBuffer(largest.num_fixed + self.max_rows * pages_per_row, model.device)
         self._records = self._on_host(draws * NUM_FIELDS)
         self._supports = torch.zeros(draws * 2 * rules.support_limit, dtype=torch.int32, device=model.device)
@@ -110,7 +116,8 @@ class DraftLoop:
         """The loop of a plan, laid out for as many rows as a step was captured for; of ``max_rows`` rows at most."""
         own = plan.shape
         num_rows = padded_size(own.num_rows, self.max_rows)
-        return draft_command(plan, LoopShape(num_rows, own.num_steps, own.catch_up))
+        catch_up = next(size for size in self._catch_ups if size >= own.catch_up)
+        return draft_command(plan, LoopShape(num_rows, own.num_steps, catch_up, self.max_catch_up))
 
     def run(self, shape: LoopShape, numbers: IntArray) -> None:
         """Draft by what ``pack_draft`` gave; returns before the device is done."""
@@ -154,22 +161,26 @@ class DraftLoop:
         """
         views = self._views_of(shape.num_rows)
         loop = views.loop
-        batch, indices = (loop.single, None) if shape.catch_up == 1 else (loop.first, loop.first.logit_indices)
-        hidden = self._model.hidden_states(batch, self._kv_cache)
-        self._sampler(self._model.head_logits(hidden, indices), loop.state.parameters, views.sink)
-        advance(loop.state, self._frame.page_size)
+        batch = loop.first.get(shape.catch_up, loop.single)
+        indices = None if batch is loop.single else batch.logit_indices
+        logits = self._model.draft_logits(batch, self._kv_cache, indices)
+        self._sampler(logits, loop.state.parameters, views.sink)
+        advance(loop.state, self._frame.page_size, self._lag)
 
     def _shapes(self) -> tuple[StepShape, ...]:
         """Largest first, so that smaller ones find memory to reuse."""
         sizes = reversed(padded_sizes(self.max_rows))
-        return tuple(StepShape(rows, catch_up) for rows in sizes for catch_up in range(MAX_CATCH_UP, 0, -1))
+        return tuple(StepShape(rows, catch_up) for rows in sizes for catch_up in sorted({1, *self._catch_ups})[::-1])
 
     def _empty(self, num_rows: int) -> None:
         """Inputs of a step in which no row has queries, no token a slot, and nothing is drawn."""
         self._input_buffer.numbers.zero_()
         loop = self._views_of(num_rows).loop
-        loop.first.clear_slots()
-        loop.single.clear_slots()
+        for batch in (*loop.first.values(), loop.single):
+            batch.clear_slots()
+
+    def _layout(self, num_rows: int) -> LoopShape:
+        return LoopShape(num_rows, MAX_STEPS, self.max_catch_up, self.max_catch_up)
 
     def _views_of(self, num_rows: int) -> _Views:
         known = self._views.get(num_rows)
@@ -178,8 +189,8 @@ class DraftLoop:
         return known
 
     def _view(self, num_rows: int) -> _Views:
-        shape = LoopShape(num_rows, MAX_STEPS, MAX_CATCH_UP)
-        loop = unpack_draft(self._input_buffer.numbers, shape, self._frame)
+        firsts = [size for size in self._catch_ups if size > 1]
+        loop = unpack_draft(self._input_buffer.numbers, self._layout(num_rows), self._frame, firsts)
         draws, support = (MAX_STEPS, num_rows), (2, self.rules.support_limit)
         sink = DraftSink(
             step=loop.state.step,

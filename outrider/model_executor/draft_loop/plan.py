@@ -10,7 +10,7 @@ Shape letters: ``R`` rows of the shape, ``B`` rows of the plan.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,11 +35,15 @@ class LoopShape:
     num_steps: int
     catch_up: int
     """The most tokens that a row appends before its first draw."""
+    max_catch_up: int = MAX_CATCH_UP
+    """That any loop of this layout may have."""
 
     @property
     def sizes(self) -> list[int]:
-        """Size of each part of the buffer in numbers, before the pages; independent of the number of steps."""
-        rows, tokens = self.num_rows, self.num_rows * MAX_CATCH_UP
+        """Size of each part of the buffer in numbers, before the pages; independent of the number of steps and of
+        ``catch_up``.
+        """
+        rows, tokens = self.num_rows, self.num_rows * self.max_catch_up
         first = [tokens, tokens, tokens, rows + 1, rows]
         state = [1, rows, rows, rows, rows, rows * NUM_COLUMNS]
         return [*first, *state, rows + 1, rows + 1]
@@ -108,7 +112,7 @@ def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
         last_slots.append(own[count - 1])
         indices.append(len(token_ids) - 1)
         contexts.append(start + count)
-    num_rows, rows, tokens = len(contexts), shape.num_rows, shape.num_rows * MAX_CATCH_UP
+    num_rows, rows, tokens = len(contexts), shape.num_rows, shape.num_rows * shape.max_catch_up
     parts = (
         (token_ids, tokens, 0),
         (positions, tokens, 0),
@@ -129,7 +133,8 @@ def pack_draft(plan: DraftPlan, shape: LoopShape) -> IntArray:
 
 def draft_command(plan: DraftPlan, shape: LoopShape) -> WorkerCommand:
     """The loop of a plan, laid out as ``shape``; its page copies are a step of their own."""
-    return WorkerCommand(Operation.DRAFT, (shape.num_rows, shape.num_steps, shape.catch_up), pack_draft(plan, shape))
+    arguments = (shape.num_rows, shape.num_steps, shape.catch_up, shape.max_catch_up)
+    return WorkerCommand(Operation.DRAFT, arguments, pack_draft(plan, shape))
 
 
 def loop_of(command: WorkerCommand) -> LoopShape:
@@ -141,8 +146,8 @@ def loop_of(command: WorkerCommand) -> LoopShape:
 class DeviceLoop:
     """A loop's inputs on the device."""
 
-    first: DeviceBatch
-    """Of a first step in which rows append several tokens."""
+    first: Mapping[int, DeviceBatch]
+    """Of a first step in which rows append several tokens, by how many they may be."""
     single: DeviceBatch
     """Of every other step: each row's one token is what was drawn in the step before."""
     state: LoopState
@@ -153,8 +158,12 @@ class DeviceLoop:
         return self.single.token_ids
 
 
-def unpack_draft(buffer: torch.Tensor, shape: LoopShape, frame: BatchFrame) -> DeviceLoop:
-    """Views of a buffer on the device that holds, or will hold, what ``pack_draft`` gave."""
+def unpack_draft(
+    buffer: torch.Tensor, shape: LoopShape, frame: BatchFrame, catch_ups: Sequence[int] = (MAX_CATCH_UP,)
+) -> DeviceLoop:
+    """Views of a buffer on the device that holds, or will hold, what ``pack_draft`` gave, with first steps of these
+    ``catch_ups``.
+    """
     parts = torch.split(buffer[: shape.num_fixed], shape.sizes)
     first_ids, first_positions, first_slots, first_starts, logit_indices = parts[:5]
     step, token_ids, positions, slots, contexts, parameters = parts[5:11]
@@ -165,7 +174,13 @@ def unpack_draft(buffer: torch.Tensor, shape: LoopShape, frame: BatchFrame) -> D
         rows = PagedRows(query_starts, contexts, page_starts, pages, max_queries, frame.counters)
         return frame.attention_inputs(own_slots, rows)
 
-    first = DeviceBatch(first_ids, first_positions, groups(first_slots, first_starts, MAX_CATCH_UP), logit_indices)
+    def first(catch_up: int) -> DeviceBatch:
+        ids, own_positions, own_slots = (
+            part[: shape.num_rows * catch_up] for part in (first_ids, first_positions, first_slots)
+        )
+        return DeviceBatch(ids, own_positions, groups(own_slots, first_starts, catch_up), logit_indices)
+
+    firsts = {catch_up: first(catch_up) for catch_up in catch_ups}
     single = DeviceBatch(token_ids, positions, groups(slots, starts, 1), starts[:-1])
     table = parameters.view(shape.num_rows, NUM_COLUMNS)
-    return DeviceLoop(first, single, LoopState(step, positions, slots, contexts, table, page_starts, pages))
+    return DeviceLoop(firsts, single, LoopState(step, positions, slots, contexts, table, page_starts, pages))

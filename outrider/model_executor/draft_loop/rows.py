@@ -20,7 +20,8 @@ from outrider.randomness.streams import Stream
 from outrider.sampling.parameters import SMALLEST_TEMPERATURE, is_coupled, is_greedy, is_truncated
 
 MAX_CATCH_UP = 2
-"""Tokens that a row may append before its first draw: after a step that kept every draft token they are two."""
+"""Tokens that a row of a model may append before its first draw: after a step that kept every draft token they are
+two."""
 MAX_STEPS = 16
 """Draft tokens of one loop."""
 Words: TypeAlias = "array[int]"
@@ -56,28 +57,32 @@ class DraftRow:
     terms: DraftTerms
     sequence: KVSequence
     token_ids: TokenIds[int]
-    """1 to ``MAX_CATCH_UP``."""
+    """1 to ``MAX_CATCH_UP``, or what else the loop was made for."""
     num_drafts: int
     """Tokens to draw, 1 to ``MAX_STEPS``; all but the last are appended too."""
     base: int
     """Committed tokens when the proposal was made; keys the random streams."""
+    lag: int = 0
+    """First tokens of the text that the sequence lacks: 1 for a head, whose KV is of pairs."""
 
     def words(self) -> Words:  # [NUM_COLUMNS]
         """Parameters of the draw for this row, as the device reads them, before its tokens are appended."""
         words = self.terms.words[:]
         words[Column.BASE] = self.base if self.terms.keys_base else 0
-        words[Column.POSITION] = self.sequence.length + len(self.token_ids)
+        words[Column.POSITION] = self.sequence.length + len(self.token_ids) + self.lag
         words[Column.LENGTH] = self.num_drafts
         return words
 
 
-def check_draft_rows(manager: KVCacheManager, rows: TokenIds[DraftRow], limits: TokenLimits) -> None:
+def check_draft_rows(
+    manager: KVCacheManager, rows: TokenIds[DraftRow], limits: TokenLimits, max_catch_up: int = MAX_CATCH_UP
+) -> None:
     """Raise ``InvalidRequestError`` unless every row can be planned; changes nothing."""
     if len({row.sequence for row in rows}) < len(rows):
         raise InvalidRequestError("sequence", "stands in two rows of one draft loop")
     for row in rows:
-        if not 1 <= len(row.token_ids) <= MAX_CATCH_UP:
-            raise InvalidRequestError("token_ids", f"must be 1 to {MAX_CATCH_UP}, not {len(row.token_ids)}")
+        if not 1 <= len(row.token_ids) <= max_catch_up:
+            raise InvalidRequestError("token_ids", f"must be 1 to {max_catch_up}, not {len(row.token_ids)}")
         if not 1 <= row.num_drafts <= MAX_STEPS:
             raise InvalidRequestError("num_drafts", f"must be from 1 to {MAX_STEPS}, not {row.num_drafts}")
         more = len(row.token_ids) + row.num_drafts - 1

@@ -50,13 +50,18 @@ class DecoderLayer:
         kv: torch.Tensor,
         angles: Angles,
         inputs: AttentionInputs,
+        *,
+        state: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add ``delta``, what the layer before gave, and the attention's to ``hidden`` [T, hidden], which is
-        overwritten or left alone; returns the sum and what is to be added next.
+        overwritten or left alone; returns the sum and what is to be added next. The stream that the layer reads is
+        copied to ``state`` [T, hidden].
         """
         hidden, delta = self.attention(
             Residual(hidden, delta, self.attention_norm, self._communicator), kv, angles, inputs
         )
+        if state is not None:
+            state.copy_(hidden)  # which now holds the sum, and to which the second block may add
         return self.feed_forward(Residual(hidden, delta, self.feed_forward_norm, self._communicator))
 
     def weights(self) -> Weights:
@@ -107,46 +112,34 @@ class Decoder:
 
     def hidden_states(self, batch: DeviceBatch, kv_cache: KVCacheTensors) -> torch.Tensor:
         """All layers and the last normalisation: [T, hidden]."""
-        groups = [self._prepared(inputs) for inputs in batch.groups]
-        hidden = self._communicator.all_reduce(self._vocab.look_up(batch.token_ids))  # [T, hidden]
-        angles = self._rotary.angles(batch.positions, self.dtype)
-        delta: torch.Tensor | None = None
-        for number, (layer, group) in enumerate(zip(self.layers, self._groups, strict=True)):
-            hidden, delta = layer(hidden, delta, kv_cache.layer(number), angles, groups[group])
-        return Residual(hidden, delta, self.norm, self._communicator).normed()[1]
+        return self.layer_states(batch, kv_cache, ())[0]
 
     def layer_states(
         self, batch: DeviceBatch, kv_cache: KVCacheTensors, layers: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``hidden_states``, and beside them the hidden states of ``layers``, each after the other: [T, F].
+        """``hidden_states``, and beside them the hidden states of ``layers``, side by side: [T, F].
 
         Layer i is the residual stream after i layers, 0 the embedding, ``LAST_HIDDEN_STATE`` the normalised end. Every
-        rank has them whole. All ranks of a model call this with the same layers.
+        rank has them whole. All ranks of a model call this with the same layers. The first result does not depend on
+        ``layers``, bit for bit: each state costs one copy of what is computed anyway.
         """
+        groups = [self._prepared(inputs) for inputs in batch.groups]
         hidden = self._communicator.all_reduce(self._vocab.look_up(batch.token_ids))  # [T, hidden]
         angles = self._rotary.angles(batch.positions, self.dtype)
+        size = self.config.hidden_size
+        states = torch.empty(hidden.shape[0], size * len(layers), dtype=self.dtype, device=self.device)
+        places = {layer: states[:, i * size : (i + 1) * size] for i, layer in enumerate(layers)}
         delta: torch.Tensor | None = None
-        groups = [self._prepared(inputs) for inputs in batch.groups]
-        found: dict[int, torch.Tensor] = {}
         for number, (layer, group) in enumerate(zip(self.layers, self._groups, strict=True)):
-            if number in layers:
-                hidden, delta = self._added(hidden, delta), None
-                found[number] = hidden.clone()  # a layer may add to it in place
-            hidden, delta = layer(hidden, delta, kv_cache.layer(number), angles, groups[group])
-        if len(self.layers) in layers:
-            hidden, delta = self._added(hidden, delta), None
-            found[len(self.layers)] = hidden.clone()
-        last = Residual(hidden, delta, self.norm, self._communicator).normed()[1]
-        found[LAST_HIDDEN_STATE] = last
-        return last, torch.cat([found[layer] for layer in layers], dim=-1)
-
-    def _added(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-        """The residual stream with what was still to be added to it."""
-        if delta is None:
-            return hidden
-        if delta.dim() > hidden.dim():  # partial sums
-            return (hidden.float() + delta.sum(0)).to(self.dtype)
-        return hidden + self._communicator.all_reduce(delta)
+            hidden, delta = layer(
+                hidden, delta, kv_cache.layer(number), angles, groups[group], state=places.get(number)
+            )
+        total, last = Residual(hidden, delta, self.norm, self._communicator).normed()
+        if (place := places.get(len(self.layers))) is not None:
+            place.copy_(total)
+        if (place := places.get(LAST_HIDDEN_STATE)) is not None:
+            place.copy_(last)
+        return last, states
 
     def logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] of the chosen rows of ``hidden``, as computed: of the weights' type, in memory of their own."""
@@ -160,6 +153,10 @@ class Decoder:
             self.head(hidden if indices is None else hidden.index_select(0, indices))
         )
         return logits[:, : self.config.vocab_size].contiguous()
+
+    def draft_logits(self, batch: DeviceBatch, kv_cache: KVCacheTensors, indices: torch.Tensor | None) -> torch.Tensor:
+        """A step of a draft loop: logits [N, V] of the chosen rows of the batch, of all where ``indices`` is None."""
+        return self.head_logits(self.hidden_states(batch, kv_cache), indices)
 
     def _prepared(self, inputs: AttentionInputs) -> AttentionInputs:
         part = self.part

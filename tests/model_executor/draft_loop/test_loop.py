@@ -75,6 +75,9 @@ class TextModel:
                 self.texts.append([token for token, _ in seen])
         return hidden
 
+    def draft_logits(self, batch: DeviceBatch, kv_cache: KVCacheTensors, indices: torch.Tensor | None) -> torch.Tensor:
+        return self.head_logits(self.hidden_states(batch, kv_cache), indices)
+
     def head_logits(self, hidden: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
         """[N, V]; of what fills up a shape, numbers that must not be read."""
         chosen = (hidden if indices is None else hidden[indices.long()]).tolist()

@@ -12,7 +12,7 @@ from outrider import __version__
 from outrider.config import DraftSettings
 from outrider.kv_cache.sizing import KVCacheRequest
 from outrider.model_executor.device_setup import prepare_device, resolve_device
-from outrider.model_executor.distributed.runner import drafting_rules
+from outrider.model_executor.distributed.runner import drafting_rules, graph_limits
 from outrider.model_executor.draft_heads.contract import DraftHead, HeadConfig
 from outrider.model_executor.draft_heads.loading import load_head
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
@@ -54,9 +54,11 @@ def load_served(
             num_pages=choose_num_pages(request, device),
             page_size=settings.page_size,
             max_model_len=length,
-            rules=drafting_rules(settings),
+            rules=drafting_rules(settings, in_loops=True),
             prefix_caching=settings.prefix_caching,
+            graphs=graph_limits(settings),
         )
+        runner.capture(hooks.capture_progress)
     name = settings.served_model_name or folder.resolve().name
     return _served(make_executor(runner), name, target_folder, architecture)
 
