@@ -7,6 +7,10 @@ were made. The models know nothing: each costs what a real model of its shape co
 read and multiplied), while greedy decoding walks one cycle over the whole vocabulary, and the draft foretells the next
 token of the cycle as often as `--acceptance` says, within 0.01 over 10,000 tokens. Figures measured with such a pair
 say what the system costs, not what a real pair of models would gain; every table that uses one must say so.
+
+    python tools/make_synthetic_pair.py 8B eagle3 --acceptance 0.8 --out pairs/8b-eagle3
+
+writes an EAGLE-3 head of the target's sizes with a reduced vocabulary of 32,000 tokens, which decoding then stays in.
 """
 
 import dataclasses
@@ -18,6 +22,7 @@ from typing import Annotated
 import torch
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from synthetic_pair.eagle3 import PUBLISHED_VOCAB, write_eagle3
 from synthetic_pair.folders import DEFAULT_SHARD_BYTES, tensor_bytes, write_folder, write_shards
 from synthetic_pair.shapes import SHAPES, Shape, find_shape
 
@@ -64,6 +69,35 @@ def make_pair(
     return pair
 
 
+def make_eagle3(
+    out: Path,
+    target: Shape,
+    *,
+    acceptance: float,
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cpu",
+    draft_vocab_size: int = PUBLISHED_VOCAB,
+    with_weights: bool = True,
+) -> PairMap:
+    """Write a target, without weights for load format "synthetic", and an EAGLE-3 head, which always has its own."""
+    size = min(draft_vocab_size, target.vocab_size)
+    recipes = {role: Recipe(role, acceptance, 0.0, seed, size) for role in ("target", "draft")}
+    prepare_device(device, "auto", None)
+    write_folder(out / "target", target, recipes["target"], dtype)
+    if with_weights:
+        write_shards(
+            out / "target", recipes["target"].maker(target, dtype, torch.device(device)), progress=lambda _: None
+        )
+    # The embedding is the target's, what follows which token the draft's.
+    write_eagle3(out / "draft", target, recipes, dtype, torch.device(device))
+    pair = recipes["target"].map_of(target.vocab_size)
+    asked = {"acceptance": acceptance, "seed": seed, "draft_vocab_size": size}
+    content = {"synthetic": "an EAGLE-3 head", "target": dataclasses.asdict(target), "asked": asked}
+    (out / "synthetic_pair.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return pair
+
+
 def _describe(out: Path, target: Shape, draft: Shape, pair: PairMap, asked: dict[str, float]) -> None:
     wrong = ~pair.agrees
     description = {
@@ -82,7 +116,7 @@ def _describe(out: Path, target: Shape, draft: Shape, pair: PairMap, asked: dict
 @app.command(help=__doc__)
 def main(
     target_shape: Annotated[str, typer.Argument(help=f"One of {', '.join(SHAPES)}; or 8B, 1B, 3B, 70B, 32B, 0.6B.")],
-    draft_shape: Annotated[str, typer.Argument(help="The same, of the same family.")],
+    draft_shape: Annotated[str, typer.Argument(help="The same, of the same family; or eagle3.")],
     *,
     acceptance: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of judged tokens that are accepted.")],
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
@@ -97,12 +131,20 @@ def main(
         bool,
         typer.Option("--no-weights", help="Write no weights: --load-format synthetic makes them where they are used."),
     ] = False,
+    draft_vocab_size: Annotated[int, typer.Option(min=2, help="Of an EAGLE-3 head.")] = PUBLISHED_VOCAB,
     shard_gib: Annotated[float, typer.Option(min=0.001, help="Size of a file.")] = DEFAULT_SHARD_BYTES / 2**30,
 ) -> None:
     """Make the pair and say where it is."""
     if dtype not in _DTYPES:
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(_DTYPES)}", param_hint="--dtype")
     try:
+        if draft_shape == "eagle3":
+            pair = make_eagle3(
+                out, find_shape(target_shape), acceptance=acceptance, seed=seed, dtype=_DTYPES[dtype], device=device,
+                draft_vocab_size=draft_vocab_size, with_weights=not no_weights,
+            )  # fmt: skip
+            typer.echo(f"{out}: EAGLE-3 head, acceptance {pair.agrees[pair.order[:draft_vocab_size]].mean():.4f}")
+            return
         pair = make_pair(
             out,
             find_shape(target_shape),

@@ -29,7 +29,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 class PairMap:
     """Next token of each model of a pair, for every token."""
 
-    order: TokenIds  # [V] the cycle: order[i + 1] follows order[i]
+    order: TokenIds  # [V] the cycle comes first: order[i + 1] follows order[i]
     target_next: TokenIds  # [V] by token
     draft_next: TokenIds  # [V] by token
     foreseen: Flags  # [V] by token: the draft is wrong here, and the true token is its second choice
@@ -40,19 +40,26 @@ class PairMap:
         return np.equal(self.draft_next, self.target_next)
 
 
-def build_map(vocab_size: int, *, acceptance: float, foreseen: float = 0.0, seed: int = 0) -> PairMap:
+def build_map(
+    vocab_size: int, *, acceptance: float, foreseen: float = 0.0, seed: int = 0, cycle_size: int | None = None
+) -> PairMap:
     """The map of a pair; `foreseen` is the share of disagreements where the true token is the draft's second choice.
 
-    The target's part depends on vocabulary and seed alone.
+    The target's part depends on vocabulary, seed and `cycle_size` alone: of so many tokens, all by default, is the
+    cycle, which is what a draft with a reduced vocabulary needs; each other token leads into it.
     """
     _check(vocab_size, acceptance, foreseen)
+    size = vocab_size if cycle_size is None else cycle_size
+    if not 2 <= size <= vocab_size:
+        raise ValueError(f"a cycle has 2 to {vocab_size} tokens, not {size}")
     order = np.argsort(_hash(np.arange(vocab_size), seed, 1), kind="stable").astype(np.int64)
+    cycle = order[:size]
     target_next = np.empty_like(order)
-    target_next[order] = np.roll(order, -1)
-    wrong_at = _choose(_hash(order, seed, 2), 1.0 - acceptance)
+    target_next[order] = cycle[(np.arange(vocab_size) + 1) % size]
+    wrong_at = _choose(_hash(cycle, seed, 2), 1.0 - acceptance)
     if len(wrong_at) == 1:  # alone it has nobody to change places with
         wrong_at = wrong_at[:0]
-    wrong = order[wrong_at]
+    wrong = cycle[wrong_at]
     draft_next = target_next.copy()
     draft_next[wrong] = target_next[_changed_places(wrong, seed)]
     is_foreseen = np.zeros(vocab_size, dtype=np.bool_)

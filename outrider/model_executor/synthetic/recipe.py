@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from outrider.errors import ModelError
-from outrider.model_executor.synthetic.cycle import build_map
+from outrider.model_executor.synthetic.cycle import PairMap, build_map
 from outrider.model_executor.synthetic.weights import Sizes, Successors, WeightMaker
 
 FILE = "synthetic.json"
@@ -34,14 +34,22 @@ class Recipe:
     foreseen: float = 0.0
     """Of the others, the share where the true token is the draft's second choice."""
     seed: int = 0
+    cycle_size: int | None = None
+    """Tokens that decoding walks; None: all."""
 
     def successors(self, vocab_size: int) -> Successors:
         """Next token of the model for every token; ``ValueError`` for invalid shares."""
-        pair = build_map(vocab_size, acceptance=self.acceptance, foreseen=self.foreseen, seed=self.seed)
+        pair = self.map_of(vocab_size)
         none = np.full_like(pair.order, -1)
         if self.role == "target":
             return Successors(pair.target_next, none)
         return Successors(pair.draft_next, np.where(pair.foreseen, pair.target_next, none))
+
+    def map_of(self, vocab_size: int) -> PairMap:
+        """Next tokens of both models of the pair; ``ValueError`` for invalid shares."""
+        return build_map(
+            vocab_size, acceptance=self.acceptance, foreseen=self.foreseen, seed=self.seed, cycle_size=self.cycle_size
+        )
 
     def maker(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> WeightMaker:
         """Function that makes the weights of a model of these sizes."""
@@ -68,6 +76,7 @@ def read_recipe(folder: Path) -> Recipe:
             acceptance=float(content["acceptance"]),
             foreseen=float(content["foreseen"]),
             seed=int(content["seed"]),
+            cycle_size=None if content.get("cycle_size") is None else int(content["cycle_size"]),
         )
     except FileNotFoundError:
         raise ModelError(

@@ -135,13 +135,23 @@ class WeightMaker:
 
     def _head(self, embedding: torch.Tensor) -> torch.Tensor:
         """[V, H] row n is the embedding of the token that n follows, plus a part of the one it is second to."""
-        size = self.sizes.vocab_size
-        before = torch.empty(size, dtype=torch.long)
-        before[torch.from_numpy(self.successors.first)] = torch.arange(size)
-        head = embedding[before.to(self.device)]
+        head = rows_after(embedding, torch.from_numpy(self.successors.first))
         second = torch.from_numpy(self.successors.second)
         given = torch.nonzero(second >= 0).flatten().to(self.device)
         rows = second.to(self.device)[given]
         # Summed in float32: in bfloat16 the two may cancel to an exact zero.
         head[rows] = (head[rows].float() + SECOND * embedding[given].float()).to(self.dtype)
         return head.mul_(PEAK / (EMBEDDING_RMS * self.sizes.hidden_size))
+
+
+def rows_after(embedding: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """[V, H] row n is the sum of the rows [V, H] of all tokens that n follows: of one, where ``first`` is a
+    permutation.
+    """
+    size = len(first)
+    if len(torch.unique(first)) == size:
+        before = torch.empty(size, dtype=torch.long)
+        before[first] = torch.arange(size)
+        return embedding[before.to(embedding.device)]
+    summed = torch.zeros(embedding.shape, dtype=torch.float32, device=embedding.device)
+    return summed.index_add_(0, first.to(embedding.device), embedding.float()).to(embedding.dtype)
