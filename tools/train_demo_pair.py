@@ -6,6 +6,12 @@
     measure   held-out bits per byte, completions that parse, acceptance
     ship      put the pair and its model card where the package carries them
 
+An EAGLE-3 head for the pair that is shipped needs `corpus --shipped-tokenizer` and then
+
+    eagle3          sample text from the target, train the head on the target's states and distributions
+    measure-eagle3  acceptance, beside the shipped draft's
+    ship-eagle3     put the head beside the pair, and its section into the model card
+
 Every stage reads and writes `--work` (ignored by git). It runs on a CPU or, for a good pair, on an accelerator;
 `--steps` shortens a run, to try out the whole path.
 """
@@ -15,18 +21,21 @@ import logging
 import platform
 import shutil
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from demo_pair import corpus, measuring, publish
-from demo_pair.card import write_card
+from demo_pair.card import add_head_to_card, write_card
+from demo_pair.eagle3 import HEAD_SHAPE, Eagle3
+from demo_pair.eagle3_training import HeadDraft, train_head
 from demo_pair.job import Job
-from demo_pair.model import DRAFT_SHAPES, TARGET_SHAPE
-from demo_pair.recipes import DRAFT, SHIPPED_DRAFT, TARGET
+from demo_pair.model import DRAFT_SHAPES, TARGET_SHAPE, Llama
+from demo_pair.recipes import DRAFT, HEAD, HEAD_SAMPLED_SHARE, HEAD_TEXT, SHIPPED_DRAFT, TARGET
 from demo_pair.training import Recipe, prepare
+from tokenizers import Tokenizer
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 log = logging.getLogger("train_demo_pair")
@@ -40,10 +49,13 @@ DEFAULT_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @app.command("corpus")
-def make_corpus(work: Work = WORK, vocab_size: int = TARGET_SHAPE.vocab_size) -> None:
-    """Read the sources, learn the tokenizer, pack the ids."""
+def make_corpus(
+    work: Work = WORK, vocab_size: int = TARGET_SHAPE.vocab_size, *, shipped_tokenizer: bool = False
+) -> None:
+    """Read the sources, learn the tokenizer or take the shipped one, pack the ids."""
     work.mkdir(parents=True, exist_ok=True)
-    tokenizer, packed = corpus.build(vocab_size)
+    known = Tokenizer.from_file(str(PAIR / "target" / "tokenizer.json")) if shipped_tokenizer else None
+    tokenizer, packed = corpus.build(vocab_size, tokenizer=known)
     tokenizer.save(str(work / "tokenizer.json"))
     packed.save(work / "corpus.npz")
     _report(work, "corpus", {
@@ -96,6 +108,53 @@ def ship(work: Work = WORK, pair: Path = PAIR, draft: str = SHIPPED_DRAFT) -> No
         shutil.rmtree(pair / name, ignore_errors=True)
         shutil.copytree(work / source, pair / name, copy_function=shutil.copyfile)
     write_card(work, pair, draft)
+
+
+@app.command("eagle3")
+def make_eagle3(
+    work: Work = WORK,
+    device: Device = DEFAULT_DEVICE,
+    steps: Steps = None,
+    *,
+    max_seconds: Annotated[float | None, typer.Option(help="End training by then.")] = None,
+    sampled: Annotated[float, typer.Option(help="Share of the recipe's rows of sampled text.")] = 1.0,
+) -> None:
+    """Train an EAGLE-3 head for the shipped target."""
+    job = Job(work, device)
+    target = prepare(publish.load(PAIR / "target"), job.device)
+    began = time.monotonic()
+    texts = [replace(text, rows=max(4, int(text.rows * sampled))) for text in HEAD_TEXT]
+    data = job.draft_rows(target, texts, HEAD_SAMPLED_SHARE)
+    seconds = time.monotonic() - began
+    if job.device.type == "cuda":
+        for module in target.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.bfloat16()  # as it would be converted at every step
+    head = Eagle3(HEAD_SHAPE, target).to(job.device)
+    recipe = replace(HEAD if steps is None else replace(HEAD, steps=steps), max_seconds=max_seconds)
+    history = train_head(head, recipe, data)
+    publish.publish_head(head, work / "eagle3")
+    _report(work, "eagle3", asdict(history) | {"sampling_seconds": seconds, "num_tokens": job.num_written})
+
+
+@app.command("measure-eagle3")
+def measure_eagle3(work: Work = WORK, device: Device = DEFAULT_DEVICE) -> None:
+    """Acceptance of the head and of the shipped draft, after the same prompts."""
+    job = Job(work, device)
+    target = publish.load(PAIR / "target").to(job.device)
+    drafts: dict[str, Llama | HeadDraft] = {
+        "eagle3": HeadDraft(publish.load_head(work / "eagle3", target)),
+        "draft": publish.load(PAIR / "draft").to(job.device),
+    }
+    _report(work, "measure-eagle3", {name: job.acceptance(target, draft) for name, draft in drafts.items()})
+
+
+@app.command("ship-eagle3")
+def ship_eagle3(work: Work = WORK, pair: Path = PAIR) -> None:
+    """Put the head beside the pair that is shipped, and its section into the model card."""
+    shutil.rmtree(pair / "eagle3", ignore_errors=True)
+    shutil.copytree(work / "eagle3", pair / "eagle3", copy_function=shutil.copyfile)
+    add_head_to_card(work, pair)
 
 
 def _shortened(recipe: Recipe, steps: int | None) -> Recipe:

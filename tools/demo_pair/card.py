@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from demo_pair.corpus import LARGEST_FILE_BYTES
+from demo_pair.eagle3 import NUM_STEPS
 from demo_pair.job import ACCEPTANCE_ROWS, ACCEPTANCE_TOKENS, DRAFT_LENGTH, PROMPT_TOKENS
 from demo_pair.measuring import COMPLETION_TOKENS, Completion
 from demo_pair.model import DRAFT_SHAPES
-from demo_pair.recipes import DRAFT_TEXT, SAMPLED_SHARE, TESTS_SHARE
+from demo_pair.recipes import DRAFT_TEXT, HEAD_SAMPLED_SHARE, SAMPLED_SHARE, TESTS_SHARE
 from demo_pair.training import OVERLAP_TEMPERATURES
 
 EXCERPT_LINES = 14
+_HEAD_TITLE = "EAGLE-3 head"
 MEASURED_DRAFT = "measure-draft-"
 
 Report = dict[str, Any]
@@ -34,6 +36,47 @@ def write_card(work: Path, pair: Path, shipped: str) -> None:
         _examples(reports["measure-target"]["completions"]),
     )
     (pair / "MODEL_CARD.md").write_text("\n\n".join(sections) + "\n")
+
+
+def add_head_to_card(work: Path, pair: Path) -> None:
+    """Write the head's section into the card of a pair, in the place of an earlier one, and the sizes anew."""
+    made, measured = (json.loads((work / f"{name}.json").read_text()) for name in ("eagle3", "measure-eagle3"))
+    corpus = json.loads((work / "corpus.json").read_text())
+    path = pair / "MODEL_CARD.md"
+    titled = path.read_text().split("\n## ")
+    sections = {part.splitlines()[0]: part.rstrip("\n") for part in titled[1:]}
+    sections["Sizes"] = _sizes(pair).removeprefix("## ")
+    head = {_HEAD_TITLE: _head_section(pair, made, measured, corpus).removeprefix("## ")}
+    others = {title: text for title, text in sections.items() if title not in (_HEAD_TITLE, "Examples")}
+    ordered = {**others, **head, "Examples": sections["Examples"]}
+    path.write_text("\n## ".join([titled[0], *(text + "\n" for text in ordered.values())]))
+
+
+def _head_section(pair: Path, made: Report, measured: Report, corpus: Report) -> str:
+    config = json.loads((pair / "eagle3" / "config.json").read_text())
+    layers = _listed(config["eagle_aux_hidden_state_layer_ids"])
+    rows = [
+        (
+            label,
+            *(f"{item['acceptance']:.3f} ({item['mean_acceptance_length']:.2f})" for item in measured[key].values()),
+        )
+        for label, key in (("EAGLE-3 head", "eagle3"), ("draft model", "draft"))
+    ]
+    recipe = made["recipe"]
+    return f"""## {_HEAD_TITLE}
+One decoder layer over the target's states after layers {layers} ({config["num_attention_heads"]} heads of
+{config["head_dim"]}, feed-forward {config["intermediate_size"]}); embedding and last product are the target's, in whose
+place none are stored. `outrider demo --method eagle3` drafts with it.
+
+Trained by `tools/train_demo_pair.py eagle3` in {made["seconds"]:.0f} s on {made["device"]}:
+{recipe["steps"]:,} steps of {recipe["rows"]} x {recipe["length"]} tokens, {HEAD_SAMPLED_SHARE:.0%} of the rows from
+{made["num_tokens"] / 1e6:.1f} million tokens that the target wrote ({made["sampling_seconds"]:.0f} s to write), the
+others from the sources of the Python {corpus["python"]} standard library. The loss is the draft's, over {NUM_STEPS}
+steps of the training-time test of the paper.
+
+Acceptance and mean acceptance length as above, after the same prompts:
+
+{_table(("draft", "T = 0", "T = 0.7", "T = 1"), rows)}"""
 
 
 def _introduction(pair: Path) -> str:
@@ -70,8 +113,11 @@ def _sizes(pair: Path) -> str:
     sizes = [(path.relative_to(pair).as_posix(), path.stat().st_size) for path in files]
     total = ("all", sum(size for _, size in sizes))
     table = _table(("file", "bytes"), [*((f"`{name}`", size) for name, size in sizes), total])
+    counts = ", ".join(
+        f"{name} {parameters(pair / name):,}" for name in ("target", "draft", "eagle3") if (pair / name).is_dir()
+    )
     return f"""## Sizes
-Parameters: target {parameters(pair / "target"):,}, draft {parameters(pair / "draft"):,}, in bfloat16.
+Parameters: {counts}, in bfloat16.
 
 {table}"""
 

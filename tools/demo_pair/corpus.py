@@ -134,12 +134,13 @@ def pack(tokenizer: Tokenizer, files: list[SourceFile]) -> Ids:
     return np.concatenate([np.empty(0, np.uint16), *parts])
 
 
-def build(vocab_size: int, folder: Path | None = None) -> tuple[Tokenizer, Corpus]:
-    """Read, split, learn the tokenizer from the library's training files, and pack."""
+def build(vocab_size: int, folder: Path | None = None, tokenizer: Tokenizer | None = None) -> tuple[Tokenizer, Corpus]:
+    """Read, split, learn the tokenizer from the library's training files unless one is given, and pack."""
     parts: dict[str, list[SourceFile]] = {"library": [], "tests": [], "held_out": []}
     for file in read_sources(folder):
         parts["tests" if file.is_test else "held_out" if file.is_held_out else "library"].append(file)
-    tokenizer = train_tokenizer((file.text for file in parts["library"]), vocab_size)
+    if tokenizer is None:
+        tokenizer = train_tokenizer((file.text for file in parts["library"]), vocab_size)
     packed = {name: pack(tokenizer, files) for name, files in parts.items()}
     return tokenizer, Corpus(
         **packed,

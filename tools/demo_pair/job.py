@@ -4,6 +4,7 @@ Owns the wiring between the parts of this package. Refuses to know the command l
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer
 
 from demo_pair import measuring, publish
 from demo_pair.corpus import BOS_ID, Corpus
+from demo_pair.eagle3_training import HeadDraft
 from demo_pair.model import Llama, Shape
 from demo_pair.recipes import DRAFT_TEXT, SAMPLED_SHARE, SEED, TESTS_SHARE, SampledText
 from demo_pair.sampling import sample
@@ -38,6 +40,8 @@ class Job:
         self.work, self.device = work, torch.device(device)
         self.corpus = Corpus.load(work / "corpus.npz")
         self.tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+        self.num_written = 0
+        """Tokens that the target wrote to be learnt from."""
         self._held_out = torch.from_numpy(self.corpus.held_out.astype(np.int32)).to(self.device)
         torch.manual_seed(SEED)
 
@@ -48,11 +52,13 @@ class Job:
         tests = Stream.of(self.corpus.tests, self.device, self.tokenizer)
         return Mixture([(library, 1 - TESTS_SHARE), (tests, TESTS_SHARE)], self._generator(1))
 
-    def draft_rows(self, target: Llama) -> Mixture:
+    def draft_rows(
+        self, target: Llama, texts: Sequence[SampledText] = DRAFT_TEXT, sampled_share: float = SAMPLED_SHARE
+    ) -> Mixture:
         """The corpus, and text that the target wrote."""
-        parts = [(stream, share * (1 - SAMPLED_SHARE)) for stream, share in self.corpus_rows.parts]
-        total = sum(text.rows for text in DRAFT_TEXT)
-        written = [(self._written(target, text), SAMPLED_SHARE * text.rows / total) for text in DRAFT_TEXT]
+        parts = [(stream, share * (1 - sampled_share)) for stream, share in self.corpus_rows.parts]
+        total = sum(text.rows for text in texts)
+        written = [(self._written(target, text), sampled_share * text.rows / total) for text in texts]
         return Mixture(parts + written, self._generator(2))
 
     def fit(
@@ -80,7 +86,7 @@ class Job:
         greedy = [self._complete(target, prompt, count=1, temperature=0.0, seed=0)[0] for prompt in shown]
         return {"sampled": [asdict(item) for item in drawn], "greedy": [asdict(item) for item in greedy]}
 
-    def acceptance(self, target: Llama, draft: Llama) -> dict[str, Any]:
+    def acceptance(self, target: Llama, draft: Llama | HeadDraft) -> dict[str, Any]:
         """Acceptance at each temperature, after prompts from the held-out files."""
         prompts = self._held_out_prompts()
         return {
@@ -123,6 +129,7 @@ class Job:
             generator=generator,
             dtype=torch.bfloat16 if self.device.type == "cuda" else torch.float32,
         )
+        self.num_written += rows.numel()
         log.info("wrote %d tokens at temperature %.1f", rows.numel(), text.temperature)
         return Stream.of(rows.flatten().cpu().numpy().astype(np.uint16), self.device)
 

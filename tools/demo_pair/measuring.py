@@ -6,6 +6,7 @@ Owns the measurements, each in float32 on the published weights. Refuses to know
 import ast
 import math
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from demo_pair.corpus import BOS_ID, EOS_ID
+from demo_pair.eagle3_training import HeadDraft
 from demo_pair.model import Llama
 from demo_pair.sampling import distribution, draw, sample
 
@@ -146,7 +148,7 @@ class Acceptance:
 @torch.no_grad()
 def speculate(
     target: Llama,
-    draft: Llama,
+    draft: Llama | HeadDraft,
     prompts: Tensor,
     *,
     draft_length: int,
@@ -165,9 +167,10 @@ def speculate(
     lengths = torch.full((batch,), prompt_length, device=prompts.device)
     running = torch.ones(batch, dtype=torch.bool, device=prompts.device)
     counts = Acceptance()
+    propose = draft.propose if isinstance(draft, HeadDraft) else partial(_propose, draft)
     while bool(running.any()):
-        proposed, draft_probs = _propose(
-            draft, ids, lengths, draft_length=draft_length, temperature=temperature, generator=generator
+        proposed, draft_probs = propose(
+            ids, lengths, draft_length=draft_length, temperature=temperature, generator=generator
         )
         target_probs = _score(target, ids, lengths, draft_length, temperature)
         accepted, following = _judge(proposed, draft_probs, target_probs, generator)

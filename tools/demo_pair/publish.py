@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from demo_pair.corpus import BOS, BOS_ID, EOS, EOS_ID
+from demo_pair.eagle3 import Eagle3, HeadShape
 from demo_pair.model import Llama, Shape
 
 LARGEST_SHARD_BYTES = 14_000_000
@@ -39,6 +40,45 @@ def load(folder: Path) -> Llama:
         state |= load_file(path)
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
     return model.eval()
+
+
+def publish_head(head: Eagle3, folder: Path) -> None:
+    """Write config and bfloat16 weights of a head, in SafeAILab's layout, replacing what is there. Embedding and last
+    product are the target's.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    shape, target = head.shape, head.target.shape
+    own = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": target.vocab_size,
+        "eagle_aux_hidden_state_layer_ids": list(shape.layers),
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.num_heads,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": shape.num_kv_heads,
+    }
+    _write_json(folder / "config.json", {**_config(target), **own})
+    _write_weights(
+        {name: part.to(torch.bfloat16).contiguous().cpu() for name, part in head.state_dict().items()}, folder
+    )
+
+
+def load_head(folder: Path, target: Llama) -> Eagle3:
+    """The published head, its bfloat16 weights upcast to float32."""
+    config = json.loads((folder / "config.json").read_text())
+    shape = HeadShape(
+        layers=tuple(config["eagle_aux_hidden_state_layer_ids"]),
+        intermediate_size=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+    )
+    head = Eagle3(shape, target)
+    state = load_file(folder / "model.safetensors")
+    head.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    return head.to(next(target.parameters()).device).eval()
 
 
 def _config(shape: Shape) -> dict[str, Any]:

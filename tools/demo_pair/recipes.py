@@ -5,6 +5,7 @@ Owns numbers only.
 
 from dataclasses import dataclass
 
+from demo_pair.eagle3_training import HeadRecipe
 from demo_pair.training import Recipe
 
 SEED = 20
@@ -31,3 +32,7 @@ SAMPLED_SHARE = 0.6
 """Share of the drafts' rows that come from text the target wrote."""
 SHIPPED_DRAFT = "narrow"
 """Half the weights to read for each token, and accepted almost as often: on a CPU that decides."""
+HEAD = HeadRecipe(steps=20000)
+HEAD_TEXT = (SampledText(0.0, 2048), SampledText(0.7, 8192), SampledText(1.0, 8192))
+HEAD_SAMPLED_SHARE = 0.85
+"""Share of the head's rows that come from text the target wrote: what it will draft."""

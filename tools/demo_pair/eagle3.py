@@ -1,0 +1,164 @@
+"""An EAGLE-3 head in plain torch, its parameters named as SafeAILab names them, and its training-time test.
+
+Source: Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test", 2025.
+Owns shapes and forward. Refuses to know how it is stored. Embedding and last product are the target's, not trained.
+
+Pair p is token p + 1 beside the target's states of position p; it predicts token p + 2. Step j of the training-time
+test computes pair t + j in column t from the head's own state of step j - 1: it attends to the pairs 0 to t of step 0,
+and to its own column's of the steps between.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from demo_pair.model import Llama, Mlp, Norm, Shape, rotate
+
+NUM_STEPS = 5
+"""Of the training-time test: draft tokens in a row that the head learns to predict."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Sizes of a head; hidden size and vocabulary are the target's."""
+
+    layers: tuple[int, ...]
+    """Of the target, whose states it reads: j is the stream after j layers."""
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+HEAD_SHAPE = HeadShape(layers=(4, 10, 15), intermediate_size=320, num_heads=8, num_kv_heads=2, head_dim=32)
+
+
+@dataclass(slots=True)
+class Steps:
+    """Keys and values of the steps so far, [B, H, n, D] each."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+
+class HeadAttention(nn.Module):
+    """Attention of one step of the training-time test."""
+
+    def __init__(self, shape: HeadShape, hidden_size: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        self.q_proj = nn.Linear(2 * hidden_size, shape.num_heads * shape.head_dim, bias=False)
+        self.k_proj = nn.Linear(2 * hidden_size, shape.num_kv_heads * shape.head_dim, bias=False)
+        self.v_proj = nn.Linear(2 * hidden_size, shape.num_kv_heads * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, hidden_size, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, steps: Steps) -> Tensor:  # x [B, n, 2 H], cos and sin [n, D]
+        """What each column gathers; its keys and values join ``steps``."""
+        q = rotate(self._split(self.q_proj(x), self.heads), cos, sin)
+        k = rotate(self._split(self.k_proj(x), self.kv_heads), cos, sin)
+        steps.keys.append(k.repeat_interleave(self.heads // self.kv_heads, 1))
+        steps.values.append(
+            self._split(self.v_proj(x), self.kv_heads).repeat_interleave(self.heads // self.kv_heads, 1)
+        )
+        if len(steps.keys) == 1:
+            out = functional.scaled_dot_product_attention(q, steps.keys[0], steps.values[0], is_causal=True)
+        else:
+            out = self._over_steps(q, steps)
+        return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _over_steps(self, q: Tensor, steps: Steps) -> Tensor:
+        count, scale = q.shape[2], self.head_dim**-0.5
+        scores = (q @ steps.keys[0].mT) * scale
+        later = torch.ones(count, count, dtype=torch.bool, device=q.device).triu(1)
+        own = torch.stack([(q * keys).sum(-1) for keys in steps.keys[1:]], -1) * scale  # [B, H, n, j]
+        probs = torch.cat([scores.masked_fill(later, float("-inf")), own.to(scores.dtype)], -1).softmax(-1)
+        out = probs[..., :count] @ steps.values[0]
+        for place, values in enumerate(steps.values[1:]):
+            out = out + probs[..., count + place, None] * values
+        return out.to(q.dtype)
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        return x.view(*x.shape[:2], heads, self.head_dim).transpose(1, 2)
+
+
+class HeadLayer(nn.Module):
+    """The decoder layer: attention over embedding and state, feed-forward over the sum."""
+
+    def __init__(self, shape: HeadShape, target: Shape) -> None:
+        super().__init__()
+        size, eps = target.hidden_size, target.norm_eps
+        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (Norm(size, eps) for _ in range(3))
+        self.self_attn = HeadAttention(shape, size)
+        self.mlp = Mlp(replace(target, intermediate_size=shape.intermediate_size))
+
+    def forward(self, embeds: Tensor, states: Tensor, cos: Tensor, sin: Tensor, steps: Steps) -> Tensor:
+        """[B, n, H] each to the next states."""
+        x = torch.cat([self.input_layernorm(embeds), self.hidden_norm(states)], -1)
+        states = states + self.self_attn(x, cos, sin, steps)
+        return states + self.mlp(self.post_attention_layernorm(states))  # type: ignore[no-any-return]
+
+
+class Eagle3(nn.Module):
+    """A head over a target, whose weights it reads and does not own."""
+
+    def __init__(self, shape: HeadShape, target: Llama) -> None:
+        super().__init__()
+        self.shape, self._target = shape, [target]  # in a list: its parameters are not this module's
+        size = target.shape.hidden_size
+        self.fc = nn.Linear(len(shape.layers) * size, size, bias=False)
+        self.midlayer = HeadLayer(shape, target.shape)
+        self.norm = Norm(size, target.shape.norm_eps)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+        nn.init.zeros_(self.midlayer.self_attn.o_proj.weight)
+        nn.init.zeros_(self.midlayer.mlp.down_proj.weight)
+
+    @property
+    def target(self) -> Llama:
+        """The model that it drafts for."""
+        return self._target[0]
+
+    def step(self, number: int, tokens: Tensor, states: Tensor, steps: Steps) -> Tensor:
+        """Step ``number`` of the training-time test over columns: ``tokens`` [B, n] of its pairs, ``states`` [B, n, H]
+        fused or of the step before; the next states.
+        """
+        end = number + tokens.shape[1]
+        cos, sin = self.target.cos[number:end], self.target.sin[number:end]
+        return self.midlayer(  # type: ignore[no-any-return]
+            self.target.model.embed_tokens(tokens), states, cos, sin, steps
+        )
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[B, n, H] to [B, n, V]."""
+        return functional.linear(self.norm(states), self.target.model.embed_tokens.weight)
+
+    def forward(self, ids: Tensor, states: Tensor) -> list[Tensor]:
+        """Logits [B, n, V] of each step over a text [B, T] and the target's states [B, T, F], n = T - NUM_STEPS. Step
+        j, column t, is about token t + j + 2.
+        """
+        count, steps = ids.shape[1] - NUM_STEPS, Steps([], [])
+        hidden = self.fc(states[:, :count])
+        found = []
+        for number in range(NUM_STEPS):
+            hidden = self.step(number, ids[:, number + 1 : number + 1 + count], hidden, steps)
+            found.append(self.logits(hidden))
+        return found
+
+
+@torch.no_grad()
+def read_target(target: Llama, ids: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """States [B, T, F] of the layers, side by side, and logits [B, T, V] of a text."""
+    cos, sin = target.cos[: ids.shape[1]], target.sin[: ids.shape[1]]
+    x = target.model.embed_tokens(ids)
+    found = {0: x}
+    for number, layer in enumerate(target.model.layers, 1):
+        x = layer(x, cos, sin, None)
+        if number in layers:
+            found[number] = x
+    return torch.cat([found[layer] for layer in layers], -1), functional.linear(
+        target.model.norm(x), target.model.embed_tokens.weight
+    )
