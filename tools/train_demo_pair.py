@@ -126,15 +126,16 @@ def make_eagle3(
     texts = [replace(text, rows=max(4, int(text.rows * sampled))) for text in HEAD_TEXT]
     data = job.draft_rows(target, texts, HEAD_SAMPLED_SHARE)
     seconds = time.monotonic() - began
-    if job.device.type == "cuda":
-        for module in target.modules():
-            if isinstance(module, torch.nn.Linear):
-                module.bfloat16()  # as it would be converted at every step
     head = Eagle3(HEAD_SHAPE, target).to(job.device)
     recipe = replace(HEAD if steps is None else replace(HEAD, steps=steps), max_seconds=max_seconds)
     history = train_head(head, recipe, data)
     publish.publish_head(head, work / "eagle3")
-    _report(work, "eagle3", asdict(history) | {"sampling_seconds": seconds, "num_tokens": job.num_written})
+    _report(work, "eagle3", asdict(history) | {
+        "sampling_seconds": seconds,
+        "num_tokens": job.num_written,
+        "sampled_share": HEAD_SAMPLED_SHARE,
+        "corpus_tokens": len(job.corpus.library) + len(job.corpus.tests),
+    })  # fmt: skip
 
 
 @app.command("measure-eagle3")

@@ -19,11 +19,15 @@ from outrider.cli.stack.preparation import prepare_stack
 from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
 from outrider.config import load_all
-from outrider.demo import DRAFT, TARGET, require_pair
+from outrider.config.fields import DraftMethod
+from outrider.demo import DRAFT, EAGLE3, TARGET, require_pair
 from outrider.demo.measure import Comparison, Workload, compare
 from outrider.demo.prompts import PROMPTS
+from outrider.errors import ConfigError
 
 TEMPERATURES = (0.0, 0.8)
+DRAFTS: Mapping[str, Path] = {DraftMethod.DRAFT_MODEL.value: DRAFT, DraftMethod.EAGLE3.value: EAGLE3}
+"""The embedded draft of each method."""
 _SHOWN_PROMPTS = 3
 
 
@@ -39,7 +43,10 @@ class Course:
 def demo(
     *,
     target: Annotated[Path, typer.Option(help="Folder of the target.", show_default="the embedded one")] = TARGET,
-    draft: Annotated[Path, typer.Option(help="Folder of the draft.", show_default="the embedded one")] = DRAFT,
+    draft: Annotated[
+        Path | None, typer.Option(help="Folder of the draft.", show_default="the embedded one of the method")
+    ] = None,
+    method: Annotated[str, typer.Option(help="How to draft: draft_model or eagle3.")] = DraftMethod.DRAFT_MODEL.value,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     acceptance_method: Annotated[str, typer.Option(help="rejection, coupled or typical.")] = "rejection",
     num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", "-k", min=1)] = 4,
@@ -53,11 +60,14 @@ def demo(
         more = {
             ("target", "device"): device,
             ("draft", "device"): device,
+            ("draft", "method"): method,
             ("coordinator", "acceptance_method"): acceptance_method,
             ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
             ("coordinator", "draft_length"): "fixed",
         }
-        plan = plan_demo(more, target=target, draft=draft)
+        if method not in DRAFTS:
+            raise ConfigError("method", f"{method} has no draft in the demonstration; such are {', '.join(DRAFTS)}")
+        plan = plan_demo(more, target=target, draft=draft or DRAFTS[method])
         is_exact = asyncio.run(run_with_client(plan, lambda client: _show(client, course), verbose=verbose))
     if not is_exact:
         raise typer.Exit(1)
@@ -65,7 +75,7 @@ def demo(
 
 def plan_demo(more: Mapping[Place, object], *, target: Path = TARGET, draft: Path = DRAFT) -> StackPlan:
     """The three services on a pair, with these settings beside what a demonstration always has."""
-    if target == TARGET or draft == DRAFT:
+    if target == TARGET or draft in DRAFTS.values():
         require_pair()
     settings = {
         ("target", "model"): str(target),

@@ -13,6 +13,8 @@ from outrider.errors import ConfigError
 PAIR = Path(__file__).parent / "pair"
 TARGET = PAIR / "target"
 DRAFT = PAIR / "draft"
+EAGLE3 = PAIR / "eagle3"
+"""An EAGLE-3 head for the target."""
 
 
 def require_pair() -> None:

@@ -176,8 +176,7 @@ class ForwardGraphs:
             capturing.prepare(launch)
             graph = self._captured[shape] = _ForwardGraph(self._layers, capturing.capture(launch))
         _log.info(
-            "captured the forward of %d tokens again, with the hidden states of layers %s, in %.2f s;"
-            " target.hidden_state_layers does so before the first request",
+            "captured the forward of %d tokens again, with the hidden states of layers %s, in %.2f s",
             shape.num_tokens, self._layers, time.perf_counter() - began,
         )  # fmt: skip
         return graph

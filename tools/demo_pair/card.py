@@ -13,7 +13,7 @@ from demo_pair.eagle3 import NUM_STEPS
 from demo_pair.job import ACCEPTANCE_ROWS, ACCEPTANCE_TOKENS, DRAFT_LENGTH, PROMPT_TOKENS
 from demo_pair.measuring import COMPLETION_TOKENS, Completion
 from demo_pair.model import DRAFT_SHAPES
-from demo_pair.recipes import DRAFT_TEXT, HEAD_SAMPLED_SHARE, SAMPLED_SHARE, TESTS_SHARE
+from demo_pair.recipes import DRAFT_TEXT, SAMPLED_SHARE, TESTS_SHARE
 from demo_pair.training import OVERLAP_TEMPERATURES
 
 EXCERPT_LINES = 14
@@ -69,10 +69,10 @@ One decoder layer over the target's states after layers {layers} ({config["num_a
 place none are stored. `outrider demo --method eagle3` drafts with it.
 
 Trained by `tools/train_demo_pair.py eagle3` in {made["seconds"]:.0f} s on {made["device"]}:
-{recipe["steps"]:,} steps of {recipe["rows"]} x {recipe["length"]} tokens, {HEAD_SAMPLED_SHARE:.0%} of the rows from
+{recipe["steps"]:,} steps of {recipe["rows"]} x {recipe["length"]} tokens, {made["sampled_share"]:.0%} of the rows from
 {made["num_tokens"] / 1e6:.1f} million tokens that the target wrote ({made["sampling_seconds"]:.0f} s to write), the
-others from the sources of the Python {corpus["python"]} standard library. The loss is the draft's, over {NUM_STEPS}
-steps of the training-time test of the paper.
+others from {made["corpus_tokens"] / 1e6:.2f} million of the Python {corpus["python"]} standard library. The loss is the
+draft's, over {NUM_STEPS} steps of the training-time test of the paper.
 
 Acceptance and mean acceptance length as above, after the same prompts:
 

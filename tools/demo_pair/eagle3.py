@@ -33,7 +33,7 @@ class HeadShape:
     head_dim: int
 
 
-HEAD_SHAPE = HeadShape(layers=(4, 10, 15), intermediate_size=320, num_heads=8, num_kv_heads=2, head_dim=32)
+HEAD_SHAPE = HeadShape(layers=(2, 8, 13), intermediate_size=320, num_heads=8, num_kv_heads=2, head_dim=32)
 
 
 @dataclass(slots=True)

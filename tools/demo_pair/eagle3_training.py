@@ -3,7 +3,6 @@
 Owns the loss over the steps of the training-time test. Refuses to know where rows come from and where weights go.
 """
 
-import contextlib
 import logging
 import time
 from dataclasses import asdict, dataclass
@@ -15,12 +14,12 @@ from demo_pair.eagle3 import Eagle3, Steps, read_target
 from demo_pair.optimizer import Optimizer
 from demo_pair.sampling import distribution, draw
 from demo_pair.streams import Mixture
-from demo_pair.training import History, device_name, teacher_losses
+from demo_pair.training import History, device_name, mixed_precision, teacher_losses
 
 log = logging.getLogger(__name__)
 
 _NOTES_PER_RUN = 10
-_WARM_UP_STEPS, _STEPS_AHEAD = 4, 20
+_STEPS_AHEAD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,66 +41,30 @@ class HeadRecipe:
 
 
 class HeadTrainer:
-    """A head in training. On an accelerator forward and backward are one CUDA graph: its launches would take longer
-    than its work.
-    """
+    """A head in training."""
 
     def __init__(self, head: Eagle3, recipe: HeadRecipe) -> None:
         self.head, self.recipe = head, recipe
         self._device = next(head.parameters()).device
         self._losses = torch.compile(teacher_losses) if self._device.type == "cuda" else teacher_losses
-        self._ids = torch.zeros(recipe.rows, recipe.length, dtype=torch.long, device=self._device)
-        self.optimizer = Optimizer(
+        self._optimizer = Optimizer(
             head, steps=recipe.steps, matrix_rate=recipe.matrix_rate, other_rate=recipe.other_rate,
             weight_decay=recipe.weight_decay, decay_share=recipe.decay_share,
         )  # fmt: skip
-        self._stream = torch.cuda.Stream() if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._gradients: list[Tensor | None] = []
-        self._loss = torch.zeros((), device=self._device)
 
     def learn(self, step: int, ids: Tensor) -> Tensor:
         """One step on rows [B, T] at the learning rate of ``step``; the loss comes back, not yet fetched."""
-        self._ids.copy_(ids)
-        if self._graph is None:
-            self._loss = self._launch()
-        else:
-            self._graph.replay()
-            for parameter, gradient in zip(self.head.parameters(), self._gradients, strict=True):
-                parameter.grad = gradient  # the optimizer lets go of it
-        self.optimizer.step(step)
-        return self._loss
-
-    def capture(self) -> None:
-        """Record forward and backward; compiled functions must have run."""
-        torch.cuda.synchronize()
-        self.head.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
-            self._loss = self._backward()
-        self._graph, self._gradients = graph, [parameter.grad for parameter in self.head.parameters()]
-
-    def _launch(self) -> Tensor:
-        """Without a graph; on the stream that will be captured, where autograd then expects to be."""
-        if self._stream is None:
-            return self._backward()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            loss = self._backward()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return loss
-
-    def _backward(self) -> Tensor:
         recipe = self.recipe
-        with _mixed_precision(self._device):
-            states, teacher = read_target(self.head.target, self._ids, self.head.shape.layers)
-            logits = self.head(self._ids, states)
+        with mixed_precision(self._device):
+            states, teacher = read_target(self.head.target, ids, self.head.shape.layers)
+            logits = self.head(ids, states)
         loss, weight = torch.zeros((), device=self._device), 1.0
         for number, own in enumerate(logits, 1):
             cross, variation = self._losses(own, teacher[:, number : number + own.shape[1]])
             loss = loss + weight * (cross + recipe.overlap_weight * variation)
             weight *= recipe.step_decay
         loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step(step)
         return loss.detach()
 
 
@@ -117,8 +80,6 @@ def train_head(head: Eagle3, recipe: HeadRecipe, data: Mixture) -> History:
         # Two clocks: the schedule follows whichever says that less is left.
         loss = trainer.learn(int(done * recipe.steps), data.rows(recipe.rows, recipe.length))
         step += 1
-        if device.type == "cuda" and step == _WARM_UP_STEPS:
-            trainer.capture()
         if step % _STEPS_AHEAD == 0:
             loss.item()  # else the clock would tell when work was queued
         spent = time.monotonic() - began
@@ -131,13 +92,6 @@ def train_head(head: Eagle3, recipe: HeadRecipe, data: Mixture) -> History:
     history.recipe["steps"] = step
     head.eval()
     return history
-
-
-def _mixed_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """``mixed_precision`` that keeps no converted weights: a graph's must be its own."""
-    if device.type != "cuda":
-        return contextlib.nullcontext()
-    return torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False)
 
 
 @dataclass(frozen=True, slots=True)
