@@ -56,7 +56,10 @@ _GPU_WARM_UP_TOKENS = (1, 2, 5, 9, 512)
 
 
 class ModelRunner:
-    """A loaded model. ``sequences`` holds its KV sequences; ``forward`` appends tokens to them and gives logits."""
+    """Model runner of one rank: decoder, KV cache, CUDA graphs, sampler and draft loop.
+
+    ``sequences`` manages the KV sequences; ``forward`` appends tokens to them and returns logits.
+    """
 
     def __init__(
         self,
@@ -68,8 +71,9 @@ class ModelRunner:
         prefix_caching: bool = True,
         hidden_state_layers: Sequence[int] = (),
     ) -> None:
-        """``drafting`` says how draft tokens are drawn, on a GPU in loops; ``graphs`` bounds what is captured, with the
-        states of ``hidden_state_layers``.
+        """``drafting``: rules of draft sampling, with draft loops on a GPU; ``graphs``: limits of the CUDA graphs.
+
+        Graphs return the states of ``hidden_state_layers``.
         """
         model = loaded.model
         self.model, self.config = model, model.config
@@ -82,11 +86,11 @@ class ModelRunner:
         self.sequences = KVCacheManager(pool, prefix_caching=prefix_caching)
         self.sampler = Sampler(drafting or DraftingRules())
         self.is_on_gpu = has_kernels(model.device)
-        """Whether the device is one, or a CPU that does what one would, to be tested."""
+        """Whether kernels run: on a GPU, or in Triton's interpreter for tests."""
         self.num_forwards = 0
-        """Forwards that rows went through since loading; warm-up does not count."""
+        """Forwards since loading, without the warm-up."""
         self.captured: Captured | None = None
-        """What was captured; None before ``capture`` and where there is nothing to capture."""
+        """Captured graphs; None before ``capture`` and where nothing is captured."""
         self._limits = TokenLimits(self.max_model_len, self.config.vocab_size)
         self._graph_limits, self._ranks = graphs, ranks
         counters = torch.zeros(num_counters(num_processors(model.device)), dtype=torch.int32, device=model.device)
@@ -122,8 +126,9 @@ class ModelRunner:
         attention_window: AttentionWindow | None = None,
         hidden_state_layers: Sequence[int] = (),
     ) -> ModelRunner:
-        """Load a folder, as ``load_model`` does; with ``ranks`` this process holds its part, and every other rank loads
-        its own at the same time.
+        """Load a model folder, as ``load_model`` does.
+
+        With ``ranks`` this process loads its part, and every other rank loads its own at the same time.
         """
         loaded = load_model(
             Path(folder),
@@ -154,12 +159,12 @@ class ModelRunner:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of weights and cache."""
+        """Type of weights and cache."""
         return self.model.dtype
 
     @property
     def tensor_parallel_size(self) -> int:
-        """Processes that share the model."""
+        """Number of processes that share the model."""
         return self.model.shard.size
 
     @property
@@ -174,23 +179,23 @@ class ModelRunner:
 
     @property
     def takes_drawn(self) -> bool:
-        """Whether ``forward_drawn`` can be: on one GPU. Other ranks would have to be told what only this one has."""
+        """Whether ``forward_drawn`` is available: on one GPU, because other ranks do not have the drawn tokens."""
         return self.is_on_gpu and self._publish is None
 
     def close(self) -> None:
-        """End the ranks that share the model, where there are any; nothing is run afterwards. Idempotent."""
+        """End the other ranks, if any. The runner cannot be used afterwards. Idempotent."""
         if self._ranks is not None:
             self._ranks.close()
 
     # Forwards
 
     def forward(self, rows: Sequence[ForwardRow], *, as_computed: bool = False) -> torch.Tensor:
-        """Append each row's tokens to its sequence in one pass; returns their logits [N, V], row by row: float32, or
-        ``as_computed``, of the weights' type, which spares a copy.
+        """Append each row's tokens to its sequence in one forward, and return logits [N, V], row by row.
 
-        ``InvalidRequestError``, and nothing changed, if any row is bad: an id out of range, a length past the
-        reservation or past ``max_model_len``, a sequence named twice. When the device fails midway the sequences keep
-        their former lengths.
+        Logits are float32, or with ``as_computed`` of the weights' type, which saves a copy.
+
+        Raises ``InvalidRequestError``, and changes nothing, for an id out of range, a length past the reservation or
+        past ``max_model_len``, or a sequence in two rows. If the device fails, sequences keep their former lengths.
         """
         if not rows:
             return torch.empty(0, self.config.vocab_size, device=self.device)
@@ -210,10 +215,10 @@ class ModelRunner:
         return logits, states[: sum(len(row.token_ids) for row in rows)]  # a captured shape may have more
 
     def forward_drawn(self, sequences: Sequence[KVSequence], drawn: torch.Tensor) -> torch.Tensor:
-        """``forward`` of one more token of each sequence that only the device knows: ``drawn`` [R] int32; logits
-        [R, V], of the weights' type. Numbers that are no ids are taken for others that are.
+        """``forward`` of one more token per sequence that is only on the device: ``drawn`` [R] int32.
 
-        The sequences have a 0 in its place until they are cut and told what it was. Errors are those of ``forward``.
+        Returns logits [R, V] of the weights' type. Numbers out of range are clamped. The sequences hold a 0 in place
+        of the token until they are truncated and given it. Raises as ``forward`` does.
         """
         if not self.takes_drawn:
             raise ValueError(f"nothing is drawn on {self.device} that is not known here")
@@ -224,7 +229,7 @@ class ModelRunner:
     def _append(
         self, rows: Sequence[ForwardRow], drawn: torch.Tensor | None = None, layers: Sequence[int] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One forward of rows that were checked: logits, and hidden states, an empty tensor without ``layers``."""
+        """Forward of checked rows: logits, and hidden states, an empty tensor without ``layers``."""
         self.take_device()
         lengths = [row.sequence.length for row in rows]
         try:
@@ -258,7 +263,7 @@ class ModelRunner:
         return self.model.logits(hidden, batch.logit_indices), states
 
     def _inputs_of(self, command: WorkerCommand, drawn: torch.Tensor | None) -> DeviceBatch:
-        """A forward's inputs where no graph takes them."""
+        """Inputs of a forward without a graph."""
         if not self.is_on_gpu:
             return inputs_on_cpu(batch_of(command), self._frame, self.dtype)
         numbers = to_device(command.numbers, self.device)
@@ -270,15 +275,14 @@ class ModelRunner:
     # Draft loops
 
     def draft(self, rows: Sequence[DraftRow]) -> list[Draws]:
-        """Append each row's tokens and draw what follows, one token after the other, in a loop for as many rows as the
-        graphs are for.
+        """Append each row's tokens and draw its draft tokens in order, in loops of at most ``max_rows`` rows.
 
-        The requests must fit (``fits_loop``). A row's draws end before the first that failed; its sequence then holds
-        what it held, its tokens, and what was drawn, or all but the last of it if none failed. Errors are those of
-        ``forward``.
+        The requests must fit (``fits_loop``). A row's draws end before the first that failed. Its sequence then holds
+        the appended tokens and the drawn ones; without a failure, all drawn ones but the last. Raises as ``forward``
+        does.
         """
         if self._draft_loop is None:
-            raise ConfigError("drafting", "this runner was not made ready to draft")
+            raise ConfigError("drafting", "this runner was loaded without draft loops")
         check_draft_rows(self.sequences, rows, self._limits)
         self.take_device()
         most = self._draft_loop.max_rows
@@ -310,7 +314,7 @@ class ModelRunner:
     # Commands, which other ranks run too
 
     def run(self, command: WorkerCommand) -> None:
-        """Run a command that another process made; what comes of it stays here."""
+        """Run a command of rank 0; the results stay on this rank."""
         if command.operation == Operation.FORWARD:
             self._run_forward(command)
         elif command.operation == Operation.COPY_PAGES:
@@ -323,12 +327,12 @@ class ModelRunner:
             raise ValueError(f"there is no command {command.operation} on {self.device}")
 
     def take_device(self) -> None:
-        """Make this thread's launches go to the device; a GPU is chosen thread by thread."""
+        """Select the device for launches of this thread; CUDA's current device is per thread."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self._frame.counters.device)  # unlike the setting's name, this has an index
 
     def wait(self) -> None:
-        """Return when the device has done all it was given."""
+        """Return when the device has done all queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -355,7 +359,7 @@ class ModelRunner:
     # Warm-up
 
     def warm_up(self, progress: CaptureProgress | None = None) -> None:
-        """Make the first request find everything allocated, compiled, chosen and captured; leaves no trace."""
+        """Allocate, compile, tune and capture before the first request; changes no visible state."""
         self.capture(progress)
         count = self.num_forwards
         longest = min(self.max_model_len, self.sequences.pool.num_free * self.page_size)
@@ -383,9 +387,9 @@ class ModelRunner:
 
     @property
     def graph_coverage(self) -> str:
-        """Which forwards have a CUDA graph and which have none, in words."""
+        """Forwards with and without a CUDA graph, in words."""
         return describe_coverage(self._graph_limits, self._graphs.shapes)
 
 
 def _ignore_progress(done: int, total: int) -> None:
-    """Progress that is not shown."""
+    """Discard progress."""
