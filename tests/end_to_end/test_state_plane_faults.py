@@ -1,0 +1,169 @@
+"""Hidden states between services in processes of their own, either of which is killed while states travel.
+
+No request fails, no token differs, the other process lives and holds no more than before, nothing is left in shared
+memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing as mp
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.cli.stack.preflight import free_port
+from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
+from outrider.generation import GenerationRequest
+from outrider.transport.remote import RemoteDraft, RemoteTarget
+from outrider.transport.server import serve_draft, serve_target
+from outrider.types import SamplingParams
+from outrider_coordinator.service import Coordinator
+from outrider_draft.service import DraftService
+from outrider_target.service import TargetService
+from tests.end_to_end.waiting import eventually
+from tests.support.eagle3 import build_eagle3
+from tests.support.stack import run_stack
+from tests.support.tiny_models import cached_tiny_model
+from tests.tensor_plane.peers import holdings
+
+torch.set_num_threads(1)
+
+TARGET = cached_tiny_model("llama", seed=1)
+DEADLINE_S = 120.0
+NUM_KILLS = [
+    pytest.param(2, id="short"),
+    pytest.param(100, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+]
+pytestmark = pytest.mark.timeout(300)
+
+_context = mp.get_context("forkserver")
+_context.set_forkserver_preload([__name__])
+
+
+def serve(pipe: Connection, role: str, settings: dict[str, Any], port: int) -> None:
+    """One service, until it is killed."""
+
+    async def run() -> None:
+        if role == "target":
+            target = TargetService.load(TargetSettings(**settings))
+            server = await serve_target(target, host="127.0.0.1", port=port)
+        else:
+            draft = DraftService.load(DraftSettings.model_validate(settings))
+            server = await serve_draft(draft, host="127.0.0.1", port=port)
+        pipe.send("serving")
+        await asyncio.get_running_loop().create_future()
+        await server.stop()  # never reached; a server that nothing refers to ends
+
+    asyncio.run(run())
+
+
+class Service:
+    """A service that is started again and again at one port."""
+
+    def __init__(self, role: str, **settings: Any) -> None:
+        self.role, self.settings, self.port = role, {"num_threads": 1, "page_size": 4, **settings}, free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.process: BaseProcess | None = None
+
+    async def start(self) -> None:
+        ours, theirs = _context.Pipe()
+        self.process = _context.Process(target=serve, args=(theirs, self.role, self.settings, self.port), daemon=True)
+        self.process.start()
+        theirs.close()
+        with contextlib.closing(ours):
+            assert await asyncio.to_thread(ours.poll, DEADLINE_S), f"the {self.role} does not start"
+            assert ours.recv() == "serving"
+
+    async def kill(self) -> None:
+        if self.process is not None and self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGKILL)
+            await asyncio.to_thread(self.process.join, DEADLINE_S)
+
+    def num_descriptors(self) -> int:
+        assert self.process is not None
+        assert self.process.is_alive()
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+
+@contextlib.asynccontextmanager
+async def coordinator_of(target: Service, draft: Service) -> AsyncIterator[Coordinator]:
+    settings = CoordinatorSettings.model_validate(
+        {"draft_length": "fixed", "num_speculative_tokens": 4, "link_timeout_ms": 3000}
+    )
+    coordinator = Coordinator(RemoteTarget(target.address), RemoteDraft(draft.address), settings)
+    await coordinator.start()
+    try:
+        yield coordinator
+    finally:
+        await coordinator.close()
+
+
+def requests() -> list[GenerationRequest]:
+    return [
+        GenerationRequest(
+            prompt_token_ids=tuple(range(start, start + 60)),
+            max_tokens=40,
+            ignore_eos=True,
+            sampling=SamplingParams(temperature=0.0),
+        )
+        for start in (3, 40, 90)
+    ]
+
+
+async def tokens_of(coordinator: Coordinator) -> list[list[int]]:
+    async def read(request: GenerationRequest) -> list[int]:
+        return [token async for delta in coordinator.generate_stream(request) for token in delta.token_ids]
+
+    async with asyncio.timeout(DEADLINE_S):
+        return list(await asyncio.gather(*map(read, requests())))
+
+
+async def plane_is(coordinator: Coordinator, plane: str) -> None:
+    """Return when states would go by that plane."""
+    async with asyncio.timeout(DEADLINE_S):
+        while [str(report.kind) for report in coordinator._services.planes.reports()] != [plane]:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("num_kills", NUM_KILLS)
+@pytest.mark.parametrize("victim", ["draft", "target"])
+@pytest.mark.parametrize("plane", ["shared_memory", "gloo"])
+async def test_either_side_is_killed_while_states_travel(
+    tmp_path: Path, plane: str, victim: str, num_kills: int
+) -> None:
+    async with run_stack(TARGET, None, wire=False) as stack:
+        expected = await tokens_of(stack.coordinator)
+    draw = random.Random(num_kills)
+    target = Service("target", model=str(TARGET), tensor_plane=plane, max_batched_tokens=32)
+    draft = Service("draft", model=str(build_eagle3(tmp_path)), method="eagle3", target_model=str(TARGET))
+    killed, survivor = (draft, target) if victim == "draft" else (target, draft)
+    num_held: list[int] = []
+    try:
+        await asyncio.gather(target.start(), draft.start())
+        async with coordinator_of(target, draft) as coordinator:
+            for _ in range(num_kills):
+                await plane_is(coordinator, plane)
+                num_held.append(survivor.num_descriptors())
+                running = asyncio.create_task(tokens_of(coordinator))
+                await asyncio.sleep(draw.uniform(0.05, 0.4))
+                await killed.kill()
+                await killed.start()
+                assert await running == expected
+            await plane_is(coordinator, plane)
+            assert await tokens_of(coordinator) == expected
+            assert coordinator.stats().num_failed == 0
+            if plane == "shared_memory":  # gloo's pairs close late; tests/tensor_plane counts them
+                await eventually(lambda: survivor.num_descriptors() <= num_held[-1] + 2, "descriptors given back")
+    finally:
+        await asyncio.gather(target.kill(), draft.kill())
+    assert holdings()[2] == 0
