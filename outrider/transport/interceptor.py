@@ -18,6 +18,7 @@ from outrider.errors import InvalidRequestError, OutriderError
 from outrider.limits import LINK_FIELDS
 from outrider.telemetry.logs import RateLimit
 from outrider.transport.field_counts import check_num_fields
+from outrider.transport.link.counts import LinkCounts
 from outrider.transport.long_requests import long_or_parsed
 from outrider.transport.malformed import tolerant, well_formed
 from outrider.transport.status import to_status
@@ -25,8 +26,16 @@ from outrider.v1 import generation_pb2, link_pb2
 
 _log = logging.getLogger(__name__)
 _LINKS = "/Attach"
+_HEALTH = "/grpc.health.v1.Health/Check"
 _PUBLIC = f"/{generation_pb2.DESCRIPTOR.services_by_name['GenerationService'].full_name}/"
 _WARNING_INTERVAL_S = 10.0
+MAX_CALLS = 4096
+"""Calls that are open at a time, of all clients and methods; more are RESOURCE_EXHAUSTED. Each takes some 20 kB, also
+one that sends nothing or only watches health."""
+MAX_CALLS_PER_HOST = MAX_CALLS // 2
+"""Of these of one host, however many connections it has: one that opens all that it can leaves half to the others.
+gRPC's own bound of a connection makes further calls wait in the client, so that unread streams of a gateway's clients
+would hold up all others."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -34,12 +43,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """An ``OutriderError`` becomes its status; any other error is logged and becomes INTERNAL without its text.
 
-    Messages that cannot be parsed are INVALID_ARGUMENT. A link that ends by its caller's fault is one warning, at most
+    Messages that cannot be parsed are INVALID_ARGUMENT, calls beyond those that one host may have RESOURCE_EXHAUSTED. A
+    link that ends by its caller's fault is one warning, at most
     every ten seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_calls_per_host: int = MAX_CALLS_PER_HOST) -> None:
         self._warnings = RateLimit(_WARNING_INTERVAL_S)
+        self._calls = LinkCounts(max_calls_per_host, "calls")
 
     async def intercept_service(
         self,
@@ -68,7 +79,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _guard_unary(self, behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
         async def guarded(request: Any, context: Context) -> Any:  # noqa: ANN401
             try:
-                return await behaviour(well_formed(request), context)
+                with self._counted(context, method):
+                    return await behaviour(well_formed(request), context)
             except Exception as error:
                 failure = error
             del request  # gRPC keeps this frame until the collector comes by
@@ -81,10 +93,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> Callable[..., AsyncGenerator[Any, None]]:
         async def guarded(request: Any, context: Context) -> AsyncGenerator[Any, None]:  # noqa: ANN401
             try:
-                # Closed at once when the call is cancelled, not when the collector comes by.
-                async with contextlib.aclosing(behaviour(well_formed(request), context)) as messages:
-                    async for message in messages:
-                        yield message
+                with self._counted(context, method):
+                    # Closed at once when the call is cancelled, not when the collector comes by.
+                    async with contextlib.aclosing(behaviour(well_formed(request), context)) as messages:
+                        async for message in messages:
+                            yield message
                 return
             except Exception as error:
                 failure = error
@@ -92,6 +105,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             await self._abort(failure, context, method)
 
         return guarded
+
+    def _counted(self, context: Context, method: str) -> contextlib.AbstractContextManager[None]:
+        """Supervisors ask for health from hosts that may have many calls open."""
+        return contextlib.nullcontext() if method == _HEALTH else self._calls.entered(context.peer())
 
     async def _abort(self, error: Exception, context: Context, method: str) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError):

@@ -28,7 +28,7 @@ from outrider.transport.channels import (
     message_limits,
 )
 from outrider.transport.http_health import HttpHealth, Probes
-from outrider.transport.interceptor import ErrorInterceptor
+from outrider.transport.interceptor import MAX_CALLS, ErrorInterceptor
 from outrider.transport.link.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S
 from outrider.transport.security import OPEN_SERVER, ServerSecurity, ServerTls, TokenInterceptor
 from outrider.transport.servicers import DraftServicer, GenerationServicer, Generator, TargetServicer
@@ -37,9 +37,6 @@ from outrider.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_ser
 from outrider.v1.link_pb2_grpc import add_DraftServiceServicer_to_server, add_TargetServiceServicer_to_server
 
 LIVENESS = "liveness"
-MAX_CALLS = 4096
-"""Calls that are open at a time, of all clients and methods; more are RESOURCE_EXHAUSTED. Each takes some 20 kB, also
-one that sends nothing or only watches health."""
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 

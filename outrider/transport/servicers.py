@@ -38,6 +38,7 @@ from outrider.transport.link.counts import LinkCounts
 from outrider.transport.link.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S, sends_heartbeats, with_heartbeats
 from outrider.transport.link.pump import LinkPump, reads_shared_memory, with_planes
 from outrider.transport.long_requests import LongRequest, parsing
+from outrider.transport.tokenizer_answers import TokenizerAnswers
 from outrider.transport.trace_metadata import log_fields, with_trace
 from outrider.types import ModelDescription
 from outrider.v1 import generation_pb2, link_pb2, tensor_pb2
@@ -161,6 +162,7 @@ class GenerationServicer(GenerationServiceServicer):
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
+        self._tokenizers = TokenizerAnswers()
 
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: Context
@@ -196,7 +198,10 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> generation_pb2.GetTokenizerResponse:
         """Return the files of the tokenizer; without contents if the caller has them."""
         found = self._generator.tokenizer_files()
-        return tokenizer_to_proto(replace(found, files={}) if found.sha256 == request.known_sha256 else found)
+        if found.sha256 == request.known_sha256:
+            return tokenizer_to_proto(replace(found, files={}))
+        await self._tokenizers.take_turn(context)
+        return tokenizer_to_proto(found)
 
     @contextlib.asynccontextmanager
     async def _deltas(

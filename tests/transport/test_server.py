@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 import grpc
@@ -14,6 +15,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from outrider import AsyncClient
 from outrider.errors import CapacityError, ConfigError, InvalidRequestError, UnavailableError
+from outrider.generation import TokenizerFiles
+from outrider.transport import servicers, tokenizer_answers
+from outrider.transport.interceptor import ErrorInterceptor
 from outrider.transport.server import serve_generation, serve_target
 from outrider.v1 import generation_pb2
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
@@ -111,6 +115,54 @@ async def test_calls_that_stay_open_are_bounded_in_number(serve: Serve, monkeypa
             while await _code_unless_open(health_pb2_grpc.HealthStub(other).Watch(health_pb2.HealthCheckRequest())):
                 await asyncio.sleep(0.01)
         assert (await client.generate(prompt="x", max_tokens=1, timeout=20)).text == "<0>"
+
+
+async def test_one_host_cannot_take_all_calls_and_is_told_its_health(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.transport.server.ErrorInterceptor", partial(ErrorInterceptor, 5))
+    server = await serve("generation", ScriptedGenerator())
+    channels = [grpc.aio.insecure_channel(server.address) for _ in range(3)]
+    stubs = [health_pb2_grpc.HealthStub(channel) for channel in channels]
+    calls = [stubs[number % 3].Watch(health_pb2.HealthCheckRequest(service=str(number))) for number in range(8)]
+    ended = await asyncio.gather(*(_code_unless_open(call) for call in calls))
+    assert ended.count(None) == 5
+    assert ended.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 3
+    assert (await stubs[0].Check(health_pb2.HealthCheckRequest(service="liveness"))).status
+    async with AsyncClient(server.address) as client:
+        with pytest.raises(CapacityError, match="has 5 calls open here, as many as one host may"):
+            await client.generate(prompt="x", max_tokens=1, timeout=20)
+    for channel in channels:
+        await channel.close()
+
+
+async def test_unread_tokenizers_are_few_and_make_room_when_their_callers_leave(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_answers, "MAX_ANSWERS_PER_HOST", 2)
+    made: list[object] = []
+    to_proto = servicers.tokenizer_to_proto
+
+    def counting(found: TokenizerFiles) -> generation_pb2.GetTokenizerResponse:
+        made.append(found)
+        return to_proto(found)
+
+    monkeypatch.setattr(servicers, "tokenizer_to_proto", counting)
+    generator = ScriptedGenerator()
+    generator.tokenizer = TokenizerFiles({"tokenizer.json": b"x" * (32 << 20)}, 3, "hash")
+    server = await serve("generation", generator)
+    async with grpc.aio.insecure_channel(server.address) as channel, AsyncClient(server.address) as client:
+        ask = channel.unary_stream("/outrider.v1.GenerationService/GetTokenizer")  # whose answer is not asked for
+        calls = [ask(b"") for _ in range(6)]
+        async with asyncio.timeout(20):
+            while len(made) < 2:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert len(made) == 2
+        for call in calls:
+            call.cancel()
+        for _ in range(3):  # those that are read leave, too
+            assert (await client.tokenizer_files()).files["tokenizer.json"][:1] == b"x"
 
 
 async def _code_unless_open(call: Any) -> grpc.StatusCode | None:

@@ -1,4 +1,4 @@
-"""Link counts: open links per host, and their limit.
+"""Link counts: open links or calls per host, and their limit.
 
 A link costs memory, heartbeats and a part of every message round, even without sessions.
 """
@@ -17,19 +17,19 @@ _RETRY_AFTER_MS = 1000
 
 
 class LinkCounts:
-    """Open links of one service by host. Belongs to one event loop."""
+    """Open links of one service by host, or ``what`` else is counted. Belongs to one event loop."""
 
-    def __init__(self, max_per_host: int = MAX_LINKS_PER_HOST) -> None:
-        self._max_per_host = max_per_host
+    def __init__(self, max_per_host: int = MAX_LINKS_PER_HOST, what: str = "links") -> None:
+        self._max_per_host, self._what = max_per_host, what
         self._open: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def entered(self, peer: str) -> Iterator[None]:
-        """Count a link of ``peer``, as gRPC names it; ``CapacityError`` if its host has the maximum number."""
+        """Count one of ``peer``, as gRPC names it; ``CapacityError`` if its host has the maximum number."""
         host = host_of(peer)
         if self._open[host] >= self._max_per_host:
             raise CapacityError(
-                f"{host} has {self._open[host]} links open here, as many as one host may; close one first",
+                f"{host} has {self._open[host]} {self._what} open here, as many as one host may; close one first",
                 retry_after_ms=_RETRY_AFTER_MS,
             )
         self._open[host] += 1
