@@ -31,13 +31,13 @@ class TokenizerAnswers:
         self._num_calls[host] = self._num_calls.get(host, 0) + 1
         has_turn = False
 
-        def leave(context: object) -> None:
+        def leave(context: Context) -> None:
             if has_turn:
                 turns.release()
             self._num_calls[host] -= 1
             if not self._num_calls[host]:
                 del self._num_calls[host], self._turns[host]
 
-        context.add_done_callback(leave)
+        context.add_done_callback(leave)  # type: ignore[arg-type] - the stubs have the type of another class
         await turns.acquire()
         has_turn = True

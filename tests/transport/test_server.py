@@ -17,6 +17,7 @@ from outrider import AsyncClient
 from outrider.errors import CapacityError, ConfigError, InvalidRequestError, UnavailableError
 from outrider.generation import TokenizerFiles
 from outrider.transport import servicers, tokenizer_answers
+from outrider.transport.convert.generation import tokenizer_to_proto
 from outrider.transport.interceptor import ErrorInterceptor
 from outrider.transport.server import serve_generation, serve_target
 from outrider.v1 import generation_pb2
@@ -141,7 +142,7 @@ async def test_unread_tokenizers_are_few_and_make_room_when_their_callers_leave(
 ) -> None:
     monkeypatch.setattr(tokenizer_answers, "MAX_ANSWERS_PER_HOST", 2)
     made: list[object] = []
-    to_proto = servicers.tokenizer_to_proto
+    to_proto = tokenizer_to_proto
 
     def counting(found: TokenizerFiles) -> generation_pb2.GetTokenizerResponse:
         made.append(found)
@@ -152,7 +153,7 @@ async def test_unread_tokenizers_are_few_and_make_room_when_their_callers_leave(
     generator.tokenizer = TokenizerFiles({"tokenizer.json": b"x" * (32 << 20)}, 3, "hash")
     server = await serve("generation", generator)
     async with grpc.aio.insecure_channel(server.address) as channel, AsyncClient(server.address) as client:
-        ask = channel.unary_stream("/outrider.v1.GenerationService/GetTokenizer")  # whose answer is not asked for
+        ask: Any = channel.unary_stream("/outrider.v1.GenerationService/GetTokenizer")  # whose answer is not asked for
         calls = [ask(b"") for _ in range(6)]
         async with asyncio.timeout(20):
             while len(made) < 2:
