@@ -38,6 +38,6 @@ class TokenizerAnswers:
             if not self._num_calls[host]:
                 del self._num_calls[host], self._turns[host]
 
-        context.add_done_callback(leave)  # type: ignore[arg-type] - the stubs have the type of another class
+        context.add_done_callback(leave)  # type: ignore[arg-type]
         await turns.acquire()
         has_turn = True
