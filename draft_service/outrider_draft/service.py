@@ -13,6 +13,7 @@ from outrider.config import DraftSettings
 from outrider.config.schema.common import max_batched_tokens as tokens_of_a_forward
 from outrider.ports import DraftCommand, DraftEvent, Extend, Open, Proposal
 from outrider.prefix_hash import EMPTY_PREFIX
+from outrider.readings import Reading
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.in_process.engine_thread import OnFailure
 from outrider.serving.in_process.service import InProcessService
@@ -67,6 +68,12 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
             prefix_cache=served.prefix_cache if runner is None else runner.sequences.prefix_cache,
             planes=planes,
         )
+        self._has_planes = planes is not None
+
+    def readings(self) -> list[Reading]:
+        """Figures of this moment; from any thread. A draft without planes has no stale references."""
+        none_stale = [] if self._has_planes else [Reading("outrider_stale_references_total", 0)]
+        return [*super().readings(), *none_stale]
 
     @classmethod
     def load(

@@ -37,6 +37,7 @@ CODES: dict[type[OutriderError], grpc.StatusCode] = {
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.LoadingError: grpc.StatusCode.UNAVAILABLE,
+    errors.StaleReferenceError: grpc.StatusCode.UNAVAILABLE,
     errors.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.TlsError: grpc.StatusCode.UNAVAILABLE,
     errors.LostTooOftenError: grpc.StatusCode.UNAVAILABLE,

@@ -63,7 +63,7 @@ def test_the_plane_decides_no_token(tmp_path: Path, method: str) -> None:
         assert found == inline
         assert sent[plane] > 0
         assert sent["inline"] == 0
-    assert holdings()[2] == 0
+    asyncio.run(eventually(lambda: holdings()[2] == 0, "no file in shared memory"))
 
 
 @pytest.mark.parametrize("plane", ["inline", "shared_memory"])

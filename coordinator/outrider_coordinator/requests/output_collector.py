@@ -8,6 +8,7 @@ transport takes messages, so the windows of gRPC and the buffers of the hosts fi
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 from outrider.errors import OutriderError
@@ -45,7 +46,7 @@ class OutputCollector:
         """What the reader waits for."""
         self._num_unread = 0
         self._unread_since = 0.0
-        """When the oldest output that waits was released; by the event loop's clock."""
+        """When the oldest output that waits was released; by the monotonic clock."""
         self._is_behind = False
         self.on_behind: Callable[[], None] = _ignore
         """Called once too much output waits ..."""
@@ -106,13 +107,13 @@ class OutputCollector:
 
     def _note_unread(self, steps: list[StepEnded]) -> None:
         if not self._released:
-            self._unread_since = asyncio.get_running_loop().time()
+            self._unread_since = time.monotonic()
         self._num_unread += sum(len(step.token_ids) for step in steps)
 
     def _check_reader(self) -> None:
         if self._is_behind or self._ending is not None:
             return
-        unread_s = asyncio.get_running_loop().time() - self._unread_since
+        unread_s = time.monotonic() - self._unread_since
         if self._num_unread >= MAX_UNREAD_TOKENS or unread_s > MAX_UNREAD_S:
             self._is_behind = True
             self.on_behind()

@@ -106,7 +106,9 @@ class RequestTimings:
 
     def _split_wait(self, arrived: float, handled: float, timing: ItemTiming | None) -> tuple[float, float]:
         """The service's own part of a wait, and the rest; without its times all of it was the service's."""
-        waited = arrived - self._wait_began
+        # What was under way when the reader fell behind counts until then: the rest is the pause.
+        ended = arrived if self._pause_began is None else min(arrived, self._pause_began)
+        waited = max(0.0, ended - self._wait_began)
         # The draft's prefill is sent before anybody waits for it: then the wait is the shorter of the two.
         busy = waited if timing is None else min(waited, timing.total_ns * NANOSECONDS)
         self._wire += waited - busy
