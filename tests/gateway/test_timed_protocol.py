@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import uvicorn
 
-from outrider.gateway.timed_protocol import TimedProtocol
+from outrider.gateway.timed_protocol import MAX_HEADER_BYTES, TimedProtocol
 
 _REQUEST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab"
 _ANSWER_S = 0.6
@@ -58,4 +59,36 @@ async def test_an_answer_may_take_longer_and_the_next_request_is_waited_for_anew
         with pytest.raises(ConnectionError):
             if not await reader.read():
                 raise ConnectionError
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "begun", [b"GET /", b"GET / HTTP/1.1\r\nX: ", b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nX: "]
+)
+@pytest.mark.parametrize("more", [b"a" * 4096, b"a: b\r\n" * 512], ids=["one", "many"])
+async def test_headers_without_an_end_are_refused(port: int, begun: bytes, more: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(begun)
+    num_sent = 0
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ConnectionError):
+            while num_sent < 64 * MAX_HEADER_BYTES:
+                await asyncio.sleep(0)
+                writer.write(more)
+                await writer.drain()
+                num_sent += len(more)
+    assert num_sent < 64 * MAX_HEADER_BYTES
+    with contextlib.suppress(ConnectionError):
+        await reader.read()
+    writer.close()
+
+
+async def test_long_headers_and_bodies_in_pieces_are_read(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST / HTTP/1.1\r\nX: " + b"a" * (MAX_HEADER_BYTES // 2) + b"\r\nContent-Length: 50000\r\n\r\n")
+    for _ in range(5):
+        writer.write(b"b" * 10_000)
+        await asyncio.sleep(0.01)
+    async with asyncio.timeout(20):
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
     writer.close()
