@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 
@@ -52,4 +53,20 @@ def test_the_last_of_two_prompts_counts() -> None:
 def test_what_is_no_list_of_ids_is_refused(wrong: bytes) -> None:
     body = b'{"prompt": [' + b"1," * 50_000 + wrong + b"]}"
     with pytest.raises(InvalidRequestError):
+        parse_body(CompletionRequest, body)
+
+
+@pytest.mark.parametrize("field", ["stop", "bad_words", "stop_token_ids", "allowed_token_ids", "prompt"])
+def test_a_million_invalid_entries_are_refused_by_one_error(field: str) -> None:
+    given = {"prompt": "a", field: [{}] * 1_000_000}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidRequestError, match=field):
+        parse_body(CompletionRequest, json.dumps(given).encode())
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 512 << 10, "an error for each entry takes gigabytes"
+
+
+def test_a_million_entries_of_logit_bias_are_refused_by_their_number() -> None:
+    body = json.dumps({"prompt": "a", "logit_bias": {f"x{place}": 1 for place in range(1_000_000)}}).encode()
+    with pytest.raises(InvalidRequestError, match="has 1000000 entries; at most 1024"):
         parse_body(CompletionRequest, body)

@@ -17,7 +17,14 @@ Prompt = str | tuple[int, ...]
 class CompletionRequest(GenerationFields):
     """A request for completions of one or several prompts."""
 
-    prompt: list[TokenId] | list[list[TokenId]] | str | list[str] | None = None
+    prompt: (
+        Annotated[list[TokenId], Field(fail_fast=True)]
+        | Annotated[list[Annotated[list[TokenId], Field(fail_fast=True)]], Field(fail_fast=True)]
+        | str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | None
+    ) = None
+    """Invalid from its first invalid entry on: an error for each of a million would take gigabytes."""
     echo: bool | None = None
     """Give the prompt back before the output."""
     logprobs: Annotated[int, Field(ge=0)] | None = None

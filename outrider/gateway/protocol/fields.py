@@ -60,7 +60,7 @@ class GenerationFields(BaseModel):
     """Most tokens of a prompt that are kept; -1 is what the model holds beside the output."""
     truncation_side: Literal["left", "right"] | None = None
     """Where tokens are dropped; left keeps the end."""
-    allowed_token_ids: list[TokenId] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
     return_tokens_as_token_ids: bool | None = None

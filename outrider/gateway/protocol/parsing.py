@@ -12,9 +12,18 @@ from outrider.gateway.protocol.chat import ChatCompletionRequest
 from outrider.gateway.protocol.fields import GenerationFields
 from outrider.gateway.protocol.long_prompts import parse_json
 from outrider.gateway.protocol.unsupported import refuse_unsupported
+from outrider.limits import ALLOWED_TOKEN_IDS, BAD_WORDS, LOGIT_BIAS, PROMPT_TOKENS, STOP_TEXTS, STOP_TOKEN_IDS
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 _SHOWN_CHARACTERS = 80
+_LENGTHS = {
+    "allowed_token_ids": ALLOWED_TOKEN_IDS,
+    "bad_words": BAD_WORDS,
+    "logit_bias": LOGIT_BIAS,
+    "prompt": PROMPT_TOKENS,
+    "stop": STOP_TEXTS,
+    "stop_token_ids": STOP_TOKEN_IDS,
+}
 
 
 def parse_body(kind: type[RequestT], body: bytes) -> RequestT:
@@ -25,6 +34,7 @@ def parse_body(kind: type[RequestT], body: bytes) -> RequestT:
 def parsing(kind: type[RequestT], body: bytes) -> Work[RequestT]:
     """``parse_body`` with pauses in a long prompt of token ids."""
     given, prompt_token_ids = yield from _object(body)
+    _check_lengths(given)
     try:
         request = kind.model_validate(given)
     except ValidationError as error:
@@ -45,6 +55,13 @@ def _object(body: bytes) -> Work[tuple[dict[str, Any], tuple[int, ...] | None]]:
     if not isinstance(given, dict):
         raise InvalidRequestError("body", f"must be a JSON object, not {type(given).__name__}")
     return given, prompt_token_ids
+
+
+def _check_lengths(given: dict[str, Any]) -> None:
+    """Before the entries are validated: each invalid one costs an error in every branch of a union."""
+    for field, bound in _LENGTHS.items():
+        if isinstance(value := given.get(field), list | dict):
+            bound.check(field, len(value))
 
 
 def _check(request: GenerationFields, given: dict[str, Any]) -> None:
