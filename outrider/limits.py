@@ -56,6 +56,8 @@ EMITTED = "resume.emitted_token_ids"
 """The field of the output that a generation goes on from."""
 EMITTED_TOKEN_IDS = Bound(1_000_000, "ids")
 MODEL_NAME = Bound(1024, "characters")
+NAME_MESSAGE = Bound(4096, "bytes")
+"""A message of health or reflection, which holds a name."""
 
 # Links. A bad word travels as up to two runs of tokens: at the start of a text and after a space.
 LINK_BAD_WORDS = Bound(2 * BAD_WORDS.most, "entries")

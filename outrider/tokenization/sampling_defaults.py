@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.limits import MAX_TOKENS
+
 _log = logging.getLogger(__name__)
 GENERATION_CONFIG_FILE = "generation_config.json"
 
@@ -31,6 +33,8 @@ def sampling_defaults(files: Mapping[str, bytes]) -> dict[str, float | int]:
 
 def _is_valid(name: str, value: Any) -> bool:  # noqa: ANN401 - JSON
     if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if isinstance(value, int) and value > MAX_TOKENS:  # no message carries it
         return False
     if name == "top_k":
         return isinstance(value, int) and value >= -1

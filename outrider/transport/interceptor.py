@@ -15,7 +15,7 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from outrider.errors import InvalidRequestError, OutriderError
-from outrider.limits import LINK_FIELDS
+from outrider.limits import LINK_FIELDS, NAME_MESSAGE
 from outrider.telemetry.logs import RateLimit
 from outrider.transport.field_counts import check_num_fields
 from outrider.transport.link.counts import LinkCounts
@@ -26,6 +26,7 @@ from outrider.v1 import generation_pb2, link_pb2
 
 _log = logging.getLogger(__name__)
 _LINKS = "/Attach"
+_OURS = "/outrider."
 _HEALTH = "/grpc.health.v1.Health/Check"
 _PUBLIC = f"/{generation_pb2.DESCRIPTOR.services_by_name['GenerationService'].full_name}/"
 _WARNING_INTERVAL_S = 10.0
@@ -63,6 +64,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return None
         method = handler_call_details.method
         check = _check_fields if method.startswith(_PUBLIC) else _LINK_CHECKS.get(method)
+        if not method.startswith(_OURS):
+            check = _check_size
         deserializer = _DESERIALIZERS.get(method, handler.request_deserializer)
         handler = handler._replace(request_deserializer=tolerant(deserializer, check))
         for shape in ("unary_unary", "stream_unary"):
@@ -154,6 +157,11 @@ _LINK_CHECKS = {
 def _check_fields(data: bytes) -> None:
     # The other methods' messages hold nothing, so that all of theirs are fields nobody knows.
     check_num_fields(data, generation_pb2.GenerateRequest.DESCRIPTOR)
+
+
+def _check_size(data: bytes) -> None:
+    # Health and reflection take names, from callers without a token too, and keep them while they are watched.
+    NAME_MESSAGE.check("message", len(data))
 
 
 def _let_frames_go(error: BaseException | None) -> None:

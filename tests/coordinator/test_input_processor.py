@@ -12,6 +12,7 @@ from outrider.config import CoordinatorSettings
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULTABLE, TO_THE_END, GenerationRequest
 from outrider.tokenization import ModelText
+from outrider.tokenization.sampling_defaults import SAMPLING_DEFAULTS, sampling_defaults
 from outrider.types import AcceptanceMethod, JudgingRule, LogprobsMode, ModelDescription, SamplingParams
 from outrider_coordinator.requests.input_processor import InputProcessor, started
 from tests.coordinator.tokenizers_for_tests import byte_level, text_tokenizer
@@ -216,3 +217,9 @@ def test_output_to_the_end_is_what_the_model_and_its_pages_hold() -> None:
     assert input_processor(small).process(ask(max_tokens=TO_THE_END)).max_tokens == 3
     with pytest.raises(InvalidRequestError, match="KV pages"):
         input_processor(small).process(ask(max_tokens=4))
+
+
+@pytest.mark.parametrize("value", ["1" + 400 * "0", str(2**40), "-5", "true", "1e999"])
+@pytest.mark.parametrize("name", SAMPLING_DEFAULTS)
+def test_a_default_that_no_message_carries_is_not_used(name: str, value: str) -> None:
+    assert sampling_defaults({"generation_config.json": f'{{"{name}": {value}}}'.encode()}) == {}

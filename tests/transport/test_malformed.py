@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2
 
 from outrider.errors import DeadlineError, OutriderError
 from outrider.generation import Delta, GenerationRequest
@@ -81,6 +82,20 @@ async def test_bytes_that_are_no_message(
     server = await serve(role, service(role))
     assert await status_of(server.address, method, shape, GARBAGE) is grpc.StatusCode.INVALID_ARGUMENT
     assert not errors_in(caplog)
+
+
+@pytest.mark.parametrize(
+    ("method", "shape"),
+    [
+        (f"{HEALTH}Check", "unary_unary"),
+        (f"{HEALTH}Watch", "unary_stream"),
+        (f"{REFLECTION}ServerReflectionInfo", "stream_stream"),
+    ],
+)
+async def test_a_name_that_is_too_long_to_be_kept(serve: Serve, method: str, shape: str) -> None:
+    server = await serve("target", service("target"))
+    asked = health_pb2.HealthCheckRequest(service="a" * 5000).SerializeToString()
+    assert await status_of(server.address, method, shape, asked) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def _draft(**command: Any) -> bytes:
