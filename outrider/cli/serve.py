@@ -72,7 +72,10 @@ DraftModel = Annotated[
 DraftRevision = Annotated[
     str | None, _speculation("Branch, tag or commit of the draft on the Hub. Default main.", "--draft-revision")
 ]
-Method = Annotated[str | None, _speculation("draft_model, ngram, suffix or none.", "--method", "--spec-method")]
+_METHOD = (
+    "How to draft: draft_model, ngram, suffix, none, or a head: eagle, eagle3, mtp, dflash, medusa, mlp_speculator."
+)
+Method = Annotated[str | None, _speculation(_METHOD, "--method", "--spec-method")]
 DraftLength = Annotated[
     int | None,
     _speculation(
@@ -130,7 +133,9 @@ NumCoordinators = Annotated[
 MaxBatched = Annotated[
     int | None,
     _serving(
-        "Maximum number of tokens in a forward. Default 1024.", "--max-batched-tokens", "--max-num-batched-tokens"
+        "Maximum number of tokens in a forward. Default 4096 on a GPU, 1024 on a CPU.",
+        "--max-batched-tokens",
+        "--max-num-batched-tokens",
     ),
 ]
 MaxLogprobs = Annotated[int | None, _serving("Maximum number of logprobs per position. Default 20.", "--max-logprobs")]

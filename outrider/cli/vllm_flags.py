@@ -90,7 +90,7 @@ class ServeCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - of a library typer brings itself
         """Parse; a flag of vLLM's that is no option here is passed over with a line, or an error with the reason."""
         kept: list[str] = []
-        for word in each_name_by_its_flag(args):
+        for word in each_name_by_its_flag([_with_hyphens(word) for word in args]):
             flag = word.partition("=")[0]
             if flag in REFUSED:
                 raise typer.BadParameter(f"{REFUSED[flag]}.", ctx=ctx, param_hint=flag)
@@ -99,6 +99,12 @@ class ServeCommand(TyperCommand):
             else:
                 kept.append(word)
         return list(super().parse_args(ctx, kept))
+
+
+def _with_hyphens(word: str) -> str:
+    """``--max_model_len=8`` as ``--max-model-len=8``: vLLM takes both."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if flag.startswith("--") else word
 
 
 def each_name_by_its_flag(args: list[str]) -> list[str]:

@@ -53,6 +53,12 @@ def test_names_of_vllm_set_what_they_mean(read: Any) -> None:
     assert more["gpu_memory_utilization"] == 0.8
 
 
+def test_names_may_be_written_with_underscores(read: Any) -> None:
+    settings, _, _ = read("--model", "/t", "--max_num_seqs", "7", "--served_model_name", "a_b", "--max_logprobs=5")
+    assert (settings.coordinator.max_running_requests, settings.coordinator.max_logprobs) == (7, 5)
+    assert settings.target.served_model_name == "a_b"
+
+
 @pytest.mark.parametrize(
     ("words", "target", "names"),
     [
