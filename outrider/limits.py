@@ -55,6 +55,8 @@ CACHE_SALT = Bound(256, "characters")
 EMITTED = "resume.emitted_token_ids"
 """The field of the output that a generation goes on from."""
 EMITTED_TOKEN_IDS = Bound(1_000_000, "ids")
+CHAT_TEMPLATE = Bound(1 << 18, "characters")
+CHAT_TEMPLATE_KWARGS = Bound(1 << 16, "characters of JSON")
 MODEL_NAME = Bound(1024, "characters")
 NAME_MESSAGE = Bound(4096, "bytes")
 """A message of health or reflection, which holds a name."""

@@ -173,3 +173,13 @@ def test_all_text_of_a_chat_has_a_bound(field: str) -> None:
     with pytest.raises(InvalidRequestError, match="has 3000000 characters; at most 2000000") as caught:
         check_request_message(asked, ANY_MODEL)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "name"), [("chat_template", "chat_template"), ("template_kwargs_json", "chat_template_kwargs")]
+)
+def test_templates_and_their_variables_have_bounds(field: str, name: str) -> None:
+    most = {"chat_template": limits.CHAT_TEMPLATE, "chat_template_kwargs": limits.CHAT_TEMPLATE_KWARGS}[name].most
+    check_request_message(pb.GenerateRequest(chat={field: "a" * most}), ANY_MODEL)
+    with pytest.raises(InvalidRequestError, match=f"{name}: has {most + 1} characters"):
+        check_request_message(pb.GenerateRequest(chat={field: "a" * (most + 1)}), ANY_MODEL)

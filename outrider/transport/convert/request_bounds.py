@@ -47,6 +47,8 @@ def _check_chat(chat: chat_pb2.Chat) -> None:
     MAX_MESSAGES.check("messages", len(chat.messages))
     MAX_TOOLS.check("tools", len(chat.tools_json))
     MAX_DOCUMENTS.check("documents", len(chat.documents_json))
+    limits.CHAT_TEMPLATE.check("chat_template", len(chat.chat_template))
+    limits.CHAT_TEMPLATE_KWARGS.check("chat_template_kwargs", len(chat.template_kwargs_json))
     num_characters = sum(
         len(message.role) + len(message.content) + len(message.fields_json) for message in chat.messages
     )
