@@ -104,7 +104,7 @@ def test_half_open_sockets_cost_the_metrics_port_no_thread(first: bytes) -> None
                 connection.sendall(first)
         with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=DEADLINE_S) as found:
             assert b"python_gc_objects_collected_total" in found.read()
-        assert threading.active_count() == before
+        assert threading.active_count() <= before  # threads of earlier tests may end meanwhile
         for connection in half_open:
             connection.close()
     finally:
