@@ -21,12 +21,12 @@ from outrider.transport.field_counts import check_num_fields
 from outrider.transport.link.counts import LinkCounts
 from outrider.transport.long_requests import long_or_parsed
 from outrider.transport.malformed import tolerant, well_formed
+from outrider.transport.security.tokens import OWN_METHODS
 from outrider.transport.status import to_status
 from outrider.v1 import generation_pb2, link_pb2
 
 _log = logging.getLogger(__name__)
 _LINKS = "/Attach"
-_OURS = "/outrider."
 _HEALTH = "/grpc.health.v1.Health/Check"
 _PUBLIC = f"/{generation_pb2.DESCRIPTOR.services_by_name['GenerationService'].full_name}/"
 _WARNING_INTERVAL_S = 10.0
@@ -63,9 +63,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        check = _check_fields if method.startswith(_PUBLIC) else _LINK_CHECKS.get(method)
-        if not method.startswith(_OURS):
-            check = _check_size
+        check = _check_of(method)
         deserializer = _DESERIALIZERS.get(method, handler.request_deserializer)
         handler = handler._replace(request_deserializer=tolerant(deserializer, check))
         for shape in ("unary_unary", "stream_unary"):
@@ -152,6 +150,12 @@ _LINK_CHECKS = {
     )
     for service, commands in (("DraftService", link_pb2.DraftCommands), ("TargetService", link_pb2.TargetCommands))
 }
+
+
+def _check_of(method: str) -> Callable[[bytes], None] | None:
+    if method.startswith(_PUBLIC):
+        return _check_fields
+    return _LINK_CHECKS.get(method) if method.startswith(OWN_METHODS) else _check_size
 
 
 def _check_fields(data: bytes) -> None:

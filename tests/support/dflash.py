@@ -11,20 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.support.pair_heads import EPS, HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, MATRICES, THETA
 from tests.support.tiny_models import load_reference
 
-HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS, MASK = 32, 48, 4, 2, 8, 2, 260
-EPS, THETA = 1e-5, 10000.0
+LAYERS, MASK = 2, 260
 TARGET_LAYER_IDS = [0, 1]
-MATRICES = {
-    "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
-    "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-    "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-    "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
-    "mlp.gate_proj": (INNER, HIDDEN),
-    "mlp.up_proj": (INNER, HIDDEN),
-    "mlp.down_proj": (HIDDEN, INNER),
-}
 NORMS = {
     "self_attn.q_norm": HEAD_DIM,
     "self_attn.k_norm": HEAD_DIM,

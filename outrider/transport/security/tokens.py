@@ -21,7 +21,8 @@ from outrider.transport.security.files import read, stamp
 _log = logging.getLogger(__name__)
 _HEADER = "authorization"
 _SCHEME = "bearer "
-_OURS = "/outrider."
+OWN_METHODS = "/outrider."
+"""How the methods begin that need a token; those of health and reflection do not."""
 
 
 def token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
@@ -91,7 +92,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:  # noqa: ANN401 - a handler has no public type that can be rebuilt
         """The handler, or one that only refuses."""
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(_OURS):
+        if handler is None or not handler_call_details.method.startswith(OWN_METHODS):
             return handler
         given = _bearer(handler_call_details)
         if given is not None and self._tokens.accepts(given):
