@@ -35,16 +35,19 @@ class _Transfer:
 
 
 class _Helper:
-    """A thread inside the communicator, and what is seen of it from outside."""
+    """A thread inside the communicator, and what is seen of it from outside.
+
+    Only the thread refers to ``work``, which refers to the end: a plane's end is freed when it is closed, with its
+    ring, its store's thread and their descriptors, and not when cycles are next collected.
+    """
 
     def __init__(self, name: str, work: Callable[[_Transfer], None]) -> None:
-        self._work = work
         self._waiting: queue.SimpleQueue[_Transfer | None] = queue.SimpleQueue()
         self._began: float | None = None
         self._trouble: str | None = None
         self._is_idle = threading.Condition()
         self._num_left = 0
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
         self._thread.start()
 
     def put(self, transfer: _Transfer) -> None:
@@ -71,11 +74,11 @@ class _Helper:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[_Transfer], None]) -> None:
         while (transfer := self._waiting.get()) is not None:
             self._began = time.monotonic()
             try:
-                self._work(transfer)
+                work(transfer)
             except (RuntimeError, OSError) as error:
                 self._trouble = " ".join(str(error).split())[:200] or type(error).__name__
             self._began = None

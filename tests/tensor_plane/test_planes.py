@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -16,7 +18,7 @@ from outrider.tensor_plane.limits import PlaneLimits
 from outrider.tensor_plane.negotiation import Chosen, Negotiation
 from outrider.tensor_plane.reader import PlaneReader, PlaneReaders
 from outrider.tensor_plane.writer import AUTOMATIC, PlaneWriter, PlaneWriters
-from tests.tensor_plane.peers import CPU, LIMITS, OPENING_S, impatient
+from tests.tensor_plane.peers import CPU, LIMITS, OPENING_S, holdings, impatient
 
 KINDS = [PlaneKind.SHARED_MEMORY, PlaneKind.GLOO]
 
@@ -189,6 +191,27 @@ def test_one_writer_has_several_readers_and_one_reader_several_writers(pair: Pai
         out = torch.empty(3, 50)
         drafts[draft].read(reference, out)
         assert torch.equal(out, rows[target, draft])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_closed_connection_gives_back_all_at_once(pair: Pair, kind: PlaneKind) -> None:
+    """Without the garbage collector, which a service rarely runs."""
+    writers, readers = pair.writers(kind), pair.readers()
+    held: list[tuple[int, int, int]] = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            writer, reader = introduce(writers, readers)
+            put(writer, torch.ones(2, 100))
+            reader.close()
+            assert_soon(partial(getattr, writer, "is_closed"))
+            del writer, reader
+            if held:
+                assert_soon(lambda: all(now <= then for now, then in zip(holdings(), held[0], strict=True)))
+            held.append(holdings())
+    finally:
+        gc.enable()
 
 
 def test_which_planes_two_processes_can_use() -> None:
