@@ -55,4 +55,4 @@ for users in ${USERS:-1 8 32 64 128}; do arms+=(--users "$users"); done
 for length in $fixed; do arms+=(--fixed-length "$length"); done
 "$python" "$root/tools/compare_draft_lengths.py" "127.0.0.1:$port" "127.0.0.1:$((port + 3))" "${arms[@]}" \
 	--input-len "${INPUT_LEN:-128}" --output-len "${OUTPUT_LEN:-256}" --runs "${RUNS:-3}" \
-	--rounds "${ROUNDS:-1}" --warmups "${WARMUPS:-1}" --temperature "${TEMPERATURE:-0}"
+	--rounds "${ROUNDS:-1}" --warmups "${WARMUPS:-1}" --temperature "${TEMPERATURE:-0}" --client-processes "${CLIENT_PROCESSES:-4}"

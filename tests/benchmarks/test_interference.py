@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from outrider.benchmarks.schema import load
 from outrider.benchmarks.serving.gate import GateError
 from outrider.benchmarks.serving.interference import BESIDE, Plan, gaps_within, run_plan, to_result
-from outrider.benchmarks.serving.load import Decoding, Record
+from outrider.benchmarks.serving.load import Decoding
+from outrider.benchmarks.serving.records import Record
 from outrider.benchmarks.serving.workload import random_prompts
 from outrider.benchmarks.tables import render
 from outrider.cli.bench import app

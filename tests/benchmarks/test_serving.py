@@ -13,7 +13,8 @@ from outrider.benchmarks.samples import median
 from outrider.benchmarks.schema import load, save
 from outrider.benchmarks.serving.figures import detailed_keys, measured_series, speculation_of, vllm_keys
 from outrider.benchmarks.serving.gate import GateError, check_exactness
-from outrider.benchmarks.serving.load import Decoding, Record, Run, run_load
+from outrider.benchmarks.serving.load import Decoding, run_load
+from outrider.benchmarks.serving.records import Record, Run
 from outrider.benchmarks.serving.run import BASELINE, SPECULATION, Plan, run_plan, texts, to_result, to_vllm_json
 from outrider.benchmarks.serving.workload import Traffic, arrival_times, code_prompts, random_prompts
 from outrider.errors import ConfigError, UnavailableError
@@ -63,6 +64,8 @@ TWO = Run(
         Record(10, 0.0, 0.1, error="CapacityError: no room"),
     ),
     duration=4.0,
+    num_users=2,
+    client_load=0.25,
 )
 
 
@@ -74,6 +77,15 @@ def test_times_of_a_record_are_those_of_its_messages() -> None:
     assert record.gaps == (0.5, 1.0)
     assert TWO.records[2].time_to_first_token is None
     assert TWO.records[2].time_per_output_token is None
+
+
+def test_a_stream_is_timed_to_its_last_token_and_a_run_to_its_last_request() -> None:
+    late_end = dataclasses.replace(TWO.records[0], ended_at=9.0)
+    assert late_end.time_per_output_token == pytest.approx(1.5 / 4)
+    assert TWO.time_per_token_until_all_finished == pytest.approx(4.0 * 2 / 10)
+    series = {item.name: item.samples for item in measured_series([TWO], SPECULATION)}
+    assert series["until_all_finished"] == pytest.approx((1e3 * 4.0 * 2 / 10,))
+    assert vllm_keys([TWO], draft_length=3)["outrider_client_load"] == 0.25
 
 
 def test_figures_are_in_the_keys_of_vllm() -> None:

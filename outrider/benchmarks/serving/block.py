@@ -47,6 +47,7 @@ def _general(figures: Mapping[str, Any], traffic: Traffic) -> list[str]:
         ("Peak output token throughput (tok/s):", float(figures["max_output_tokens_per_s"])),
         ("Peak concurrent requests:", float(figures["max_concurrent_requests"])),
         ("Total token throughput (tok/s):", figures["total_token_throughput"]),
+        ("Busiest client process (% of a core):", 100 * figures["outrider_client_load"]),
     ]
     return [_line(*row) for row in rows]
 
@@ -81,6 +82,7 @@ def _users(series: Sequence[Series]) -> list[str]:
         _centred("Tokens per second of one user", "-"),
         _line("Median (tok/s):", found.median),
         _line("Slowest (tok/s):", found.minimum),
+        _line("Until all finished (ms per token):", _median(series, "until_all_finished")),
     ]
 
 
@@ -93,6 +95,11 @@ def _steps(series: Sequence[Series]) -> list[str]:
 
 def _statistics(series: Sequence[Series], name: str) -> Statistics | None:
     return next((item.statistics for item in series if item.name == name), None)
+
+
+def _median(series: Sequence[Series], name: str) -> float | None:
+    found = _statistics(series, name)
+    return None if found is None else found.median
 
 
 def _percent(share: float | None) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.benchmarks.samples import ratio, statistics_of
 from outrider.benchmarks.schema import Series
-from outrider.benchmarks.serving.load import Record, Run
+from outrider.benchmarks.serving.records import Record, Run
 
 STAGES = ("draft", "target", "accept", "wire")
 
@@ -92,6 +92,9 @@ def measured_series(runs: Sequence[Run], arm: str) -> tuple[Series, ...]:
         ("e2el", "ms"): [1e3 * record.latency for record in records],
         ("user_throughput", "tok/s"): [1 / value for value in per_token if value],
         ("output_throughput", "tok/s"): [run.output_throughput for run in runs],
+        ("until_all_finished", "ms"): [
+            1e3 * value for run in runs if (value := run.time_per_token_until_all_finished) is not None
+        ],
         **{(f"step_{stage}", "ms"): _stage_samples(records, stage) for stage in STAGES},
         ("step_total", "ms"): [
             1e3 * (r.result.timing.total - r.result.timing.queue) / r.result.speculation.num_steps
@@ -130,6 +133,7 @@ def vllm_keys(runs: Sequence[Run], draft_length: int) -> dict[str, Any]:
         "total_token_throughput": (total_input + total_output) / duration,
         "max_output_tokens_per_s": max(_busiest_second(run.completed) for run in runs),
         "max_concurrent_requests": max(_most_at_once(run.completed) for run in runs),
+        "outrider_client_load": max(run.client_load for run in runs),
         **_latency_keys(runs),
         **_speculation_keys(speculation_of(records, draft_length)),
     }

@@ -17,7 +17,8 @@ from outrider.benchmarks.environment import describe_environment, now
 from outrider.benchmarks.samples import ratio, statistics_of
 from outrider.benchmarks.schema import Result, Series
 from outrider.benchmarks.serving.gate import GateReport, check_exactness
-from outrider.benchmarks.serving.load import Decoding, Record, Run, run_load
+from outrider.benchmarks.serving.load import Decoding, run_load
+from outrider.benchmarks.serving.records import Record, Run
 from outrider.benchmarks.serving.workload import Prompt, Traffic, require_room
 from outrider.client import AsyncClient
 from outrider.errors import UnavailableError

@@ -1,6 +1,6 @@
-"""Sends requests as traffic says and writes down when what came.
+"""Load generation: sends requests as traffic says and records when each message of a response came.
 
-Owns the clock. One record a request; a request that fails is a record too. Knows no statistics.
+Owns the clock, and how a load is divided into shares. Computes no statistics.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from outrider.benchmarks.serving.records import Record, Run
 from outrider.benchmarks.serving.workload import Prompt, Traffic, arrival_times
 from outrider.client import AsyncClient
 from outrider.errors import OutriderError
-from outrider.generation import GenerationResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,62 +34,40 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One request as its caller saw it. Times are seconds since the run began."""
+class Share:
+    """Part of a load that one client process sends: whole users, with the requests of each."""
 
-    num_prompt_tokens: int
-    sent_at: float
-    ended_at: float
-    token_times: tuple[float, ...] = ()
-    """When each message with tokens came."""
-    token_counts: tuple[int, ...] = ()
-    """And how many it brought."""
-    result: GenerationResult | None = None
-    error: str = ""
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of output tokens."""
-        return sum(self.token_counts)
-
-    @property
-    def time_to_first_token(self) -> float | None:
-        """From sending; None when none came."""
-        return self.token_times[0] - self.sent_at if self.token_times else None
-
-    @property
-    def latency(self) -> float:
-        """From sending to the end."""
-        return self.ended_at - self.sent_at
-
-    @property
-    def time_per_output_token(self) -> float | None:
-        """After the first message, by the tokens after the first; None where there was but one token."""
-        first = self.time_to_first_token
-        return None if first is None or self.num_tokens < 2 else (self.latency - first) / (self.num_tokens - 1)
-
-    @property
-    def gaps(self) -> tuple[float, ...]:
-        """Between one message with tokens and the next: the inter-token latencies."""
-        return tuple(later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False))
+    indexes: tuple[int, ...]
+    """Of the requests in the whole load."""
+    prompts: tuple[Prompt, ...]
+    due_times: tuple[float, ...]
+    """Seconds after the start of the run."""
+    max_concurrency: int | None
+    decoding: Decoding
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """All requests of one go."""
+def divide(prompts: Sequence[Prompt], traffic: Traffic, decoding: Decoding, num_shares: int) -> list[Share]:
+    """Divide the users, and with them the prompts, as evenly as possible; fewer shares where there are fewer users.
 
-    records: tuple[Record, ...]
-    duration: float
+    Request ``i`` is of user ``i % users``, and user ``u`` of share ``u % shares``. A share has as much concurrency as
+    users, so with fewer users than prompts an idle process takes over nothing from a busy one.
+    """
+    due_times = arrival_times(traffic, len(prompts), decoding.seed)
+    num_users = users_of(prompts, traffic)
+    num_shares = max(1, min(num_shares, num_users))
+    shares = []
+    for number in range(num_shares):
+        indexes = tuple(index for index in range(len(prompts)) if index % num_users % num_shares == number)
+        concurrency = None if traffic.max_concurrency is None else len(range(number, num_users, num_shares))
+        prompts_here = tuple(prompts[index] for index in indexes)
+        due_here = tuple(due_times[index] for index in indexes)
+        shares.append(Share(indexes, prompts_here, due_here, concurrency, decoding))
+    return shares
 
-    @property
-    def completed(self) -> tuple[Record, ...]:
-        """Requests that completed."""
-        return tuple(record for record in self.records if record.result is not None)
 
-    @property
-    def output_throughput(self) -> float:
-        """Output tokens a second, of all requests together."""
-        return sum(record.num_tokens for record in self.completed) / self.duration
+def users_of(prompts: Sequence[Prompt], traffic: Traffic) -> int:
+    """Most requests that may be under way at a time."""
+    return len(prompts) if traffic.max_concurrency is None else min(traffic.max_concurrency, len(prompts))
 
 
 async def run_load(
@@ -100,20 +78,37 @@ async def run_load(
     *,
     on_done: Callable[[], None] = lambda: None,
 ) -> Run:
-    """Send every prompt when it is due; returns when all have ended."""
-    limit = contextlib.nullcontext() if traffic.max_concurrency is None else asyncio.Semaphore(traffic.max_concurrency)
-    began = time.perf_counter()
+    """Send every prompt when it is due, from this process; returns when all have ended."""
+    (share,) = divide(prompts, traffic, decoding, 1)
+    processor, began = time.process_time(), time.perf_counter()
+    records = await send(client, share, began, on_done=on_done)
+    return join([(share, records, time.process_time() - processor)], users_of(prompts, traffic))
 
-    async def one(index: int, due: float) -> Record:
-        await asyncio.sleep(began + due - time.perf_counter())
+
+async def send(
+    client: AsyncClient, share: Share, began: float, *, on_done: Callable[[], None] = lambda: None
+) -> list[Record]:
+    """Send the requests of a share when they are due; ``began`` is the run's start on the clock of ``perf_counter``."""
+    limit = contextlib.nullcontext() if share.max_concurrency is None else asyncio.Semaphore(share.max_concurrency)
+
+    async def one(place: int) -> Record:
+        await asyncio.sleep(began + share.due_times[place] - time.perf_counter())
         async with limit:
-            record = await _request(client, prompts[index], decoding, index, began)
+            record = await _request(client, share.prompts[place], share.decoding, share.indexes[place], began)
         on_done()
         return record
 
-    due_times = arrival_times(traffic, len(prompts), decoding.seed)
-    records = await asyncio.gather(*(one(index, due) for index, due in enumerate(due_times)))
-    return Run(tuple(records), max(record.ended_at for record in records))
+    return list(await asyncio.gather(*map(one, range(len(share.prompts)))))
+
+
+def join(parts: Sequence[tuple[Share, Sequence[Record], float]], num_users: int) -> Run:
+    """One run of all shares, each with its records and its process's processor time in seconds: nothing is averaged."""
+    placed = {
+        index: record for share, records, _ in parts for index, record in zip(share.indexes, records, strict=True)
+    }
+    records = tuple(record for _, record in sorted(placed.items()))
+    duration = max(record.ended_at for record in records)
+    return Run(records, duration, num_users, max(seconds for *_, seconds in parts) / duration)
 
 
 async def _request(client: AsyncClient, prompt: Prompt, decoding: Decoding, index: int, began: float) -> Record:

@@ -7,9 +7,10 @@ slows them all. Starts no process.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from outrider.benchmarks.environment import describe_environment, now
 from outrider.benchmarks.samples import median, ratio
@@ -17,13 +18,23 @@ from outrider.benchmarks.schema import Result, Series
 from outrider.benchmarks.serving.block import format_block
 from outrider.benchmarks.serving.figures import detailed_keys, measured_series, vllm_keys
 from outrider.benchmarks.serving.gate import GateReport, check_exactness
-from outrider.benchmarks.serving.load import Decoding, Run, run_load
+from outrider.benchmarks.serving.load import Decoding, run_load
+from outrider.benchmarks.serving.records import Run
 from outrider.benchmarks.serving.workload import Prompt, Traffic, require_room
 from outrider.client import AsyncClient
 from outrider.errors import ConfigError, UnavailableError
 from outrider.generation import ModelInfo
 
 SPECULATION, BASELINE = "speculation", "baseline"
+
+
+class RunLoad(Protocol):
+    """Sends one load; `run_load` with a client, or `ClientProcesses.run_load`."""
+
+    def __call__(
+        self, prompts: Sequence[Prompt], traffic: Traffic, decoding: Decoding, *, on_done: Callable[[], None] = ...
+    ) -> Awaitable[Run]:
+        """Send every prompt when it is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +95,14 @@ class Outcome:
         return sum(None not in {a, b} and a != b for a, b in zip(ours, alone, strict=True))
 
 
-async def run_plan(client: AsyncClient, plan: Plan, *, on_done: Callable[[], None] = lambda: None) -> Outcome:
-    """Run it all; `GateError` when speculation changes greedy output, `UnavailableError` when requests failed."""
+async def run_plan(
+    client: AsyncClient, plan: Plan, *, on_done: Callable[[], None] = lambda: None, load: RunLoad | None = None
+) -> Outcome:
+    """Run it all; `GateError` when speculation changes greedy output, `UnavailableError` when requests failed.
+
+    ``load`` sends the measured requests; by default the client does.
+    """
+    load = load or partial(run_load, client)
     info = await client.model_info()
     draft_length = plan.decoding.num_speculative_tokens
     if draft_length is None:
@@ -99,11 +116,11 @@ async def run_plan(client: AsyncClient, plan: Plan, *, on_done: Callable[[], Non
         arms[BASELINE] = dataclasses.replace(plan.decoding, num_speculative_tokens=0)
     for decoding in arms.values():
         if plan.num_warmups:
-            await run_load(client, plan.prompts[: plan.num_warmups], Traffic(), decoding)
+            await load(plan.prompts[: plan.num_warmups], Traffic(), decoding)
     runs: dict[str, list[Run]] = {arm: [] for arm in arms}
     for index in range(plan.num_runs):
         for arm in list(arms)[:: 1 if index % 2 == 0 else -1]:
-            runs[arm].append(_whole(await run_load(client, plan.prompts, plan.traffic, arms[arm], on_done=on_done)))
+            runs[arm].append(_whole(await load(plan.prompts, plan.traffic, arms[arm], on_done=on_done)))
     return Outcome(info, gate, draft_length, {arm: tuple(done) for arm, done in runs.items()})
 
 

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,6 +63,9 @@ def serve(
     burstiness: Annotated[float, typer.Option(help="1: Poisson arrivals; smaller values are burstier.")] = 1.0,
     max_concurrency: Annotated[
         int, typer.Option(min=0, help="Maximum number of concurrent requests; 0: no limit.")
+    ] = 1,
+    client_processes: Annotated[
+        int, typer.Option(min=1, help="Processes that send the requests; the users are divided among them.")
     ] = 1,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling mass.")] = 1.0,
@@ -130,11 +134,15 @@ def serve(
         )
         devices = {"device": device, "draft_device": draft_device or device, "dtype": dtype, "load_format": load_format}
         if where.address is not None:
-            plan, outcome = asyncio.run(_with_running(where.address, plan, prompts))
+            plan, outcome = asyncio.run(_with_running(where.address, plan, prompts, client_processes))
         else:
             stack = plan_pair(where, devices, num_speculative_tokens, set_options)
             plan, outcome = asyncio.run(
-                run_with_client(stack, lambda client: _measure(client, plan, prompts), verbose=verbose)
+                run_with_client(
+                    stack,
+                    lambda client: _measure(client, plan, prompts, (stack.address, client_processes, False)),
+                    verbose=verbose,
+                )
             )
         for text in bench.texts(outcome, plan):
             output.print(text, markup=False)
@@ -143,6 +151,7 @@ def serve(
         facts = {
             "pair": where.pair(outcome.info),
             "dataset": prompts.dataset,
+            "client_processes": client_processes,
             **where.told(settings=sorted(set_options or ()), **devices),
             **where.weights(outcome.info),
         }
@@ -151,16 +160,26 @@ def serve(
             save(bench.to_result(outcome, plan, name=save_as, device=device, configuration=facts))
 
 
-async def _with_running(address: str, plan: Any, prompts: _Prompts) -> tuple[Any, Any]:  # noqa: ANN401
+async def _with_running(address: str, plan: Any, prompts: _Prompts, num_processes: int) -> tuple[Any, Any]:  # noqa: ANN401
     async with AsyncClient(address) as client:
-        return await _measure(client, plan, prompts)
+        return await _measure(client, plan, prompts, (address, num_processes, None))
 
 
-async def _measure(client: AsyncClient, plan: Any, prompts: _Prompts) -> tuple[Any, Any]:  # noqa: ANN401
-    """The plan with its prompts, and its outcome."""
+async def _measure(
+    client: AsyncClient,
+    plan: Any,  # noqa: ANN401
+    prompts: _Prompts,
+    clients: tuple[str, int, bool | None],
+) -> tuple[Any, Any]:
+    """The plan with its prompts, and its outcome; ``clients`` are address, number of processes and TLS."""
     whole = plan.with_prompts(await _make(client, prompts))
+    address, num_processes, tls = clients
     with bar("requests", whole.num_requests) as advance:
-        return whole, await benchmark("serving.run").run_plan(client, whole, on_done=advance)
+        run_plan = partial(benchmark("serving.run").run_plan, client, whole, on_done=advance)
+        if num_processes == 1:
+            return whole, await run_plan()
+        async with benchmark("serving.client_processes").ClientProcesses(address, num_processes, tls=tls) as processes:
+            return whole, await run_plan(load=processes.run_load)
 
 
 async def _make(client: AsyncClient, prompts: _Prompts) -> Sequence[tuple[int, ...]]:
