@@ -62,7 +62,7 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
             core,
             served.description if planes is None else replace(served.description, plane_kinds=planes.kinds),
             warm_up_commands=_warm_up_commands(served.description),
-            capture_seconds=0.0 if runner is None else runner.capture_seconds,
+            capture_seconds=0.0 if runner is None else runner.worker.capture_seconds,
             on_failure=on_failure,
             on_closed=served.close,
             prefix_cache=served.prefix_cache if runner is None else runner.sequences.prefix_cache,
@@ -90,7 +90,7 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
         """
         check_settings(settings)
         served = load_proposer(settings, LoadHooks(progress, capture_progress, on_failure))
-        is_gpu = served.runner is not None and served.runner.is_on_gpu
+        is_gpu = served.runner is not None and served.runner.worker.is_on_gpu
         return cls(
             served,
             max_batched_tokens=tokens_of_a_forward(settings.max_batched_tokens, is_gpu=is_gpu),

@@ -9,8 +9,11 @@ Shape letters: ``T`` tokens of all rows, ``B`` rows, ``P`` pages of a row, ``N``
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
+from typing import Protocol
 
 from outrider.errors import InvalidRequestError
 from outrider.kv_cache import KVCacheManager, KVSequence, PageCopy, PageTable
@@ -117,3 +120,25 @@ def plan_checked(table: KVCacheManager, rows: TokenIds[ForwardRow]) -> ForwardBa
         logit_indices=logit_indices,
         page_copies=tuple(table.pending_copies()),
     )
+
+
+class SequenceRow(Protocol):
+    """A row of a forward or of a draft loop."""
+
+    @property
+    def sequence(self) -> KVSequence:
+        """The sequence that the row extends."""
+        ...
+
+
+@contextlib.contextmanager
+def restoring_lengths(table: KVCacheManager, rows: TokenIds[SequenceRow]) -> Iterator[None]:
+    """If the block raises, truncate the rows' sequences to the lengths that they had before it."""
+    lengths = [row.sequence.length for row in rows]
+    try:
+        yield
+    except BaseException:
+        for row, length in zip(rows, lengths, strict=True):
+            if row.sequence.length > length:
+                table.truncate(row.sequence, length)
+        raise

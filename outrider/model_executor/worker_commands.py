@@ -1,7 +1,7 @@
 """Worker commands: what the ranks of a model are told to run, as plain numbers.
 
 Rank 0 makes a command, and every rank runs it over its own part of weights and cache. How commands travel is
-``distributed``'s, and running them the ``ModelRunner``'s.
+``distributed``'s, and running them the ``Worker``'s.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
             core,
             description,
             warm_up_commands=_warm_up_commands(description),
-            capture_seconds=runner.capture_seconds,
+            capture_seconds=runner.worker.capture_seconds,
             on_failure=on_failure,
             on_closed=runner.close,
             prefix_cache=runner.sequences.prefix_cache,
@@ -93,7 +93,7 @@ class TargetService(InProcessService[TargetCommand, TargetEvent]):
         return cls(
             runner,
             replace(description, plane_kinds=tuple(map(str, kinds))),
-            max_batched_tokens=tokens_of_a_forward(settings.max_batched_tokens, is_gpu=runner.is_on_gpu),
+            max_batched_tokens=tokens_of_a_forward(settings.max_batched_tokens, is_gpu=runner.worker.is_on_gpu),
             max_prefill_beside=settings.max_prefill_beside,
             computes_ahead=settings.compute_ahead,
             session_limits=SessionLimits(settings.max_sessions_per_link, settings.session_idle_timeout_s),

@@ -110,7 +110,7 @@ async def test_a_draft_that_attends_to_a_window_changes_no_token() -> None:
     async with run_stack(folder, folder, wire=False, draft_settings=window) as stack:
         assert stack.draft is not None
         assert stack.draft.runner is not None
-        layout = stack.draft.runner.model.kv_cache_layout
+        layout = stack.draft.runner.kv_cache.layout
         assert (layout.windows, layout.sinks) == ((6,), (2,))
         result = await stack.generate(prompt_token_ids=prompt, max_tokens=30, temperature=0, ignore_eos=True)
         assert list(result.token_ids) == reference(folder, prompt, 30, padding=range(NUM_TOKEN_IDS, NUM_ROWS))

@@ -106,7 +106,7 @@ def test_a_tied_head_on_file_and_old_rope_buffers_are_ignored(tmp_path: Path) ->
 
 def test_loading_keeps_no_second_copy_of_packed_weights() -> None:
     folder = build("llama", hidden_size=192, intermediate_size=1400, head_dim=48)
-    decoder = load(folder).model
+    decoder = load(folder).worker.model
     for layer in decoder.layers:
         mlp = layer.feed_forward
         assert isinstance(mlp, GatedMlp)

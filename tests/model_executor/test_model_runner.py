@@ -63,7 +63,7 @@ def test_a_forward_that_fails_midway_leaves_the_lengths_as_they_were(monkeypatch
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_run_forward", fail)
+        patch.setattr(runner.worker, "forward", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             runner.forward([ForwardRow(sequence, [4, 5])])
     assert (sequence.token_ids, runner.num_forwards) == ([1, 2, 3], 1)
@@ -157,7 +157,7 @@ def test_a_device_without_room_says_what_to_set(monkeypatch: pytest.MonkeyPatch)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 29, 80 << 30))
-    monkeypatch.setattr("outrider.model_executor.model_runner.KVCacheTensors", refuse)
+    monkeypatch.setattr("outrider.model_executor.worker.KVCacheTensors", refuse)
     with pytest.raises(ConfigError, match=r"1\.5 of the 80\.0 GiB of cpu are free.*gpu_memory_utilization"):
         ModelRunner.load(build("llama"), num_pages=4)
 
@@ -194,7 +194,7 @@ def test_an_attention_window_hides_what_is_between_it_and_the_sinks() -> None:
     folder, ids = build("llama"), random_ids(30, seed=5)
     windowed = ModelRunner.load(folder, page_size=4, num_pages=40, attention_window=AttentionWindow(8, 3))
     whole = ModelRunner.load(folder, page_size=4, num_pages=40)
-    assert (windowed.model.kv_cache_layout.windows, windowed.model.kv_cache_layout.sinks) == ((8,), (3,))
+    assert (windowed.kv_cache.layout.windows, windowed.kv_cache.layout.sinks) == ((8,), (3,))
     at_once = windowed.forward([ForwardRow(windowed.sequences.open(30), ids, 30)])
     sequence = windowed.sequences.open(30)
     one_by_one = torch.cat([windowed.forward([ForwardRow(sequence, [token], 1)]) for token in ids])

@@ -20,10 +20,11 @@ from outrider.model_executor.distributed.rank_info import Place, find_place
 from outrider.model_executor.distributed.sharding import Shard
 from outrider.model_executor.draft_loop import DraftingRules
 from outrider.model_executor.graph_shapes import GraphLimits
-from outrider.model_executor.loader.model import Ranks
+from outrider.model_executor.loader.model import LoadOptions, Ranks
 from outrider.model_executor.loader.weights import Progress
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import AttentionWindow, read_model_config
+from outrider.model_executor.worker import Worker
 from outrider.model_executor.worker_commands import Operation
 
 Settings = TargetSettings | DraftSettings
@@ -44,14 +45,14 @@ def open_runner(
     device = device_of(settings.device, place.local_rank)
     dtype = prepare_device(device, settings.dtype, _num_threads(settings))
     if place.size == 1:
-        return _load(settings, device, dtype, None, progress=progress)
+        return _load(settings, _load_options(settings, device, dtype, progress=progress))
     Shard(0, place.size).check(read_model_config(Path(settings.model or "")))
     if not place.is_started:
         prepare_device(device_of(settings.device, place.size - 1), settings.dtype, _num_threads(settings))
     command = ("-P", "-m", service_module(settings.name), *to_argv(settings))
     leader = Leader(place, torch.device(device), command, on_failure, one_shot=settings.one_shot_all_reduce)
     try:
-        return _load(settings, device, dtype, leader, progress=progress)
+        return _load(settings, _load_options(settings, device, dtype, ranks=leader, progress=progress))
     except BaseException:
         leader.abandon()
         raise
@@ -64,20 +65,23 @@ def follow_model(settings: Settings, place: Place) -> None:
     dtype = prepare_device(device, settings.dtype, _num_threads(settings))
     follower = Follower(place, torch.device(device), one_shot=settings.one_shot_all_reduce)
     try:
-        runner = _load(settings, device, dtype, follower)
+        options = _load_options(settings, device, dtype, ranks=follower)
+        worker = Worker.load(
+            settings.model or "", drafting=_drafting(settings), graphs=graph_limits(settings), **options
+        )
         with torch.inference_mode():
-            _follow(follower, runner)
+            _follow(follower, worker)
     except BaseException as error:
         follower.heartbeats.report_failure(f"{type(error).__name__}: {error}")
         raise
     follower.close()
 
 
-def _follow(follower: Follower, runner: ModelRunner) -> None:
+def _follow(follower: Follower, worker: Worker) -> None:
     while (command := follower.next_command()) is not None:
-        runner.run(command)
+        worker.run(command)
         if command.operation != Operation.COPY_PAGES:
-            runner.wait()
+            worker.wait()
             follower.heartbeats.num_finished += 1
 
 
@@ -133,31 +137,32 @@ def graph_limits(settings: Settings) -> GraphLimits:
     )
 
 
-def _load(
-    settings: Settings,
-    device: str,
-    dtype: str,
-    ranks: Ranks | None,
-    *,
-    progress: Progress | None = None,
-) -> ModelRunner:
+def _load(settings: Settings, options: LoadOptions) -> ModelRunner:
     return ModelRunner.load(
         settings.model or "",
-        device=device,
-        dtype=dtype,
-        page_size=settings.page_size,
-        num_pages=settings.num_pages,
-        kv_cache_bytes=settings.kv_cache_bytes,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        max_model_len=settings.max_model_len,
-        load_format=settings.load_format,
         drafting=_drafting(settings),
         graphs=graph_limits(settings),
-        progress=progress,
-        ranks=ranks,
         prefix_caching=settings.prefix_caching,
-        attention_window=_attention_window(settings),
+        **options,
     )
+
+
+def _load_options(
+    settings: Settings, device: str, dtype: str, *, ranks: Ranks | None = None, progress: Progress | None = None
+) -> LoadOptions:
+    return {
+        "device": device,
+        "dtype": dtype,
+        "page_size": settings.page_size,
+        "num_pages": settings.num_pages,
+        "kv_cache_bytes": settings.kv_cache_bytes,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "max_model_len": settings.max_model_len,
+        "load_format": settings.load_format,
+        "progress": progress,
+        "ranks": ranks,
+        "attention_window": _attention_window(settings),
+    }
 
 
 def _attention_window(settings: Settings) -> AttentionWindow | None:

@@ -23,7 +23,14 @@ from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import loop_of, plan_draft
 from outrider.model_executor.draft_loop.results import Draws, read_draws
 from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
-from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, TokenLimits, check_rows, plan_checked
+from outrider.model_executor.input_batch import (
+    ForwardBatch,
+    ForwardRow,
+    TokenLimits,
+    check_rows,
+    plan_checked,
+    restoring_lengths,
+)
 from outrider.model_executor.kv_cache_sizing import graph_bytes
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.contract import DeviceBatch
@@ -104,13 +111,8 @@ class DraftHeadRunner:
         ``InvalidRequestError``, and nothing changed, if any row is bad.
         """
         check_rows(self.sequences, rows, self._limits)
-        lengths = [row.sequence.length for row in rows]
-        try:
-            with torch.inference_mode():
-                return self.head(self._inputs_of(self._plan(rows)), states, self.kv_cache)
-        except BaseException:
-            self._restore(rows, lengths)
-            raise
+        with restoring_lengths(self.sequences, rows), torch.inference_mode():
+            return self.head(self._inputs_of(self._plan(rows)), states, self.kv_cache)
 
     def draft(self, rows: Sequence[DraftRow], states: Sequence[torch.Tensor]) -> list[Draws]:
         """Append each row's tokens, paired with the target's ``states`` [N, F] of each row, and draw what follows, in
@@ -129,19 +131,14 @@ class DraftHeadRunner:
         return found
 
     def _draft(self, loop: DraftLoop, rows: Sequence[DraftRow], states: Sequence[torch.Tensor]) -> list[Draws]:
-        lengths = [row.sequence.length for row in rows]
-        try:
-            with torch.inference_mode():
-                plan = plan_draft(self.sequences, rows)
-                self._copy_pages(plan.page_copies)
-                self._put_states(states)
-                command = loop.command_for(plan)
-                loop.run(loop_of(command), command.numbers)
-                with_supports = any(row.terms.needs_evidence for row in rows)
-                found = loop.results(loop_of(command), with_supports=with_supports)
-        except BaseException:
-            self._restore(rows, lengths)
-            raise
+        with restoring_lengths(self.sequences, rows), torch.inference_mode():
+            plan = plan_draft(self.sequences, rows)
+            self._copy_pages(plan.page_copies)
+            self._put_states(states)
+            command = loop.command_for(plan)
+            loop.run(loop_of(command), command.numbers)
+            with_supports = any(row.terms.needs_evidence for row in rows)
+            found = loop.results(loop_of(command), with_supports=with_supports)
         return read_draws(rows, *found)
 
     def _put_states(self, states: Sequence[torch.Tensor]) -> None:
@@ -157,11 +154,6 @@ class DraftHeadRunner:
         if copies:
             self.kv_cache.copy_pages(copies, page_size=self.page_size)
             self.sequences.confirm_copies()
-
-    def _restore(self, rows: Sequence[ForwardRow | DraftRow], lengths: Sequence[int]) -> None:
-        for row, length in zip(rows, lengths, strict=True):
-            if row.sequence.length > length:
-                self.sequences.truncate(row.sequence, length)
 
     def _plan(self, rows: Sequence[ForwardRow]) -> ForwardBatch:
         """The batch of rows that were checked; pages are copied as it needs."""

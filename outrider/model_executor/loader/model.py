@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypedDict
 
 import torch
 
@@ -47,6 +47,22 @@ class Ranks(Protocol):
     def close(self) -> None:
         """End together."""
         ...
+
+
+class LoadOptions(TypedDict, total=False):
+    """Options of ``load_model`` that its callers pass on."""
+
+    device: torch.device | str
+    dtype: torch.dtype | str
+    page_size: int
+    num_pages: int | None
+    kv_cache_bytes: int | None
+    gpu_memory_utilization: float | None
+    max_model_len: int | None
+    load_format: LoadFormat
+    progress: Progress | None
+    ranks: Ranks | None
+    attention_window: AttentionWindow | None
 
 
 @dataclass(frozen=True, slots=True)

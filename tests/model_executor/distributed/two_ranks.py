@@ -86,7 +86,7 @@ def check(folder: Path, rank: int) -> None:
     torch.testing.assert_close(logits_of(shared), logits_of(alone), atol=TOLERANCE, rtol=0)
     expected = states_of(alone)  # of a stream that is not normalised
     torch.testing.assert_close(states_of(shared), expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
-    whole, part = alone.model, shared.model
+    whole, part = alone.worker.model, shared.worker.model
     copied = sum(tensor.nbytes for tensor in held_by_all(part))
     # Its half of every matrix, but for key and value heads that are fewer than ranks, and a row of padding.
     spare = (part.part.num_kv_heads * SIZE - whole.config.num_kv_heads) * whole.config.head_dim

@@ -1,0 +1,169 @@
+"""Worker: one rank's part of a model on its device, and the launches of worker commands.
+
+Owns the decoder, the tensors of the KV cache, CUDA graphs and the draft loop. Every rank has one worker and runs the
+same commands with it; rank 0's ``ModelRunner`` makes them. Sequences and sampling are the ``ModelRunner``'s.
+
+Shape letters: ``T`` tokens of a forward, ``N`` positions that get logits, ``V`` vocabulary, ``F`` the states of the
+wanted layers side by side.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack
+
+import torch
+
+from outrider.kernels.device_stream import to_device
+from outrider.kernels.launching import has_kernels, num_processors
+from outrider.kernels.paged_attention.device_plan import num_counters
+from outrider.model_executor.cuda_graphs import Captured, CaptureProgress, ForwardGraphs, capture_all
+from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, unpack
+from outrider.model_executor.draft_loop import DraftingRules
+from outrider.model_executor.draft_loop.loop import DraftLoop
+from outrider.model_executor.draft_loop.plan import loop_of
+from outrider.model_executor.graph_coverage import describe_coverage
+from outrider.model_executor.graph_shapes import DEFAULT_LIMITS, GraphLimits
+from outrider.model_executor.kv_cache_sizing import graph_bytes, naming_what_lacks
+from outrider.model_executor.kv_cache_tensors import KVCacheTensors
+from outrider.model_executor.layers.contract import DeviceBatch
+from outrider.model_executor.loader.model import LoadedModel, LoadOptions, load_model
+from outrider.model_executor.worker_commands import Operation, WorkerCommand, batch_of, copies_of, layers_of, shape_of
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Worker of one rank. Not thread-safe: one thread calls it."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        drafting: DraftingRules | None = None,
+        graphs: GraphLimits = DEFAULT_LIMITS,
+        hidden_state_layers: Sequence[int] = (),
+    ) -> None:
+        """``drafting``: rules of draft sampling, with a draft loop on a GPU; ``graphs``: limits of the CUDA graphs.
+
+        Graphs return the states of ``hidden_state_layers``.
+        """
+        model = loaded.model
+        self.model, self.config = model, model.config
+        self.page_size, self.num_pages, self.max_model_len = loaded.page_size, loaded.num_pages, loaded.max_model_len
+        """No sequence may hold more tokens than ``max_model_len``."""
+        layout = model.kv_cache_layout
+        self.kv_cache = KVCacheTensors(
+            layout, loaded.num_pages * loaded.page_size, dtype=model.dtype, device=model.device
+        )
+        self.is_on_gpu = has_kernels(model.device)
+        """Whether kernels run: on a GPU, or in Triton's interpreter for tests."""
+        self.captured: Captured | None = None
+        """Captured graphs; None before ``capture`` and where nothing is captured."""
+        self._graph_limits = graphs
+        counters = torch.zeros(num_counters(num_processors(model.device)), dtype=torch.int32, device=model.device)
+        self._frame = BatchFrame(self.page_size, layout.windows, counters, layout.sinks)
+        pages_per_row = -(-self.max_model_len // self.page_size)
+        self._graphs = ForwardGraphs(
+            model, self.kv_cache, self._frame, pages_per_row=pages_per_row, limits=graphs, layers=hidden_state_layers
+        )
+        self.draft_loop = (
+            DraftLoop(model, self.kv_cache, self._frame, drafting, pages_per_row=pages_per_row, limits=graphs)
+            if drafting is not None and drafting.in_loops and self.is_on_gpu
+            else None
+        )
+        """None on a CPU, and without ``drafting``."""
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        drafting: DraftingRules | None = None,
+        graphs: GraphLimits = DEFAULT_LIMITS,
+        hidden_state_layers: Sequence[int] = (),
+        **options: Unpack[LoadOptions],
+    ) -> Worker:
+        """Load a model folder, or with ``ranks`` this rank's part of it; errors are those of ``load_model``."""
+        loaded = load_model(
+            Path(folder), max_sequences=graphs.max_sequences, graph_memory_bytes=graphs.memory_bytes, **options
+        )
+        with torch.inference_mode(), naming_what_lacks(loaded.model.device):
+            return cls(loaded, drafting=drafting, graphs=graphs, hidden_state_layers=hidden_state_layers)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of weights, cache and logits."""
+        return self.model.device
+
+    @property
+    def capture_seconds(self) -> float:
+        """Seconds that the capture of CUDA graphs took."""
+        return 0.0 if self.captured is None else self.captured.seconds
+
+    @property
+    def graph_coverage(self) -> str:
+        """Forwards with and without a CUDA graph, in words."""
+        return describe_coverage(self._graph_limits, self._graphs.shapes)
+
+    def shape_for(self, own: BatchShape) -> BatchShape:
+        """The captured shape that fits a batch best; the batch's own where none does."""
+        return self._graphs.shape_for(own)
+
+    def run(self, command: WorkerCommand) -> None:
+        """Run a command; its results stay on this rank."""
+        if command.operation == Operation.FORWARD:
+            self.forward(command)
+        elif command.operation == Operation.COPY_PAGES:
+            self.kv_cache.copy_pages(copies_of(command), page_size=self.page_size)
+        elif command.operation == Operation.DRAFT and self.draft_loop is not None:
+            self.draft_loop.run(loop_of(command), command.numbers)
+        elif command.operation == Operation.CAPTURE and self.is_on_gpu:
+            self.capture()
+        else:
+            raise ValueError(f"there is no command {command.operation} on {self.device}")
+
+    def forward(self, command: WorkerCommand, drawn: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a forward: logits [N, V] of the weights' type, and the hidden states [T, F] that the command asks for.
+
+        ``drawn`` [n] int32, on the device, takes the place of the first n token ids. A shape that was captured runs as
+        a CUDA graph.
+        """
+        layers = layers_of(command)
+        if (replayed := self._graphs.replay(command, drawn, layers)) is not None:
+            return self.model.logits(replayed.hidden, replayed.logit_indices), replayed.states
+        batch = self._inputs_of(command, drawn)
+        hidden, states = self.model.layer_states(batch, self.kv_cache, layers)
+        return self.model.logits(hidden, batch.logit_indices), states
+
+    def _inputs_of(self, command: WorkerCommand, drawn: torch.Tensor | None) -> DeviceBatch:
+        """Inputs of a forward without a graph."""
+        if not self.is_on_gpu:
+            return inputs_on_cpu(batch_of(command), self._frame, self.model.dtype)
+        numbers = to_device(command.numbers, self.device)
+        if drawn is not None:
+            numbers[: len(drawn)].copy_(drawn)
+        shape, num_logits = shape_of(command)
+        return unpack(numbers, shape, self._frame, num_logits)
+
+    def capture(self, progress: CaptureProgress | None = None) -> None:
+        """Capture forwards and draft loops as CUDA graphs; ``progress(done, total)`` counts them."""
+        limit = graph_bytes(self._graph_limits.memory_bytes, self.device)
+        self.captured = capture_all(self._graphs, self.draft_loop, self.device, limit, progress or _ignore_progress)
+        _log.info("CUDA graphs, %s", self.graph_coverage)
+
+    def take_device(self) -> None:
+        """Select the device for launches of this thread; CUDA's current device is per thread."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self._frame.counters.device)  # unlike the setting's name, this has an index
+
+    def wait(self) -> None:
+        """Return when the device has done all queued work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _ignore_progress(done: int, total: int) -> None:
+    """Discard progress."""
