@@ -21,6 +21,7 @@ from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.ports import Draft, Target
 from outrider.telemetry.logs import about_request
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES
+from outrider.transport.convert.bounds import check_num_prompt_ids
 from outrider.transport.convert.columns import reads_columns
 from outrider.transport.convert.commands import draft_commands_from_proto, target_commands_from_proto
 from outrider.transport.convert.describing import description_to_proto
@@ -33,7 +34,6 @@ from outrider.transport.convert.generation import (
     started_to_proto,
     tokenizer_to_proto,
 )
-from outrider.transport.convert.request_bounds import check_num_prompt_ids
 from outrider.transport.link.counts import LinkCounts
 from outrider.transport.link.heartbeats import DEFAULT_COORDINATOR_TIMEOUT_S, sends_heartbeats, with_heartbeats
 from outrider.transport.link.pump import LinkPump, reads_shared_memory, with_planes

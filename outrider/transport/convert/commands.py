@@ -19,6 +19,7 @@ from outrider.transport.convert.arrays import (
     token_ids_from_bytes,
     token_ids_to_bytes,
 )
+from outrider.transport.convert.bounds import check_extend, check_open, check_prepare, check_score
 from outrider.transport.convert.column_bytes import num_rows
 from outrider.transport.convert.command_columns import (
     extends_from_columns,
@@ -26,28 +27,22 @@ from outrider.transport.convert.command_columns import (
     split_steady,
     write_command_columns,
 )
-from outrider.transport.convert.hidden_states import hidden_states_from_proto, write_hidden_states
-from outrider.transport.convert.link_bounds import (
-    check_extend,
-    check_open,
-    check_prepare,
-    check_score,
-    command_within,
-)
-from outrider.transport.convert.plane_messages import (
-    close_from_proto,
-    close_to_proto,
-    offer_from_proto,
-    offer_to_proto,
-    request_from_proto,
-    request_to_proto,
-)
-from outrider.transport.convert.reading import Readers, out_of_range_breaks_the_contract, read_one_of
+from outrider.transport.convert.reading import Readers, command_within, out_of_range_breaks_the_contract, read_one_of
 from outrider.transport.convert.sampling import (
     mode_from_proto,
     mode_to_proto,
     sampling_from_proto,
     sampling_to_proto,
+)
+from outrider.transport.convert.tensors import (
+    close_from_proto,
+    close_to_proto,
+    hidden_states_from_proto,
+    offer_from_proto,
+    offer_to_proto,
+    request_from_proto,
+    request_to_proto,
+    write_hidden_states,
 )
 from outrider.types import JudgingRule, Support
 from outrider.v1 import link_pb2 as pb

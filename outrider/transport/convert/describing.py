@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from outrider.errors import InvalidRequestError, ProtocolError
-from outrider.transport.convert.link_bounds import check_description, shortened
+from outrider.transport.convert.bounds import check_description
+from outrider.transport.convert.reading import shortened
 from outrider.transport.convert.sampling import method_from_proto, method_to_proto
 from outrider.types import AcceptanceMethod, ModelDescription
 from outrider.v1 import link_pb2 as pb

@@ -14,6 +14,7 @@ from outrider import ports
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS
 from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
+from outrider.transport.convert.bounds import check_scores
 from outrider.transport.convert.column_bytes import num_rows
 from outrider.transport.convert.columns import (
     column_groups,
@@ -21,15 +22,13 @@ from outrider.transport.convert.columns import (
     scores_from_columns,
     write_columns,
 )
-from outrider.transport.convert.hidden_states import hidden_states_from_proto, write_hidden_states
-from outrider.transport.convert.link_bounds import check_scores, event_within, shortened
-from outrider.transport.convert.plane_messages import (
-    chosen_from_proto,
-    chosen_to_proto,
-    offer_from_proto,
-    offer_to_proto,
+from outrider.transport.convert.reading import (
+    Readers,
+    event_within,
+    out_of_range_breaks_the_contract,
+    read_one_of,
+    shortened,
 )
-from outrider.transport.convert.reading import Readers, out_of_range_breaks_the_contract, read_one_of
 from outrider.transport.convert.scores import (
     candidates_from_proto,
     candidates_to_proto,
@@ -37,6 +36,14 @@ from outrider.transport.convert.scores import (
     form_from_proto,
     write_evidence,
     write_form,
+)
+from outrider.transport.convert.tensors import (
+    chosen_from_proto,
+    chosen_to_proto,
+    hidden_states_from_proto,
+    offer_from_proto,
+    offer_to_proto,
+    write_hidden_states,
 )
 from outrider.v1 import link_pb2 as pb
 

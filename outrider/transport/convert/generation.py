@@ -24,8 +24,8 @@ from outrider.generation import (
     Usage,
 )
 from outrider.limits import ANY_MODEL, ModelLimits
+from outrider.transport.convert.bounds import check_request_message
 from outrider.transport.convert.chat import chat_from_proto, chat_to_proto
-from outrider.transport.convert.request_bounds import check_request_message
 from outrider.transport.convert.sampling import (
     emitted_from_proto,
     emitted_to_proto,

@@ -1,12 +1,18 @@
-"""Reading of received messages: a oneof by a table of readers, and out-of-range numbers."""
+"""Reading of received messages: a oneof by a table of readers, items beyond a limit, numbers out of range.
+
+An item beyond a limit ends only its session, because the message around it is well-formed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from outrider.errors import ProtocolError
+from outrider import limits, ports
+from outrider.errors import InvalidRequestError, ProtocolError
+
+ValueT = TypeVar("ValueT")
 
 Readers = dict[str, Callable[[Any], Any]]
 """Name of the field that is set -> its reader."""
@@ -27,3 +33,28 @@ def out_of_range_breaks_the_contract() -> Iterator[None]:
         yield
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"a value does not fit its field: {error}") from error
+
+
+def command_within(read: Callable[[Any], ValueT], message: Any) -> ValueT | ports.Rejected:  # noqa: ANN401
+    """The command, or a ``Rejected`` in place of one beyond a limit."""
+    try:
+        return read(message)
+    except InvalidRequestError as error:
+        return ports.Rejected(message.session, message.generation, error)
+
+
+def event_within(
+    read: Callable[..., ValueT],
+    message: Any,  # noqa: ANN401 - generated types share no base
+    *rest: Any,  # noqa: ANN401
+) -> ValueT | ports.SessionFailed:
+    """The event, or the failure of its session if it is beyond a limit."""
+    try:
+        return read(message, *rest)
+    except InvalidRequestError as error:
+        return ports.SessionFailed(message.session, message.generation, "ProtocolError", str(error), error.field)
+
+
+def shortened(text: str) -> str:
+    """A text for logs, truncated to its limit."""
+    return text[: limits.LINK_TEXT.most]

@@ -1,0 +1,140 @@
+"""``tensor.proto``: hidden states on a link, references to them, and the messages of the tensor plane.
+
+Hidden states keep the type that the target computed them in: the coordinator passes them on unread. Messages of the
+tensor plane belong to no session, so one beyond a limit is a ``ProtocolError`` of the link.
+"""
+
+from __future__ import annotations
+
+from outrider import ports
+from outrider.errors import ProtocolError
+from outrider.limits import LINK_FILES, LINK_HIDDEN_STATE_BYTES, LINK_STATE_REFERENCES, LINK_TEXT, TENSOR_DIMENSIONS
+from outrider.planes import ID_BYTES, PlaneKind, PlaneOffer, PlaneReference, PlaneReport
+from outrider.transport.convert.reading import shortened
+from outrider.types import HiddenStates
+from outrider.v1 import link_pb2, tensor_pb2
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def write_hidden_states(message: link_pb2.HiddenStates, states: HiddenStates) -> None:
+    """Hidden states, into an empty message."""
+    message.start = states.start
+    values = message.values
+    values.dtype = states.dtype
+    values.shape.extend((states.num_rows, states.width))
+    if states.references:
+        for reference in states.references:
+            write_reference(message.references.add(), reference)
+    else:
+        values.inline = states.payload
+
+
+def hidden_states_from_proto(message: link_pb2.HiddenStates) -> HiddenStates:
+    """Hidden states; ``ProtocolError`` when type, shape and length disagree, ``InvalidRequestError`` for too many."""
+    values = message.values
+    TENSOR_DIMENSIONS.check("hidden_states", len(values.shape))
+    expected = None if message.references else "inline"
+    if values.dtype not in ITEM_BYTES or values.WhichOneof("payload") != expected or len(values.shape) != 2:
+        raise ProtocolError(
+            f"hidden_states: must be a tensor of {', '.join(ITEM_BYTES)}, inline or by reference, of two dimensions,"
+            f" not {values.dtype[:20] or 'nothing'}"
+        )
+    num_rows, width = values.shape
+    num_bytes = num_rows * width * ITEM_BYTES[values.dtype]
+    LINK_HIDDEN_STATE_BYTES.check("hidden_states", num_bytes)
+    if message.references:
+        return _by_reference(message, num_rows, width, num_bytes)
+    payload = values.inline
+    if not width or len(payload) != num_bytes:
+        raise ProtocolError(f"hidden_states: {len(payload)} bytes do not fill {num_rows} x {width} {values.dtype}")
+    return HiddenStates(message.start, num_rows, width, values.dtype, payload)
+
+
+def _by_reference(message: link_pb2.HiddenStates, num_rows: int, width: int, num_bytes: int) -> HiddenStates:
+    LINK_STATE_REFERENCES.check("hidden_states", len(message.references))
+    references = tuple(map(reference_from_proto, message.references))
+    row_bytes = width * ITEM_BYTES[message.values.dtype]
+    has_rows = all(each.num_bytes and each.num_bytes % row_bytes == 0 for each in references) if width else False
+    if not has_rows or sum(each.num_bytes for each in references) != num_bytes:
+        raise ProtocolError(f"hidden_states: the references are not to {num_rows} rows of {row_bytes} bytes")
+    return HiddenStates(message.start, num_rows, width, message.values.dtype, b"", references)
+
+
+def write_reference(message: tensor_pb2.TensorPlaneReference, reference: PlaneReference) -> None:
+    """A reference, into an empty message."""
+    message.plane_id, message.sequence = reference.plane_id, reference.sequence
+    message.offset_bytes, message.num_bytes = reference.offset_bytes, reference.num_bytes
+
+
+def reference_from_proto(message: tensor_pb2.TensorPlaneReference) -> PlaneReference:
+    """A reference; ``ProtocolError`` where its plane's id is none."""
+    _check_id("plane_id", message.plane_id)
+    return PlaneReference(message.plane_id, message.offset_bytes, message.num_bytes, message.sequence)
+
+
+def request_to_proto(command: ports.RequestPlane) -> tensor_pb2.TensorPlaneRequest:
+    """A request for an offer."""
+    return tensor_pb2.TensorPlaneRequest(connection=command.connection)
+
+
+def request_from_proto(message: tensor_pb2.TensorPlaneRequest) -> ports.RequestPlane:
+    """A request for an offer."""
+    return ports.RequestPlane(message.connection)
+
+
+def close_to_proto(command: ports.ClosePlane) -> tensor_pb2.TensorPlaneClose:
+    """The end of a connection."""
+    return tensor_pb2.TensorPlaneClose(connection=command.connection)
+
+
+def close_from_proto(message: tensor_pb2.TensorPlaneClose) -> ports.ClosePlane:
+    """The end of a connection."""
+    return ports.ClosePlane(message.connection)
+
+
+def offer_to_proto(message: ports.OfferPlane) -> tensor_pb2.TensorPlaneOffer:
+    """An offer."""
+    offer = message.offer
+    return tensor_pb2.TensorPlaneOffer(
+        connection=message.connection, offer_id=offer.offer_id, token=offer.token, host=offer.host, port=offer.port
+    )
+
+
+def offer_from_proto(message: tensor_pb2.TensorPlaneOffer) -> ports.OfferPlane:
+    """An offer; ``ProtocolError`` for one that nobody can have made."""
+    _check_id("offer_id", message.offer_id)
+    _check_id("token", message.token)
+    if not 0 < message.port < 1 << 16 or len(message.host) > LINK_TEXT.most:
+        raise ProtocolError(f"plane_offer: {shortened(message.host)!r} port {message.port} is no address")
+    offer = PlaneOffer(message.offer_id, message.token, message.host, message.port)
+    return ports.OfferPlane(message.connection, offer)
+
+
+def chosen_to_proto(event: ports.PlaneChosen) -> tensor_pb2.TensorPlaneChosen:
+    """What became of a connection."""
+    report = event.report
+    return tensor_pb2.TensorPlaneChosen(
+        connection=event.connection,
+        kind=report.kind,
+        round_trip_ms=report.round_trip_ms,
+        reasons=[tensor_pb2.TensorPlaneReason(kind=kind, reason=reason) for kind, reason in report.reasons],
+        is_closed=event.is_closed,
+    )
+
+
+def chosen_from_proto(message: tensor_pb2.TensorPlaneChosen) -> ports.PlaneChosen:
+    """What became of a connection; ``ProtocolError`` for a kind that is not known, or too many reasons."""
+    try:
+        kind = PlaneKind(message.kind)
+    except ValueError as error:
+        raise ProtocolError(f"plane_chosen: {shortened(message.kind)!r} is no kind of tensor plane") from error
+    if len(message.reasons) > LINK_FILES.most:
+        raise ProtocolError(f"plane_chosen: {len(message.reasons)} reasons are more than {LINK_FILES.most}")
+    reasons = tuple((shortened(each.kind), shortened(each.reason)) for each in message.reasons)
+    return ports.PlaneChosen(message.connection, PlaneReport(kind, message.round_trip_ms, reasons), message.is_closed)
+
+
+def _check_id(name: str, content: bytes) -> None:
+    if len(content) != ID_BYTES:
+        raise ProtocolError(f"{name}: must have {ID_BYTES} bytes, not {len(content)}")
