@@ -20,7 +20,7 @@ from outrider.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from outrider.generation import Delta, GenerationResult, ModelInfo, SpeculationStats, Timing, Usage
+from outrider.generation import Delta, GenerationResult, ModelInfo, SpeculationStats, StageTimes, Timing, Usage
 from outrider.tls import Tls
 from outrider.types import AcceptanceMethod, FinishReason, TokenLogprob
 
@@ -47,6 +47,7 @@ __all__ = [
     "ProtocolError",
     "RequestCancelledError",
     "SpeculationStats",
+    "StageTimes",
     "Timing",
     "Tls",
     "TokenLogprob",

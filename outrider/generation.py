@@ -115,6 +115,16 @@ class SpeculationStats:
 
 
 @dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Time of some steps by stage, in seconds."""
+
+    draft: float = 0.0
+    target: float = 0.0
+    accept: float = 0.0
+    wire: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Times since the arrival of the request, and the time of its steps by stage, in seconds."""
 
@@ -131,6 +141,9 @@ class Timing:
     """Waiting for either service less its own time, summed over steps."""
     paused: float = 0.0
     """Without new tokens because the reader did not read."""
+    prefill: StageTimes = StageTimes()
+    """The part of ``draft``, ``target``, ``accept`` and ``wire`` up to the first token. The draft's own prefill may
+    come later, in the steps that decode."""
 
 
 @dataclass(frozen=True, slots=True)

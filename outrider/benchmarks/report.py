@@ -13,11 +13,13 @@ from pathlib import Path
 
 from outrider.benchmarks.schema import RESULTS, Result, load
 from outrider.benchmarks.tables import TABLES, render, runs_table
+from outrider.benchmarks.tables.plot import plot
 from outrider.benchmarks.tables.short import short_lines
 from outrider.errors import ConfigError
 
 BEGIN, END = "<!-- benchmarks: begin (python -m outrider.benchmarks.report) -->", "<!-- benchmarks: end -->"
 _HEAD = "# Results\n\nMade by `python -m outrider.benchmarks.report` from the files beside this one; do not edit.\n\n"
+_PLOT = "throughput.svg"
 _IN_README = ("serve", "interference")
 
 
@@ -66,11 +68,24 @@ def _check(root: Path) -> int:
 def _contents(root: Path) -> Iterable[tuple[Path, str]]:
     """(file, what it should hold)."""
     results = _results(root)
-    yield root / RESULTS / "README.md", _HEAD + "\n".join(filter(None, [render(results), runs_table(results)]))
+    drawing = plot([result for result in results if result.kind == "serve"])
+    if drawing:
+        yield root / RESULTS / _PLOT, drawing
+    parts = [_link(_PLOT, drawing), render(results), runs_table(results)]
+    yield root / RESULTS / "README.md", _HEAD + "\n".join(filter(None, parts))
     readme = root / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.exists() else ""
     if BEGIN in text:
-        yield readme, _between_marks(text, render(results, _IN_README))
+        parts = [_link(f"{RESULTS}/{_PLOT}", drawing), render(results, _IN_README)]
+        yield readme, _between_marks(text, "\n".join(filter(None, parts)))
+
+
+def _link(path: str, drawing: str) -> str:
+    """The plot in Markdown, with what it shows; empty without one."""
+    if not drawing:
+        return ""
+    words = "Tokens per second of one user against tokens per second of one GPU; the labels are numbers of users"
+    return f"![{words}]({path})\n\n{words}. Dashed: without speculation.\n"
 
 
 def _tabled(result: Result) -> Result:

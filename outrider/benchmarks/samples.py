@@ -45,6 +45,14 @@ def statistics_of(samples: Sequence[float]) -> Statistics | None:
     )
 
 
+def thinned(samples: Sequence[float], most: int) -> tuple[float, ...]:
+    """At most so many of the samples, evenly spaced in order of size; few samples keep their own order."""
+    if len(samples) <= most:
+        return tuple(samples)
+    places = np.linspace(0, len(samples) - 1, most).round().astype(int)
+    return tuple(np.sort(np.asarray(samples, dtype=np.float64))[places].tolist())
+
+
 def median(samples: Sequence[float]) -> float | None:
     """The median; None of no samples."""
     found = statistics_of(samples)

@@ -19,6 +19,7 @@ from outrider.generation import (
     Progress,
     Resumption,
     SpeculationStats,
+    StageTimes,
     Started,
     Timing,
 )
@@ -148,7 +149,17 @@ class ResumableGeneration:
             accept=sum(part.accept for part in parts),
             wire=sum(part.wire for part in parts),
             paused=sum(part.paused for part in parts),
+            prefill=_sum_stages([part.prefill for part in parts]),
         )
+
+
+def _sum_stages(parts: Sequence[StageTimes]) -> StageTimes:
+    return StageTimes(
+        draft=sum(part.draft for part in parts),
+        target=sum(part.target for part in parts),
+        accept=sum(part.accept for part in parts),
+        wire=sum(part.wire for part in parts),
+    )
 
 
 def add_statistics(parts: Sequence[SpeculationStats]) -> SpeculationStats:

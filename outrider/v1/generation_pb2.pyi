@@ -100,8 +100,20 @@ class SpeculationStats(_message.Message):
     num_judged_tokens: int
     def __init__(self, num_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., mean_acceptance_length: _Optional[float] = ..., num_judged_tokens: _Optional[int] = ...) -> None: ...
 
+class StageTimes(_message.Message):
+    __slots__ = ("draft_s", "target_s", "accept_s", "wire_s")
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_S_FIELD_NUMBER: _ClassVar[int]
+    WIRE_S_FIELD_NUMBER: _ClassVar[int]
+    draft_s: float
+    target_s: float
+    accept_s: float
+    wire_s: float
+    def __init__(self, draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., wire_s: _Optional[float] = ...) -> None: ...
+
 class Timing(_message.Message):
-    __slots__ = ("queue_s", "first_token_s", "total_s", "draft_s", "target_s", "accept_s", "wire_s", "paused_s")
+    __slots__ = ("queue_s", "first_token_s", "total_s", "draft_s", "target_s", "accept_s", "wire_s", "paused_s", "prefill")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +122,7 @@ class Timing(_message.Message):
     ACCEPT_S_FIELD_NUMBER: _ClassVar[int]
     WIRE_S_FIELD_NUMBER: _ClassVar[int]
     PAUSED_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     first_token_s: float
     total_s: float
@@ -118,7 +131,8 @@ class Timing(_message.Message):
     accept_s: float
     wire_s: float
     paused_s: float
-    def __init__(self, queue_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., paused_s: _Optional[float] = ...) -> None: ...
+    prefill: StageTimes
+    def __init__(self, queue_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., paused_s: _Optional[float] = ..., prefill: _Optional[_Union[StageTimes, _Mapping]] = ...) -> None: ...
 
 class GenerationResult(_message.Message):
     __slots__ = ("text", "token_ids", "finish_reason", "matched_stop_token_id", "matched_stop_text", "logprobs", "prompt_logprobs", "usage", "speculation", "seed", "request_id", "timing", "has_logprobs", "has_prompt_logprobs", "trace_id")

@@ -18,7 +18,7 @@ from outrider.benchmarks.serving.records import Record, Run
 from outrider.benchmarks.serving.run import BASELINE, SPECULATION, Plan, run_plan, texts, to_result, to_vllm_json
 from outrider.benchmarks.serving.workload import Traffic, arrival_times, code_prompts, random_prompts
 from outrider.errors import ConfigError, UnavailableError
-from outrider.generation import GenerationResult, SpeculationStats, Timing, Usage
+from outrider.generation import GenerationResult, SpeculationStats, StageTimes, Timing, Usage
 from outrider.types import FinishReason
 from tests.benchmarks.scripted_client import DRAFT_LENGTH, ScriptedClient
 from tests.support.tiny_models import cached_tiny_model
@@ -52,7 +52,16 @@ def record_of(
         ),
         seed=0,
         request_id="",
-        timing=Timing(queue=0.5, first_token=1.0, total=4.5, draft=1.0, target=2.0, accept=0.5, wire=0.5),
+        timing=Timing(
+            queue=0.5,
+            first_token=1.0,
+            total=4.5,
+            draft=1.0,
+            target=2.0,
+            accept=0.5,
+            wire=0.5,
+            prefill=StageTimes(target=0.25, wire=0.125),
+        ),
     )
     return Record(10, sent_at, times[-1], times, counts, result)
 
@@ -128,10 +137,14 @@ def test_without_drafts_there_is_no_data_and_no_division_by_zero() -> None:
     assert not any(key.startswith("spec_decode") for key in vllm_keys([Run((plain,), 2.0)], 0))
 
 
-def test_where_a_steps_time_went_is_per_step() -> None:
+def test_decode_steps_are_timed_apart_from_the_prefill() -> None:
     series = {item.name: item.samples for item in measured_series([TWO], SPECULATION)}
-    assert series["step_draft"] == pytest.approx((1e3 / 3, 1e3 / 2))
-    assert series["step_total"] == pytest.approx((4e3 / 3, 4e3 / 2))
+    assert series["decode_draft"] == pytest.approx((1e3 / 2, 1e3))
+    assert series["decode_target"] == pytest.approx((1.75e3 / 2, 1.75e3))
+    assert series["decode_total"] == pytest.approx((3.5e3 / 2, 3.5e3))
+    assert series["prefill_target"] == pytest.approx((250.0, 250.0))
+    assert series["prefill_wire"] == pytest.approx((125.0, 125.0))
+    assert series["prefill_total"] == pytest.approx((500.0, 500.0))
     assert series["user_throughput"] == pytest.approx((4 / 1.5, 4 / 0.5))
 
 
@@ -218,6 +231,9 @@ async def test_arms_are_interleaved_and_get_the_same_requests() -> None:
     lengths = [options.get("num_speculative_tokens") for options in client.requests]
     blocks = [lengths[begin : begin + 6] for begin in range(0, 36, 6)]
     assert blocks == [[DRAFT_LENGTH] * 6, [0] * 6, [0] * 6, [DRAFT_LENGTH] * 6, [DRAFT_LENGTH] * 6, [0] * 6]
+    salts = [options.get("cache_salt") for options in client.requests]
+    assert [len(set(salts[begin : begin + 6])) for begin in range(0, 36, 6)] == [1] * 6
+    assert len(set(salts)) == 6, "no run finds the prompts of another in a prefix cache"
     assert len(outcome.speedups) == 3
     first = outcome.runs[SPECULATION][0].output_throughput / outcome.runs[BASELINE][0].output_throughput
     assert outcome.speedups[0] == pytest.approx(first)
@@ -274,7 +290,9 @@ async def test_the_block_and_the_flat_keys_are_those_of_vllm() -> None:
         "Acceptance length:                       2.00",
         "  Position 0:                            100.00",
         "Acceptance of judged tokens (%):         57.14",
-        "Draft (ms):                              50.00",
+        "-----------Time of the prefill by stage-----------",
+        "----------Time of a decode step by stage----------",
+        "Draft (ms):                              66.67",
     ):
         assert line in ours.splitlines()
     assert "Speculative Decoding" not in alone

@@ -20,6 +20,7 @@ from outrider.generation import (
     Progress,
     Resumption,
     SpeculationStats,
+    StageTimes,
     Started,
     Timing,
     Usage,
@@ -287,7 +288,8 @@ requests = st.builds(
 )
 emitted = st.builds(TokenLogprob, u32, single, u32, st.lists(st.tuples(u32, single), max_size=2).map(tuple))
 speculations = st.builds(SpeculationStats, u32, u32, u32, u32, ids, double)
-timings = st.builds(Timing, double, double, double, double, double, double, double)
+stage_times = st.builds(StageTimes, double, double, double, double)
+timings = st.builds(Timing, double, double, double, double, double, double, double, double, stage_times)
 results = st.builds(
     GenerationResult,
     text=text,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from outrider.generation import Timing
+from outrider.generation import StageTimes, Timing
 from outrider.ports import ItemTiming
 from outrider_coordinator.stats.latency_histograms import LatencyHistograms
 
@@ -31,6 +31,7 @@ class RequestTimings:
         self._paused = 0.0
         self._pause_began: float | None = None
         self._draft = self._target = self._accept = self._wire = 0.0
+        self._prefill = StageTimes()
 
     now = staticmethod(time.perf_counter)
     """A reading of the clock."""
@@ -72,6 +73,7 @@ class RequestTimings:
         """There is output since ``now``; the first time counts."""
         if self._first_token is None:
             self._first_token = now
+            self._prefill = StageTimes(self._draft, self._target, self._accept, self._wire)
             self._latency_histograms.queue.observe(self._queue_time(now))
             self._latency_histograms.first_token.observe(now - self._arrived)
         else:
@@ -127,4 +129,5 @@ class RequestTimings:
             accept=self._accept,
             wire=self._wire,
             paused=self._pause_time(now),
+            prefill=self._prefill,
         )

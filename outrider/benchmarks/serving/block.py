@@ -87,10 +87,13 @@ def _users(series: Sequence[Series]) -> list[str]:
 
 
 def _steps(series: Sequence[Series]) -> list[str]:
-    """Medians over requests of each one's mean step."""
-    found = [(stage, _statistics(series, f"step_{stage}")) for stage in (*STAGES, "total")]
-    rows = [_line(f"{stage.capitalize()} (ms):", item.median) for stage, item in found if item is not None]
-    return [_centred("Where a step's time went", "-"), *rows] if rows else []
+    """Medians over requests: of the prefill, and of each one's mean decode step."""
+    lines: list[str] = []
+    for part, title in (("prefill", "Time of the prefill by stage"), ("decode", "Time of a decode step by stage")):
+        found = [(stage, _statistics(series, f"{part}_{stage}")) for stage in (*STAGES, "total")]
+        rows = [_line(f"{stage.capitalize()} (ms):", item.median) for stage, item in found if item is not None]
+        lines += [_centred(title, "-"), *rows] if rows else []
+    return lines
 
 
 def _statistics(series: Sequence[Series], name: str) -> Statistics | None:

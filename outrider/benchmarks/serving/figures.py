@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from outrider.benchmarks.samples import ratio, statistics_of
 from outrider.benchmarks.schema import Series
 from outrider.benchmarks.serving.records import Record, Run
+from outrider.generation import GenerationResult
 
 STAGES = ("draft", "target", "accept", "wire")
 
@@ -95,24 +97,33 @@ def measured_series(runs: Sequence[Run], arm: str) -> tuple[Series, ...]:
         ("until_all_finished", "ms"): [
             1e3 * value for run in runs if (value := run.time_per_token_until_all_finished) is not None
         ],
-        **{(f"step_{stage}", "ms"): _stage_samples(records, stage) for stage in STAGES},
-        ("step_total", "ms"): [
-            1e3 * (r.result.timing.total - r.result.timing.queue) / r.result.speculation.num_steps
-            for r in records
-            if r.result is not None and r.result.speculation.num_steps
-        ],
+        **_stage_samples([record.result for record in records if record.result is not None]),
     }
     return tuple(Series(name, unit, tuple(values), {"arm": arm}) for (name, unit), values in samples.items())
 
 
-def _stage_samples(records: Sequence[Record], stage: str) -> list[float]:
-    """One sample a request: its milliseconds in that stage by its steps."""
-    results = [record.result for record in records if record.result is not None]
-    return [
-        1e3 * getattr(result.timing, stage) / result.speculation.num_steps
-        for result in results
-        if result.speculation.num_steps
-    ]
+def _stage_samples(results: Sequence[GenerationResult]) -> dict[tuple[str, str], list[float]]:
+    """One sample a request: milliseconds of its prefill by stage, and of its decode steps by stage and step.
+
+    The prefill ends with the first token, and so does the first step.
+    """
+    decoding = [result for result in results if result.speculation.num_steps > 1]
+    samples = {
+        ("prefill_total", "ms"): [1e3 * (r.timing.first_token - r.timing.queue) for r in results],
+        ("decode_total", "ms"): [_by_step(r, r.timing.total - r.timing.first_token) for r in decoding],
+    }
+    for stage in STAGES:
+        of_stage = attrgetter(stage)
+        samples[f"prefill_{stage}", "ms"] = [1e3 * of_stage(r.timing.prefill) for r in results]
+        samples[f"decode_{stage}", "ms"] = [
+            _by_step(r, of_stage(r.timing) - of_stage(r.timing.prefill)) for r in decoding
+        ]
+    return samples
+
+
+def _by_step(result: GenerationResult, seconds: float) -> float:
+    """Milliseconds of one decode step."""
+    return 1e3 * seconds / (result.speculation.num_steps - 1)
 
 
 def vllm_keys(runs: Sequence[Run], draft_length: int) -> dict[str, Any]:

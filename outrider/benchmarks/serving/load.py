@@ -31,6 +31,8 @@ class Decoding:
     """None: the server's; 0: no speculation."""
     seed: int = 0
     """Of the first request; the next one's is one more."""
+    cache_salt: str = ""
+    """Prompts of another salt are not found in a prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ async def _request(client: AsyncClient, prompt: Prompt, decoding: Decoding, inde
             acceptance_method=decoding.acceptance_method,
             num_speculative_tokens=decoding.num_speculative_tokens,
             seed=decoding.seed + index,
+            cache_salt=decoding.cache_salt,
         ):
             if delta.token_ids:
                 times.append(time.perf_counter() - began)

@@ -7,17 +7,19 @@ slows them all. Starts no process.
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from outrider.benchmarks.environment import describe_environment, now
-from outrider.benchmarks.samples import median, ratio
+from outrider.benchmarks.samples import median, ratio, thinned
 from outrider.benchmarks.schema import Result, Series
 from outrider.benchmarks.serving.block import format_block
 from outrider.benchmarks.serving.figures import detailed_keys, measured_series, vllm_keys
 from outrider.benchmarks.serving.gate import GateReport, check_exactness
+from outrider.benchmarks.serving.gpus import describe_placement, num_gpus
 from outrider.benchmarks.serving.load import Decoding, run_load
 from outrider.benchmarks.serving.records import Run
 from outrider.benchmarks.serving.workload import Prompt, Traffic, require_room
@@ -26,6 +28,8 @@ from outrider.errors import ConfigError, UnavailableError
 from outrider.generation import ModelInfo
 
 SPECULATION, BASELINE = "speculation", "baseline"
+_MOST_SAMPLES = 256
+"""Of one series in a result's file."""
 
 
 class RunLoad(Protocol):
@@ -120,8 +124,14 @@ async def run_plan(
     runs: dict[str, list[Run]] = {arm: [] for arm in arms}
     for index in range(plan.num_runs):
         for arm in list(arms)[:: 1 if index % 2 == 0 else -1]:
-            runs[arm].append(_whole(await load(plan.prompts, plan.traffic, arms[arm], on_done=on_done)))
+            decoding = dataclasses.replace(arms[arm], cache_salt=_fresh_salt())
+            runs[arm].append(_whole(await load(plan.prompts, plan.traffic, decoding, on_done=on_done)))
     return Outcome(info, gate, draft_length, {arm: tuple(done) for arm, done in runs.items()})
+
+
+def _fresh_salt() -> str:
+    """All runs send the same prompts, and none may find those of another in a prefix cache."""
+    return f"bench-{secrets.token_hex(8)}"
 
 
 async def _gate(client: AsyncClient, plan: Plan, draft_length: int) -> GateReport | None:
@@ -173,7 +183,7 @@ def to_result(outcome: Outcome, plan: Plan, *, name: str, device: str, configura
         created_at=now(),
         environment=describe_environment(device),
         configuration={**configuration, **_configuration(outcome, plan)},
-        series=series,
+        series=tuple(dataclasses.replace(item, samples=thinned(item.samples, _MOST_SAMPLES)) for item in series),
         figures={arm: vllm_keys(runs, outcome.draft_length) for arm, runs in outcome.runs.items()}
         | ({"requests_that_differ": outcome.num_different()} if plan.decoding.temperature == 0 else {}),
     )
@@ -207,6 +217,9 @@ def _configuration(outcome: Outcome, plan: Plan) -> dict[str, Any]:
         "target_model": outcome.info.target_model,
         "draft_model": outcome.info.draft_model,
         "num_speculative_tokens": outcome.draft_length,
+        "draft_length": outcome.info.draft_length_mode,
+        "placement": describe_placement(outcome.info),
+        "num_gpus": num_gpus(outcome.info),
         "acceptance_method": plan.decoding.acceptance_method or outcome.info.acceptance_method.value,
         "num_prompts": len(plan.prompts),
         "input_lens": list(lengths),

@@ -2,52 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from outrider.benchmarks.samples import ratio
 from outrider.benchmarks.schema import Result
-from outrider.benchmarks.tables.cells import Row, acceptance_rate, device, median_of, notes, number, pair, table
+from outrider.benchmarks.tables.cells import (
+    Row,
+    acceptance_rate,
+    device,
+    mean_of,
+    median_of,
+    notes,
+    number,
+    pair,
+    table,
+)
 
 
 def _serve_table(results: Sequence[Result]) -> str:
-    heads = ["run", "device", "pair", "T", "K", "users", "tok/s", "tok/s, K = 0", "speedup",
-             "acceptance rate", "mean acceptance length", "TTFT ms", "TPOT ms", "TPOT ms, K = 0"]  # fmt: skip
-    return table("Serving, three processes", heads, [_serve_row(result) for result in results], notes(results))
+    heads = ["run", "device", "pair", "T", "tokens in", "K", "users", "GPUs", "tok/s per user", "tok/s per GPU",
+             "speedup", "acceptance rate", "TTFT ms", "TPOT ms", "until all finished, ms"]  # fmt: skip
+    explained = [
+        "Figures of the form a / b: with speculation / without. K: draft tokens per step; with ≤ the controller "
+        "chooses up to so many. TPOT: mean over streams of (last - first) / (tokens - 1), from which tok/s per user "
+        "follows. Until all finished: the time of the whole load by the tokens of one user, prefill included.",
+    ]
+    rows = [_serve_row(result) for result in results]
+    return table("Serving, three processes", heads, rows, [*explained, *notes(results)])
 
 
 def _serve_row(result: Result) -> Row:
     configuration, figures = result.configuration, result.figures["speculation"]
-    users = configuration["traffic"]["max_concurrency"]
+    users, decoding = configuration["traffic"]["max_concurrency"], configuration["decoding"]
+    gpus = configuration.get("num_gpus", 0 if result.environment.device == "cpu" else 1)
     return [
         f"`{result.name}`",
         device(result),
         pair(configuration),
-        f"{configuration['decoding']['temperature']:g}",
-        str(configuration["num_speculative_tokens"]),
+        sampling(decoding),
+        ", ".join(map(str, configuration["input_lens"])),
+        f"{'' if configuration.get('draft_length') != 'auto' else '≤ '}{configuration['num_speculative_tokens']}",
         "all" if users is None else str(users),
-        number(median_of(result, "output_throughput", arm="speculation"), 1),
-        number(median_of(result, "output_throughput", arm="baseline"), 1),
+        str(gpus or ""),
+        _pair_of(result, tokens_per_user, 1),
+        _pair_of(result, lambda one, arm: ratio(median_of(one, "output_throughput", arm=arm), gpus), 1),
         number(median_of(result, "speedup"), 2),
         number(acceptance_rate(figures), 2),
-        number(figures.get("spec_decode_acceptance_length"), 2),
-        number(median_of(result, "ttft", arm="speculation"), 1),
-        number(median_of(result, "tpot", arm="speculation"), 2),
-        number(median_of(result, "tpot", arm="baseline"), 2),
+        _pair_of(result, lambda one, arm: median_of(one, "ttft", arm=arm), 1),
+        _pair_of(result, lambda one, arm: mean_of(one, "tpot", {"arm": arm}), 2),
+        _pair_of(result, lambda one, arm: median_of(one, "until_all_finished", arm=arm), 2),
     ]
+
+
+def tokens_per_user(result: Result, arm: str) -> float | None:
+    """Tokens a second of one user, from the mean time of a token over streams."""
+    return ratio(1e3, mean_of(result, "tpot", {"arm": arm}))
+
+
+def sampling(decoding: Mapping[str, Any]) -> str:
+    """Temperature, and top-p and top-k where they leave tokens out."""
+    parts = [f"{decoding['temperature']:g}"]
+    if decoding["top_p"] < 1:
+        parts.append(f"top-p {decoding['top_p']:g}")
+    if decoding["top_k"]:
+        parts.append(f"top-k {decoding['top_k']}")
+    return ", ".join(parts)
+
+
+def _pair_of(result: Result, figure: Callable[[Result, str], float | None], digits: int) -> str:
+    """A figure with speculation, and without if that was measured."""
+    both = [number(figure(result, arm), digits) for arm in ("speculation", "baseline")]
+    return " / ".join(filter(None, both))
 
 
 def _steps_table(results: Sequence[Result]) -> str:
+    """Decode steps and prefill apart; results that do not tell them apart are left out."""
     stages = ("draft", "target", "accept", "wire", "total")
     rows = [
-        [f"`{r.name}`", *(number(median_of(r, f"step_{stage}", arm="speculation"), 2) for stage in stages)]
+        [
+            f"`{r.name}`",
+            arm,
+            *(number(median_of(r, f"{part}_{stage}", arm=arm), 2) for part in _PARTS for stage in stages),
+        ]
         for r in results
+        for arm in ("speculation", "baseline")
+        if median_of(r, "decode_total", arm=arm) is not None
     ]
-    return table("Step time by stage, ms, prefill included", ["run", *stages], rows, [])
+    heads = ["run", "arm", *(f"{part}: {stage}" if stage == "draft" else stage for part in _PARTS for stage in stages)]
+    return table("Time of a decode step and of the prefill by stage, ms", heads, rows, []) if rows else ""
+
+
+_PARTS = ("decode", "prefill")
 
 
 def serve_tables(results: Sequence[Result]) -> str:
     """Tables of what users see, and of the time of a step."""
-    return "\n".join([_serve_table(results), _steps_table(results)]) if results else ""
+    return "\n".join(filter(None, [_serve_table(results), _steps_table(results)])) if results else ""
 
 
 def interference_table(results: Sequence[Result]) -> str:

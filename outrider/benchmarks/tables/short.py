@@ -25,9 +25,9 @@ def _serve(result: Result) -> Iterable[Line]:
     arms = [_medians(result, name) for name in ("tpot", "output_throughput")]
     yield "ms a token, and with speculation off", " / ".join(number(value, 2) for value in arms[0])
     yield "tokens/s, and with speculation off", " / ".join(number(value, 1) for value in arms[1])
-    total, *forwards = (median_of(result, f"step_{name}", arm="speculation") for name in ("total", "draft", "target"))
+    total, *forwards = (median_of(result, f"decode_{name}", arm="speculation") for name in ("total", "draft", "target"))
     if total is not None:
-        yield "ms of a step outside draft and target", number(total - sum(value or 0.0 for value in forwards), 2)
+        yield "ms of a decode step outside draft and target", number(total - sum(value or 0.0 for value in forwards), 2)
     yield "acceptance rate", number(acceptance_rate(result.figures["speculation"]), 3)
 
 

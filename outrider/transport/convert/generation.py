@@ -18,6 +18,7 @@ from outrider.generation import (
     Progress,
     Resumption,
     SpeculationStats,
+    StageTimes,
     Started,
     Timing,
     TokenizerFiles,
@@ -240,12 +241,17 @@ def _speculation_from_proto(message: pb.SpeculationStats) -> SpeculationStats:
     )
 
 
+_OWN_TIMES = tuple(name for name in Timing.__slots__ if name != "prefill")
+
+
 def _timing_to_proto(timing: Timing) -> pb.Timing:
-    return pb.Timing(**{f"{name}_s": getattr(timing, name) for name in Timing.__slots__})
+    prefill = pb.StageTimes(**{f"{name}_s": getattr(timing.prefill, name) for name in StageTimes.__slots__})
+    return pb.Timing(prefill=prefill, **{f"{name}_s": getattr(timing, name) for name in _OWN_TIMES})
 
 
 def _timing_from_proto(message: pb.Timing) -> Timing:
-    return Timing(**{name: getattr(message, f"{name}_s") for name in Timing.__slots__})
+    prefill = StageTimes(**{name: getattr(message.prefill, f"{name}_s") for name in StageTimes.__slots__})
+    return Timing(prefill=prefill, **{name: getattr(message, f"{name}_s") for name in _OWN_TIMES})
 
 
 def delta_to_proto(delta: Delta) -> pb.StreamGenerateResponse:

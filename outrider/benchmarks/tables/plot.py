@@ -1,0 +1,148 @@
+"""Plot of serving results: tokens a second of one user against tokens a second of one GPU.
+
+Writes SVG, with the same bytes for the same results, so that the report can tell whether the file is fresh.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from outrider.benchmarks.schema import Result
+from outrider.benchmarks.tables.cells import median_of
+from outrider.benchmarks.tables.serving import sampling, tokens_per_user
+
+_WIDTH, _HEIGHT = 860, 460
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 300, 34, 48
+_COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
+_FEWEST_POINTS = 3
+"""Of a line; results of fewer numbers of users say nothing about the trade."""
+_TICKS = (1, 2, 5)
+
+Point = tuple[float, float, int]
+"""(tokens/s of one GPU, tokens/s of one user, users)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One arm of one system over numbers of users."""
+
+    name: str
+    is_plain: bool
+    """Without speculation: dashed, in the colour of the line with it."""
+    points: tuple[Point, ...]
+
+
+def lines_of(results: Iterable[Result]) -> list[Line]:
+    """Lines with enough points, from results of GPUs that name their number of users."""
+    found: dict[tuple[str, bool], dict[int, Point]] = {}
+    for result in results:
+        users, gpus = result.configuration["traffic"]["max_concurrency"], result.configuration.get("num_gpus")
+        for arm in ("speculation", "baseline"):
+            throughput, per_user = median_of(result, "output_throughput", arm=arm), tokens_per_user(result, arm)
+            if users and gpus and throughput and per_user:
+                key = (_name(result), arm == "baseline")
+                found.setdefault(key, {})[users] = (throughput / gpus, per_user, users)
+    return [
+        Line(name, is_plain, tuple(point for _, point in sorted(points.items())))
+        for (name, is_plain), points in sorted(found.items())
+        if len(points) >= _FEWEST_POINTS
+    ]
+
+
+def _name(result: Result) -> str:
+    facts = result.configuration
+    length = "" if facts.get("draft_length") == "auto" else f", K={facts['num_speculative_tokens']}"
+    lengths = "/".join(map(str, facts["input_lens"]))
+    temperature = sampling(facts["decoding"])
+    sampled = "" if temperature == "0" else f", T={temperature}"
+    placement = facts.get("placement") or f"{facts['num_gpus']} GPUs"
+    return f"{placement}, {lengths} in{length}{sampled}"
+
+
+def plot(results: Iterable[Result]) -> str:
+    """The plot as SVG; empty when no line has enough points."""
+    lines = lines_of(results)
+    if not lines:
+        return ""
+    across = _Axis([point[0] for line in lines for point in line.points], _LEFT, _WIDTH - _RIGHT)
+    upward = _Axis([point[1] for line in lines for point in line.points], _HEIGHT - _BOTTOM, _TOP)
+    colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(dict.fromkeys(line.name for line in lines))}
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+        *_grid(across, upward),
+    ]
+    for place, line in enumerate(lines):
+        parts += _drawn(line, colours[line.name], across, upward)
+        parts += _legend(line, colours[line.name], place)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+class _Axis:
+    """A logarithmic axis from its smallest to its largest value, with ticks at 1, 2 and 5."""
+
+    def __init__(self, values: Sequence[float], start: float, end: float) -> None:
+        self._low, self._high = min(values) / 1.1, max(values) * 1.1
+        self._start, self._end = start, end
+
+    def at(self, value: float) -> float:
+        share = math.log(value / self._low) / math.log(self._high / self._low)
+        return round(self._start + share * (self._end - self._start), 1)
+
+    @property
+    def ticks(self) -> list[int]:
+        powers = range(math.floor(math.log10(self._low)), math.ceil(math.log10(self._high)) + 1)
+        values = [digit * 10**power for power in powers if power >= 0 for digit in _TICKS]
+        return [value for value in values if self._low <= value <= self._high]
+
+
+def _grid(across: _Axis, upward: _Axis) -> list[str]:
+    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    parts = []
+    for value in across.ticks:
+        x = across.at(value)
+        parts += [
+            f'<line x1="{x}" y1="{_TOP}" x2="{x}" y2="{bottom}" stroke="#ddd"/>',
+            f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{value:,}</text>',
+        ]
+    for value in upward.ticks:
+        y = upward.at(value)
+        parts += [
+            f'<line x1="{_LEFT}" y1="{y}" x2="{right}" y2="{y}" stroke="#ddd"/>',
+            f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{value:,}</text>',
+        ]
+    middle = (_LEFT + right) / 2
+    return [
+        *parts,
+        f'<text x="{middle}" y="{_HEIGHT - 10}" text-anchor="middle">tokens/s per GPU</text>',
+        f'<text x="{_LEFT}" y="{_TOP - 14}" text-anchor="middle">tokens/s per user</text>',
+    ]
+
+
+def _drawn(line: Line, colour: str, across: _Axis, upward: _Axis) -> list[str]:
+    places = [(across.at(x), upward.at(y), users) for x, y, users in line.points]
+    path = " ".join(f"{x},{y}" for x, y, _ in places)
+    dashes = ' stroke-dasharray="5 4"' if line.is_plain else ""
+    above = 14 if line.is_plain else -7
+    return [
+        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>',
+        *(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y, _ in places),
+        *(
+            f'<text x="{x}" y="{y + above:.1f}" fill="{colour}" font-size="10" text-anchor="middle">{users}</text>'
+            for x, y, users in places
+        ),
+    ]
+
+
+def _legend(line: Line, colour: str, place: int) -> list[str]:
+    x, y = _WIDTH - _RIGHT + 14, _TOP + 16 * place
+    dashes = ' stroke-dasharray="5 4"' if line.is_plain else ""
+    name = escape(line.name + (", plain" if line.is_plain else ""))
+    return [
+        f'<line x1="{x}" y1="{y}" x2="{x + 22}" y2="{y}" stroke="{colour}" stroke-width="2"{dashes}/>',
+        f'<text x="{x + 28}" y="{y + 4}" font-size="10">{name}</text>',
+    ]

@@ -1,0 +1,60 @@
+"""The plot shows lines of enough points, and changes with the figures alone."""
+
+import dataclasses
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from outrider.benchmarks.report import BEGIN, END, main
+from outrider.benchmarks.schema import Result, Series, save
+from outrider.benchmarks.tables.plot import lines_of, plot
+from tests.benchmarks.test_schema import make_result
+
+
+def serve_result(users: int, *, num_gpus: int = 2) -> Result:
+    configuration = {
+        "pair": "a / b",
+        "traffic": {"max_concurrency": users},
+        "decoding": {"temperature": 0.0, "top_p": 1.0, "top_k": 0},
+        "input_lens": [128],
+        "num_speculative_tokens": 8,
+        "draft_length": "auto",
+        "placement": "target on 1 GPU, draft on 1 more",
+        "num_gpus": num_gpus,
+    }
+    series = tuple(
+        item
+        for arm, faster in (("speculation", 2.0), ("baseline", 1.0))
+        for item in (
+            Series("tpot", "ms", (4.0 / faster, 6.0 / faster), {"arm": arm}),
+            Series("output_throughput", "tok/s", (faster * 200.0 * users,), {"arm": arm}),
+        )
+    )
+    figures: dict[str, dict[str, float]] = {"speculation": {}, "baseline": {}}
+    return dataclasses.replace(
+        make_result(f"users{users}"), kind="serve", configuration=configuration, series=series, figures=figures
+    )
+
+
+def test_points_are_per_gpu_and_from_the_mean_over_streams() -> None:
+    speculation, plain = lines_of([serve_result(users) for users in (8, 1, 32)])
+    assert speculation.points == ((200.0, 400.0, 1), (1600.0, 400.0, 8), (6400.0, 400.0, 32))
+    assert plain.is_plain
+    assert plain.points[0] == (100.0, 200.0, 1)
+
+
+def test_a_line_needs_three_numbers_of_users_and_gpus() -> None:
+    assert lines_of([serve_result(users) for users in (1, 8)]) == []
+    assert plot([serve_result(users, num_gpus=0) for users in (1, 8, 32)]) == ""
+
+
+def test_the_plot_is_a_file_that_the_report_keeps_fresh(tmp_path: Path) -> None:
+    for users in (1, 8, 32):
+        save(serve_result(users), tmp_path / "benchmarks/results")
+    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    assert main(["--root", str(tmp_path)]) == 0
+    drawn = tmp_path / "benchmarks/results/throughput.svg"
+    assert len(ET.fromstring(drawn.read_text()).findall("{*}polyline")) == 2
+    assert "(benchmarks/results/throughput.svg)" in (tmp_path / "README.md").read_text()
+    assert main(["--check", "--root", str(tmp_path)]) == 0
+    drawn.write_text("old")
+    assert main(["--check", "--root", str(tmp_path)]) == 1
