@@ -65,8 +65,8 @@ def _head_section(pair: Path, made: Report, measured: Report, corpus: Report) ->
     recipe = made["recipe"]
     return f"""## {_HEAD_TITLE}
 One decoder layer over the target's states after layers {layers} ({config["num_attention_heads"]} heads of
-{config["head_dim"]}, feed-forward {config["intermediate_size"]}); embedding and last product are the target's, in whose
-place none are stored. `outrider demo --method eagle3` drafts with it.
+{config["head_dim"]}, feed-forward {config["intermediate_size"]}), and a last product of its own; the embedding is the
+target's, and not stored. `outrider demo --method eagle3` drafts with it.
 
 Trained by `tools/train_demo_pair.py eagle3` in {made["seconds"]:.0f} s on {made["device"]}:
 {recipe["steps"]:,} steps of {recipe["rows"]} x {recipe["length"]} tokens, {made["sampled_share"]:.0%} of the rows from

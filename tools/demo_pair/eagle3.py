@@ -1,7 +1,8 @@
 """An EAGLE-3 head in plain torch, its parameters named as SafeAILab names them, and its training-time test.
 
 Source: Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test", 2025.
-Owns shapes and forward. Refuses to know how it is stored. Embedding and last product are the target's, not trained.
+Owns shapes and forward. Refuses to know how it is stored. The embedding is the target's, not trained; the last product
+begins as the target's.
 
 Pair p is token p + 1 beside the target's states of position p; it predicts token p + 2. Step j of the training-time
 test computes pair t + j in column t from the head's own state of step j - 1: it attends to the pairs 0 to t of step 0,
@@ -9,7 +10,7 @@ and to its own column's of the steps between.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +41,29 @@ HEAD_SHAPE = HeadShape(layers=(2, 8, 13), intermediate_size=320, num_heads=8, nu
 class Steps:
     """Keys and values of the steps so far, [B, H, n, D] each."""
 
-    keys: list[Tensor]
-    values: list[Tensor]
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+    def padded(self) -> "Past | None":
+        """What a step attends to beside its own; None before step 0. Steps to come are zeros with a bias of minus
+        infinity, so that one compilation serves all steps but the first.
+        """
+        if not self.keys:
+            return None
+        num_later = max(0, NUM_STEPS - 1 - len(self.keys))
+        # One tensor twice, or one without a gradient, would be compiled anew.
+        learns = self.keys[0].requires_grad
+        later = [torch.zeros_like(self.keys[0]).requires_grad_(learns) for _ in range(2 * num_later)]
+        bias = [0.0] * (len(self.keys) - 1) + [float("-inf")] * num_later
+        return (
+            [*self.keys, *later[:num_later]],
+            [*self.values, *later[num_later:]],
+            self.keys[0].new_tensor(bias, dtype=torch.float32),
+        )
+
+
+Past = tuple[list[Tensor], list[Tensor], Tensor]
+"""Keys and values [B, H, n, D] of step 0 and of the steps after it, and a bias for each of those."""
 
 
 class HeadAttention(nn.Module):
@@ -55,30 +77,31 @@ class HeadAttention(nn.Module):
         self.v_proj = nn.Linear(2 * hidden_size, shape.num_kv_heads * shape.head_dim, bias=False)
         self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, steps: Steps) -> Tensor:  # x [B, n, 2 H], cos and sin [n, D]
-        """What each column gathers; its keys and values join ``steps``."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: Past | None) -> tuple[Tensor, Tensor, Tensor]:
+        """What each column of x [B, n, 2 H] gathers, and its keys and values; cos and sin [n, D]."""
         q = rotate(self._split(self.q_proj(x), self.heads), cos, sin)
         k = rotate(self._split(self.k_proj(x), self.kv_heads), cos, sin)
-        steps.keys.append(k.repeat_interleave(self.heads // self.kv_heads, 1))
-        steps.values.append(
-            self._split(self.v_proj(x), self.kv_heads).repeat_interleave(self.heads // self.kv_heads, 1)
-        )
-        if len(steps.keys) == 1:
-            out = functional.scaled_dot_product_attention(q, steps.keys[0], steps.values[0], is_causal=True)
+        k = k.repeat_interleave(self.heads // self.kv_heads, 1)
+        v = self._split(self.v_proj(x), self.kv_heads).repeat_interleave(self.heads // self.kv_heads, 1)
+        if past is None:
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            out = self._over_steps(q, steps)
-        return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+            keys, values, bias = past
+            out = self._over_steps(q, [*keys, k], [*values, v], functional.pad(bias, (0, 1)))
+        return self.o_proj(out.transpose(1, 2).flatten(2)), k, v
 
-    def _over_steps(self, q: Tensor, steps: Steps) -> Tensor:
+    def _over_steps(self, q: Tensor, keys: list[Tensor], values: list[Tensor], bias: Tensor) -> Tensor:
         count, scale = q.shape[2], self.head_dim**-0.5
-        scores = (q @ steps.keys[0].mT) * scale
         later = torch.ones(count, count, dtype=torch.bool, device=q.device).triu(1)
-        own = torch.stack([(q * keys).sum(-1) for keys in steps.keys[1:]], -1) * scale  # [B, H, n, j]
-        probs = torch.cat([scores.masked_fill(later, float("-inf")), own.to(scores.dtype)], -1).softmax(-1)
-        out = probs[..., :count] @ steps.values[0]
-        for place, values in enumerate(steps.values[1:]):
-            out = out + probs[..., count + place, None] * values
-        return out.to(q.dtype)
+        scores = ((q @ keys[0].mT).float() * scale).masked_fill(later, float("-inf"))
+        own = torch.stack([(q.float() * each).sum(-1) for each in keys[1:]], -1) * scale + bias  # [B, H, n, j]
+        most = torch.maximum(scores.amax(-1, keepdim=True), own.amax(-1, keepdim=True)).detach()
+        shares, own_shares = (scores - most).exp(), (own - most).exp()
+        out = shares.to(q.dtype) @ values[0]
+        for place, each in enumerate(values[1:]):
+            out = out + own_shares[..., place, None] * each
+        total: Tensor = shares.sum(-1, keepdim=True) + own_shares.sum(-1, keepdim=True)
+        return (out / total).to(q.dtype)  # type: ignore[no-any-return]
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.view(*x.shape[:2], heads, self.head_dim).transpose(1, 2)
@@ -94,11 +117,14 @@ class HeadLayer(nn.Module):
         self.self_attn = HeadAttention(shape, size)
         self.mlp = Mlp(replace(target, intermediate_size=shape.intermediate_size))
 
-    def forward(self, embeds: Tensor, states: Tensor, cos: Tensor, sin: Tensor, steps: Steps) -> Tensor:
-        """[B, n, H] each to the next states."""
+    def forward(
+        self, embeds: Tensor, states: Tensor, cos: Tensor, sin: Tensor, past: Past | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, n, H] each to the next states, and this step's keys and values."""
         x = torch.cat([self.input_layernorm(embeds), self.hidden_norm(states)], -1)
-        states = states + self.self_attn(x, cos, sin, steps)
-        return states + self.mlp(self.post_attention_layernorm(states))  # type: ignore[no-any-return]
+        gathered, keys, values = self.self_attn(x, cos, sin, past)
+        states = states + gathered
+        return states + self.mlp(self.post_attention_layernorm(states)), keys, values
 
 
 class Eagle3(nn.Module):
@@ -111,11 +137,14 @@ class Eagle3(nn.Module):
         self.fc = nn.Linear(len(shape.layers) * size, size, bias=False)
         self.midlayer = HeadLayer(shape, target.shape)
         self.norm = Norm(size, target.shape.norm_eps)
+        self.lm_head = nn.Linear(size, target.shape.vocab_size, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
         nn.init.zeros_(self.midlayer.self_attn.o_proj.weight)
         nn.init.zeros_(self.midlayer.mlp.down_proj.weight)
+        with torch.no_grad():
+            self.lm_head.weight.copy_(target.model.embed_tokens.weight)
 
     @property
     def target(self) -> Llama:
@@ -128,19 +157,21 @@ class Eagle3(nn.Module):
         """
         end = number + tokens.shape[1]
         cos, sin = self.target.cos[number:end], self.target.sin[number:end]
-        return self.midlayer(  # type: ignore[no-any-return]
-            self.target.model.embed_tokens(tokens), states, cos, sin, steps
-        )
+        embeds = self.target.model.embed_tokens(tokens)
+        states, keys, values = self.midlayer(embeds, states, cos, sin, steps.padded())
+        steps.keys.append(keys)
+        steps.values.append(values)
+        return states
 
     def logits(self, states: Tensor) -> Tensor:
         """[B, n, H] to [B, n, V]."""
-        return functional.linear(self.norm(states), self.target.model.embed_tokens.weight)
+        return self.lm_head(self.norm(states))  # type: ignore[no-any-return]
 
     def forward(self, ids: Tensor, states: Tensor) -> list[Tensor]:
         """Logits [B, n, V] of each step over a text [B, T] and the target's states [B, T, F], n = T - NUM_STEPS. Step
         j, column t, is about token t + j + 2.
         """
-        count, steps = ids.shape[1] - NUM_STEPS, Steps([], [])
+        count, steps = ids.shape[1] - NUM_STEPS, Steps()
         hidden = self.fc(states[:, :count])
         found = []
         for number in range(NUM_STEPS):

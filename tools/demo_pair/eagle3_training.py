@@ -27,7 +27,7 @@ class HeadRecipe:
     """How long and how hard to train."""
 
     steps: int
-    rows: int = 32
+    rows: int = 64
     length: int = 512
     matrix_rate: float = 0.02
     other_rate: float = 0.003
@@ -46,7 +46,10 @@ class HeadTrainer:
     def __init__(self, head: Eagle3, recipe: HeadRecipe) -> None:
         self.head, self.recipe = head, recipe
         self._device = next(head.parameters()).device
-        self._losses = torch.compile(teacher_losses) if self._device.type == "cuda" else teacher_losses
+        self._losses = teacher_losses
+        if self._device.type == "cuda":
+            self._losses = torch.compile(teacher_losses)
+            head.midlayer.compile()
         self._optimizer = Optimizer(
             head, steps=recipe.steps, matrix_rate=recipe.matrix_rate, other_rate=recipe.other_rate,
             weight_decay=recipe.weight_decay, decay_share=recipe.decay_share,
@@ -106,7 +109,7 @@ class HeadDraft:
     ) -> tuple[Tensor, Tensor]:
         """Write a proposal behind each row of ids; tokens [B, K] and what they were drawn from [B, K, V]."""
         head, rows = self.head, torch.arange(ids.shape[0], device=ids.device)
-        count, steps = int(lengths.max()) - 1, Steps([], [])
+        count, steps = int(lengths.max()) - 1, Steps()
         states, _ = read_target(head.target, ids[:, :count], head.shape.layers)
         hidden, columns = head.fc(states), lengths - 2
         tokens, probs = [], []

@@ -1,4 +1,4 @@
-"""The optimisers: Muon for the matrices of the layers, AdamW for embeddings and norms.
+"""The optimisers: Muon for the matrices of the layers, AdamW for embeddings, last products and norms.
 
 Owns the update rules and the learning-rate schedule. Refuses to know losses and data.
 Muon: Keller Jordan, https://kellerjordan.github.io/posts/muon/ (momentum, then the nearest semi-orthogonal matrix).
@@ -68,8 +68,9 @@ class Optimizer:
         decay_share: float,
     ) -> None:
         named = list(model.named_parameters())
-        matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
-        others = [p for name, p in named if p.ndim != 2 or "embed" in name]
+        rows_of_tokens = [name for name, _ in named if "embed" in name or "lm_head" in name]
+        matrices = [p for name, p in named if p.ndim == 2 and name not in rows_of_tokens]
+        others = [p for name, p in named if p.ndim != 2 or name in rows_of_tokens]
         self._muon = Muon(matrices, matrix_rate, weight_decay)
         self._adam = torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.98), weight_decay=0.0)
         self._model, self._other_rate = model, other_rate

@@ -43,8 +43,8 @@ def load(folder: Path) -> Llama:
 
 
 def publish_head(head: Eagle3, folder: Path) -> None:
-    """Write config and bfloat16 weights of a head, in SafeAILab's layout, replacing what is there. Embedding and last
-    product are the target's.
+    """Write config and bfloat16 weights of a head, in SafeAILab's layout, replacing what is there. The embedding is the
+    target's.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
