@@ -10,7 +10,6 @@ import contextlib
 import datetime
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,7 +23,6 @@ from outrider.tensor_plane.limits import PlaneLimits
 
 WRITER, READER = 0, 1
 """Ranks."""
-_POLL_S = 0.0002
 _WATCHDOG_OFF = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -68,13 +66,11 @@ class Communicator:
             if ready is not None:
                 self._stream.wait_event(ready)
             start().wait()  # orders the stream, not the thread
-            done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             done.record(self._stream)
-        until = time.monotonic() + self._limits.opening_s  # the first transfer connects
-        while not done.query():
-            if self._is_aborted or time.monotonic() > until:
-                raise RuntimeError("the transfer was given up")
-            time.sleep(_POLL_S)
+        done.synchronize()  # which ``abort`` ends too
+        if self._is_aborted:
+            raise RuntimeError("the transfer was given up")
 
 
 def _stream(kind: PlaneKind, device: torch.device) -> torch.cuda.Stream | None:

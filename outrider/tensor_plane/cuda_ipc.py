@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from outrider.tensor_plane.cuda_memory import ExportedMemory, ImportedMemory
-from outrider.tensor_plane.endpoints import Details, ReaderEnd, WriterEnd, recorded_event
+from outrider.tensor_plane.endpoints import Details, ReaderEnd, WriterEnd
 
 
 class CudaIpcWriter(WriterEnd):
@@ -52,13 +52,12 @@ class CudaIpcReader(ReaderEnd):
         self.capacity = int(details["capacity"])
         self._memory = ImportedMemory(bytes.fromhex(str(details["handle"])), self.capacity, device)
 
-    def read(self, out: torch.Tensor, offset: int) -> torch.cuda.Event | None:
+    def read(self, out: torch.Tensor, offset: int) -> None:
         """Copy, in the order of the stream."""
         ring = self._memory.content
         if ring is None:
             raise ConnectionError("the plane is closed")
         out.copy_(ring[offset : offset + out.numel()], non_blocking=True)
-        return recorded_event(self._device)
 
     def close(self) -> None:
         """Unmap."""

@@ -76,10 +76,9 @@ class ReaderEnd(abc.ABC):
         """
 
     @abc.abstractmethod
-    def read(self, out: torch.Tensor, offset: int) -> torch.cuda.Event | None:
-        """Copy bytes of the ring to ``out`` [N] uint8, in the order of the current stream.
-
-        Returns an event that tells when the place may be given back, None where it may be at once.
+    def read(self, out: torch.Tensor, offset: int) -> None:
+        """Copy bytes of the ring to ``out`` [N] uint8, in the order of the current stream; behind that the place may be
+        given back.
         """
 
     def raise_floor(self, floor: int) -> None:  # noqa: B027
@@ -123,6 +122,11 @@ class PeerFacts:
     def to_message(self) -> Details:
         """As sent."""
         return asdict(self)
+
+
+def current_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """The stream on which this thread queues work; None on a CPU, where nothing is queued."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def recorded_event(device: torch.device) -> torch.cuda.Event | None:

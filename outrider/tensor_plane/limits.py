@@ -10,7 +10,9 @@ class PlaneLimits:
     """Limits of one connection; both ends have the same defaults."""
 
     ring_bytes: int = 64 << 20
-    """Bytes of a ring."""
+    """Bytes of a ring in main memory."""
+    device_ring_bytes: int = 192 << 20
+    """Bytes of a ring on a GPU: the parts of a long prompt's states that may be under way, of two sessions."""
     transfer_s: float = 3.0
     """Longest time of a transfer, and of waiting for one."""
     opening_s: float = 20.0

@@ -27,14 +27,15 @@ def open_writer(
     if kind is PlaneKind.CUDA_IPC:
         from outrider.tensor_plane.cuda_ipc import CudaIpcWriter
 
-        return CudaIpcWriter(limits.ring_bytes, device)
+        return CudaIpcWriter(limits.device_ring_bytes, device)
     if kind is PlaneKind.SHARED_MEMORY:
         from outrider.tensor_plane.shared_memory import SharedMemoryWriter
 
         return SharedMemoryWriter(limits.ring_bytes, device)
     from outrider.tensor_plane.process_group import ProcessGroupWriter
 
-    return ProcessGroupWriter(kind, limits.ring_bytes, device, host=host, limits=limits, announce=announce)
+    ring_bytes = limits.device_ring_bytes if kind is PlaneKind.NCCL else limits.ring_bytes
+    return ProcessGroupWriter(kind, ring_bytes, device, host=host, limits=limits, announce=announce)
 
 
 def open_reader(kind: PlaneKind, details: Details, device: torch.device, *, limits: PlaneLimits) -> ReaderEnd:

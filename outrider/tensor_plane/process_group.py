@@ -194,10 +194,9 @@ class ProcessGroupReader(ReaderEnd):
                 self._changed.wait(left)
             self._arrived.discard(sequence)
 
-    def read(self, out: torch.Tensor, offset: int) -> torch.cuda.Event | None:
+    def read(self, out: torch.Tensor, offset: int) -> None:
         """Copy out of the ring."""
         out.copy_(self._ring[offset : offset + out.numel()], non_blocking=True)
-        return recorded_event(out.device)
 
     def raise_floor(self, floor: int) -> None:
         """Forget what nobody reads."""

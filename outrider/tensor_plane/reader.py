@@ -18,7 +18,7 @@ import torch
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneOffer, PlaneReference, PlaneReport
 from outrider.tensor_plane.control import ControlConnection, Message, connect
-from outrider.tensor_plane.endpoints import PeerFacts, ReaderEnd
+from outrider.tensor_plane.endpoints import PeerFacts, ReaderEnd, current_stream
 from outrider.tensor_plane.limits import PlaneLimits
 from outrider.tensor_plane.opening import OPENING_ERRORS, open_reader
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _DONE_AT_ONCE = 16
 _DONE_SHARE = 8
 """The writer is told of places that it may use again after so many reads, or once they are this part of the ring, and
-otherwise by the thread of the connection: a message for each would take as long as a read."""
+otherwise by the thread of the connection: a message for each, or an event on a GPU, would take as long as a read."""
 _BEATS = 50
 """How often that thread looks, in the time after which a peer is gone."""
 
@@ -41,34 +41,49 @@ class _Plane:
         """Held while bytes are copied: what is given up is not being read."""
         self.floor = 0
         self.was_read: set[int] = set()
-        self.copying: list[tuple[torch.cuda.Event, int]] = []
         self.is_reported = False
-        self.done: list[int] = []
-        """Sequence numbers whose places the writer has not been told it may use again."""
-        self.done_bytes = 0
+        self._queued: list[int] = []
+        """Sequence numbers whose copies have been queued, or made on a CPU, since the last event."""
+        self._queued_bytes = 0
+        self._stream: torch.cuda.Stream | None = None
+        """Of those copies."""
+        self._copying: list[tuple[torch.cuda.Event, list[int]]] = []
 
     def check(self, sequence: int) -> None:
         if sequence < self.floor or sequence in self.was_read:
             raise StaleReferenceError(f"tensor {sequence} has been given up, or read before")
 
-    def finished(self) -> list[int]:
-        """Sequence numbers of copies that a GPU has ended since."""
-        done = [sequence for event, sequence in self.copying if event.query()]  # type: ignore[no-untyped-call]
-        if done:
-            self.copying = [(event, sequence) for event, sequence in self.copying if sequence not in done]
-        return done
+    def note(self, reference: PlaneReference, stream: torch.cuda.Stream | None) -> list[int]:
+        """A copy was queued on ``stream``; which places the writer is to be told of. A large part of the ring is waited
+        for, so that the writer has it back before it needs it.
+        """
+        self.was_read.add(reference.sequence)
+        self._queued.append(reference.sequence)
+        self._queued_bytes += reference.num_bytes
+        self._stream = stream
+        is_large = self._queued_bytes * _DONE_SHARE >= self.end.capacity
+        return self.take_done(wait=is_large) if is_large or len(self._queued) >= _DONE_AT_ONCE else []
 
-    def take_done(self) -> list[int]:
-        done, self.done, self.done_bytes = self.done, [], 0
+    def take_done(self, *, wait: bool = False) -> list[int]:
+        """Sequence numbers whose places the writer may use again, and has not been told of."""
+        queued, self._queued, self._queued_bytes = self._queued, [], 0
+        if self._stream is None:
+            return queued
+        if queued:
+            self._copying.append((self._stream.record_event(), queued))
+        if wait:
+            self._stream.synchronize()
+        ended = [event.query() for event, _ in self._copying]  # type: ignore[no-untyped-call]
+        done = [one for (_, group), is_done in zip(self._copying, ended, strict=True) if is_done for one in group]
+        self._copying = [each for each, is_done in zip(self._copying, ended, strict=True) if not is_done]
         return done
 
     def raise_floor(self, floor: int) -> None:
         with self.lock:
             self.floor = max(self.floor, floor)
             self.was_read = {sequence for sequence in self.was_read if sequence >= self.floor}
-            for event, sequence in self.copying:
-                if sequence < self.floor:
-                    event.synchronize()
+            if self._stream is not None and (self._queued or self._copying):
+                self._stream.synchronize()
             self.end.raise_floor(self.floor)
 
 
@@ -130,16 +145,10 @@ class PlaneReader:
         with plane.lock:
             plane.check(reference.sequence)
             try:
-                event = plane.end.read(content, reference.offset_bytes)
+                plane.end.read(content, reference.offset_bytes)
             except (OSError, RuntimeError) as error:
                 raise StaleReferenceError(f"the tensor cannot be read: {error}") from error
-            plane.was_read.add(reference.sequence)
-            if event is not None:
-                plane.copying.append((event, reference.sequence))
-            plane.done += plane.finished() if event is not None else [reference.sequence]
-            plane.done_bytes += reference.num_bytes
-            is_due = len(plane.done) >= _DONE_AT_ONCE or plane.done_bytes * _DONE_SHARE >= plane.end.capacity
-            done = plane.take_done() if is_due else []
+            done = plane.note(reference, current_stream(out.device))
         self._say_done(reference.plane_id, done)
 
     def close(self) -> None:
@@ -187,8 +196,7 @@ class PlaneReader:
     def _look_after_planes(self) -> None:
         now = time.monotonic()
         for plane_id, plane in list(self._planes.items()):
-            if (plane.copying or plane.done) and plane.lock.acquire(blocking=False):
-                plane.done += plane.finished()
+            if plane.lock.acquire(blocking=False):
                 done = plane.take_done()
                 plane.lock.release()
                 self._say_done(plane_id, done)
@@ -224,9 +232,9 @@ class PlaneReader:
         try:
             end = self._planes[bytes.fromhex(message["plane"])].end
             end.wait(int(message["sequence"]), self.limits.opening_s)
-            event = end.read(out, 0)
-            if event is not None:
-                event.synchronize()
+            end.read(out, 0)
+            if (stream := current_stream(out.device)) is not None:
+                stream.synchronize()
             if message["digest"]:
                 answer["digest"] = hashlib.sha256(out.cpu().numpy().tobytes()).hexdigest()
         except (KeyError, OSError, RuntimeError, StaleReferenceError) as error:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from outrider.tensor_plane import shared_file
-from outrider.tensor_plane.endpoints import Details, ReaderEnd, WriterEnd, recorded_event
+from outrider.tensor_plane.endpoints import Details, ReaderEnd, WriterEnd
 
 _log = logging.getLogger(__name__)
 
@@ -96,13 +96,12 @@ class SharedMemoryReader(ReaderEnd):
         self._mapping = _Mapping(shared_file.open_existing(shared_file.FOLDER, str(details["name"])), device)
         self.capacity = 0 if self._mapping.ring is None else self._mapping.ring.numel()
 
-    def read(self, out: torch.Tensor, offset: int) -> torch.cuda.Event | None:
+    def read(self, out: torch.Tensor, offset: int) -> None:
         """Copy; on a GPU in the order of the stream."""
         ring = self._mapping.ring
         if ring is None:
             raise ConnectionError("the plane is closed")
         out.copy_(ring[offset : offset + out.numel()], non_blocking=True)
-        return recorded_event(self._device)
 
     def close(self) -> None:
         """Let go of the file."""

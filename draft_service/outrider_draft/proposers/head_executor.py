@@ -179,7 +179,7 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             states.append(own)
         for job, row, own, draws in zip(jobs, rows, states, self.runner.draft(rows, states), strict=True):
             job.sequence.text.extend(row.token_ids)
-            job.state.last_state = own[-1:].clone()
+            job.state.last_state = own[-1:]  # of few rows: a copy for each session would take longer than it saves
             job.draws.append(draws)
             self.sequences.keep_pairs(job.sequence, job.base - 1)
 
