@@ -30,6 +30,8 @@ from outrider_draft.proposers.state_sequences import StateSequence, StateSequenc
 from outrider_draft.proposers.states import as_tensor
 
 HeadSession = Session[StateSequence]
+_MAX_KEPT_BYTES = 1 << 19
+"""Of a step's states that stay with a session for their last row: less time than a copy for each session."""
 
 
 @dataclass(slots=True)
@@ -179,7 +181,7 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             states.append(own)
         for job, row, own, draws in zip(jobs, rows, states, self.runner.draft(rows, states), strict=True):
             job.sequence.text.extend(row.token_ids)
-            job.state.last_state = own[-1:]  # of few rows: a copy for each session would take longer than it saves
+            job.state.last_state = _last_of(own)
             job.draws.append(draws)
             self.sequences.keep_pairs(job.sequence, job.base - 1)
 
@@ -198,7 +200,7 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             end += share
             job.sequence.text.extend(row.token_ids)
             if not job.num_left:
-                job.state.last_state = states[-1:].clone()
+                job.state.last_state = _last_of(states)
                 if job.draft_length:
                     drafting.append(job)
                     places.append(end - 1)
@@ -223,6 +225,12 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
                 hidden, normed = self.runner.forward(rows, hidden[going])
         for job in begun:
             self.sequences.keep_pairs(job.sequence, job.base - 1)
+
+
+def _last_of(states: torch.Tensor) -> torch.Tensor:
+    """The last row of states [N, F], copied only where it would keep many others in memory."""
+    last = states[-1:]
+    return last if states.untyped_storage().nbytes() <= _MAX_KEPT_BYTES else last.clone()
 
 
 def _leave_last(job: HeadJob, share: int) -> int:
