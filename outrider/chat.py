@@ -5,12 +5,13 @@ Owns the valid content of a chat prompt; ``outrider.tokenization.chat`` renders 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.cooperative import SLICE_ENTRIES, Work, run, slices_of
 from outrider.errors import InvalidRequestError
-from outrider.limits import Bound
+from outrider.limits import JSON_VALUES, Bound
 
 MAX_MESSAGES = Bound(16_384, "messages")
 MAX_TOOLS = Bound(1_024, "tools")
@@ -42,51 +43,90 @@ class ChatPrompt:
 
 def check_chat(chat: ChatPrompt) -> None:
     """Raise ``InvalidRequestError`` for the first entry that no template could use."""
+    run(checks_of_chat(chat))
+
+
+def checks_of_chat(chat: ChatPrompt) -> Work[None]:
+    """``check_chat`` with pauses."""
     if not chat.messages:
         raise InvalidRequestError("messages", "must hold at least one message")
-    MAX_MESSAGES.check("messages", len(chat.messages))
-    for index, message in enumerate(chat.messages):
-        _check_message(f"messages[{index}]", message)
-    _check_objects("tools", chat.tools, MAX_TOOLS)
-    _check_objects("documents", chat.documents, MAX_DOCUMENTS)
-    _check_object("chat_template_kwargs", chat.template_kwargs)
     if chat.continue_final_message and chat.add_generation_prompt:
         raise InvalidRequestError(
             "continue_final_message",
             "cannot be set together with add_generation_prompt: one continues the last message",
         )
+    MAX_MESSAGES.check("messages", len(chat.messages))
+    MAX_TOOLS.check("tools", len(chat.tools or ()))
+    MAX_DOCUMENTS.check("documents", len(chat.documents or ()))
+    for index, message in enumerate(chat.messages):
+        _check_role(f"messages[{index}]", message)
+    yield from _checks_of_objects(chat)
 
 
-def _check_message(field_name: str, message: object) -> None:
+def is_longer(chat: ChatPrompt, most: int) -> bool:
+    """Whether a chat's texts and values come to more than ``most`` characters and values. Counts no further."""
+    unread: list[object] = [*chat.messages, *(chat.tools or ()), *(chat.documents or ()), chat.template_kwargs]
+    while unread and most >= 0:
+        value = unread.pop()
+        most -= len(value) if isinstance(value, str) else 1
+        if isinstance(value, Mapping):
+            unread += value.values()
+        elif isinstance(value, list | tuple):
+            unread += value
+    return most < 0
+
+
+def _check_role(field_name: str, message: object) -> None:
     _check_object(field_name, message)
     role = message.get("role") if isinstance(message, Mapping) else None
     if not isinstance(role, str) or not role:
-        raise InvalidRequestError(f"{field_name}.role", f"must be a text such as 'user', not {role!r}")
-
-
-def _check_objects(field_name: str, entries: tuple[Mapping[str, Any], ...] | None, bound: Bound) -> None:
-    bound.check(field_name, len(entries or ()))
-    for index, entry in enumerate(entries or ()):
-        _check_object(f"{field_name}[{index}]", entry)
+        shown = repr(role) if role is None or role == "" else type(role).__name__
+        raise InvalidRequestError(f"{field_name}.role", f"must be a text such as 'user', not {shown}")
 
 
 def _check_object(field_name: str, value: object) -> None:
     if not isinstance(value, Mapping):
         raise InvalidRequestError(field_name, f"must be an object with names and values, not {type(value).__name__}")
-    _check_json(field_name, value, _MAX_DEPTH)
 
 
-def _check_json(field_name: str, value: object, depth: int) -> None:
-    """A template sees nothing but JSON: an object of another type would bring its methods into the sandbox."""
-    if depth == 0:
-        raise InvalidRequestError(field_name, f"holds lists and objects more than {_MAX_DEPTH} deep")
+def _checks_of_objects(chat: ChatPrompt) -> Work[None]:
+    num_values = 0
+    lists = (("messages", chat.messages), ("tools", chat.tools or ()), ("documents", chat.documents or ()))
+    named = [(f"{name}[{index}]", entry) for name, entries in lists for index, entry in enumerate(entries)]
+    for field_name, value in (*named, ("chat_template_kwargs", chat.template_kwargs)):
+        _check_object(field_name, value)
+        for count in _values_by_depth(field_name, value):
+            if num_values // SLICE_ENTRIES != (num_values + count) // SLICE_ENTRIES:
+                yield
+            num_values += count
+            JSON_VALUES.check(field_name, num_values)
+
+
+def _values_by_depth(field_name: str, value: object) -> Iterator[int]:
+    """Checks an object depth by depth, and gives the numbers of values that it checked.
+
+    A template sees nothing but JSON: an object of another type would bring its methods into the sandbox.
+    """
+    found = [value]
+    for _ in range(_MAX_DEPTH):
+        inner: list[object] = []
+        for part in slices_of(found):
+            for entry in part:
+                inner += _entries(field_name, entry)
+            yield len(part)
+        if not inner:
+            return
+        found = inner
+    raise InvalidRequestError(field_name, f"holds lists and objects more than {_MAX_DEPTH} deep")
+
+
+def _entries(field_name: str, value: object) -> Iterable[object]:
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise InvalidRequestError(field_name, "holds an object with a name that is no text")
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        if type(value) not in _SCALARS:
-            raise InvalidRequestError(field_name, f"must hold JSON values alone, not {type(value).__name__}")
-        return
-    for entry in value:
-        _check_json(field_name, entry, depth - 1)
+        return value.values()
+    if isinstance(value, list | tuple):
+        return value
+    if type(value) not in _SCALARS:
+        raise InvalidRequestError(field_name, f"must hold JSON values alone, not {type(value).__name__}")
+    return ()

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from outrider import limits
-from outrider.chat import check_chat
+from outrider.chat import checks_of_chat
 from outrider.cooperative import Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationRequest, Resumption
@@ -105,7 +105,7 @@ def _check_prompt(request: GenerationRequest) -> Work[None]:
     if [request.prompt, request.prompt_token_ids, request.chat].count(None) != 2:
         raise InvalidRequestError("prompt", "exactly one of prompt, prompt_token_ids and messages must be given")
     if request.chat is not None:
-        check_chat(request.chat)
+        yield from checks_of_chat(request.chat)
     elif request.prompt is not None:
         if not request.prompt:
             raise InvalidRequestError("prompt", "must not be empty")

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from outrider import __version__
+from outrider.chat import is_longer
 from outrider.config import CoordinatorSettings
 from outrider.config.fields import DraftLengthMode
 from outrider.cooperative import run_in_slices
@@ -262,10 +263,9 @@ class Coordinator:
 
 def _has_long_text(request: GenerationRequest) -> bool:
     """Whether tokenizing a request takes tens of milliseconds."""
-    messages = request.chat.messages if request.chat else ()
-    num_characters = len(request.prompt or "") + sum(map(len, request.bad_words))
-    num_characters += sum(len(str(message.get("content", ""))) for message in messages)
-    return num_characters > LONG_TEXT_CHARACTERS
+    if request.chat is not None and is_longer(request.chat, LONG_TEXT_CHARACTERS):
+        return True
+    return len(request.prompt or "") + sum(map(len, request.bad_words)) > LONG_TEXT_CHARACTERS
 
 
 async def _do(work: Callable[[], ResultT], *, in_thread: bool) -> ResultT:

@@ -17,7 +17,7 @@ from outrider.client.requests import (
     GenerateOptions,
     build_request,
     building,
-    has_long_prompt,
+    has_long_list,
     max_retries,
     resume_timeout,
 )
@@ -131,13 +131,13 @@ class AsyncClient:
     def stream(self, prompt: OnePrompt = None, /, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Delta, None]:
         """Generate text and yield deltas, the last with the result; leaving the loop early cancels the request.
 
-        Invalid options raise at once, before the first delta is requested; those of a prompt of many thousand ids with
+        Invalid options raise at once, before the first delta is requested; those of a list of many thousand ids with
         the first delta, so that their checks do not block other tasks. ``contextlib.aclosing`` cancels at a place of
         your choice. With ``resume=True`` an interruption is a pause: no output is repeated or lost, and the result
         covers all calls.
         """
         options = with_prompt(prompt, options)
-        if has_long_prompt(options):
+        if has_long_list(options):
             return self._stream_in_slices(options)
         return self._stream(*build_request(options), options)
 

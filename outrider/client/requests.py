@@ -138,10 +138,10 @@ def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | 
     return run(building(options))
 
 
-def has_long_prompt(options: GenerateOptions) -> bool:
-    """Whether checking the prompt takes milliseconds."""
-    token_ids = options.get("prompt_token_ids")
-    return isinstance(token_ids, Sized) and len(token_ids) > 2 * SLICE_ENTRIES
+def has_long_list(options: GenerateOptions) -> bool:
+    """Whether checking a list of token ids takes milliseconds."""
+    lists = (options.get("prompt_token_ids"), options.get("allowed_token_ids"))
+    return any(isinstance(token_ids, Sized) and len(token_ids) > 2 * SLICE_ENTRIES for token_ids in lists)
 
 
 def building(options: GenerateOptions) -> Work[tuple[GenerationRequest, float | None]]:

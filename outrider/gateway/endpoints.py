@@ -23,7 +23,6 @@ from outrider.gateway.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-    parse_body,
     parsing,
 )
 from outrider.gateway.responses.answers import Answer, encode_json, event_stream
@@ -45,7 +44,7 @@ class GatewayClient(GenerationClient, ModelSource, Protocol):
 class Limits:
     """Limits and timeouts of the gateway."""
 
-    max_body_bytes: int = 16 << 20
+    max_body_bytes: int = 8 << 20
     resume_timeout_s: float = 0.0
     """How long an interrupted generation may wait for a coordinator; 0: an interruption is an error."""
 
@@ -86,7 +85,7 @@ class Endpoints:
 
     async def chat_completions(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
-        asked = parse_body(ChatCompletionRequest, await self._body(request))
+        asked = await run_in_slices(parsing(ChatCompletionRequest, await self._body(request)))
         model = await self._watch.current()
         model.check_name(asked.model)
         prompt = await prepare_chat(model, asked, asked.chat)
@@ -112,7 +111,7 @@ class Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``: the ids of a text, or of messages."""
-        asked = parse_body(TokenizeRequest, await self._body(request))
+        asked = await run_in_slices(parsing(TokenizeRequest, await self._body(request)))
         model = await self._watch.current()
         model.check_name(asked.model)
         if asked.messages is not None:
@@ -131,7 +130,7 @@ class Endpoints:
 
     async def detokenize(self, request: Request) -> Response:
         """``POST /detokenize``: the text of ids, special tokens included."""
-        asked = parse_body(DetokenizeRequest, await self._body(request))
+        asked = await run_in_slices(parsing(DetokenizeRequest, await self._body(request)))
         model = await self._watch.current()
         model.check_name(asked.model)
         tokenizer = model.require_tokenizer("tokens")

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.chat import ChatPrompt
+from outrider.chat import ChatPrompt, checks_of_chat, is_longer
+from outrider.cooperative import run_in_slices
 from outrider.errors import InvalidRequestError
 from outrider.gateway.protocol.completion import Prompt
 from outrider.gateway.protocol.fields import GenerationFields
@@ -43,7 +44,9 @@ async def prepare_prompt(
 async def prepare_chat(model: ServedModel, request: GenerationFields, chat: ChatPrompt) -> PreparedPrompt:
     """A conversation, through the model's chat template."""
     model.require_tokenizer("messages")
-    is_long = sum(len(str(message.get("content", ""))) for message in chat.messages) > _LONG_CHARACTERS
+    model.text.chat.check_template(chat)
+    await run_in_slices(checks_of_chat(chat))
+    is_long = is_longer(chat, _LONG_CHARACTERS)
     text = await asyncio.to_thread(model.text.chat.render, chat) if is_long else model.text.chat.render(chat)
     adds = bool(request.add_special_tokens)  # the template writes them
     truncates = request.truncate_prompt_tokens is not None

@@ -65,9 +65,9 @@ class ServedModel:
     def check_ids(self, field_name: str, token_ids: Sequence[int]) -> None:
         """Raise ``InvalidRequestError`` naming the first id that the model does not have."""
         most = self.info.num_token_ids
-        for token_id in token_ids:
-            if token_id >= most:
-                raise InvalidRequestError(field_name, f"token id {token_id} is not from 0 to {most - 1}")
+        if token_ids and max(token_ids) >= most:
+            wrong = next(token_id for token_id in token_ids if token_id >= most)
+            raise InvalidRequestError(field_name, f"token id {wrong} is not from 0 to {most - 1}")
 
     def token_text(self, token_id: int) -> TokenText:
         """The text of a token; empty without a tokenizer."""

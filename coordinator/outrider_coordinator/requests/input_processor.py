@@ -68,6 +68,8 @@ class InputProcessor:
 
     def checking(self, request: GenerationRequest) -> Work[None]:
         """Raise ``InvalidRequestError`` for errors that can be found before tokenizing."""
+        if request.chat is not None:
+            self.text.chat.check_template(request.chat)
         yield from checks_of_request(request)
         self._check_settings(request)
         self._check_model(request)

@@ -74,7 +74,7 @@ class GatewaySettings(Section):
     )
     tls_key_file: Text | None = TLS_KEY_FILE
     tls_client_ca_file: Text | None = TLS_CLIENT_CA_FILE
-    max_body_bytes: Positive = Field(16 << 20, description="Most bytes of a request's body.")
+    max_body_bytes: Positive = Field(8 << 20, description="Most bytes of a request's body.")
     resume_timeout_s: Seconds = Field(
         30.0,
         description="How long a stream may wait, after its coordinator went away, until one takes it up again without a"

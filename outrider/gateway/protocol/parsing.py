@@ -6,23 +6,36 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from outrider.chat import MAX_DOCUMENTS, MAX_MESSAGES, MAX_TOOLS
 from outrider.cooperative import Work, run
 from outrider.errors import InvalidRequestError
 from outrider.gateway.protocol.chat import ChatCompletionRequest
 from outrider.gateway.protocol.fields import GenerationFields
-from outrider.gateway.protocol.long_prompts import parse_json
+from outrider.gateway.protocol.long_ids import Ids, parse_body_json
 from outrider.gateway.protocol.unsupported import refuse_unsupported
-from outrider.limits import ALLOWED_TOKEN_IDS, BAD_WORDS, LOGIT_BIAS, PROMPT_TOKENS, STOP_TEXTS, STOP_TOKEN_IDS
+from outrider.limits import (
+    ALLOWED_TOKEN_IDS,
+    BAD_WORDS,
+    DETOKENIZED_TOKENS,
+    LOGIT_BIAS,
+    PROMPT_TOKENS,
+    STOP_TEXTS,
+    STOP_TOKEN_IDS,
+)
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 _SHOWN_CHARACTERS = 80
 _LENGTHS = {
     "allowed_token_ids": ALLOWED_TOKEN_IDS,
     "bad_words": BAD_WORDS,
+    "documents": MAX_DOCUMENTS,
     "logit_bias": LOGIT_BIAS,
+    "messages": MAX_MESSAGES,
     "prompt": PROMPT_TOKENS,
     "stop": STOP_TEXTS,
     "stop_token_ids": STOP_TOKEN_IDS,
+    "tokens": DETOKENIZED_TOKENS,
+    "tools": MAX_TOOLS,
 }
 
 
@@ -32,29 +45,31 @@ def parse_body(kind: type[RequestT], body: bytes) -> RequestT:
 
 
 def parsing(kind: type[RequestT], body: bytes) -> Work[RequestT]:
-    """``parse_body`` with pauses in a long prompt of token ids."""
-    given, prompt_token_ids = yield from _object(body)
+    """``parse_body`` with pauses."""
+    given, long_ids = yield from _object(body)
     _check_lengths(given)
     try:
         request = kind.model_validate(given)
     except ValidationError as error:
         raise _as_request_error(error) from error
-    if prompt_token_ids is not None:
-        request = request.model_copy(update={"prompt": prompt_token_ids})
+    if long_ids:
+        request = request.model_copy(
+            update={field: ids for field, ids in long_ids.items() if field in kind.model_fields}
+        )
     if isinstance(request, GenerationFields):
         refuse_unsupported(given)
         _check(request, given)
     return request
 
 
-def _object(body: bytes) -> Work[tuple[dict[str, Any], tuple[int, ...] | None]]:
+def _object(body: bytes) -> Work[tuple[dict[str, Any], dict[str, Ids]]]:
     try:
-        given, prompt_token_ids = yield from parse_json(body)
+        given, long_ids = yield from parse_body_json(body)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError("body", f"must be JSON: {error}") from error
     if not isinstance(given, dict):
         raise InvalidRequestError("body", f"must be a JSON object, not {type(given).__name__}")
-    return given, prompt_token_ids
+    return given, long_ids
 
 
 def _check_lengths(given: dict[str, Any]) -> None:

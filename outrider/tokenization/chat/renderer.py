@@ -36,10 +36,14 @@ class ChatRenderer:
         """Names of the templates; empty for a model without templates."""
         return tuple(self._templates.sources)
 
+    def check_template(self, chat: ChatPrompt) -> None:
+        """Raise ``InvalidRequestError`` if the model has no template for a chat, which is not read."""
+        self._choose(chat)
+
     def render(self, chat: ChatPrompt) -> str:
         """Render the prompt, special tokens included; ``InvalidRequestError`` names what cannot be rendered."""
         check_chat(chat)
-        template = self._templates.choose(chat.chat_template, has_tools=chat.tools is not None)
+        template = self._choose(chat)
         messages = prepare_messages(chat.messages, template)
         final = _mark_final(messages, template) if chat.continue_final_message else ""
         text = self._render(template, chat, messages)
@@ -48,6 +52,9 @@ class ChatRenderer:
         PROMPT_CHARACTERS.check("messages", len(text))
         _check_encodable(text)
         return text
+
+    def _choose(self, chat: ChatPrompt) -> str:
+        return self._templates.choose(chat.chat_template, has_tools=chat.tools is not None)
 
     def _render(self, template: str, chat: ChatPrompt, messages: list[dict[str, Any]]) -> str:
         variables = {**self._templates.special_tokens, **_plain(chat.template_kwargs)}

@@ -6,9 +6,15 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from outrider.bounded_json import checks_of_json, parse_json
 from outrider.chat import ChatPrompt, check_chat
+from outrider.cooperative import Work, run
 from outrider.errors import InvalidRequestError
 from outrider.v1 import chat_pb2 as pb
+
+_SLICE_CHARACTERS = 1 << 16
+_ENTRY_CHARACTERS = 256
+"""An entry costs as much as so many characters, however short it is."""
 
 
 def chat_to_proto(chat: ChatPrompt) -> pb.Chat:
@@ -28,17 +34,26 @@ def chat_to_proto(chat: ChatPrompt) -> pb.Chat:
 
 
 def chat_from_proto(message: pb.Chat) -> ChatPrompt:
-    """A received conversation; ``InvalidRequestError`` for invalid JSON."""
+    """A received conversation; ``InvalidRequestError`` for invalid JSON, or more of it than is parsed."""
+    return run(chat_reading(message))
+
+
+def chat_reading(message: pb.Chat) -> Work[ChatPrompt]:
+    """``chat_from_proto`` with pauses."""
     continues = message.continue_final_message
     adds = message.add_generation_prompt if message.HasField("add_generation_prompt") else not continues
+    fields = [found.fields_json for found in message.messages]
+    texts = {"messages": fields, "tools": message.tools_json, "documents": message.documents_json}
+    for field, found in texts.items():
+        yield from checks_of_json(field, map(str.encode, found))
+    yield from checks_of_json("chat_template_kwargs", [message.template_kwargs_json.encode()])
+    rest = yield from _all_from_json("messages", fields)
+    tools = yield from _all_from_json("tools", message.tools_json)
+    documents = yield from _all_from_json("documents", message.documents_json)
     return ChatPrompt(
-        messages=tuple(_message_from_proto(index, found) for index, found in enumerate(message.messages)),
-        tools=_all_from_json("tools", message.tools_json) if message.has_tools or message.tools_json else None,
-        documents=(
-            _all_from_json("documents", message.documents_json)
-            if message.has_documents or message.documents_json
-            else None
-        ),
+        messages=tuple(map(_message_from_proto, message.messages, rest)),
+        tools=tools if message.has_tools or tools else None,
+        documents=documents if message.has_documents or documents else None,
         chat_template=message.chat_template,
         template_kwargs=_from_json("chat_template_kwargs", message.template_kwargs_json),
         add_generation_prompt=adds,
@@ -52,8 +67,7 @@ def _message_to_proto(message: Mapping[str, Any]) -> pb.ChatMessage:
     return pb.ChatMessage(role=message["role"], content=content, fields_json=_to_json(rest))
 
 
-def _message_from_proto(index: int, message: pb.ChatMessage) -> dict[str, Any]:
-    rest = _from_json(f"messages[{index}]", message.fields_json)
+def _message_from_proto(message: pb.ChatMessage, rest: Mapping[str, Any]) -> dict[str, Any]:
     content = {"content": message.content} if message.HasField("content") else {}
     return {"role": message.role, **content, **rest}
 
@@ -62,8 +76,15 @@ def _all_to_json(entries: Iterable[Mapping[str, Any]] | None) -> list[str]:
     return [json.dumps(_plain(entry), ensure_ascii=False) for entry in entries or ()]
 
 
-def _all_from_json(field: str, entries: Iterable[str]) -> tuple[dict[str, Any], ...]:
-    return tuple(_from_json(f"{field}[{index}]", entry) for index, entry in enumerate(entries))
+def _all_from_json(field: str, entries: Iterable[str]) -> Work[tuple[dict[str, Any], ...]]:
+    found, num_read = [], 0
+    for index, entry in enumerate(entries):
+        num_read += len(entry) + _ENTRY_CHARACTERS
+        if num_read > _SLICE_CHARACTERS:
+            num_read = 0
+            yield
+        found.append(_from_json(f"{field}[{index}]", entry))
+    return tuple(found)
 
 
 def _to_json(value: Mapping[str, Any]) -> str:
@@ -72,7 +93,7 @@ def _to_json(value: Mapping[str, Any]) -> str:
 
 def _from_json(field: str, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text or "{}")
+        found = parse_json(text or "{}")
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(field, f"must be a JSON object: {error}") from None
     if not isinstance(found, dict):

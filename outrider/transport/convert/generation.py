@@ -26,7 +26,7 @@ from outrider.generation import (
 )
 from outrider.limits import ANY_MODEL, ModelLimits
 from outrider.transport.convert.bounds import check_request_message
-from outrider.transport.convert.chat import chat_from_proto, chat_to_proto
+from outrider.transport.convert.chat import chat_reading, chat_to_proto
 from outrider.transport.convert.sampling import (
     emitted_from_proto,
     emitted_to_proto,
@@ -115,11 +115,12 @@ def request_reading(message: pb.GenerateRequest, model: ModelLimits = ANY_MODEL)
     sampling = yield from sampling_reading(message.sampling)
     resume = (yield from _read_resumption(message.resume)) if message.HasField("resume") else None
     prompt = message.WhichOneof("prompt")
+    chat = (yield from chat_reading(message.chat)) if prompt == "chat" else None
     adds_special = message.add_special_tokens if message.HasField("add_special_tokens") else None
     return GenerationRequest(
         prompt=message.prompt_text if prompt == "prompt_text" else None,
         prompt_token_ids=prompt_token_ids if prompt == "prompt_token_ids" else None,
-        chat=chat_from_proto(message.chat) if prompt == "chat" else None,
+        chat=chat,
         add_special_tokens=adds_special,
         skip_special_tokens=message.skip_special_tokens or not message.HasField("skip_special_tokens"),
         max_tokens=message.max_tokens if message.HasField("max_tokens") else TO_THE_END,
