@@ -1,0 +1,205 @@
+"""What holds for each proposer of the registry: pools that are too small, prompts in chunks, cached prefixes, links
+that break under sessions, draft lengths by request, and a target of two processes change no token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
+from outrider.config.fields import DraftMethod
+from outrider.generation import GenerationResult
+from outrider_coordinator.service import Coordinator
+from outrider_draft.proposers.registry import LOADERS
+from outrider_draft.service import DraftService
+from outrider_target.service import TargetService
+from tests.draft_service.test_state_heads import medusa, speculator
+from tests.end_to_end.faults import break_links
+from tests.end_to_end.waiting import DEADLINE_S, Reader, all_free
+from tests.support.dflash import build_dflash
+from tests.support.eagle3 import build_eagle3
+from tests.support.pair_heads import build_eagle, build_mimo
+from tests.support.stack import Stack, run_stack
+from tests.support.tiny_models import build_tiny_model
+
+pytestmark = pytest.mark.timeout(300)
+
+WRITE: dict[DraftMethod, Callable[[Path], object]] = {
+    DraftMethod.DRAFT_MODEL: lambda folder: build_tiny_model(folder, "qwen2", seed=2),
+    DraftMethod.DFLASH: build_dflash,
+    DraftMethod.EAGLE: build_eagle,
+    DraftMethod.EAGLE3: build_eagle3,
+    DraftMethod.MEDUSA: medusa,
+    DraftMethod.MLP_SPECULATOR: speculator,
+}
+"""The methods with a checkpoint of their own, and what writes a random one."""
+KEEPS_KV = {
+    DraftMethod.DRAFT_MODEL,
+    DraftMethod.DFLASH,
+    DraftMethod.EAGLE,
+    DraftMethod.EAGLE3,
+    DraftMethod.MTP,
+}
+METHODS = pytest.mark.parametrize("method", list(LOADERS))
+PAGE, CHUNK = 4, 16
+START = [(11 * i) % 250 for i in range(8)] * 3
+LENGTHS = (1, 2, 3, 5)
+"""Draft tokens that a request asks for at most."""
+FEW_IDS = {"allowed_token_ids": [5, 77, 140, 200]}
+"""With so few a random head is right now and then."""
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, **FEW_IDS},
+    {"temperature": 1.0, "acceptance_method": "coupled", **FEW_IDS},
+    {"temperature": 0.7, "acceptance_method": "coupled", "repetition_penalty": 1.2},
+]
+REQUESTS: list[dict[str, Any]] = [
+    {
+        "prompt_token_ids": [*START[: 24 - 5 * (number % 3)], number, *range(number)],
+        "seed": number,
+        "max_tokens": 24,
+        "ignore_eos": True,
+        "num_speculative_tokens": LENGTHS[number // 2 % 4],
+        **SAMPLING[number % 4],
+    }
+    for number in range(8)
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target, which has an MTP layer, and a checkpoint for each method that has one of its own."""
+    root = tmp_path_factory.mktemp("proposers")
+    build_mimo(root / "target")
+    for method, write in WRITE.items():
+        write(root / method)
+    return root
+
+
+@pytest.fixture(scope="module")
+def expected(folders: Path) -> list[tuple[int, ...]]:
+    """What the target says by itself."""
+
+    async def plain() -> list[GenerationResult]:
+        async with run_stack(folders / "target", None, wire=False) as stack:
+            return await all_of(stack)
+
+    return [result.token_ids for result in asyncio.run(plain())]
+
+
+def settings_of(method: DraftMethod, folders: Path, **more: Any) -> dict[str, Any]:
+    if method is DraftMethod.CUSTOM_CLASS:
+        return {"method": "custom_class", "proposer": "tests.draft_service.repeat_last:RepeatLast", **more}
+    found: dict[str, Any] = {"method": str(method), "num_threads": 1, **more}
+    if method in WRITE:
+        found["model"] = str(folders / method)
+    if method.is_head:
+        found["target_model"] = str(folders / "target")
+    return found
+
+
+@asynccontextmanager
+async def stack_of(
+    folders: Path, method: DraftMethod, *, target: dict[str, Any], draft: dict[str, Any]
+) -> AsyncIterator[Stack]:
+    of_draft = settings_of(method, folders, **(draft if method in KEEPS_KV else {}))
+    async with run_stack(
+        folders / "target", str(method), wire=False, draft_settings=of_draft, num_speculative_tokens=5,
+        draft_timeout_ms=60_000, target_settings={"page_size": PAGE, **target},
+    ) as stack:  # fmt: skip
+        yield stack
+
+
+async def all_of(stack: Stack) -> list[GenerationResult]:
+    return await asyncio.gather(*(stack.generate(**request) for request in REQUESTS))
+
+
+def reading(service: Any, name: str) -> float:
+    (found,) = [one.value for one in service.readings() if one.name == name]
+    return found  # type: ignore[no-any-return]
+
+
+def check_lengths(results: list[GenerationResult]) -> None:
+    """No step drafted more than its request asked for, and drafts were made."""
+    for request, result in zip(REQUESTS, results, strict=True):
+        stats = result.speculation
+        assert stats.num_draft_tokens <= request["num_speculative_tokens"] * stats.num_steps
+    assert sum(result.speculation.num_draft_tokens for result in results) > 0
+
+
+@METHODS
+async def test_small_pools_chunks_and_cached_prefixes(
+    folders: Path, expected: list[tuple[int, ...]], method: DraftMethod
+) -> None:
+    few = {"max_batched_tokens": CHUNK}
+    of_target, of_draft = {**few, "num_pages": 44}, {**few, "num_pages": 26, "page_size": PAGE}
+    async with stack_of(folders, method, target=of_target, draft=of_draft) as stack:
+        results = await all_of(stack)
+        assert [result.token_ids for result in results] == expected
+        check_lengths(results)
+        assert reading(stack.target, "outrider_sessions_preempted_total") > 0
+        assert reading(stack.target, "outrider_prefix_cache_hits_total") > 0
+        if method in KEEPS_KV:
+            assert reading(stack.draft, "outrider_sessions_preempted_total") > 0
+            assert reading(stack.draft, "outrider_prefix_cache_hits_total") > 0
+        assert stack.coordinator.stats().num_failed == 0
+        await all_free(stack)
+
+
+@METHODS
+async def test_links_that_break_and_sessions_that_are_rebuilt(
+    folders: Path, expected: list[tuple[int, ...]], method: DraftMethod
+) -> None:
+    async with stack_of(folders, method, target={}, draft={"page_size": PAGE}) as stack:
+        readers = [Reader(stack, **request) for request in REQUESTS]
+        await asyncio.gather(*(reader.read(6) for reader in readers))
+        break_links(stack.draft)
+        await asyncio.gather(*(reader.read(10) for reader in readers))
+        break_links(stack.target)
+        await asyncio.gather(*(reader.read(14) for reader in readers))
+        break_links(stack.draft)
+        results = [(await reader.finish()).result for reader in readers]
+        assert [reader.token_ids for reader in readers] == expected
+        check_lengths([result for result in results if result is not None])
+        stats = stack.coordinator.stats()
+        assert stats.num_failed == 0
+        assert min(stats.spec_stats.num_draft_rebuilds, stats.spec_stats.num_target_rebuilds) >= 4
+        await all_free(stack)
+
+
+async def test_a_target_of_two_processes(folders: Path, expected: list[tuple[int, ...]]) -> None:
+    """One target for all of them, one after the other."""
+    model = {"model": str(folders / "target"), "device": "cpu", "num_threads": 1, "tensor_parallel_size": 2}
+    target = TargetService.load(TargetSettings.model_validate({**model, "page_size": PAGE, "max_batched_tokens": 64}))
+    try:
+        for method in LOADERS:
+            results = await _over(target, settings_of(method, folders))
+            assert [result.token_ids for result in results] == expected, method
+            check_lengths(results)
+    finally:
+        await target.close()
+
+
+async def _over(target: TargetService, settings: dict[str, Any]) -> list[GenerationResult]:
+    draft = DraftService.load(DraftSettings.model_validate(settings))
+    fixed = {"draft_length": "fixed", "num_speculative_tokens": 5, "draft_timeout_ms": 60_000}
+    coordinator = Coordinator(target, draft, CoordinatorSettings.model_validate(fixed))
+    try:
+        await coordinator.start()
+        async with asyncio.timeout(DEADLINE_S):
+            return await all_of(Stack(target, draft, coordinator, None))
+    finally:
+        await coordinator.close()
+        await draft.close()
