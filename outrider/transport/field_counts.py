@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from outrider.cooperative import Work, run
 from outrider.errors import InvalidRequestError
 from outrider.limits import (
     ALLOWED_TOKEN_IDS,
@@ -53,6 +54,9 @@ _TEXTS = {
 _MOST_CHARACTER_BYTES = 4
 _CONTINUING = bytes(range(0x80, 0x100))
 _SLICE_BYTES = 1 << 16
+_FIELDS_OF_SLICE = 8192
+_NO_ITEMS = 16
+"""Fields of a link's message beside its commands or events."""
 _FEWEST_BYTES = 2
 """A field takes at least its tag and one byte."""
 MOST_VARINT_BYTES = 10
@@ -63,13 +67,25 @@ def check_num_fields(data: bytes, message: Any, most: Bound = REQUEST_FIELDS) ->
     """Raise ``InvalidRequestError`` naming the commonest field when the bytes of a ``message`` hold too many fields, or
     naming a field that holds too many ids or too long a text.
     """
-    if len(data) <= _FEWEST_BYTES * most.most:
-        return
-    counting = _Counting(data, most.most)
+    if may_have_more(data, most):
+        run(counting_fields(data, message, most))
+
+
+def may_have_more(data: bytes, most: Bound) -> bool:
+    """Whether so many bytes can hold more fields than that."""
+    return len(data) > _FEWEST_BYTES * most.most
+
+
+def counting_fields(data: bytes, message: Any, most: Bound, most_items: Bound | None = None) -> Work[None]:  # noqa: ANN401
+    """``check_num_fields`` with pauses. ``most_items``: of the message's own fields, without those in them."""
+    counting = _Counting(data, most.most, most.most if most_items is None else most_items.most + _NO_ITEMS)
     try:
-        counting.count(0, len(data), message)
+        yield from counting.count(message)
     except (IndexError, ValueError):  # cut inside a number, or no number at all: the parser says so
         return
+    if counting.num_items_left < 0 and most_items is not None:
+        name, count = counting.counts.most_common(1)[0]
+        raise InvalidRequestError(name, f"has {count} {most_items.unit} or more; at most {most_items.most}")
     if counting.num_left < 0:
         name, count = counting.counts.most_common(1)[0]
         bound = _BOUNDS.get(name, most)
@@ -77,42 +93,52 @@ def check_num_fields(data: bytes, message: Any, most: Bound = REQUEST_FIELDS) ->
 
 
 class _Counting:
-    def __init__(self, data: bytes, most: int) -> None:
+    def __init__(self, data: bytes, most: int, most_items: int) -> None:
         self.counts: Counter[str] = Counter()
         self.num_left = most
         """Fields that there may still be; negative: there are too many."""
+        self.num_items_left = most_items
         self._num_ids: Counter[str] = Counter()
         self._sequence = ""
         """The field whose ids a sequence of tokens holds."""
         self._data = data
 
-    def count(self, position: int, end: int, message: Any) -> None:  # noqa: ANN401 - descriptors have several types
-        """The fields of one message between two places, and of those in it."""
-        data, fields = self._data, message.fields_by_number
-        while position < end and self.num_left >= 0:
+    def count(self, message: Any) -> Work[None]:  # noqa: ANN401 - descriptors have several types
+        """The fields of a message, and of those in it."""
+        data, outer = self._data, list[tuple[int, Any]]()
+        position, end = 0, len(data)
+        while position < end and self.num_left >= 0 and self.num_items_left >= 0:
             tag, position = read_varint(data, position)
-            field = fields.get(tag >> 3)
+            field = message.fields_by_number.get(tag >> 3)
             self.counts["request" if field is None else field.name] += 1
             self.num_left -= 1
+            self.num_items_left -= not outer
+            if self.num_left % _FIELDS_OF_SLICE == 0:
+                yield
             kind = tag & 7
             if kind == _LENGTH:
                 length, position = read_varint(data, position)
-                if length and field is not None:
-                    self._check_content(position, min(position + length, end), field, message)
-                    if field.message_type is not None:
-                        self.count(position, min(position + length, end), field.message_type)
-                position += length
+                after = position + length
+                inner = self._check_content(position, min(after, end), field, message) if length and field else None
+                if inner is not None:
+                    outer.append((end, message))
+                    end, message = min(after, end), inner
+                else:
+                    position = after
             elif kind == _VARINT:
                 _, position = read_varint(data, position)
             elif kind in (_FIXED_32, _FIXED_64):
                 position += 4 if kind == _FIXED_32 else 8
             elif kind not in (_GROUP, _GROUP_END):  # what a group holds is counted as if it stood here
                 return
+            while position >= end and outer:
+                end, message = outer.pop()
 
-    def _check_content(self, position: int, end: int, field: Any, message: Any) -> None:  # noqa: ANN401
+    def _check_content(self, position: int, end: int, field: Any, message: Any) -> Any:  # noqa: ANN401
+        """The type of a field that holds fields; None for others."""
         if field.message_type is not None:
             self._sequence = field.full_name
-            return
+            return field.message_type
         if found := _TEXTS.get(field.full_name):
             name, bound = found
             if end - position > _MOST_CHARACTER_BYTES * bound.most:
@@ -124,6 +150,7 @@ class _Counting:
                 for begin in range(position, end, _SLICE_BYTES)
             )
             bound.check(name, self._num_ids[name])
+        return None
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:

@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -15,12 +14,12 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from outrider.errors import InvalidRequestError, OutriderError
-from outrider.limits import LINK_FIELDS, NAME_MESSAGE
+from outrider.limits import NAME_MESSAGE
 from outrider.telemetry.logs import RateLimit
 from outrider.transport.field_counts import check_num_fields
 from outrider.transport.link.counts import LinkCounts
 from outrider.transport.long_requests import long_or_parsed
-from outrider.transport.malformed import tolerant, well_formed
+from outrider.transport.malformed import tolerant, tolerant_of_link, well_formed
 from outrider.transport.security.tokens import OWN_METHODS
 from outrider.transport.status import to_status
 from outrider.v1 import generation_pb2, link_pb2
@@ -63,9 +62,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        check = _check_of(method)
-        deserializer = _DESERIALIZERS.get(method, handler.request_deserializer)
-        handler = handler._replace(request_deserializer=tolerant(deserializer, check))
+        handler = handler._replace(request_deserializer=_deserializer(method, handler.request_deserializer))
         for shape in ("unary_unary", "stream_unary"):
             if (behaviour := getattr(handler, shape)) is not None:
                 return handler._replace(**{shape: self._guard_unary(behaviour, method)})
@@ -144,18 +141,20 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 _DESERIALIZERS = dict.fromkeys((f"{_PUBLIC}Generate", f"{_PUBLIC}StreamGenerate"), long_or_parsed)
-_LINK_CHECKS = {
-    f"/{link_pb2.DESCRIPTOR.services_by_name[service].full_name}{_LINKS}": partial(
-        check_num_fields, message=commands.DESCRIPTOR, most=LINK_FIELDS
-    )
+_LINK_MESSAGES = {
+    f"/{link_pb2.DESCRIPTOR.services_by_name[service].full_name}{_LINKS}": commands.DESCRIPTOR
     for service, commands in (("DraftService", link_pb2.DraftCommands), ("TargetService", link_pb2.TargetCommands))
 }
 
 
-def _check_of(method: str) -> Callable[[bytes], None] | None:
+def _deserializer(method: str, deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if deserialize is None:
+        return None
     if method.startswith(_PUBLIC):
-        return _check_fields
-    return _LINK_CHECKS.get(method) if method.startswith(OWN_METHODS) else _check_size
+        return tolerant(_DESERIALIZERS.get(method, deserialize), _check_fields)
+    if method in _LINK_MESSAGES:
+        return tolerant_of_link(deserialize, _LINK_MESSAGES[method])
+    return tolerant(deserialize, None if method.startswith(OWN_METHODS) else _check_size)
 
 
 def _check_fields(data: bytes) -> None:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from outrider.cooperative import Work, run_in_slices
 from outrider.errors import InvalidRequestError
+from outrider.limits import LINK_FIELDS, LINK_ITEMS
+from outrider.transport.field_counts import counting_fields, may_have_more
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +26,37 @@ class Malformed:
     error: InvalidRequestError
 
 
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """Marker of a message whose fields take long to count."""
+
+    data: bytes
+    deserialize: Callable[[bytes], Any]
+    checking: Callable[[bytes], Work[None]]
+
+    async def read(self) -> Any:  # noqa: ANN401 - generated messages share no base
+        """Return the message, or ``Malformed``; other tasks run while it is checked."""
+        try:
+            await run_in_slices(self.checking(self.data))
+        except InvalidRequestError as error:
+            return Malformed(error)
+        return tolerant(self.deserialize)(self.data)
+
+
+async def checked(message: Any) -> Any:  # noqa: ANN401
+    """A message or its ``Malformed``; one that is ``Unchecked`` is checked and parsed."""
+    return await message.read() if isinstance(message, Unchecked) else message
+
+
 def malformed(data: bytes) -> InvalidRequestError:
     """The error of bytes that cannot be parsed."""
     return InvalidRequestError("request", f"its {len(data)} bytes are no message of this method's type")
 
 
 def tolerant(
-    deserialize: Callable[[bytes], Any] | None, check: Callable[[bytes], None] | None = None
-) -> Callable[[bytes], Any] | None:
+    deserialize: Callable[[bytes], Any], check: Callable[[bytes], None] | None = None
+) -> Callable[[bytes], Any]:
     """The deserializer, returning ``Malformed`` for bytes that it cannot parse, or for which ``check`` raises."""
-    if deserialize is None:
-        return None
 
     def parse(data: bytes) -> Any:  # noqa: ANN401 - generated messages share no base
         try:
@@ -47,6 +71,17 @@ def tolerant(
     return parse
 
 
+def tolerant_of_link(deserialize: Callable[[bytes], Any], message: Any) -> Callable[[bytes], Any]:  # noqa: ANN401
+    """The deserializer of a link's messages, of which it returns large ones as ``Unchecked``."""
+    checking = partial(counting_fields, message=message, most=LINK_FIELDS, most_items=LINK_ITEMS)
+    parse = tolerant(deserialize)
+
+    def parse_or_mark(data: bytes) -> Any:  # noqa: ANN401
+        return Unchecked(data, deserialize, checking) if may_have_more(data, LINK_FIELDS) else parse(data)
+
+    return parse_or_mark
+
+
 def well_formed(request: Any) -> Any:  # noqa: ANN401
     """A message, or a stream of messages, that raises ``InvalidRequestError`` for ``Malformed``."""
     if isinstance(request, Malformed):
@@ -55,7 +90,8 @@ def well_formed(request: Any) -> Any:  # noqa: ANN401
 
 
 async def _well_formed_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
+    async for received in requests:
+        request = await checked(received)
         if isinstance(request, Malformed):
             raise request.error
         yield request

@@ -14,21 +14,19 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from outrider.errors import LoadingError, TlsError, UnavailableError
-from outrider.limits import LINK_FIELDS
 from outrider.ports import DraftCommand, DraftEvent, DraftLink, TargetCommand, TargetEvent, TargetLink
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, open_channel
 from outrider.transport.convert.columns import CAPABILITY as COLUMNS
 from outrider.transport.convert.commands import draft_commands_to_proto, target_commands_to_proto
 from outrider.transport.convert.describing import description_from_proto
 from outrider.transport.convert.events import draft_events_from_proto, target_events_from_proto
-from outrider.transport.field_counts import check_num_fields
 from outrider.transport.link.heartbeats import CAPABILITY as HEARTBEATS
 from outrider.transport.link.heartbeats import (
     DEFAULT_LINK_TIMEOUT_S,
     MIN_INTERVALS,
 )
 from outrider.transport.link.remote_link import RemoteLink
-from outrider.transport.malformed import tolerant
+from outrider.transport.malformed import tolerant_of_link
 from outrider.transport.planes import CAPABILITY
 from outrider.transport.security import OPEN_CLIENT, ClientSecurity
 from outrider.transport.security.explaining import explain
@@ -156,9 +154,7 @@ def _attach(channel: grpc.aio.Channel, service: str, commands: Any, events: Any)
     return channel.stream_stream(
         f"/{pb.DESCRIPTOR.services_by_name[service].full_name}/Attach",
         request_serializer=commands.SerializeToString,
-        response_deserializer=tolerant(
-            events.FromString, partial(check_num_fields, message=events.DESCRIPTOR, most=LINK_FIELDS)
-        ),
+        response_deserializer=tolerant_of_link(events.FromString, events.DESCRIPTOR),
     )
 
 

@@ -20,7 +20,7 @@ from outrider.transport.convert.arrays import Fetch, fetch_nothing
 from outrider.transport.link.heartbeats import DEFAULT_LINK_TIMEOUT_S, HEARTBEAT_INTERVAL_S, SilenceWatch
 from outrider.transport.link.outbox import Outbox
 from outrider.transport.link.splitting import split_commands
-from outrider.transport.malformed import Malformed
+from outrider.transport.malformed import Malformed, checked
 from outrider.transport.planes.reader import SharedReader
 from outrider.transport.status import translating_errors
 from outrider.v1 import link_pb2 as pb
@@ -92,8 +92,9 @@ class RemoteLink(Generic[CommandT, EventT]):
         self._watch_if_expected()
         try:
             with translating_errors(self._address):
-                async for message in self._call:
+                async for received in self._call:
                     self._watch.heard()
+                    message = await checked(received)
                     if isinstance(message, Malformed):
                         raise ProtocolError(f"{self._address} broke the contract of the link: {message.error}")
                     if message.HasField("heartbeat"):
