@@ -86,6 +86,8 @@ class Started:
     """The target's name."""
     num_emitted_tokens: int
     """How many tokens the call goes on from."""
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
+    """Sampling parameters that the request left to the server, and the values in use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Protocol
+from typing import Any, Protocol
 
 from outrider.errors import ProtocolError
 from outrider.generation import (
@@ -104,12 +104,14 @@ class ResumableGeneration:
         if started.prompt_token_ids is not None:
             request = replace(request, prompt=None, chat=None, prompt_token_ids=started.prompt_token_ids)
         # The model's length may have reduced max_tokens below min_tokens.
-        min_tokens = min(request.sampling.min_tokens, started.max_tokens)
+        changes: dict[str, Any] = {**started.sampling}
+        changes["min_tokens"] = min(request.sampling.min_tokens, started.max_tokens)
         return replace(
             request,
             seed=started.seed,
             max_tokens=started.max_tokens,
-            sampling=replace(request.sampling, min_tokens=min_tokens),
+            sampling=replace(request.sampling, **changes),
+            defaulted=request.defaulted - started.sampling.keys(),
             acceptance_method=started.acceptance_method,
             request_id=started.request_id,
             resume=Resumption(tuple(self._token_ids), started.model),

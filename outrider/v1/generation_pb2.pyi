@@ -169,7 +169,7 @@ class GenerationResult(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop_token_id: _Optional[int] = ..., matched_stop_text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.PositionLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_sampling_pb2.PositionLogprobs, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., has_logprobs: bool = ..., has_prompt_logprobs: bool = ..., trace_id: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("seed", "prompt_token_ids", "max_tokens", "acceptance_method", "request_id", "model", "num_emitted_tokens")
+    __slots__ = ("seed", "prompt_token_ids", "max_tokens", "acceptance_method", "request_id", "model", "num_emitted_tokens", "sampling")
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +177,7 @@ class Started(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
     seed: int
     prompt_token_ids: _sampling_pb2.TokenSequence
     max_tokens: int
@@ -184,7 +185,8 @@ class Started(_message.Message):
     request_id: str
     model: str
     num_emitted_tokens: int
-    def __init__(self, seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Union[_sampling_pb2.TokenSequence, _Mapping]] = ..., max_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., num_emitted_tokens: _Optional[int] = ...) -> None: ...
+    sampling: _sampling_pb2.SamplingParams
+    def __init__(self, seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Union[_sampling_pb2.TokenSequence, _Mapping]] = ..., max_tokens: _Optional[int] = ..., acceptance_method: _Optional[_Union[_sampling_pb2.AcceptanceMethod, str]] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., num_emitted_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("speculation", "timing")

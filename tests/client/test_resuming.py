@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ from outrider.generation import (
     Started,
 )
 from outrider.requests import check_request
+from outrider.transport.convert.generation import started_from_proto, started_to_proto
 from outrider.types import AcceptanceMethod, SamplingParams
 from tests.client.conftest import Service
 
@@ -269,6 +271,27 @@ def test_min_tokens_stay_within_max_tokens_that_the_models_length_trimmed() -> N
     request = generation.next_request()
     assert (request.max_tokens, request.sampling.min_tokens) == (20, 20)
     check_request(request)
+
+
+def test_parameters_that_were_left_to_the_first_server_are_pinned() -> None:
+    given = SamplingParams(top_p=0.5, frequency_penalty=0.25)
+    generation = ResumableGeneration(
+        GenerationRequest(prompt="x", sampling=given, defaulted=frozenset(DEFAULTABLE) - {"top_p"})
+    )
+    generation.next_request()
+    in_use = {"temperature": 0.7, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.25}
+    started = Started(3, (1,), 20, AcceptanceMethod.COUPLED, "r", "m", 0, in_use)
+    generation.take(Delta("", (), started=started_from_proto(started_to_proto(started).started)))
+    request = generation.next_request()
+    assert request.sampling == replace(given, temperature=0.7, top_k=20, repetition_penalty=1.25)
+    assert not request.defaulted, "another server would take its own"
+
+
+def test_parameters_of_a_server_that_does_not_tell_them_are_left_to_the_next() -> None:
+    generation = ResumableGeneration(GenerationRequest(prompt="x", defaulted=frozenset(DEFAULTABLE)))
+    generation.next_request()
+    generation.take(Delta("", (), started=Started(3, (1,), 20, AcceptanceMethod.COUPLED, "r", "m", 0)))
+    assert generation.next_request().defaulted == frozenset(DEFAULTABLE)
 
 
 def test_statistics_of_no_proposals_add_up_to_none() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from outrider.client.requests import build_request
+from outrider.client.resuming import ResumableGeneration
 from outrider.errors import InvalidRequestError
 from outrider.tokenization import ModelText
 from tests.support.stack import Stack, run_stack
@@ -73,6 +77,33 @@ async def test_special_tokens_are_shown_where_they_are_asked_for(stack: Stack, f
     options = {"prompt": "Hello", "allowed_token_ids": [end_id], "max_tokens": 3, "ignore_eos": True}
     assert (await stack.generate(**options)).text == ""
     assert (await stack.generate(**options, skip_special_tokens=False)).text == 3 * EOS_TOKEN
+
+
+async def test_a_stream_resumes_with_the_defaults_that_it_began_with(folder: Path) -> None:
+    path = folder / "generation_config.json"
+    own = {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "min_p": 0.01, "repetition_penalty": 1.6}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **own}))
+    options: Any = {"prompt": "Hello", "max_tokens": 24, "seed": 5, "acceptance_method": "coupled", "ignore_eos": True}
+    generation = ResumableGeneration(build_request(options)[0])
+    async with run_stack(folder, wire=True) as first:
+        assert first.client is not None
+        expected = await first.client.generate(**options)
+        async with contextlib.aclosing(first.coordinator.generate_stream(generation.next_request())) as deltas:
+            num_tokens = 0
+            async for delta in deltas:
+                given = generation.take(delta)
+                num_tokens += 0 if given is None else len(given.token_ids)
+                if num_tokens >= 6:
+                    break
+    async with run_stack(folder, wire=True, generation_config="none") as other:
+        assert other.client is not None
+        assert (await other.client.generate(**options)).token_ids != expected.token_ids
+        results = [
+            given.result
+            async for delta in other.coordinator.generate_stream(generation.next_request())
+            if (given := generation.take(delta)) is not None and given.result is not None
+        ]
+    assert [result.token_ids for result in results] == [expected.token_ids]
 
 
 async def test_sampling_defaults_are_the_models_own(stack: Stack) -> None:

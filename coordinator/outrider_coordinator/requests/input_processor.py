@@ -13,7 +13,7 @@ from outrider.config import CoordinatorSettings
 from outrider.config.fields import GenerationConfig, RejectionSampleMethod
 from outrider.cooperative import Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError
-from outrider.generation import TO_THE_END, GenerationRequest, Started
+from outrider.generation import DEFAULTABLE, TO_THE_END, GenerationRequest, Started
 from outrider.limits import BAD_WORDS_TOKENS, ModelLimits
 from outrider.requests import checks_against_model, checks_of_request
 from outrider.tokenization import ModelText, TextTokenizer
@@ -207,4 +207,5 @@ def started(request: GenerationRequest, engine_request: EngineRequest) -> Starte
         request_id=engine_request.request_id,
         model=engine_request.model_name,
         num_emitted_tokens=len(engine_request.emitted_token_ids),
+        sampling={name: getattr(engine_request.sampling, name) for name in DEFAULTABLE if name in request.defaulted},
     )

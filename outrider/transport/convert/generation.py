@@ -299,6 +299,7 @@ def started_to_proto(started: Started) -> pb.StreamGenerateResponse:
         request_id=started.request_id,
         model=started.model,
         num_emitted_tokens=started.num_emitted_tokens,
+        sampling=sampling_pb2.SamplingParams(**dict(started.sampling)),  # type: ignore[arg-type] # numbers of any field
     )
     if started.prompt_token_ids is not None:
         message.prompt_token_ids.token_ids.extend(started.prompt_token_ids)
@@ -320,6 +321,7 @@ def started_from_proto(message: pb.Started) -> Started:
         request_id=message.request_id,
         model=message.model,
         num_emitted_tokens=message.num_emitted_tokens,
+        sampling={name: getattr(message.sampling, name) for name in DEFAULTABLE if message.sampling.HasField(name)},
     )
 
 
