@@ -6,11 +6,11 @@
     measure   held-out bits per byte, completions that parse, acceptance
     ship      put the pair and its model card where the package carries them
 
-An EAGLE-3 head for the pair that is shipped needs `corpus --shipped-tokenizer` and then
+A head for the shipped pair (an EAGLE-3 head, a DFlash block drafter) needs `corpus --shipped-tokenizer` and then
 
-    eagle3          sample text from the target, train the head on the target's states and distributions
-    measure-eagle3  acceptance, beside the shipped draft's
-    ship-eagle3     put the head beside the pair, and its section into the model card
+    eagle3, dflash                  sample text from the target, train the head on its states and distributions
+    measure-eagle3, measure-dflash  acceptance, beside the shipped draft's
+    ship-eagle3, ship-dflash        put the head beside the pair, and its section into the model card
 
 Every stage reads and writes `--work` (ignored by git). It runs on a CPU or, for a good pair, on an accelerator;
 `--steps` shortens a run, to try out the whole path.
@@ -29,11 +29,12 @@ import torch
 import typer
 from demo_pair import corpus, measuring, publish
 from demo_pair.card import add_head_to_card, write_card
-from demo_pair.eagle3 import HEAD_SHAPE, Eagle3
-from demo_pair.eagle3_training import HeadDraft, train_head
+from demo_pair.eagle3_training import train_head
+from demo_pair.heads import HEADS
 from demo_pair.job import Job
+from demo_pair.measuring import Draft
 from demo_pair.model import DRAFT_SHAPES, TARGET_SHAPE, Llama
-from demo_pair.recipes import DRAFT, HEAD, HEAD_SAMPLED_SHARE, HEAD_TEXT, SHIPPED_DRAFT, TARGET
+from demo_pair.recipes import DRAFT, HEAD_SAMPLED_SHARE, HEAD_TEXT, SHIPPED_DRAFT, TARGET
 from demo_pair.training import Recipe, prepare
 from tokenizers import Tokenizer
 
@@ -110,27 +111,74 @@ def ship(work: Work = WORK, pair: Path = PAIR, draft: str = SHIPPED_DRAFT) -> No
     write_card(work, pair, draft)
 
 
+MaxSeconds = Annotated[float | None, typer.Option(help="End training by then.")]
+Sampled = Annotated[float, typer.Option(help="Share of the recipe's rows of sampled text.")]
+
+
 @app.command("eagle3")
 def make_eagle3(
     work: Work = WORK,
     device: Device = DEFAULT_DEVICE,
     steps: Steps = None,
     *,
-    max_seconds: Annotated[float | None, typer.Option(help="End training by then.")] = None,
-    sampled: Annotated[float, typer.Option(help="Share of the recipe's rows of sampled text.")] = 1.0,
+    max_seconds: MaxSeconds = None,
+    sampled: Sampled = 1.0,
 ) -> None:
     """Train an EAGLE-3 head for the shipped target."""
-    job = Job(work, device)
+    _make_head("eagle3", work, device, steps, max_seconds=max_seconds, sampled=sampled)
+
+
+@app.command("measure-eagle3")
+def measure_eagle3(work: Work = WORK, device: Device = DEFAULT_DEVICE) -> None:
+    """Acceptance of the head and of the shipped draft, after the same prompts."""
+    _measure_head("eagle3", work, device)
+
+
+@app.command("ship-eagle3")
+def ship_eagle3(work: Work = WORK, pair: Path = PAIR) -> None:
+    """Put the head beside the pair that is shipped, and its section into the model card."""
+    _ship_head("eagle3", work, pair)
+
+
+@app.command("dflash")
+def make_dflash(
+    work: Work = WORK,
+    device: Device = DEFAULT_DEVICE,
+    steps: Steps = None,
+    *,
+    max_seconds: MaxSeconds = None,
+    sampled: Sampled = 1.0,
+) -> None:
+    """Train a DFlash block drafter for the shipped target."""
+    _make_head("dflash", work, device, steps, max_seconds=max_seconds, sampled=sampled)
+
+
+@app.command("measure-dflash")
+def measure_dflash(work: Work = WORK, device: Device = DEFAULT_DEVICE) -> None:
+    """Acceptance of the block drafter and of the shipped draft, after the same prompts."""
+    _measure_head("dflash", work, device)
+
+
+@app.command("ship-dflash")
+def ship_dflash(work: Work = WORK, pair: Path = PAIR) -> None:
+    """Put the block drafter beside the pair that is shipped, and its section into the model card."""
+    _ship_head("dflash", work, pair)
+
+
+def _make_head(
+    method: str, work: Path, device: str, steps: int | None, *, max_seconds: float | None, sampled: float
+) -> None:
+    job, kind = Job(work, device), HEADS[method]
     target = prepare(publish.load(PAIR / "target"), job.device)
     began = time.monotonic()
     texts = [replace(text, rows=max(4, int(text.rows * sampled))) for text in HEAD_TEXT]
     data = job.draft_rows(target, texts, HEAD_SAMPLED_SHARE)
     seconds = time.monotonic() - began
-    head = Eagle3(HEAD_SHAPE, target).to(job.device)
-    recipe = replace(HEAD if steps is None else replace(HEAD, steps=steps), max_seconds=max_seconds)
-    history = train_head(head, recipe, data)
-    publish.publish_head(head, work / "eagle3")
-    _report(work, "eagle3", asdict(history) | {
+    head = kind.make(target).to(job.device)
+    recipe = replace(kind.recipe if steps is None else replace(kind.recipe, steps=steps), max_seconds=max_seconds)
+    history = train_head(head, recipe, data, kind.trainer)
+    kind.publish(head, work / method)
+    _report(work, method, asdict(history) | {
         "sampling_seconds": seconds,
         "num_tokens": job.num_written,
         "sampled_share": HEAD_SAMPLED_SHARE,
@@ -138,24 +186,20 @@ def make_eagle3(
     })  # fmt: skip
 
 
-@app.command("measure-eagle3")
-def measure_eagle3(work: Work = WORK, device: Device = DEFAULT_DEVICE) -> None:
-    """Acceptance of the head and of the shipped draft, after the same prompts."""
+def _measure_head(method: str, work: Path, device: str) -> None:
     job = Job(work, device)
     target = publish.load(PAIR / "target").to(job.device)
-    drafts: dict[str, Llama | HeadDraft] = {
-        "eagle3": HeadDraft(publish.load_head(work / "eagle3", target)),
+    drafts: dict[str, Llama | Draft] = {
+        method: HEADS[method].load_draft(work / method, target),
         "draft": publish.load(PAIR / "draft").to(job.device),
     }
-    _report(work, "measure-eagle3", {name: job.acceptance(target, draft) for name, draft in drafts.items()})
+    _report(work, f"measure-{method}", {name: job.acceptance(target, draft) for name, draft in drafts.items()})
 
 
-@app.command("ship-eagle3")
-def ship_eagle3(work: Work = WORK, pair: Path = PAIR) -> None:
-    """Put the head beside the pair that is shipped, and its section into the model card."""
-    shutil.rmtree(pair / "eagle3", ignore_errors=True)
-    shutil.copytree(work / "eagle3", pair / "eagle3", copy_function=shutil.copyfile)
-    add_head_to_card(work, pair)
+def _ship_head(method: str, work: Path, pair: Path) -> None:
+    shutil.rmtree(pair / method, ignore_errors=True)
+    shutil.copytree(work / method, pair / method, copy_function=shutil.copyfile)
+    add_head_to_card(work, pair, method)
 
 
 def _shortened(recipe: Recipe, steps: int | None) -> Recipe:

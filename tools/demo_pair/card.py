@@ -17,7 +17,7 @@ from demo_pair.recipes import DRAFT_TEXT, SAMPLED_SHARE, TESTS_SHARE
 from demo_pair.training import OVERLAP_TEMPERATURES
 
 EXCERPT_LINES = 14
-_HEAD_TITLE = "EAGLE-3 head"
+_HEAD_TITLES = {"eagle3": "EAGLE-3 head", "dflash": "DFlash block drafter"}
 MEASURED_DRAFT = "measure-draft-"
 
 Report = dict[str, Any]
@@ -38,45 +38,63 @@ def write_card(work: Path, pair: Path, shipped: str) -> None:
     (pair / "MODEL_CARD.md").write_text("\n\n".join(sections) + "\n")
 
 
-def add_head_to_card(work: Path, pair: Path) -> None:
-    """Write the head's section into the card of a pair, in the place of an earlier one, and the sizes anew."""
-    made, measured = (json.loads((work / f"{name}.json").read_text()) for name in ("eagle3", "measure-eagle3"))
+def add_head_to_card(work: Path, pair: Path, method: str) -> None:
+    """Write a head's section into the card of a pair, in the place of an earlier one, and the sizes anew."""
+    made, measured = (json.loads((work / f"{name}.json").read_text()) for name in (method, f"measure-{method}"))
     corpus = json.loads((work / "corpus.json").read_text())
     path = pair / "MODEL_CARD.md"
     titled = path.read_text().split("\n## ")
     sections = {part.splitlines()[0]: part.rstrip("\n") for part in titled[1:]}
     sections["Sizes"] = _sizes(pair).removeprefix("## ")
-    head = {_HEAD_TITLE: _head_section(pair, made, measured, corpus).removeprefix("## ")}
-    others = {title: text for title, text in sections.items() if title not in (_HEAD_TITLE, "Examples")}
+    title = _HEAD_TITLES[method]
+    head = {title: f"{title}\n{_head_section(pair, method, made, measured, corpus)}"}
+    others = {name: text for name, text in sections.items() if name not in (title, "Examples")}
     ordered = {**others, **head, "Examples": sections["Examples"]}
     path.write_text("\n## ".join([titled[0], *(text + "\n" for text in ordered.values())]))
 
 
-def _head_section(pair: Path, made: Report, measured: Report, corpus: Report) -> str:
-    config = json.loads((pair / "eagle3" / "config.json").read_text())
-    layers = _listed(config["eagle_aux_hidden_state_layer_ids"])
+def _head_section(pair: Path, method: str, made: Report, measured: Report, corpus: Report) -> str:
+    config = json.loads((pair / method / "config.json").read_text())
+    described, loss = (_of_block if method == "dflash" else _of_eagle3)(config)
     rows = [
         (
             label,
             *(f"{item['acceptance']:.3f} ({item['mean_acceptance_length']:.2f})" for item in measured[key].values()),
         )
-        for label, key in (("EAGLE-3 head", "eagle3"), ("draft model", "draft"))
+        for label, key in ((_HEAD_TITLES[method], method), ("draft model", "draft"))
     ]
     recipe = made["recipe"]
-    return f"""## {_HEAD_TITLE}
-One decoder layer over the target's states after layers {layers} ({config["num_attention_heads"]} heads of
-{config["head_dim"]}, feed-forward {config["intermediate_size"]}), and a last product of its own; the embedding is the
-target's, and not stored. `outrider demo --method eagle3` drafts with it.
+    return f"""{described} ({config["num_attention_heads"]} heads of
+{config["head_dim"]}, feed-forward {config["intermediate_size"]}); embedding and last product are the target's, and not
+stored. `outrider demo --method {method}` drafts with it.
 
-Trained by `tools/train_demo_pair.py eagle3` in {made["seconds"]:.0f} s on {made["device"]}:
+Trained by `tools/train_demo_pair.py {method}` in {made["seconds"]:.0f} s on {made["device"]}:
 {recipe["steps"]:,} steps of {recipe["rows"]} x {recipe["length"]} tokens, {made["sampled_share"]:.0%} of the rows from
 {made["num_tokens"] / 1e6:.1f} million tokens that the target wrote ({made["sampling_seconds"]:.0f} s to write), the
 others from {made["corpus_tokens"] / 1e6:.2f} million of the Python {corpus["python"]} standard library. The loss is the
-draft's, over {NUM_STEPS} steps of the training-time test of the paper.
+draft's, {loss}.
 
 Acceptance and mean acceptance length as above, after the same prompts:
 
 {_table(("draft", "T = 0", "T = 0.7", "T = 1"), rows)}"""
+
+
+def _of_eagle3(config: Report) -> tuple[str, str]:
+    """What it is, and what its loss is over."""
+    layers = _listed(config["eagle_aux_hidden_state_layer_ids"])
+    return (
+        f"One decoder layer over the target's states after layers {layers}",
+        f"over {NUM_STEPS} steps of the training-time test of the paper",
+    )
+
+
+def _of_block(config: Report) -> tuple[str, str]:
+    layers = _listed(layer + 1 for layer in config["dflash_config"]["target_layer_ids"])
+    return (
+        f"{config['num_hidden_layers']} decoder layers over the target's states after layers {layers}, which draft up"
+        f" to {config['block_size'] - 1} tokens in one forward",
+        "over the tokens of random blocks of all lengths",
+    )
 
 
 def _introduction(pair: Path) -> str:
@@ -114,7 +132,7 @@ def _sizes(pair: Path) -> str:
     total = ("all", sum(size for _, size in sizes))
     table = _table(("file", "bytes"), [*((f"`{name}`", size) for name, size in sizes), total])
     counts = ", ".join(
-        f"{name} {parameters(pair / name):,}" for name in ("target", "draft", "eagle3") if (pair / name).is_dir()
+        f"{name} {parameters(pair / name):,}" for name in ("target", "draft", *_HEAD_TITLES) if (pair / name).is_dir()
     )
     return f"""## Sizes
 Parameters: {counts}, in bfloat16.

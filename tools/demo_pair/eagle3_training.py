@@ -5,10 +5,12 @@ Owns the loss over the steps of the training-time test. Refuses to know where ro
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from demo_pair.eagle3 import Eagle3, Steps, read_target
 from demo_pair.optimizer import Optimizer
@@ -35,9 +37,17 @@ class HeadRecipe:
     decay_share: float = 0.6
     overlap_weight: float = 3.0
     step_decay: float = 0.9
-    """Weight of each step of the training-time test over that of the step before."""
+    """Weight of each draft token over that of the one before."""
     max_seconds: float | None = None
     """The learning rate falls to nothing by then, however many steps that are."""
+
+
+def optimizer_of(head: nn.Module, recipe: HeadRecipe) -> Optimizer:
+    """What updates a head."""
+    return Optimizer(
+        head, steps=recipe.steps, matrix_rate=recipe.matrix_rate, other_rate=recipe.other_rate,
+        weight_decay=recipe.weight_decay, decay_share=recipe.decay_share,
+    )  # fmt: skip
 
 
 class HeadTrainer:
@@ -50,10 +60,7 @@ class HeadTrainer:
         if self._device.type == "cuda":
             self._losses = torch.compile(teacher_losses)
             head.midlayer.compile()
-        self._optimizer = Optimizer(
-            head, steps=recipe.steps, matrix_rate=recipe.matrix_rate, other_rate=recipe.other_rate,
-            weight_decay=recipe.weight_decay, decay_share=recipe.decay_share,
-        )  # fmt: skip
+        self._optimizer = optimizer_of(head, recipe)
 
     def learn(self, step: int, ids: Tensor) -> Tensor:
         """One step on rows [B, T] at the learning rate of ``step``; the loss comes back, not yet fetched."""
@@ -71,9 +78,14 @@ class HeadTrainer:
         return loss.detach()
 
 
-def train_head(head: Eagle3, recipe: HeadRecipe, data: Mixture) -> History:
+def train_head(
+    head: Any,  # noqa: ANN401 - a module with its target
+    recipe: HeadRecipe,
+    data: Mixture,
+    make_trainer: Callable[[Any, HeadRecipe], Any] = HeadTrainer,
+) -> History:
     """Train on the target's distributions; the head is left in evaluation mode."""
-    trainer, began = HeadTrainer(head, recipe), time.monotonic()
+    trainer, began = make_trainer(head, recipe), time.monotonic()
     device = next(head.parameters()).device
     history = History(asdict(recipe), device_name(device))
     done, step, noted = 0.0, 0, 0

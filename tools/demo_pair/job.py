@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 
 from demo_pair import measuring, publish
 from demo_pair.corpus import BOS_ID, Corpus
-from demo_pair.eagle3_training import HeadDraft
 from demo_pair.model import Llama, Shape
 from demo_pair.recipes import DRAFT_TEXT, SAMPLED_SHARE, SEED, TESTS_SHARE, SampledText
 from demo_pair.sampling import sample
@@ -86,7 +85,7 @@ class Job:
         greedy = [self._complete(target, prompt, count=1, temperature=0.0, seed=0)[0] for prompt in shown]
         return {"sampled": [asdict(item) for item in drawn], "greedy": [asdict(item) for item in greedy]}
 
-    def acceptance(self, target: Llama, draft: Llama | HeadDraft) -> dict[str, Any]:
+    def acceptance(self, target: Llama, draft: Llama | measuring.Draft) -> dict[str, Any]:
         """Acceptance at each temperature, after prompts from the held-out files."""
         prompts = self._held_out_prompts()
         return {

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from demo_pair.corpus import BOS_ID, EOS_ID
-from demo_pair.eagle3_training import HeadDraft
 from demo_pair.model import Llama
 from demo_pair.sampling import distribution, draw, sample
 
@@ -126,6 +126,16 @@ def _completion(tokenizer: Tokenizer, prompt: str, ids: list[int]) -> Completion
     return Completion(prompt, tokenizer.decode(ids[:end]), finished=end is not None)
 
 
+class Draft(Protocol):
+    """What drafts in the reference loop, if it is no model."""
+
+    def propose(
+        self, ids: Tensor, lengths: Tensor, *, draft_length: int, temperature: float, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Write a proposal behind each row of ids; tokens [B, K] and what they were drawn from [B, K, V]."""
+        ...
+
+
 @dataclass(slots=True)
 class Acceptance:
     """Counts of one run of the reference loop."""
@@ -148,7 +158,7 @@ class Acceptance:
 @torch.no_grad()
 def speculate(
     target: Llama,
-    draft: Llama | HeadDraft,
+    draft: Llama | Draft,
     prompts: Tensor,
     *,
     draft_length: int,
@@ -167,7 +177,7 @@ def speculate(
     lengths = torch.full((batch,), prompt_length, device=prompts.device)
     running = torch.ones(batch, dtype=torch.bool, device=prompts.device)
     counts = Acceptance()
-    propose = draft.propose if isinstance(draft, HeadDraft) else partial(_propose, draft)
+    propose = partial(_propose, draft) if isinstance(draft, Llama) else draft.propose
     while bool(running.any()):
         proposed, draft_probs = propose(
             ids, lengths, draft_length=draft_length, temperature=temperature, generator=generator

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from demo_pair.corpus import BOS, BOS_ID, EOS, EOS_ID
+from demo_pair.dflash import MASK_ID, BlockShape, DFlash
 from demo_pair.eagle3 import Eagle3, HeadShape
 from demo_pair.model import Llama, Shape
 
@@ -76,6 +77,50 @@ def load_head(folder: Path, target: Llama) -> Eagle3:
         head_dim=config["head_dim"],
     )
     head = Eagle3(shape, target)
+    state = load_file(folder / "model.safetensors")
+    head.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    return head.to(next(target.parameters()).device).eval()
+
+
+def publish_block_drafter(head: DFlash, folder: Path) -> None:
+    """Write config and bfloat16 weights of a block drafter, in z-lab's layout, replacing what is there. Embedding and
+    last product are the target's.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    shape, target = head.shape, head.target.shape
+    own = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": shape.block_size,
+        # z-lab counts layers from 0 and means what comes out of them.
+        "dflash_config": {"mask_token_id": MASK_ID, "target_layer_ids": [layer - 1 for layer in shape.layers]},
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.num_heads,
+        "num_hidden_layers": shape.num_layers,
+        "num_key_value_heads": shape.num_kv_heads,
+        "num_target_layers": target.num_layers,
+    }
+    _write_json(folder / "config.json", {**_config(target), **own})
+    _write_weights(
+        {name: part.to(torch.bfloat16).contiguous().cpu() for name, part in head.state_dict().items()}, folder
+    )
+
+
+def load_block_drafter(folder: Path, target: Llama) -> DFlash:
+    """The published block drafter, its bfloat16 weights upcast to float32."""
+    config = json.loads((folder / "config.json").read_text())
+    shape = BlockShape(
+        layers=tuple(layer + 1 for layer in config["dflash_config"]["target_layer_ids"]),
+        block_size=config["block_size"],
+        num_layers=config["num_hidden_layers"],
+        intermediate_size=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+    )
+    head = DFlash(shape, target)
     state = load_file(folder / "model.safetensors")
     head.load_state_dict({name: tensor.float() for name, tensor in state.items()})
     return head.to(next(target.parameters()).device).eval()

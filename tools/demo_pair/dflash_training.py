@@ -1,0 +1,72 @@
+"""Training of a block drafter on its target's states and distributions, and drafting with it in the reference loop.
+
+Owns the loss over the tokens of random blocks. Refuses to know where rows come from and where weights go.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from demo_pair.dflash import DFlash
+from demo_pair.eagle3 import read_target
+from demo_pair.eagle3_training import HeadRecipe, optimizer_of
+from demo_pair.sampling import distribution, draw
+from demo_pair.training import mixed_precision, teacher_losses
+
+QUERIES_OF_A_ROW = 512
+"""Blocks of a row have so many queries in all."""
+
+
+class BlockTrainer:
+    """A drafter in training."""
+
+    def __init__(self, head: DFlash, recipe: HeadRecipe) -> None:
+        self.head, self.recipe = head, recipe
+        self._device = next(head.parameters()).device
+        self._losses = torch.compile(teacher_losses) if self._device.type == "cuda" else teacher_losses
+        self._optimizer = optimizer_of(head, recipe)
+        self._draw = torch.Generator().manual_seed(0)
+
+    def learn(self, step: int, ids: Tensor) -> Tensor:
+        """One step on rows [B, T] at the learning rate of ``step``; the loss comes back, not yet fetched.
+
+        All blocks of a step are of one length, which is drawn: a block is as long as the tokens that are asked for.
+        """
+        batch, length = ids.shape
+        drafts = int(torch.randint(1, self.head.shape.block_size, (), generator=self._draw))
+        count = max(1, QUERIES_OF_A_ROW // (drafts + 1))
+        anchors = torch.randint(1, length - drafts, (batch, count), generator=self._draw).to(self._device)
+        with mixed_precision(self._device):
+            states, teacher = read_target(self.head.target, ids, self.head.shape.layers)
+            logits = self.head(ids, states, anchors, drafts)
+        loss, weight, weights = torch.zeros((), device=self._device), 1.0, 0.0
+        rows = torch.arange(batch, device=self._device)[:, None]
+        for number in range(drafts):
+            cross, variation = self._losses(logits[:, :, number], teacher[rows, anchors + number])
+            loss = loss + weight * (cross + self.recipe.overlap_weight * variation)
+            weights += weight
+            weight *= self.recipe.step_decay
+        loss = loss / weights
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step(step)
+        return loss.detach()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDraft:
+    """A drafter as the reference loop's draft: everything is computed anew for each proposal."""
+
+    head: DFlash
+
+    @torch.no_grad()
+    def propose(
+        self, ids: Tensor, lengths: Tensor, *, draft_length: int, temperature: float, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Write a proposal behind each row of ids; tokens [B, K] and what they were drawn from [B, K, V]."""
+        text = ids[:, : int(lengths.max())]
+        states, _ = read_target(self.head.target, text, self.head.shape.layers)
+        probs = distribution(self.head(text, states, lengths[:, None] - 1, draft_length)[:, 0], temperature)
+        tokens = draw(probs.flatten(0, 1), generator).view(-1, draft_length)
+        ids.scatter_(1, lengths[:, None] + torch.arange(draft_length, device=ids.device), tokens)
+        return tokens, probs
