@@ -39,4 +39,4 @@ def test_its_drafts_are_mostly_right(temperature: float) -> None:
     rig = ServiceRig(TARGET, draft, max_model_len=256, num_speculative_tokens=3, target_options=options)
     said = rig.generate(requests)
     assert said == ServiceRig(TARGET, None, max_model_len=256, target_options=options).generate(requests)
-    assert rig.num_accepted_tokens > (0.35 if temperature == 0 else 0.2) * rig.num_draft_tokens
+    assert rig.num_accepted_tokens > (0.5 if temperature == 0 else 0.35) * rig.num_draft_tokens

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from demo_pair.eagle3 import Eagle3, Steps, read_target
+from demo_pair.eagle3 import NUM_STEPS, Eagle3, Steps, read_target
 from demo_pair.optimizer import Optimizer
 from demo_pair.sampling import distribution, draw
 from demo_pair.streams import Mixture
@@ -30,7 +30,8 @@ class HeadRecipe:
 
     steps: int
     rows: int = 64
-    length: int = 512
+    length: int = 512 + NUM_STEPS
+    """Columns are fewer than tokens by the steps of the training-time test; products prefer 512 of them to 507."""
     matrix_rate: float = 0.02
     other_rate: float = 0.003
     weight_decay: float = 0.02
