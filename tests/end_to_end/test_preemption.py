@@ -34,6 +34,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> SmallModels:
     return build_small_models(tmp_path_factory.mktemp("models"), vocab_size=VOCAB_SIZE, num_hidden_layers=2)
 
 
+@pytest.fixture(scope="module")
+def expected(models: SmallModels) -> list[GenerationResult]:
+    """Of pools that hold all requests: no session was preempted."""
+
+    async def play() -> list[GenerationResult]:
+        async with stack_of(models, target_pages=512, draft_pages=512) as stack:
+            found = await outputs(stack)
+            for service in (stack.target, stack.draft):
+                assert value(service, "outrider_sessions_preempted_total") == 0
+            return found
+
+    return asyncio.run(play())
+
+
 def stack_of(models: SmallModels, *, target_pages: int, draft_pages: int, wire: bool = False, **more: Any) -> Any:
     common = {"page_size": PAGE, "max_batched_tokens": 16, **more}
     return run_stack(
@@ -70,10 +84,12 @@ async def outputs(stack: Stack, **options: Any) -> list[GenerationResult]:
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize(("target_pages", "draft_pages"), [(64, 512), (512, 64), (64, 64), (30, 30)])
 async def test_tokens_are_those_of_a_pool_for_all(
-    models: SmallModels, target_pages: int, draft_pages: int, prefix_caching: bool
+    models: SmallModels,
+    expected: list[GenerationResult],
+    target_pages: int,
+    draft_pages: int,
+    prefix_caching: bool,
 ) -> None:
-    async with stack_of(models, target_pages=512, draft_pages=512) as stack:
-        expected = await outputs(stack)
     small = stack_of(models, target_pages=target_pages, draft_pages=draft_pages, prefix_caching=prefix_caching)
     async with small as stack:
         found = await outputs(stack)
@@ -83,9 +99,7 @@ async def test_tokens_are_those_of_a_pool_for_all(
     assert [result.token_ids for result in found] == [result.token_ids for result in expected]
 
 
-async def test_over_the_wire_and_without_drafts(models: SmallModels) -> None:
-    async with stack_of(models, target_pages=512, draft_pages=512) as stack:
-        expected = await outputs(stack)
+async def test_over_the_wire_and_without_drafts(models: SmallModels, expected: list[GenerationResult]) -> None:
     async with stack_of(models, target_pages=40, draft_pages=40, wire=True) as stack:
         plain = await outputs(stack, num_speculative_tokens=0)
         drafted = await outputs(stack)
