@@ -14,6 +14,7 @@ import typer
 from outrider import __version__
 from outrider.cli.bench import app as bench
 from outrider.cli.chat import chat
+from outrider.cli.compatibility import ServeCommand
 from outrider.cli.config import config
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
@@ -22,7 +23,6 @@ from outrider.cli.options import HELP_NAMES, progress
 from outrider.cli.serve import serve
 from outrider.cli.services import SERVICES
 from outrider.cli.trace.command import trace
-from outrider.cli.vllm_flags import ServeCommand
 from outrider.telemetry.output import drain_output
 
 app = typer.Typer(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.cli.compatibility.spellings import whole_number
 from outrider.cli.facts import draft_length_text, model_text
 from outrider.cli.options import Verbose, errors_as_lines, output
 from outrider.cli.settings_flags import ConfigFile, SetOptions, SpeculativeConfig, parse_set
@@ -22,9 +23,12 @@ from outrider.telemetry import guard_output
 from outrider.transport.security.tokens import check_token
 
 
-def _flag(panel: str, text: str, *names: str) -> Any:  # noqa: ANN401 - typer's own type
-    return typer.Option(*names, help=text, show_default=False, rich_help_panel=panel)
+def _flag(panel: str, text: str, *names: str, **more: Any) -> Any:  # noqa: ANN401 - typer's own type
+    return typer.Option(*names, help=text, show_default=False, rich_help_panel=panel, **more)
 
+
+_NUMBER: dict[str, Any] = {"parser": whole_number, "metavar": "INTEGER"}
+"""Also 4k and 4K."""
 
 _model, _speculation, _gpus, _serving = (
     partial(_flag, panel) for panel in ("Models", "Speculation", "Devices and memory", "Serving")
@@ -60,7 +64,9 @@ Dtype = Annotated[str | None, _model("auto, float32, bfloat16 or float16, for bo
 DraftDtype = Annotated[str | None, _model("Type of the draft, if different.", "--draft-dtype")]
 MaxModelLen = Annotated[
     int | None,
-    _model("Maximum length of prompt and output together, in tokens. Default: the model's.", "--max-model-len"),
+    _model(
+        "Maximum length of prompt and output together, in tokens. Default: the model's.", "--max-model-len", **_NUMBER
+    ),
 ]
 
 DraftModel = Annotated[
@@ -107,7 +113,8 @@ MemoryShare = Annotated[
     ),
 ]
 KVCacheBytes = Annotated[
-    int | None, _gpus("Size of the target's KV cache in bytes.", "--kv-cache-bytes", "--kv-cache-memory-bytes")
+    int | None,
+    _gpus("Size of the target's KV cache in bytes.", "--kv-cache-bytes", "--kv-cache-memory-bytes", **_NUMBER),
 ]
 PageSize = Annotated[int | None, _gpus("Tokens in a KV page. Default 16.", "--page-size", "--block-size")]
 PrefixCaching = Annotated[
@@ -136,6 +143,7 @@ MaxBatched = Annotated[
         "Maximum number of tokens in a forward. Default 4096 on a GPU, 1024 on a CPU.",
         "--max-batched-tokens",
         "--max-num-batched-tokens",
+        **_NUMBER,
     ),
 ]
 MaxLogprobs = Annotated[int | None, _serving("Maximum number of logprobs per position. Default 20.", "--max-logprobs")]

@@ -15,6 +15,7 @@ SpeculativeConfig = Annotated[
     str | None,
     typer.Option(
         "--speculative-config",
+        "-sc",
         help="JSON in vLLM's keys: method, model, num_speculative_tokens, acceptance_method, ...",
     ),
 ]

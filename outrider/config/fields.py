@@ -6,6 +6,7 @@ A setting of several sections has one type here, so its bounds and text are the 
 from __future__ import annotations
 
 import enum
+import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -155,6 +156,24 @@ def _known_dtype(value: Any) -> Any:  # noqa: ANN401
     return _VLLM_DTYPES.get(value, value) if isinstance(value, str) else value
 
 
+def _as_comma_list(value: Any) -> Any:  # noqa: ANN401
+    """A list, also one written in JSON as vLLM takes it, as texts with commas between them."""
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ValueError('should be texts with commas, or a JSON list such as ["*"]') from None
+    if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+        return ",".join(value) or None
+    return value
+
+
+def _known_root_path(value: str) -> str:
+    if not re.fullmatch(r"(/[^/?#\s]+)+/?", value):
+        raise ValueError("should be a path such as /outrider")
+    return value.rstrip("/")
+
+
 def _known_logprobs(value: Any) -> Any:  # noqa: ANN401
     return value.removesuffix("_logprobs") if isinstance(value, str) else value
 
@@ -193,6 +212,8 @@ Logprobs = Annotated[LogprobsMode, BeforeValidator(_known_logprobs)]
 Acceptance = Annotated[AcceptanceMethod, BeforeValidator(_known_acceptance)]
 Defaults = Annotated[GenerationConfig, BeforeValidator(_known_generation_config)]
 Text = Annotated[str, Field(min_length=1)]
+TextList = Annotated[str | None, BeforeValidator(_as_comma_list)]
+RootPath = Annotated[str, AfterValidator(_known_root_path)]
 ClassPath = Annotated[str, AfterValidator(_known_class_path)]
 Port = Annotated[Int, Field(ge=1, le=65535)]
 Positive = Annotated[Int, Field(ge=1)]

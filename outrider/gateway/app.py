@@ -9,15 +9,17 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from outrider.config import GatewaySettings
 from outrider.errors import OutriderError
 from outrider.gateway.callers import CallerKeys
 from outrider.gateway.disconnects import ClientGoneError
 from outrider.gateway.endpoints import Endpoints
-from outrider.gateway.middleware import ApiKeys, RequestIds
+from outrider.gateway.middleware import REQUEST_ID, ApiKeys, RequestIds, RootPath
 from outrider.gateway.responses.error_responses import error_body, error_headers, error_status, make_error_body
 from outrider.gateway.watching import HttpWatch, Watched
 from outrider.transport.security import TokenFile
@@ -27,11 +29,20 @@ _CLIENT_GONE = 499
 """What logs of proxies call it; no client reads it."""
 
 
-def make_app(endpoints: Endpoints, *, tokens: TokenFile | None = None, watch: HttpWatch | None = None) -> Starlette:
+def make_app(
+    endpoints: Endpoints,
+    *,
+    tokens: TokenFile | None = None,
+    watch: HttpWatch | None = None,
+    settings: GatewaySettings | None = None,
+) -> Starlette:
     """Build the application. ``tokens``: API keys, one of which each request must have; None requires none. ``watch``
-    counts and traces each request.
+    counts and traces each request. ``settings``: root path and origins of browsers' pages; None has neither.
     """
-    watched = [] if watch is None else [Middleware(Watched, watch=watch)]
+    before_keys = [Middleware(Watched, watch=watch)] if watch is not None else []
+    before_keys += [Middleware(RequestIds)]
+    if settings is not None:
+        before_keys = [*_root_path(settings), *before_keys, *_cross_origin(settings)]
     keys = [] if tokens is None else [Middleware(ApiKeys, tokens=tokens)]
     return Starlette(
         routes=[
@@ -44,7 +55,7 @@ def make_app(endpoints: Endpoints, *, tokens: TokenFile | None = None, watch: Ht
             Route("/health", endpoints.health, methods=["GET"]),
             Route("/version", endpoints.version, methods=["GET"]),
         ],
-        middleware=[*watched, Middleware(RequestIds), *keys, Middleware(CallerKeys)],
+        middleware=[*before_keys, *keys, Middleware(CallerKeys)],
         exception_handlers={
             OutriderError: _on_known_error,
             HTTPException: _on_http_error,
@@ -52,6 +63,30 @@ def make_app(endpoints: Endpoints, *, tokens: TokenFile | None = None, watch: Ht
             Exception: _on_bug,
         },
     )
+
+
+def _root_path(settings: GatewaySettings) -> list[Middleware]:
+    return [] if settings.root_path is None else [Middleware(RootPath, prefix=settings.root_path)]
+
+
+def _cross_origin(settings: GatewaySettings) -> list[Middleware]:
+    """Before the check of keys: browsers ask beforehand without one."""
+    origins, methods, headers = (
+        [entry.strip() for entry in (given or "").split(",") if entry.strip()]
+        for given in (settings.allowed_origins, settings.allowed_methods, settings.allowed_headers)
+    )
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=methods,
+            allow_headers=headers,
+            allow_credentials=settings.allow_credentials,
+            expose_headers=[REQUEST_ID],
+        )
+    ]
 
 
 async def _on_known_error(request: Request, error: Exception) -> JSONResponse:

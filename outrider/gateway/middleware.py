@@ -1,4 +1,7 @@
-"""Middleware of every request: the request id and the check of the API key. Plain ASGI, so streams pass unchanged."""
+"""Middleware of every request: the root path, the request id and the check of the API key.
+
+Plain ASGI, so streams pass unchanged.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,19 @@ REQUEST_ID = "x-request-id"
 _MAX_ID_CHARACTERS = 128
 _OPEN_PATHS = frozenset({"/health", "/version"})
 """What probes ask for."""
+
+
+class RootPath:
+    """Takes a prefix off the path of each request that has it."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app, self._prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._prefix}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self._prefix)}
+        await self._app(scope, receive, send)
 
 
 class RequestIds:

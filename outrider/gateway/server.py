@@ -46,7 +46,7 @@ async def serve(settings: GatewaySettings) -> None:
         watch = await _watch(settings, running)
         client = await running.enter_async_context(make_client(settings))
         endpoints = Endpoints(client, ModelWatch(client, names=_names(settings)), _limits(settings))
-        server = _Server(_config(settings, make_app(endpoints, tokens=tokens, watch=watch)))
+        server = _Server(_config(settings, make_app(endpoints, tokens=tokens, watch=watch, settings=settings)))
         scheme = "http" if settings.tls_cert_file is None else "https"
         host, port = listener.getsockname()[:2]
         _log.info("listening on %s://%s:%s", scheme, host, port)

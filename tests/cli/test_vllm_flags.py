@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from outrider.cli import serve as serving
 from outrider.cli.app import app
-from outrider.cli.vllm_flags import REFUSED
+from outrider.cli.compatibility.command import rules, translate
+from outrider.cli.compatibility.spellings import whole_number
+from outrider.cli.compatibility.table import SETTING_SWITCHES, SETTINGS
 from outrider.config import Effective, Settings
 
 runner = CliRunner()
@@ -77,19 +80,125 @@ def test_several_served_names_are_taken_as_vllm_takes_them(
     assert settings.gateway.served_model_name == (",".join(names) if names[1:] else None)
 
 
-def test_a_switch_of_what_is_so_anyway_is_passed_over_with_a_line(read: Any) -> None:
-    _, _, written = read("/t", "--enable-chunked-prefill")
-    assert "--enable-chunked-prefill has no effect" in written
+FLAGS = [line.split() for line in (Path(__file__).parent / "vllm_flags.txt").read_text().splitlines()]
+"""Each flag of `vllm serve` 0.9.2, 0.18.1, 0.26.0 and 0.33.0, and whether it is a switch or has a value."""
+REFUSED = {flag: rule for flag, rule in rules().items() if not rule.harmless}
 
 
-@pytest.mark.parametrize("flag", sorted(REFUSED))
+def test_each_flag_of_vllm_is_an_option_or_has_a_rule() -> None:
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    known = {*options, *rules(), *SETTINGS, *SETTING_SWITCHES}
+    assert {flag for flag, _ in FLAGS} - known == set()
+    switches = [flag for flag, kind in FLAGS if kind == "switch" and flag.startswith("--")]
+    assert {f"--no-{flag[2:]}" for flag in switches} - known == set()
+    assert [flag for flag, kind in FLAGS if flag in rules() and rules()[flag].takes_value is (kind == "switch")] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--enable-chunked-prefill",
+        "--disable-log-requests --no-enable-log-requests --disable-uvicorn-access-log",
+        "--pipeline-parallel-size 1 -pp1 --data-parallel-size=1 --seed 0 --kv-cache-dtype auto --tokenizer-mode auto",
+        "--load-format auto --max-model-len -1 --max-model-len=auto",
+        "--task generate --runner auto --config-format hf --response-role assistant --model-impl vllm -O3 -O.level 3",
+        "--uvicorn-log-level warning --enable-prompt-tokens-details --no-enable-lora --swap-space 4",
+    ],
+)
+def test_what_asks_for_what_is_so_anyway_is_passed_over_with_a_line(words: str, read: Any) -> None:
+    settings, _, written = read("/t", *words.split())
+    for flag in (word.partition("=")[0] for word in words.split() if word.startswith("--")):
+        assert f"{flag} " in written
+        assert "has no effect: " in written
+    assert (settings.target.model, settings.target.max_model_len, settings.target.load_format) == (
+        *("/t", None),
+        "safetensors",
+    )
+
+
+def test_flags_that_set_what_set_sets(read: Any) -> None:
+    settings, _, _ = read(
+        *(
+            "/t",
+            "--ssl-keyfile",
+            "/k",
+            "--ssl-certfile=/c",
+            "--root-path",
+            "/api/",
+            "-asc",
+            "3",
+            "--shutdown-timeout=9",
+        ),
+        *("--allowed-origins", '["https://a.example", "https://b.example"]', "--allow-credentials"),
+        *("--logprobs-mode", "processed_logprobs", "--disable-custom-all-reduce", "--num_gpu_blocks_override", "70"),
+    )
+    gateway = settings.gateway
+    assert (gateway.tls_key_file, gateway.tls_cert_file, gateway.root_path, gateway.num_processes) == (
+        *("/k", "/c", "/api"),
+        3,
+    )
+    assert (gateway.allowed_origins, gateway.allow_credentials) == ("https://a.example,https://b.example", True)
+    assert (settings.coordinator.logprobs_mode, settings.coordinator.drain_grace_s) == ("processed", 9.0)
+    assert (settings.target.one_shot_all_reduce, settings.target.num_pages) == (False, 70)
+
+
+@pytest.mark.parametrize(("words", "size"), [("-tp2", 2), ("-tp=4", 4), ("-tp 3", 3), ("--tensor_parallel_size=5", 5)])
+def test_a_value_may_be_attached_to_a_short_flag(words: str, size: int, read: Any) -> None:
+    assert read("/t", *words.split())[0].target.tensor_parallel_size == size
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-sc", '{"method": "ngram", "num_speculative_tokens": 3}'],
+        ["--speculative-config.method", "ngram", "--speculative_config.num_speculative_tokens=3"],
+    ],
+)
+def test_the_speculative_config_has_a_short_name_and_keys_one_by_one(words: list[str], read: Any) -> None:
+    settings, _, _ = read("/t", *words)
+    assert (settings.draft.method, settings.coordinator.num_speculative_tokens) == ("ngram", 3)
+
+
+@pytest.mark.parametrize(("text", "number"), [("4096", 4096), ("4k", 4000), ("4K", 4096), ("25.6k", 25_600)])
+def test_lengths_may_be_written_short(text: str, number: int, read: Any) -> None:
+    settings, _, _ = read("/t", "--max-model-len", text, "--max-num-batched-tokens", text)
+    assert (settings.target.max_model_len, settings.target.max_batched_tokens) == (number, number)
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1.5K", "4x", "-4"])
+def test_what_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no whole number"):
+        whole_number(text)
+
+
 @pytest.mark.parametrize("form", ["{} 1", "{}=1"])
-def test_what_is_not_offered_is_refused_with_the_reason(flag: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_offered_is_refused_with_the_reason(form: str) -> None:
+    for flag, rule in REFUSED.items():
+        words = iter((form if rule.takes_value else "{}").format(flag).split())
+        with pytest.raises(typer.BadParameter) as refused:
+            translate(None, next(words), words)
+        assert refused.value.param_hint == flag
+        assert refused.value.message == f"is not supported: {rule.reason}."
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--seed 7", "should be 0 or None, or left out: each request has a seed of its own"),
+        ("--no-enable-chunked-prefill", "long prompts are always cut into chunks"),
+        ("-pp 2", "a model is split by --tensor-parallel-size"),
+        ("--compilation-config.level 3", "CUDA graphs follow"),
+        ("--seed", "needs a value"),
+        ("--allowed-origins [", "should be texts with commas, or a JSON list"),
+        ("--root-path x", "should be a path such as /outrider"),
+    ],
+)
+def test_other_values_are_refused_with_what_to_use(words: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    outcome = runner.invoke(app, ["serve", "/t", *form.format(flag).split()])
-    assert outcome.exit_code == 2
-    assert flag in outcome.stderr
-    assert REFUSED[flag] in outcome.stderr
+    outcome = runner.invoke(app, ["serve", "/t", *words.split()])
+    assert outcome.exit_code != 0
+    assert told in outcome.stderr
 
 
 def test_the_target_is_named_once(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from outrider.config.fields import LogLevel, Port, Positive, Seconds, Text
+from outrider.config.fields import LogLevel, Port, Positive, RootPath, Seconds, Text, TextList
 from outrider.config.schema.common import (
     DRAIN_DELAY_S,
     DRAIN_GRACE_S,
@@ -74,6 +74,17 @@ class GatewaySettings(Section):
     )
     tls_key_file: Text | None = TLS_KEY_FILE
     tls_client_ca_file: Text | None = TLS_CLIENT_CA_FILE
+    root_path: RootPath | None = Field(
+        None,
+        description="Path before all endpoints, for a proxy that does not cut it off; they are served without it too.",
+    )
+    allowed_origins: TextList = Field(
+        None,
+        description="Origins whose pages may call the API in a browser (CORS), with commas; * is any. Unset: none.",
+    )
+    allowed_methods: TextList = Field("*", description="Methods that such pages may use.")
+    allowed_headers: TextList = Field("*", description="Headers that such pages may send.")
+    allow_credentials: bool = Field(False, description="Whether such pages may send cookies and the like.")
     max_body_bytes: Positive = Field(8 << 20, description="Most bytes of a request's body.")
     resume_timeout_s: Seconds = Field(
         30.0,
