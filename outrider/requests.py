@@ -30,7 +30,7 @@ def checks_of_request(request: GenerationRequest) -> Work[None]:
     check_lengths(request)
     yield from _check_prompt(request)
     _check_integer("max_tokens", request.max_tokens, 1, MAX_TOKENS)
-    yield from _check_sampling(request.sampling)
+    yield from checks_of_sampling(request.sampling)
     if request.sampling.min_tokens > request.max_tokens:
         raise InvalidRequestError("min_tokens", f"must be at most max_tokens {request.max_tokens}")
     _check_optional("seed", request.seed, 0, MAX_SEED)
@@ -126,7 +126,8 @@ def _check_resumption(request: GenerationRequest, resume: Resumption) -> Work[No
         raise InvalidRequestError("seed", "must be that of the interrupted generation")
 
 
-def _check_sampling(sampling: SamplingParams) -> Work[None]:
+def checks_of_sampling(sampling: SamplingParams) -> Work[None]:
+    """Raise ``InvalidRequestError`` for the first sampling parameter that no model could accept, with pauses."""
     _check_number("temperature", sampling.temperature, at_least=0.0)
     _check_number("top_p", sampling.top_p, above=0.0, at_most=1.0)
     _check_integer("top_k", sampling.top_k, -1, MAX_TOKENS)

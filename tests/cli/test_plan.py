@@ -234,6 +234,14 @@ def test_metrics_ports_of_further_coordinators_are_compared_with_all_others(take
         plan({**flags, **taken})
 
 
+def test_ports_of_a_gateway_that_is_switched_off_are_free() -> None:
+    flags = {("coordinator", "num_processes"): 2, ("coordinator", "metrics_port"): 7997}
+    with pytest.raises(ConfigError, match=r"8000 is gateway\.port"):
+        plan(flags)
+    plan({**flags, ("gateway", "enabled"): False})
+    plan({**flags, ("gateway", "enabled"): False, ("gateway", "metrics_port"): 8000})
+
+
 def test_metrics_ports_end_at_the_highest_port() -> None:
     with pytest.raises(ConfigError, match="65535"):
         plan({("coordinator", "num_processes"): 3, ("coordinator", "metrics_port"): 65_533})

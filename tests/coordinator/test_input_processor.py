@@ -219,6 +219,14 @@ def test_output_to_the_end_is_what_the_model_and_its_pages_hold() -> None:
         input_processor(small).process(ask(max_tokens=4))
 
 
+def test_sampling_is_checked_with_the_models_defaults_in() -> None:
+    processor = input_processor()
+    processor.text = replace(TEXT, sampling_defaults={"repetition_penalty": -1.0})
+    processor.process(ask())
+    with pytest.raises(InvalidRequestError, match=r"repetition_penalty: must be finite and above 0, not -1\.0"):
+        processor.process(ask(defaulted=frozenset(DEFAULTABLE)))
+
+
 @pytest.mark.parametrize("value", ["1" + 400 * "0", str(2**40), "-5", "true", "1e999"])
 @pytest.mark.parametrize("name", SAMPLING_DEFAULTS)
 def test_a_default_that_no_message_carries_is_not_used(name: str, value: str) -> None:

@@ -7,6 +7,7 @@ one. Nothing is allocated for what a file only promises.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shutil
@@ -79,6 +80,33 @@ def folder(tmp_path: Path) -> Path:
 def change(path: Path, **fields: Any) -> None:
     content = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**content, **fields}))
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_an_end_of_sequence_of_200000_ids_is_one_line(folder: Path, name: str) -> None:
+    change(folder / name, eos_token_id=[5] * 1024)
+    assert refusal(folder) is None
+    change(folder / name, eos_token_id=[5] * 200_000)
+    assert refusal(folder) == f"{folder / name}: eos_token_id has 200000 ids; at most 1024"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_scaling": {"rope_type": "spiral"}},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "beta_fast": 3.0}},
+        {"num_labels": 3, "id2label": {"0": "a"}},
+    ],
+    ids=str,
+)
+def test_transformers_adds_no_lines_of_its_own(
+    folder: Path, fields: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    change(folder / "config.json", **fields)
+    refusal(folder)
+    assert caplog.messages == []
+    assert logging.getLogger("transformers").level == logging.WARNING, "others' lines are their own"
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

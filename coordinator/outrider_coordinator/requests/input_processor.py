@@ -15,7 +15,7 @@ from outrider.cooperative import Work, is_long, run, slices_of
 from outrider.errors import InvalidRequestError
 from outrider.generation import DEFAULTABLE, TO_THE_END, GenerationRequest, Started
 from outrider.limits import BAD_WORDS_TOKENS, ModelLimits
-from outrider.requests import checks_against_model, checks_of_request
+from outrider.requests import checks_against_model, checks_of_request, checks_of_sampling
 from outrider.tokenization import ModelText, TextTokenizer
 from outrider.types import AcceptanceMethod, ModelDescription, SamplingParams
 from outrider_coordinator.acceptance import JudgeRules
@@ -172,8 +172,10 @@ class InputProcessor:
             allowed.update(dict.fromkeys(part))
             if is_long(request.sampling.allowed_token_ids):
                 yield
+        defaults = self._model_defaults(request.defaulted)
+        yield from checks_of_sampling(replace(request.sampling, allowed_token_ids=(), **defaults))
         changes: dict[str, Any] = {"bad_words": bad_words, "allowed_token_ids": tuple(allowed)}
-        return replace(request.sampling, **changes, **self._model_defaults(request.defaulted))
+        return replace(request.sampling, **changes, **defaults)
 
     def _model_defaults(self, names: Collection[str]) -> dict[str, Any]:
         """Of the parameters that a request leaves to us, those that the model has a default of its own for."""

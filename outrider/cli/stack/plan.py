@@ -184,13 +184,13 @@ def _named_ports(settings: Settings) -> set[int]:
 
 def _settings_by_port(settings: Settings) -> dict[int, str]:
     """Each port that the settings name, with the setting."""
-    found = {settings.gateway.port: "gateway.port"}
+    found = {settings.gateway.port: "gateway.port"} if settings.gateway.enabled else {}
     for section in (settings.target, settings.draft, settings.coordinator):
         for key in ("port", "health_port", "metrics_port"):
             port = getattr(section, key)
             if port is not None:
                 found[port] = f"{section.name}.{key}"
-    if settings.gateway.metrics_port is not None:
+    if settings.gateway.enabled and settings.gateway.metrics_port is not None:
         for number in range(settings.gateway.num_processes):
             found[settings.gateway.metrics_port + number] = "gateway.metrics_port, counting up"
     return found

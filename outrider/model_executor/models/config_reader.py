@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from transformers import AutoConfig
+from transformers.utils import logging as transformers_logging
 
 from outrider.errors import ModelError
 from outrider.model_executor.layers.linear_methods import LINEAR_METHODS
@@ -63,8 +67,9 @@ def read_model_config(folder: Path) -> ModelConfig:
     _check_special_ids(path, checked, checked.vocab_size)
     fields = _read_fields(folder, raw, family)
     _check_special_ids(path, checked, fields["vocab_size"])
+    eos_token_ids = _eos_token_ids(folder, fields)
     try:
-        return _convert(fields, family, quantization, _eos_token_ids(folder, fields))
+        return _convert(fields, family, quantization, eos_token_ids)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -74,7 +79,8 @@ def read_model_config(folder: Path) -> ModelConfig:
 def config_of_fields(path: Path, fields: dict[str, Any], architecture: str) -> ModelConfig:
     """A configuration that stands in another file, ``path``, which errors name."""
     try:
-        complete = dict(AutoConfig.for_model(**_without_code(fields)).to_dict())
+        with _without_warnings():
+            complete = dict(AutoConfig.for_model(**_without_code(fields)).to_dict())
         return _convert(complete, family_of(architecture), None, ())
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
@@ -94,12 +100,24 @@ def _check_special_ids(path: Path, special: SpecialTokens, vocab_size: int | Non
 def _read_fields(folder: Path, raw: dict[str, Any], family: ModelFamily) -> dict[str, Any]:
     """The fields as transformers has them, with the defaults of the architecture."""
     try:
-        if family.reads_as is not None:
-            return dict(AutoConfig.for_model(**{**_without_code(raw), "model_type": family.reads_as}).to_dict())
-        return dict(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
+        with _without_warnings():
+            if family.reads_as is not None:
+                return dict(AutoConfig.for_model(**{**_without_code(raw), "model_type": family.reads_as}).to_dict())
+            return dict(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
     except Exception as error:  # transformers raises whatever its validators raise
         path = folder / "config.json"
         raise ModelError(f"{path} does not describe a {family.architecture}: {one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Without lines of transformers about fields that are checked here, or that nothing is computed with."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
 
 
 def _without_code(fields: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +235,7 @@ def _eos_token_ids(folder: Path, fields: dict[str, Any]) -> tuple[int, ...]:
         _check_special_ids(path, special, fields["vocab_size"])
         named = special.eos_token_id
     if named is None:
-        named = fields["eos_token_id"]
+        named = fields.get("eos_token_id")
     if named is None:
         return ()
     # What config.json leaves open is the architecture's default, for which a small model may have no row.

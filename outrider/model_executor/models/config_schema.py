@@ -11,6 +11,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from outrider.limits import STOP_TOKEN_IDS
+
 MAX_POSITION = (1 << 31) - 1
 Count = Annotated[int, Field(ge=1)]
 PositiveNumber = Annotated[float, Field(ge=1e-6, le=1e12, allow_inf_nan=False)]
@@ -59,8 +61,12 @@ class SpecialTokens(BaseModel):
     pad_token_id: TokenId | None = None
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise ``ValueError`` naming the first id that is not from 0 to ``vocab_size`` - 1; a pad of -1 is none."""
+        """Raise ``ValueError`` naming the first id that is not from 0 to ``vocab_size`` - 1, or too many of them; a pad
+        of -1 is none.
+        """
         eos = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        if len(eos) > STOP_TOKEN_IDS.most:
+            raise ValueError(f"eos_token_id has {len(eos)} ids; at most {STOP_TOKEN_IDS.most}")
         pad = None if self.pad_token_id == -1 else self.pad_token_id
         _check_ids("eos_token_id", eos, vocab_size)
         _check_ids("bos_token_id", [self.bos_token_id], vocab_size)
