@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import multiprocessing as mp
 import os
 import random
@@ -121,9 +122,10 @@ def requests() -> list[GenerationRequest]:
     ]
 
 
-async def tokens_of(coordinator: Coordinator) -> list[list[int]]:
+async def tokens_of(coordinator: Coordinator, **options: Any) -> list[list[int]]:
     async def read(request: GenerationRequest) -> list[int]:
-        return [token async for delta in coordinator.generate_stream(request) for token in delta.token_ids]
+        stream = coordinator.generate_stream(dataclasses.replace(request, **options))
+        return [token async for delta in stream for token in delta.token_ids]
 
     async with asyncio.timeout(DEADLINE_S):
         return list(await asyncio.gather(*map(read, requests())))
@@ -136,22 +138,17 @@ async def plane_is(coordinator: Coordinator, plane: str) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("num_kills", NUM_KILLS)
-@pytest.mark.parametrize("victim", ["draft", "target"])
-@pytest.mark.parametrize("plane", ["shared_memory", "gloo"])
-async def test_either_side_is_killed_while_states_travel(
-    tmp_path: Path, plane: str, victim: str, num_kills: int
+async def assert_kills_change_nothing(
+    plane: str, killed: Service, survivor: Service, num_kills: int, expected: list[list[int]] | None = None
 ) -> None:
-    async with run_stack(TARGET, None, wire=False) as stack:
-        expected = await tokens_of(stack.coordinator)
+    """``expected`` are the target's tokens; None: they are asked for first, without drafts."""
     draw = random.Random(num_kills)
-    target = Service("target", model=str(TARGET), tensor_plane=plane, max_batched_tokens=32)
-    draft = Service("draft", model=str(build_eagle3(tmp_path)), method="eagle3", target_model=str(TARGET))
-    killed, survivor = (draft, target) if victim == "draft" else (target, draft)
+    services = {service.role: service for service in (killed, survivor)}
     num_held: list[int] = []
     try:
-        await asyncio.gather(target.start(), draft.start())
-        async with coordinator_of(target, draft) as coordinator:
+        await asyncio.gather(killed.start(), survivor.start())
+        async with coordinator_of(services["target"], services["draft"]) as coordinator:
+            expected = expected or await tokens_of(coordinator, num_speculative_tokens=0)
             for _ in range(num_kills):
                 await plane_is(coordinator, plane)
                 num_held.append(survivor.num_descriptors())
@@ -165,8 +162,40 @@ async def test_either_side_is_killed_while_states_travel(
             assert coordinator.stats().num_failed == 0
             await eventually(lambda: survivor.num_descriptors() <= num_held[0] + 2, "descriptors given back")
     finally:
-        await asyncio.gather(target.kill(), draft.kill())
+        await asyncio.gather(killed.kill(), survivor.kill())
+
+
+@pytest.mark.parametrize("num_kills", NUM_KILLS)
+@pytest.mark.parametrize("victim", ["draft", "target"])
+@pytest.mark.parametrize("plane", ["shared_memory", "gloo"])
+async def test_either_side_is_killed_while_states_travel(
+    tmp_path: Path, plane: str, victim: str, num_kills: int
+) -> None:
+    async with run_stack(TARGET, None, wire=False) as stack:
+        expected = await tokens_of(stack.coordinator)
+    target = Service("target", model=str(TARGET), tensor_plane=plane, max_batched_tokens=32)
+    draft = Service("draft", model=str(build_eagle3(tmp_path)), method="eagle3", target_model=str(TARGET))
+    killed, survivor = (draft, target) if victim == "draft" else (target, draft)
+    await assert_kills_change_nothing(plane, killed, survivor, num_kills, expected)
     shared_file.sweep(
         shared_file.FOLDER
     )  # as the next service does: an owner may be killed before its file has lost its name
     await eventually(lambda: holdings()[2] == 0, "no file in shared memory")  # those of other tests go by themselves
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("victim", ["draft", "target"])
+@pytest.mark.parametrize(("plane", "draft_device"), [("cuda_ipc", "cuda:0"), ("nccl", "cuda:1")])
+async def test_either_side_is_killed_while_states_travel_between_gpus(
+    tmp_path: Path, plane: str, draft_device: str, victim: str
+) -> None:
+    if torch.cuda.device_count() <= int(draft_device[-1]):
+        pytest.skip("there are too few GPUs")
+    shared = {"dtype": "float32", "num_pages": 500, "cuda_graph_memory_mb": 0}
+    target = Service("target", model=str(TARGET), tensor_plane=plane, max_batched_tokens=32, device="cuda:0", **shared)
+    draft = Service(
+        "draft", model=str(build_eagle3(tmp_path)), method="eagle3", target_model=str(TARGET), device=draft_device,
+        **shared,
+    )  # fmt: skip
+    killed, survivor = (draft, target) if victim == "draft" else (target, draft)
+    await assert_kills_change_nothing(plane, killed, survivor, num_kills=5)
