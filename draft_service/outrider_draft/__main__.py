@@ -50,8 +50,10 @@ def load_model(settings: DraftSettings, progress: LoadProgress, on_failure: OnFa
     """Load the configured service, downloading its model if needed; imports torch."""
     from outrider_draft.service import DraftService
 
+    found = with_local_model(settings)
+    check_settings(found)  # the folder may have named another method
     return DraftService.load(
-        with_local_model(settings), progress=progress.weights, capture_progress=progress.captures, on_failure=on_failure
+        found, progress=progress.weights, capture_progress=progress.captures, on_failure=on_failure
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import Annotated
 
 # gRPC reads the variable on import. Its log lines are off: failed calls raise errors with the same information.
@@ -24,6 +25,9 @@ from outrider.cli.serve import serve
 from outrider.cli.services import SERVICES
 from outrider.cli.trace.command import trace
 from outrider.telemetry.output import drain_output
+
+_INTERRUPTED = 130
+"""Exit code after Ctrl-C, as of shells."""
 
 app = typer.Typer(
     name="outrider",
@@ -60,6 +64,8 @@ def main() -> None:
     """Run the console script. Output that cannot be written (full disk) ends it with one line and exit code 1."""
     try:
         app()
+    except KeyboardInterrupt:  # while commands are put together; later they see to it themselves
+        sys.exit(_INTERRUPTED)
     except OSError as error:
         with contextlib.suppress(OSError, SystemExit):  # it may be the same output
             progress.print(f"error: {error}", style="red", markup=False)

@@ -15,7 +15,7 @@ from rich.table import Table
 from outrider.cli.options import Verbose, errors_as_lines, output, progress
 from outrider.cli.stack.plan import Place, StackPlan
 from outrider.cli.stack.preflight import free_port
-from outrider.cli.stack.preparation import prepare_stack
+from outrider.cli.stack.preparation import extras_of, prepare_stack
 from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
 from outrider.config import load_all
@@ -24,6 +24,7 @@ from outrider.demo import DRAFT, EAGLE3, TARGET, require_pair
 from outrider.demo.measure import Comparison, Workload, compare
 from outrider.demo.prompts import PROMPTS
 from outrider.errors import ConfigError
+from outrider.process.extras import require_extras
 
 TEMPERATURES = (0.0, 0.8)
 DRAFTS: Mapping[str, Path] = {DraftMethod.DRAFT_MODEL.value: DRAFT, DraftMethod.EAGLE3.value: EAGLE3}
@@ -90,7 +91,11 @@ def plan_demo(more: Mapping[Place, object], *, target: Path = TARGET, draft: Pat
         **more,
     }
     # A demonstration is the same everywhere: neither variables nor a file have a say.
-    return prepare_stack(load_all(settings, environ={}))
+    effective = load_all(settings, environ={})
+    require_extras(extras_of(effective.settings), "the demonstration")
+    if target == TARGET or draft in DRAFTS.values():
+        require_pair()
+    return prepare_stack(effective)
 
 
 async def _show(client: AsyncClient, course: Course) -> bool:

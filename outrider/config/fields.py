@@ -146,8 +146,8 @@ def _known_method(value: Any) -> Any:  # noqa: ANN401
         return _VLLM_METHODS[value]
     if value in _ON_HIDDEN_STATES or value.endswith("mtp"):
         raise ValueError(
-            "should be draft_model, dflash, eagle, eagle3, mtp, medusa, mlp_speculator, ngram, suffix, module:Class or"
-            " none (no other draft that reads the target's hidden states is built yet)"
+            "should be draft_model, dflash, eagle, eagle3, mtp (of MiMo targets), medusa, mlp_speculator, ngram,"
+            " suffix, module:Class or none; MTP layers of other models and DSpark are not supported"
         )
     return value
 

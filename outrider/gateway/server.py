@@ -134,6 +134,7 @@ def _config(settings: GatewaySettings, app: Starlette) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=TimedProtocol,
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,

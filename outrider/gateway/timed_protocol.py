@@ -69,6 +69,13 @@ class TimedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         super().connection_lost(exc)
 
+    def _should_upgrade(self) -> bool:
+        """Never: a WebSocket is asked for by a request like any other, which no endpoint answers."""
+        return False
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """No line: what is asked for is refused."""
+
     def _expect_request(self) -> None:
         if self._arrival is None:
             self._arrival = self.loop.call_later(REQUEST_TIMEOUT_S, self.transport.abort)

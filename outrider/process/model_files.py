@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
 from outrider.errors import ConfigError, ModelError
+from outrider.process.draft_methods import with_draft_method
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +41,8 @@ def is_hub_id(name: str) -> bool:
 
 
 def with_local_model(settings: ModelT) -> ModelT:
-    """Return the settings with a local folder instead of an id of the Hub, keeping the name; other settings are
-    unchanged.
+    """Return the settings with a local folder instead of an id of the Hub, keeping the name, and the method that a
+    draft's folder names; other settings are unchanged.
 
     Downloads missing files, with a progress bar on a terminal. ``ModelError`` if the files are not available.
     """
@@ -51,10 +52,14 @@ def with_local_model(settings: ModelT) -> ModelT:
     if not is_hub_id(name):
         if settings.revision is not None:
             raise ConfigError(f"{settings.name}.revision", f"is set, and {name} is no id of the Hugging Face Hub")
-        return settings
+        return _with_method(settings, name)
     folder = _of_model(settings, name).fetch()
     found = {"model": str(folder), "revision": None, "served_model_name": settings.served_model_name or name}
-    return settings.model_copy(update=found)
+    return _with_method(settings.model_copy(update=found), name)
+
+
+def _with_method(settings: ModelT, name: str) -> ModelT:
+    return with_draft_method(settings, name) if isinstance(settings, DraftSettings) else settings
 
 
 def with_local_tokenizer(settings: CoordinatorSettings) -> CoordinatorSettings:

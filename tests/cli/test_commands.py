@@ -8,12 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+import outrider
 from outrider import __version__
-from outrider.cli.app import app
+from outrider.cli.app import app, main
 from outrider.config import CoordinatorSettings
 from outrider.generation import TO_THE_END
 from tests.client.conftest import Service
@@ -178,3 +181,18 @@ def test_h_is_help(command: list[str]) -> None:
     outcome = runner.invoke(app, [*command, "-h"])
     assert outcome.exit_code == 0
     assert "Usage" in outcome.output
+
+
+def test_an_interrupt_while_commands_are_put_together_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(typer.main, "get_command", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+
+
+def test_the_package_is_imported_without_any_of_its_modules() -> None:
+    code = "import sys, outrider; print([name for name in sys.modules if name.startswith('outrider.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+    for name in outrider.__all__:
+        assert getattr(outrider, name).__name__ == name

@@ -91,7 +91,11 @@ def test_a_file_that_cannot_be_read_is_told_before_anything_is_loaded(tmp_path: 
 @pytest.mark.parametrize(
     ("coordinator", "gateway", "said"),
     [
-        ({}, {"port": 50050}, "gateway.port: is 50050, as coordinator.port is"),
+        (
+            {},
+            {"port": 50050},
+            "gateway.port: is 50050, as coordinator.port is: --port is the port of gRPC .* --http-port that of HTTP",
+        ),
         ({"metrics_port": 8000}, {}, "coordinator.metrics_port: is 8000, as gateway.port is"),
         ({"metrics_port": 9464}, {"metrics_port": 9464}, "gateway.metrics_port: is 9464, as coordinator.metrics_port"),
         ({"health_port": 50050}, {}, "coordinator.health_port: is 50050, as coordinator.port is"),

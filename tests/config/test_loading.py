@@ -232,7 +232,7 @@ def test_every_name_of_prompt_lookup_is_understood(text: str) -> None:
     ("text", "said"),
     [
         ('{"method": "eagle3"}', "model: is needed by method eagle3"),
-        ('{"method": "deepseek_mtp"}', "no other draft that reads the target's hidden states is built yet"),
+        ('{"method": "deepseek_mtp"}', "MTP layers of other models and DSpark are not supported"),
         ('{"quantization": "fp8"}', "weights are served as float32, bfloat16 or float16"),
         ('{"use_heterogeneous_vocab": true}', "must have the same vocabulary"),
         ('{"rejection_sample_method": "synthetic"}', "should be standard or block, not 'synthetic'"),

@@ -92,3 +92,17 @@ async def test_long_headers_and_bodies_in_pieces_are_read(port: int) -> None:
     async with asyncio.timeout(20):
         assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
     writer.close()
+
+
+async def test_a_websocket_is_asked_for_by_a_request_like_any_other(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    async with asyncio.timeout(20):
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    assert caplog.messages == []

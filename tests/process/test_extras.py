@@ -38,3 +38,17 @@ def test_a_module_without_its_extra_ends_with_one_line(section: str, extra: str)
     assert done.stderr.splitlines()[0].startswith(f"error: the {section} service needs ")
     assert done.stderr.endswith(f"install outrider[{extra}]\n")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["demo"], ["trace", "--demo"]])
+def test_a_demonstration_without_its_extra_ends_with_one_line(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, "outrider.cli", *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the demonstration needs torch, which is not installed: install outrider[")
+    assert len(done.stderr.splitlines()) == 1

@@ -110,7 +110,7 @@ def test_a_continued_message_equals_that_of_transformers(family: str, last: str)
 def test_variables_and_documents_reach_the_template() -> None:
     source = (TEMPLATES / "qwen3.jinja").read_text() + "{{ documents | tojson if documents else '' }}"
     documents = ({"title": "a", "text": "b"},)
-    chat = ChatPrompt(tuple(TURN), documents=documents, template_kwargs={"enable_thinking": False})
+    chat = ChatPrompt(tuple(TURN), documents=documents, template_kwargs={"enable_thinking": False, "self": 1})
     expected = reference(source, TURN, documents=list(documents), enable_thinking=False, add_generation_prompt=True)
     assert renderer(source).render(chat) == expected
     assert "<think>\n\n</think>" in expected

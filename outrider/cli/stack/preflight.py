@@ -123,6 +123,12 @@ def check_listeners(settings: Settings, gateway: GatewaySettings | None) -> None
         sections.append(settings.draft)
     if gateway is not None:
         check_files(gateway)
+        if gateway.port == settings.coordinator.port:
+            raise ConfigError(
+                "gateway.port",
+                f"is {gateway.port}, as coordinator.port is: --port is the port of gRPC (default 50050),"
+                " --http-port that of HTTP (default 8000); they must be different ports",
+            )
         _take(taken, gateway.port, "gateway.port")
         sections.append(gateway)
     for section in sections:

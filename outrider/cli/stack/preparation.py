@@ -26,7 +26,7 @@ def prepare_stack(
     ``gpu_memory_utilization`` is the share of each GPU's memory for all that runs on it, in (0, 1]. ``serves_http``
     adds the gateway where the settings do not turn it off.
     """
-    require_extras(_extras(effective.settings), "starting the services")
+    require_extras(extras_of(effective.settings), "starting the services")
     settings = _with_local_models(effective.settings)
     check(settings)
     http = plan_gateway(settings, explicit=effective.origins) if serves_http else GatewayPlan()
@@ -38,7 +38,8 @@ def prepare_stack(
     return replace(plan, note=note, gateways=http.specs, http_url=http.url)
 
 
-def _extras(settings: Settings) -> list[str]:
+def extras_of(settings: Settings) -> list[str]:
+    """The extras that the services need."""
     sections = (settings.target, settings.draft, settings.coordinator, settings.gateway)
     is_watched = any(section.metrics_port is not None or section.trace_file is not None for section in sections)
     return ["engine", *(["telemetry"] if is_watched else [])]

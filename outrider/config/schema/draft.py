@@ -79,7 +79,8 @@ class DraftSettings(Section):
         DraftMethod.NONE,
         description="draft_model; dflash, eagle, eagle3, mtp, medusa or mlp_speculator (heads over the target's hidden"
         " states; mtp: a layer of the target's own folder); ngram (prompt lookup) or suffix (suffix decoding) without a"
-        " model; module:Class (a proposer of your own) or none; unset: draft_model where a model is set.",
+        " model; module:Class (a proposer of your own) or none;"
+        " unset or draft_model: what config.json of the model says.",
     )
     target_model: Text | None = Field(
         None,

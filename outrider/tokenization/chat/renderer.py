@@ -59,8 +59,9 @@ class ChatRenderer:
     def _render(self, template: str, chat: ChatPrompt, messages: list[dict[str, Any]]) -> str:
         variables = {**self._templates.special_tokens, **_plain(chat.template_kwargs)}
         try:
+            # As one object: any name is a variable, also "self".
             return compile_template(template).render(
-                **{
+                {
                     **variables,
                     "messages": _plain(messages),
                     "tools": None if chat.tools is None else _plain(chat.tools),
