@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from outrider.errors import InvalidRequestError
 from outrider.planes import PlaneOffer, PlaneReport
@@ -33,6 +33,9 @@ from outrider.types import (
     Support,
 )
 from outrider.values import step_value
+
+if TYPE_CHECKING:
+    from outrider.columns import AnswerColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +317,8 @@ class EventBatch(Generic[EventT_co]):
     report: ForwardReport | None = None
     timings: tuple[ItemTiming, ...] = ()
     """Of the item behind each event; empty when no forward was needed."""
+    columns: AnswerColumns[EventT_co] | None = None
+    """Further events, of the same forward, for a reader that takes columns."""
 
     def timed(self) -> Iterator[tuple[EventT_co, ItemTiming | None]]:
         """Each event with its item's time."""

@@ -108,6 +108,13 @@ class PrefixHasher:
         return self._blocks[num_blocks], rest[-1]
 
 
+def following(rest: int, token_ids: Sequence[int]) -> list[int]:
+    """``rest`` and the running hashes after each of ``token_ids``, within one block."""
+    hashes = [rest]
+    _extend(hashes, token_ids)
+    return hashes
+
+
 def _extend(hashes: list[int], token_ids: Sequence[int]) -> None:
     known = hashes[-1]
     for token_id in token_ids:

@@ -57,8 +57,11 @@ class _RemotePort:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         link_timeout_s: float = DEFAULT_LINK_TIMEOUT_S,
         shares_memory: bool = True,
+        keeps_columns: bool = False,
     ) -> None:
         """``link_timeout_s``: the silence after which a link is broken, of a service that sends heartbeats.
+
+        ``keeps_columns``: whoever reads a link takes answers of many sessions as ``EventBatch.columns``.
 
         ``shares_memory``: whether a service of the same host may hand large tensors over in shared memory.
         """
@@ -70,7 +73,7 @@ class _RemotePort:
         """As last described."""
         self._is_loading = False
         """As last described."""
-        self._shares_memory = shares_memory
+        self._shares_memory, self._keeps_columns = shares_memory, keeps_columns
         self._security = security
         self._connect_timeout_s = connect_timeout_s
         self._attempt_s = FIRST_ATTEMPT_S
@@ -178,7 +181,7 @@ class RemoteDraft(_RemotePort):
             channel,
             partial(attach, metadata=self._link_metadata()),
             partial(draft_commands_to_proto, columns=self._reads_columns),
-            draft_events_from_proto,
+            partial(draft_events_from_proto, keeps_columns=self._keeps_columns),
             answer_offer=lambda token: pb.DraftCommands(plane_answer=PlaneAnswer(token=token)),
             heartbeat=pb.DraftCommands(heartbeat=pb.Heartbeat()),
             silence_timeout_s=self._silence_timeout_s(),
@@ -207,7 +210,7 @@ class RemoteTarget(_RemotePort):
             channel,
             partial(attach, metadata=self._link_metadata()),
             partial(target_commands_to_proto, columns=self._reads_columns),
-            target_events_from_proto,
+            partial(target_events_from_proto, keeps_columns=self._keeps_columns),
             answer_offer=lambda token: pb.TargetCommands(plane_answer=PlaneAnswer(token=token)),
             heartbeat=pb.TargetCommands(heartbeat=pb.Heartbeat()),
             silence_timeout_s=self._silence_timeout_s(),

@@ -55,7 +55,7 @@ class Side:
         verdict = None if case is None else judge([case])[0]
         taken = None
         if self.is_short and isinstance(verdict, Verdict):
-            taken = steady.take_verdict(self.loop, event, verdict, TIMING)
+            taken = steady.take_verdict(self.loop, event.generation, verdict, TIMING)
         if taken is None:
             self.loop.on_target_event(event, verdict, TIMING)
         else:

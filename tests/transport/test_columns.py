@@ -299,9 +299,9 @@ async def test_a_coordinator_and_a_target_use_columns_from_the_second_step_on(
     vocab, num_sessions, prompt = 9, 8, (1, 2, 3)
     seen: list[int] = []
 
-    def read(message: pb.TargetEvents, fetch: Any) -> ports.EventBatch[Any]:
+    def read(message: pb.TargetEvents, fetch: Any, *, keeps_columns: bool) -> ports.EventBatch[Any]:
         seen.append(len(message.columns))
-        return target_events_from_proto(message, fetch)
+        return target_events_from_proto(message, fetch, keeps_columns=keeps_columns)
 
     monkeypatch.setattr(remote, "target_events_from_proto", read)
     rows = random_rows(vocab, seed=1)

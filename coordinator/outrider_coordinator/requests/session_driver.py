@@ -32,6 +32,7 @@ from outrider_coordinator.requests.output_scheduler import OutputScheduler
 from outrider_coordinator.requests.request_log import log_bug, log_trouble
 from outrider_coordinator.requests.request_manager import RequestManager
 from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.requests.steady_driver import SteadyDriver
 from outrider_coordinator.routing.services import DraftReplica, TargetReplica
 from outrider_coordinator.session import actions, steady
 from outrider_coordinator.session.draft_events import proposed_draft
@@ -82,10 +83,16 @@ class SessionDriver:
         self._policy = request_manager.policy
         self._lifecycle = lifecycle
         self._output = OutputScheduler()
+        self._steady = SteadyDriver(request_manager.policy, self.draft_waits, self._end_with)
 
     def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
         """Judge all scores of a message, and send the commands that follow."""
         self._output.commands_first()
+        self._settle()
+        handled = _now()
+        self._policy.begin(replica, handled)
+        has_columns = batch.columns is not None
+        batch = self._steady.take_scores(replica, batch, handled)
         heard = [
             (request, event, timing)
             for event, timing in batch.timed()
@@ -98,7 +105,6 @@ class SessionDriver:
         }
         verdicts = dict(zip(cases, judge(list(cases.values())), strict=True))
         handled = _now()
-        self._policy.begin(replica, handled)
         for index, (request, event, timing) in enumerate(heard):
             if request.session != event.session or request.place.target is not replica:
                 continue  # it has moved since, by an event before this one
@@ -112,13 +118,32 @@ class SessionDriver:
                     log_trouble("target", event)
                     handled = self._on_target_event(request, event, None, timing, handled)
         self._lifecycle.answered()
-        if self._policy.end(replica, batch.report):
-            call_after_commands(partial(self._policy.choose, replica))
-        self._output.put([request for request, _, _ in heard])
+        requests = [request for request, _, _ in heard]
+        self._output.put(requests)
+        if has_columns:
+            self._steady.touch(requests)
+        is_learning = self._policy.end(replica, batch.report)
+        if has_columns or is_learning:
+            call_after_commands(partial(self._after_commands, replica if is_learning else None))
+
+    def _after_commands(self, learning: TargetReplica | None = None) -> None:
+        self._settle()
+        if learning is not None:
+            self._policy.choose(learning)
+
+    def _settle(self) -> None:
+        """Confirm the commands that were sent as columns."""
+        ended = self._steady.settle()
+        for request in ended:
+            if not request.is_over:
+                self._lifecycle.found_room(request)
+        self._output.put(ended)
 
     def on_draft_batch(self, replica: DraftReplica, batch: EventBatch[DraftEvent]) -> None:
         """Check all proposals of a message, and send each to its target."""
         self._output.commands_first()
+        self._settle()
+        whole, batch = batch, self._steady.take_proposals(replica, batch, _now())
         heard = [
             (request, event, timing)
             for event, timing in batch.timed()
@@ -126,8 +151,8 @@ class SessionDriver:
         ]
         if batch.events:
             self.draft_waits.heard(replica, (found for found, event, _ in heard if isinstance(event, Proposal)))
-        if heard:
-            self._policy.note_proposals(heard[0][0].place.target, batch)
+        if (first := self._first_of(whole)) is not None:
+            self._policy.note_proposals(first.place.target, whole)
         cases = {
             index: case
             for index, (request, event, _) in enumerate(heard)
@@ -147,8 +172,21 @@ class SessionDriver:
                     log_trouble("draft", event)
                     handled = self._on_draft_event(request, event, None, timing, handled)
 
+        if whole.columns is not None:
+            self._steady.touch([request for request, _, _ in heard])
+            call_after_commands(self._after_commands)
+
+    def _first_of(self, batch: EventBatch[DraftEvent]) -> RequestState | None:
+        """A request that the message is for."""
+        sessions = [event.session for event in batch.events]
+        if batch.columns is not None:
+            sessions += batch.columns.sessions.tolist()
+        return next(filter(None, map(self._find, sessions)), None)
+
     def deliver(self, request: RequestState, event: Callable[[], None]) -> None:
         """Pass an event of the coordinator to a session; its output is delivered at once."""
+        self._settle()
+        self._steady.forget(request)
         arrived = _now()
         with _about(request):
             try:
@@ -169,7 +207,7 @@ class SessionDriver:
         if request.trace.notes is not None or not isinstance(verdict, Verdict):
             return self._on_target_event(request, event, verdict, timing, arrived)
         try:
-            taken = steady.take_verdict(request.loop, event, verdict, timing)
+            taken = steady.take_verdict(request.loop, event.generation, verdict, timing)
         except Exception as error:
             self._fail(request, error)
             return self._act_on(request, arrived)
@@ -234,6 +272,10 @@ class SessionDriver:
                 log_bug(error)
             error = IntegrityError(f"the coordinator failed: {type(error).__name__}")
         request.loop.fail(error)
+
+    def _end_with(self, request: RequestState, error: Exception) -> None:
+        self._fail(request, error)
+        self._act_on(request, _now())
 
     def _act_on(self, request: RequestState, arrived: float) -> float:
         """Do what the session asks for since ``arrived`` was read; when it had been decided."""

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from outrider.columns import CommandColumns
 from outrider.ports import Extend, HiddenStateChunk, Opened, Release, Score
 
 _LONGEST_STEP = 64
@@ -54,26 +55,36 @@ class LinkQueue:
 
     def put(self, command: OfSession) -> None:
         """Queue a command; ``send_all`` is called when the link may send."""
+        self._wait()
+        if (is_plain := _is_plain(command)) is not None:
+            self.waiting[command.session] = is_plain
+
+    def put_drafting(self, sessions: Sequence[int]) -> None:
+        """Queue one command each of these sessions, of steps with drafts."""
+        self._wait()
+        self.waiting |= dict.fromkeys(sessions, False)
+
+    def _wait(self) -> None:
         if not self.is_waiting:
             self.is_waiting = True
             self.waiting_since = self._dispatch.now()
             self._dispatch.look_soon()
-        if (is_plain := _is_plain(command)) is not None:
-            self.waiting[command.session] = is_plain
 
-    def sent(self, commands: Iterable[OfSession]) -> None:
+    def sent(self, commands: Iterable[OfSession | CommandColumns]) -> None:
         """The queued commands were sent."""
         now = self._dispatch.now()
-        for session, is_plain in self.waiting.items():
-            self.under_way[session] = (is_plain, now)
+        kinds = {is_plain: (is_plain, now) for is_plain in (False, True)}
+        self.under_way |= {session: kinds[is_plain] for session, is_plain in self.waiting.items()}
         self.is_waiting = False
         self.waiting.clear()
         for command in commands:
             if isinstance(command, Release) and self.under_way.pop(command.session, None) is not None:
                 self._dispatch.look_soon()
 
-    def heard(self, events: Iterable[OfSession]) -> None:
-        """The sessions were answered."""
+    def heard(self, events: Iterable[OfSession], sessions: Sequence[int] = ()) -> None:
+        """The sessions were answered; ``sessions``: those with answers in columns."""
+        for session in sessions:
+            self.under_way.pop(session, None)
         for event in events:
             if not isinstance(event, Opened | HiddenStateChunk):  # which answer no step
                 self.under_way.pop(event.session, None)

@@ -75,6 +75,7 @@ class Replica(Generic[CommandT, EventT]):
         )
         self.send = self.connection.send
         """Sends a command, with all others of the message when it is this link's turn."""
+        self.send_columns = self.connection.send_columns
 
     @property
     def is_up(self) -> bool:

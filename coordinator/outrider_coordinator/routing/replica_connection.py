@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from outrider.columns import CommandColumns
 from outrider.errors import (
     ConfigError,
     DeadlineError,
@@ -79,7 +80,8 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         self._accept, self._on_attached, self._on_batch, self._on_lost = accept, on_attached, on_batch, on_lost
         self._on_plane = on_plane
         self._link: Link[CommandT, EventT] | None = None
-        self._outbox: list[CommandT] = []
+        self._outbox: list[Any] = []
+        """Commands, and columns of them."""
         self._link_queue = turns.link_queue(self._flush)
         self._trouble = ""
         self._task: asyncio.Task[None] | None = None
@@ -106,6 +108,17 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         if self._link is not None:
             self._outbox.append(command)
             self._link_queue.put(command)
+
+    def send_columns(self, columns: CommandColumns) -> None:
+        """Likewise for commands of many sessions, of steps with drafts."""
+        if self._link is not None:
+            self._outbox.append(columns)
+            self._link_queue.put_drafting(columns.sessions.tolist())
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether the service reads commands as columns."""
+        return self.description is not None and self.description.reads_command_columns
 
     def send_alone(self, command: PlaneCommand) -> None:
         """Send a command of no session in a message of its own, now; dropped if the link is lost."""
@@ -192,7 +205,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             if batch.events and isinstance(batch.events[0], OfferPlane | PlaneChosen):
                 self._on_plane(batch.events[0])
                 continue
-            self._link_queue.heard(batch.events)
+            self._link_queue.heard(batch.events, batch.columns.sessions.tolist() if batch.columns is not None else ())
             self._on_batch(batch)
         raise UnavailableError("the link ended")
 

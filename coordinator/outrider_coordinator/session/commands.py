@@ -22,6 +22,15 @@ class CommandBuilder:
         self._tokens = tokens
         self._generation = 0
 
+    @property
+    def next_generation(self) -> int:
+        """Generation of the next command."""
+        return self._generation + 1
+
+    def skip_generation(self) -> None:
+        """Leave out a generation: of a command that was sent and turned out to be another's."""
+        self._generation += 1
+
     def open_draft(self, side: DraftSide) -> Open:
         """Open the session on the draft, which may have fewer ids than the target."""
         limit = self._engine_request.num_token_ids

@@ -51,6 +51,16 @@ class Output:
         return self._max_tokens - self._num_tokens
 
     @property
+    def ending_token_ids(self) -> frozenset[int]:
+        """Tokens that end the generation."""
+        return self._ending
+
+    @property
+    def has_stops(self) -> bool:
+        """Whether a stop text may end it."""
+        return self._has_stops
+
+    @property
     def text(self) -> str:
         """All text that is final."""
         self._read()

@@ -9,7 +9,7 @@ both forms against each other.
 
 from __future__ import annotations
 
-from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
+from outrider.ports import Extend, ItemTiming, Proposal, Score
 from outrider_coordinator.acceptance import Verdict
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.actions import StepEnded
@@ -45,14 +45,15 @@ def take_proposal(session: SessionState, event: Proposal) -> Score | None:
 
 
 def take_verdict(
-    session: SessionState, event: Scores, verdict: Verdict, timing: ItemTiming | None
+    session: SessionState, generation: int, verdict: Verdict, timing: ItemTiming | None, length: int | None = None
 ) -> tuple[StepEnded, Extend | Score | None] | None:
     """``target_events.on_scores`` where the generation goes on: the step that ends, and the command of the next one.
 
-    Without a command the next step has begun by ``steps.begin``, whose actions are the session's.
+    Without a command the next step has begun by ``steps.begin``, whose actions are the session's. ``generation``: of
+    the scores. ``length``: the draft length, where it was chosen before.
     """
     draft, target, output, tokens = session.draft, session.target, session.output, session.tokens
-    if event.generation != target.asked or not session.is_plain_request or draft.reads_states:
+    if generation != target.asked or not session.is_plain_request or draft.reads_states:
         return None
     proposal, num_accepted, base = session.proposal, verdict.num_accepted, tokens.length
     new = (*proposal.token_ids[:num_accepted], verdict.next_token_id)
@@ -64,16 +65,19 @@ def take_verdict(
     session.policy.note_verdict(session.speculation, num_drafted, num_accepted, draft_lag=lag)
     tokens.extend(new)
     ended = StepEnded(session.step, base, num_drafted, verdict, new, None, session.no_draft_reason, timing)
-    command = _begin(session)
+    command = _begin(session, length)
     if command is None:
         steps.begin(session)
     return ended, command
 
 
-def _begin(session: SessionState) -> Extend | Score | None:
+def _begin(session: SessionState, length: int | None) -> Extend | Score | None:
     """``steps.begin`` where one command to an open service is all; None, with nothing changed, where it is not."""
     draft, target, policy = session.draft, session.target, session.policy
-    length = policy.length(session.speculation)
+    if session.is_paused:
+        return None
+    if length is None:
+        length = policy.length(session.speculation)
     if length:
         num_tokens = session.tokens.length
         length = draft.room_after(num_tokens, min(length, session.output.num_remaining - 1))

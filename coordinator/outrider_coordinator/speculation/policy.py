@@ -8,6 +8,7 @@ or throwing drafts away would bias the output.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
@@ -104,6 +105,14 @@ class DraftLengthPolicy:
         controller = self._controller_of.get(session)
         return session.limit if controller is None else controller.length(session)
 
+    def lengths(self, sessions: Sequence[ControlledSession]) -> list[int]:
+        """``length`` of each session."""
+        if self.is_off_by_load:
+            return [0] * len(sessions)
+        if not self._controller_of:
+            return [session.limit for session in sessions]
+        return [self.length(session) for session in sessions]
+
     def will_draft(self, session: ControlledSession, num_tokens: int) -> bool:
         """Whether it drafts as soon as its prompt of ``num_tokens`` was taken in, so that its draft needs that too."""
         if self.is_off_by_load or not session.limit:
@@ -167,6 +176,8 @@ class DraftLengthPolicy:
         if controller is None or batch.report is None:
             return
         lengths = [len(event.token_ids) for event in batch.events if isinstance(event, Proposal)]
+        if batch.columns is not None:
+            lengths += batch.columns.counts.tolist()
         if any(lengths):
             controller.note_draft(max(lengths), sum(lengths), _seconds(batch.report))
         elif lengths:

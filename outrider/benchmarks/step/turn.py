@@ -1,8 +1,8 @@
 """Processor time of one step by stage: the coordinator and two engine cores in one thread.
 
-The coordinator, both cores and all conversions are real; the models are stand-ins that take no time, and messages go
-from end to end as bytes without gRPC. So every stage is timed by itself, by the thread's processor time, which another
-process on the machine does not change.
+The coordinator, both cores and all conversions are real; the models are stand-ins that take no processor time, and
+messages go from end to end as bytes without gRPC. So every stage is timed by itself, by the thread's processor time,
+which another process on the machine does not change.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ FORWARD = "forward"
 DELIVER = "deliver"
 """All other work: texts, streams, statistics, the event loop."""
 STAGES = (*BETWEEN_FORWARDS, DELIVER)
+_FORWARD_S, _FORWARD_A_SESSION_S = 1e-3, 1e-4
+"""How long a stand-in computes: what need not be done between forwards is done meanwhile."""
 _PROMPT = (11, 7, 5, 3)
 
 
@@ -176,7 +178,7 @@ class WiredPort(Generic[CommandT, EventT]):
 
     async def describe(self) -> ModelDescription:
         """Both sides are of one device, so that all sessions share each forward."""
-        return replace(describe_stand_in(self._role), device_id="stand-in")
+        return replace(describe_stand_in(self._role), device_id="stand-in", reads_command_columns=self._columns)
 
     async def attach(self) -> WiredLink[CommandT, EventT]:
         """The link; there is one."""
@@ -214,19 +216,24 @@ class WiredLink(Generic[CommandT, EventT]):
         while self._core.has_work:
             with self._timed("schedule"):
                 messages = self._core.step()
-            for _, batch in messages:
-                with self._timed("encode"):
-                    content = self._wire.encode(batch, columns=self._columns).SerializeToString()
-                self._answers.put_nowait(content)
+            rows = max([len(batch.events) for _, batch in messages], default=0)
+            asyncio.get_running_loop().call_later(_FORWARD_S + _FORWARD_A_SESSION_S * rows, self._answer, messages)
+
+    def _answer(self, messages: Sequence[tuple[int, EventBatch[Any]]]) -> None:
+        """The forward has ended."""
+        for _, batch in messages:
+            with self._timed("encode"):
+                content = self._wire.encode(batch, columns=self._columns).SerializeToString()
+            self._answers.put_nowait(content)
 
     async def events(self) -> AsyncIterator[EventBatch[EventT]]:
         """The answers; what the coordinator does before it takes the next is timed as its decision."""
         while (content := await self._answers.get()) is not None:
             with self._timed("read"):
-                batch = self._wire.read(self._wire.events.FromString(content))
+                batch = self._wire.read(self._wire.events.FromString(content), keeps_columns=self._columns)
             with self._timed("decide"):
                 yield batch
-            self._note_answers(len(batch.events))
+            self._note_answers(len(batch.events) + (0 if batch.columns is None else len(batch.columns.sessions)))
 
     async def close(self) -> None:
         """End the answers."""

@@ -19,12 +19,17 @@ from outrider.transport.convert.arrays import little_endian
 
 FEWEST = 4
 """Fewer items of one form are no faster as columns."""
-_BYTES_OF_A_SESSION = 8
+SESSION_BYTES = 8
 
 
 def to_bytes(code: str, values: Sequence[int]) -> bytes:
     """Numbers as ``array`` has them; ``OverflowError`` for one that does not fit."""
     return little_endian(array(code, values)).tobytes()
+
+
+def array_bytes(values: NDArray[Any], dtype: DTypeLike) -> bytes:
+    """An array of integers that fit the type."""
+    return values.astype(dtype, copy=False).tobytes()
 
 
 def joined(rows: Sequence[NDArray[Any]], dtype: DTypeLike) -> bytes:
@@ -43,7 +48,7 @@ def from_bytes(name: str, content: bytes, dtype: DTypeLike, count: int | None = 
 
 def num_rows(groups: Iterable[Any]) -> int:
     """Items of all groups; a group without any counts as one."""
-    return sum(max(len(group.sessions) // _BYTES_OF_A_SESSION, 1) for group in groups)
+    return sum(max(len(group.sessions) // SESSION_BYTES, 1) for group in groups)
 
 
 def total(name: str, counts: NDArray[Any]) -> int:

@@ -13,14 +13,26 @@ from typing import Any
 import numpy as np
 
 from outrider import ports
+from outrider.columns import AnswerColumns
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_FIELDS, LINK_POSITIONS, LINK_SUPPORT_IDS, Bound
-from outrider.transport.convert.column_bytes import FEWEST, from_bytes, joined, spans, sums_by_row, to_bytes, total
+from outrider.transport.convert.column_bytes import (
+    FEWEST,
+    SESSION_BYTES,
+    from_bytes,
+    joined,
+    spans,
+    sums_by_row,
+    to_bytes,
+    total,
+)
 from outrider.types import DenseEvidence, DenseScores, SparseEvidence, SparseScores, TokenScores
 from outrider.v1 import link_pb2 as pb
 
 CAPABILITY = ("outrider-columns", "1")
 """In the metadata of the call that opens a link: the caller reads columns."""
+
+NUMBERS_IN_A_TIMING = len(ports.ItemTiming.__slots__)
 
 Indices = list[int]
 Head = tuple[int, int, int]
@@ -123,7 +135,7 @@ def proposals_from_columns(message: pb.AnswerColumns) -> Iterator[ports.Proposal
 
 def _drawn_proposals(message: pb.AnswerColumns) -> Iterator[ports.Proposal | ports.SessionFailed]:
     heads, counts = _heads(message)
-    token_ids = _token_column(message, counts, "<u4").tolist()
+    token_ids = _token_column(message, sum(counts), "<u4").tolist()
     rows = from_bytes("support_counts", message.support_counts, "<i4", len(token_ids)).copy()
     num_ids = total("support_counts", rows)
     ids = from_bytes("support_token_ids", message.support_token_ids, "<i4", num_ids).copy()
@@ -140,17 +152,44 @@ def scores_from_columns(message: pb.AnswerColumns) -> Iterator[ports.Scores | po
     if message.support_counts or message.support_token_ids:
         raise ProtocolError("columns: support_counts and support_token_ids belong to proposals, not to scores")
     if not message.outside_mass:
-        return _answers(message, LINK_POSITIONS, _token_scores)
+        return _answers(message, LINK_POSITIONS, token_scores)
     return _sparse_scores(message)
 
 
-def _token_scores(session: int, generation: int, base_length: int, token_ids: tuple[int, ...]) -> ports.Scores:
+def token_columns(
+    message: pb.DraftEvents | pb.TargetEvents, make: Callable[[int, int, int, tuple[int, ...]], Any]
+) -> AnswerColumns[Any] | None:
+    """The answers of a message of events as columns; None unless its columns are of tokens alone, in one group."""
+    if len(message.columns) != 1:
+        return None
+    group = message.columns[0]
+    if group.support_counts or group.support_token_ids or group.outside_mass or group.support_sizes:
+        return None
+    size = len(group.sessions) // SESSION_BYTES
+    bound = LINK_POSITIONS if make is token_scores else LINK_DRAFT_TOKEN_IDS
+    counts = from_bytes("counts", group.counts, "<u4", size)
+    if not size or int(counts.max()) > bound.most:
+        return None
+    numbers = message.item_timings_ns[NUMBERS_IN_A_TIMING * len(message.events) :] if message.item_timings_ns else ()
+    return AnswerColumns(
+        from_bytes("sessions", group.sessions, "<u8"),
+        from_bytes("generations", group.generations, "<u8", size),
+        from_bytes("base_lengths", group.base_lengths, "<u4", size),
+        counts,
+        _token_column(group, int(counts.sum()), "<u4"),
+        numbers,
+        make,
+    )
+
+
+def token_scores(session: int, generation: int, base_length: int, token_ids: tuple[int, ...]) -> ports.Scores:
+    """Scores of the form that greedy and coupled sessions get."""
     return ports.Scores(session, generation, base_length, TokenScores(token_ids))
 
 
 def _sparse_scores(message: pb.AnswerColumns) -> Iterator[ports.Scores | ports.SessionFailed]:
     heads, counts = _heads(message)
-    ids = _token_column(message, counts, "<i4").copy()
+    ids = _token_column(message, sum(counts), "<i4").copy()
     masses = from_bytes("outside_mass", message.outside_mass, "<f4", ids.size).copy()
     each = from_bytes("support_sizes", message.support_sizes, "<u4", len(counts) if message.support_sizes else 0)
     probs = from_bytes("support_probs", message.support_probs, "<f4", total("support_sizes", each)).copy()
@@ -165,7 +204,7 @@ def _answers(
     message: pb.AnswerColumns, bound: Bound, make: Callable[[int, int, int, tuple[int, ...]], Any]
 ) -> Iterator[Any]:
     heads, counts = _heads(message)
-    token_ids = _token_column(message, counts, "<u4").tolist()
+    token_ids = _token_column(message, sum(counts), "<u4").tolist()
     most, start = bound.most, 0
     for (session, generation, base), count in zip(heads, counts, strict=True):
         if count > most:
@@ -195,8 +234,8 @@ def _heads(message: pb.AnswerColumns) -> tuple[list[Head], list[int]]:
     return heads, from_bytes("counts", message.counts, "<u4", num_rows).tolist()
 
 
-def _token_column(message: pb.AnswerColumns, counts: Sequence[int], dtype: str) -> np.ndarray:  # -> [sum(counts)]
+def _token_column(message: pb.AnswerColumns, num_tokens: int, dtype: str) -> np.ndarray:  # -> [sum(counts)]
     content = message.token_ids
     if len(content) > 4 * LINK_FIELDS.most:
         raise ProtocolError(f"columns: {len(content)} bytes of token_ids are more than {LINK_FIELDS.most} tokens")
-    return from_bytes("token_ids", content, dtype, sum(counts))
+    return from_bytes("token_ids", content, dtype, num_tokens)

@@ -13,10 +13,20 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from outrider import ports
+from outrider.columns import CommandColumns, ScoreColumns
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES
-from outrider.transport.convert.column_bytes import FEWEST, from_bytes, joined, spans, sums_by_row, to_bytes, total
+from outrider.transport.convert.column_bytes import (
+    FEWEST,
+    array_bytes,
+    from_bytes,
+    joined,
+    spans,
+    sums_by_row,
+    to_bytes,
+    total,
+)
 from outrider.types import PackedTokenIds, Support
 from outrider.v1 import link_pb2 as pb
 
@@ -77,6 +87,20 @@ def _with_whole_supports(scores: Sequence[Any]) -> list[Any]:
     if int(counts.min()) < 0:
         return []
     return [score for score, size in zip(shaped, sizes, strict=True) if size == score.support.token_ids.size]
+
+
+def write_column_arrays(message: pb.CommandColumns, columns: CommandColumns) -> None:
+    """Commands that are columns already, into an empty message; ``OverflowError`` when a value does not fit."""
+    message.sessions = array_bytes(columns.sessions, "<u8")
+    message.generations = array_bytes(columns.generations, "<u8")
+    message.num_kept_tokens = array_bytes(columns.num_kept_tokens, "<u4")
+    message.prefix_chains = columns.chains
+    message.prefix_rests = array_bytes(columns.rests, "<u8")
+    message.counts = array_bytes(columns.counts, "<u4")
+    message.token_ids = array_bytes(columns.token_ids, "<i4")
+    message.draft_lengths = array_bytes(columns.draft_lengths, "<u4")
+    if isinstance(columns, ScoreColumns):
+        message.draft_token_ids = array_bytes(columns.draft_token_ids, "<u4")
 
 
 def write_command_columns(message: pb.CommandColumns, commands: Sequence[Item]) -> None:

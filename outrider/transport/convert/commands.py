@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 from outrider import ports
+from outrider.columns import CommandColumns
 from outrider.errors import ProtocolError
 from outrider.limits import ANY_MODEL, LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS, ModelLimits
 from outrider.transport.convert.arrays import (
@@ -25,6 +26,7 @@ from outrider.transport.convert.command_columns import (
     extends_from_columns,
     scores_from_command_columns,
     split_steady,
+    write_column_arrays,
     write_command_columns,
 )
 from outrider.transport.convert.reading import Readers, command_within, out_of_range_breaks_the_contract, read_one_of
@@ -46,8 +48,6 @@ from outrider.transport.convert.tensors import (
 )
 from outrider.types import JudgingRule, Support
 from outrider.v1 import link_pb2 as pb
-
-CommandT = TypeVar("CommandT")
 
 _RULES: dict[JudgingRule, pb.JudgingRule] = {
     JudgingRule.GREEDY: pb.JUDGING_RULE_GREEDY,
@@ -209,8 +209,13 @@ def _support_from_proto(counts: bytes, token_ids: bytes) -> Support | None:
     )
 
 
-def _write_columns(message: pb.DraftCommands | pb.TargetCommands, commands: Sequence[CommandT]) -> Sequence[CommandT]:
-    """Write the groups that go as columns; returns the commands that are left to be written one by one."""
+def _write_columns(message: pb.DraftCommands | pb.TargetCommands, commands: Sequence[Any]) -> Sequence[Any]:
+    """Write what are columns and the groups that go as such; returns the commands that are left, to go one by one."""
+    whole = [command for command in commands if isinstance(command, CommandColumns)]
+    if whole:
+        commands = [command for command in commands if not isinstance(command, CommandColumns)]
+        for columns in whole:
+            write_column_arrays(message.columns.add(), columns)
     groups, left = split_steady(commands)
     for group in groups:
         write_command_columns(message.columns.add(), group)

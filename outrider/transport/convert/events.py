@@ -11,15 +11,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outrider import ports
+from outrider.columns import AnswerColumns
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS
 from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
 from outrider.transport.convert.bounds import check_scores
 from outrider.transport.convert.column_bytes import num_rows
 from outrider.transport.convert.columns import (
+    NUMBERS_IN_A_TIMING,
     column_groups,
     proposals_from_columns,
     scores_from_columns,
+    token_columns,
+    token_scores,
     write_columns,
 )
 from outrider.transport.convert.reading import (
@@ -46,8 +50,6 @@ from outrider.transport.convert.tensors import (
     write_hidden_states,
 )
 from outrider.v1 import link_pb2 as pb
-
-NUMBERS_IN_A_TIMING = len(ports.ItemTiming.__slots__)
 
 
 def write_proposal(message: pb.Proposal, event: ports.Proposal, place: Place) -> None:
@@ -247,11 +249,16 @@ def _write_columns(message: Any, batch: ports.EventBatch[Any], groups: list[list
 
 
 def draft_events_from_proto(
-    message: pb.DraftEvents, fetch: Fetch = fetch_nothing
+    message: pb.DraftEvents, fetch: Fetch = fetch_nothing, *, keeps_columns: bool = False
 ) -> ports.EventBatch[ports.DraftEvent]:
-    """One message from a draft; ``ProtocolError`` for unknown or too many events."""
+    """One message from a draft; ``ProtocolError`` for unknown or too many events.
+
+    ``keeps_columns``: proposals that came as columns of tokens stay columns.
+    """
     _check_num_events(message)
     events = [_draft_event_from_proto(event, fetch) for event in message.events]
+    if keeps_columns and (columns := token_columns(message, ports.Proposal)) is not None:
+        return _batch_from_proto(message, events, columns)
     for group in message.columns:
         events += proposals_from_columns(group)
     return _batch_from_proto(message, events)
@@ -273,11 +280,16 @@ def target_events_to_proto(
 
 
 def target_events_from_proto(
-    message: pb.TargetEvents, fetch: Fetch = fetch_nothing
+    message: pb.TargetEvents, fetch: Fetch = fetch_nothing, *, keeps_columns: bool = False
 ) -> ports.EventBatch[ports.TargetEvent]:
-    """One message from a target; ``ProtocolError`` for unknown or too many events."""
+    """One message from a target; ``ProtocolError`` for unknown or too many events.
+
+    ``keeps_columns``: scores that came as columns of tokens stay columns.
+    """
     _check_num_events(message)
     events = [_target_event_from_proto(event, fetch) for event in message.events]
+    if keeps_columns and (columns := token_columns(message, token_scores)) is not None:
+        return _batch_from_proto(message, events, columns)
     for group in message.columns:
         events += scores_from_columns(group)
     return _batch_from_proto(message, events)
@@ -303,7 +315,14 @@ def _check_num_events(message: pb.DraftEvents | pb.TargetEvents) -> None:
         raise ProtocolError(f"events: has {count} {LINK_ITEMS.unit}; at most {LINK_ITEMS.most}")
 
 
-def _batch_from_proto(message: pb.DraftEvents | pb.TargetEvents, events: Sequence[Any]) -> ports.EventBatch[Any]:
+def _batch_from_proto(
+    message: pb.DraftEvents | pb.TargetEvents, events: Sequence[Any], columns: AnswerColumns[Any] | None = None
+) -> ports.EventBatch[Any]:
     report = report_from_proto(message.report) if message.HasField("report") else None
-    timings = timings_from_proto(message.item_timings_ns, num_events=len(events))
-    return ports.EventBatch(tuple(events), report, timings)
+    num_events = len(events)
+    numbers: Sequence[int] = message.item_timings_ns
+    if columns is not None and numbers:
+        if len(numbers) != NUMBERS_IN_A_TIMING * (num_events + len(columns.sessions)):
+            raise ProtocolError(f"item_timings_ns: {len(numbers)} numbers are not five for each event")
+        numbers = numbers[: NUMBERS_IN_A_TIMING * num_events]
+    return ports.EventBatch(tuple(events), report, timings_from_proto(numbers, num_events=num_events), columns)

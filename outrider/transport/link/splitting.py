@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from outrider.errors import InvalidRequestError
 from outrider.limits import LINK_ITEMS
-from outrider.transport.convert.events import NUMBERS_IN_A_TIMING
+from outrider.transport.convert.columns import NUMBERS_IN_A_TIMING
 from outrider.v1 import link_pb2 as pb
 
 EventsT = TypeVar("EventsT", pb.DraftEvents, pb.TargetEvents)

@@ -1,0 +1,228 @@
+"""Steady driver: the next commands of steady sessions leave first, and their state machines confirm them afterwards.
+
+While the services compute, the sessions that wait for them are put into batches (``steady_batches``). An answer that
+comes as columns is judged and answered from those. What was sent is confirmed when the commands have left, or before
+anything else happens to any session.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from outrider.columns import AnswerColumns
+from outrider.errors import IntegrityError
+from outrider.ports import DraftEvent, EventBatch, Extend, Score, TargetEvent
+from outrider_coordinator.acceptance import NextToken, Verdict
+from outrider_coordinator.requests.draft_waits import DraftWaits
+from outrider_coordinator.requests.request_state import RequestState
+from outrider_coordinator.routing.services import DraftReplica, TargetReplica
+from outrider_coordinator.session import steady
+from outrider_coordinator.session.actions import DraftWaitEnded
+from outrider_coordinator.session.steady_batches import (
+    AnsweredProposals,
+    AnsweredScores,
+    DraftingBatch,
+    Ints,
+    ScoringBatch,
+)
+from outrider_coordinator.speculation import DraftLengthPolicy
+from outrider_coordinator.stats.request_timings import RequestTimings
+
+_now = RequestTimings.now
+_FEWEST = 4
+"""Fewer sessions do not travel as columns."""
+
+BatchT = TypeVar("BatchT", DraftingBatch, ScoringBatch)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting(Generic[BatchT]):
+    """A batch, its requests, and where they live."""
+
+    batch: BatchT
+    requests: Sequence[RequestState]
+    target: TargetReplica
+    draft: DraftReplica
+
+
+_Places = dict[int, tuple[_Waiting[BatchT], int]]
+"""Batch and row of each session."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Answers whose commands were sent, to be confirmed."""
+
+    waiting: _Waiting[Any]
+    taken: AnsweredProposals | AnsweredScores
+    answers: AnswerColumns[Any]
+    arrived: float
+    handled: float
+
+
+class SteadyDriver:
+    """The steady sessions of one coordinator."""
+
+    def __init__(
+        self, policy: DraftLengthPolicy, draft_waits: DraftWaits, fail: Callable[[RequestState, Exception], None]
+    ) -> None:
+        """``fail`` ends a request with an error."""
+        self._policy, self._draft_waits, self._fail = policy, draft_waits, fail
+        self._drafting: _Places[DraftingBatch] = {}
+        self._scoring: _Places[ScoringBatch] = {}
+        self._sent: list[_Sent] = []
+        self._touched: dict[RequestState, None] = {}
+        """Requests that may have become steady."""
+
+    def take_proposals(
+        self, replica: DraftReplica, batch: EventBatch[DraftEvent], arrived: float
+    ) -> EventBatch[DraftEvent]:
+        """Bring proposals of steady sessions to their targets; what is left of the message."""
+        answers = batch.columns
+        if answers is None:
+            return batch
+        sent = []
+        for waiting, places, rows in _found(self._drafting, answers):
+            if waiting.draft is replica and (taken := waiting.batch.take(places, rows, answers)):
+                waiting.target.send_columns(taken.commands)
+                sent.append(_Sent(waiting, taken, answers, arrived, _now()))
+        return self._rest(batch, answers, sent)
+
+    def take_scores(
+        self, replica: TargetReplica, batch: EventBatch[TargetEvent], arrived: float
+    ) -> EventBatch[TargetEvent]:
+        """Judge the scores of steady sessions, and ask their drafts for the next step; what is left of the message."""
+        answers = batch.columns
+        if answers is None:
+            return batch
+        sent = []
+        for waiting, places, rows in _found(self._scoring, answers):
+            if waiting.target is replica and (taken := waiting.batch.take(places, rows, answers, self._policy.lengths)):
+                waiting.draft.send_columns(taken.commands)
+                sent.append(_Sent(waiting, taken, answers, arrived, _now()))
+        return self._rest(batch, answers, sent)
+
+    def _rest(self, batch: EventBatch[Any], answers: AnswerColumns[Any], sent: Sequence[_Sent]) -> EventBatch[Any]:
+        self._sent += sent
+        if sum(len(one.taken.places) for one in sent) == len(answers.sessions):
+            return replace(batch, columns=None)
+        taken = {place for one in sent for place in one.taken.places}
+        left = [place for place in range(len(answers.sessions)) if place not in taken]
+        timings = answers.timings(left) if answers.timings_ns and left else ()
+        return EventBatch((*batch.events, *answers.events(left)), batch.report, (*batch.timings, *timings))
+
+    def touch(self, requests: Iterable[RequestState]) -> None:
+        """These may have become steady by what they were answered."""
+        self._touched |= dict.fromkeys(requests)
+
+    def forget(self, request: RequestState) -> None:
+        """Something else than an answer has happened to the session."""
+        self._drafting.pop(request.session, None)
+        self._scoring.pop(request.session, None)
+
+    # After the commands have left.
+
+    def settle(self) -> list[RequestState]:
+        """Confirm what was sent, and put down what comes next; the requests whose steps have ended."""
+        sent, self._sent = self._sent, []
+        ended = []
+        for one in sent:
+            requests = [one.waiting.requests[row] for row in one.taken.rows]
+            if isinstance(one.taken, AnsweredProposals):
+                self._confirm_proposals(one, one.taken, requests)
+            else:
+                self._confirm_scores(one, one.taken, requests)
+                ended += requests
+            self.touch(requests)
+        if self._touched:
+            touched, self._touched = self._touched, {}
+            self._put_down(touched)
+        return ended
+
+    def _confirm_proposals(self, sent: _Sent, taken: AnsweredProposals, requests: Sequence[RequestState]) -> None:
+        self._draft_waits.heard(sent.waiting.draft, requests)
+        timings = sent.answers.timings(taken.places)
+        proposals = sent.answers.events(taken.places)
+        generations = taken.commands.generations.tolist()
+        for request, event, timing, generation in zip(requests, proposals, timings, generations, strict=True):
+            try:
+                command = steady.take_proposal(request.loop, event)
+                _require_sent(request, command, generation)
+            except Exception as error:
+                self._fail(request, error)
+                continue
+            request.clear_draft_timer()
+            request.note(DraftWaitEnded(timing), sent.arrived, sent.handled)
+
+    def _confirm_scores(self, sent: _Sent, taken: AnsweredScores, requests: Sequence[RequestState]) -> None:
+        commands = taken.commands
+        heads = zip(
+            requests, sent.answers.generations[taken.places].tolist(), taken.num_accepted, taken.next_token_ids,
+            sent.answers.timings(taken.places), commands.draft_lengths.tolist(), commands.generations.tolist(),
+            strict=True,
+        )  # fmt: skip
+        for request, asked, num_accepted, token_id, timing, length, generation in heads:
+            loop = request.loop
+            is_bonus = num_accepted == len(loop.proposal.token_ids)
+            verdict = Verdict(num_accepted, token_id, NextToken.BONUS if is_bonus else NextToken.RECOVERED)
+            try:
+                found = steady.take_verdict(loop, asked, verdict, timing, length)
+                _require_sent(request, None if found is None else found[1], generation)
+            except Exception as error:
+                self._fail(request, error)
+                continue
+            if found is not None:
+                request.note(found[0], sent.arrived, sent.handled)
+            self._draft_waits.begin(request, loop.step)
+
+    def _put_down(self, requests: Iterable[RequestState]) -> None:
+        drafting, scoring = defaultdict[Any, list[RequestState]](list), defaultdict[Any, list[RequestState]](list)
+        for request in requests:
+            self.forget(request)
+            pair = request.place.target, request.place.draft
+            if None in pair or request.trace.notes is not None:
+                continue
+            if DraftingBatch.may_hold(request.loop):
+                drafting[pair].append(request)
+            elif ScoringBatch.may_hold(request.loop):
+                scoring[pair].append(request)
+        for groups, kind, places in ((drafting, DraftingBatch, self._drafting), (scoring, ScoringBatch, self._scoring)):
+            for (target, draft), own in groups.items():
+                if len(own) >= _FEWEST and target.connection.reads_columns and draft.connection.reads_columns:
+                    waiting: Any = _Waiting(kind([request.loop for request in own]), own, target, draft)
+                    places.update({request.session: (waiting, row) for row, request in enumerate(own)})
+
+
+def _found(known: _Places[BatchT], answers: AnswerColumns[Any]) -> Iterator[tuple[_Waiting[BatchT], Ints, Ints]]:
+    """The batches that the answers are for: of each the places of its answers, and their rows of the batch."""
+    sessions = answers.sessions.tolist()
+    if (first := known.get(sessions[0])) is not None and np.array_equal(first[0].batch.numbers, answers.sessions):
+        waiting = first[0]
+        if [known.pop(session, None) is not None for session in sessions].count(True) == len(sessions):
+            every = np.arange(len(sessions))  # nearly always: no session was forgotten
+            yield waiting, every, every
+        return
+    groups: dict[_Waiting[BatchT], tuple[list[int], list[int]]] = {}
+    for place, session in enumerate(sessions):
+        found = known.pop(session, None)
+        if found is not None:
+            places, rows = groups.setdefault(found[0], ([], []))
+            places.append(place)
+            rows.append(found[1])
+    for waiting, (places, rows) in groups.items():
+        yield waiting, np.array(places), np.array(rows)
+
+
+def _require_sent(request: RequestState, command: Extend | Score | None, generation: int) -> None:
+    """``IntegrityError`` unless the state machine's command is what was sent with this generation."""
+    if command is not None and command.generation == generation:
+        return
+    commands = request.loop.commands
+    while commands.next_generation <= generation:
+        commands.skip_generation()
+    raise IntegrityError(f"generation {generation} was sent for session {request.session}, whose next step is another")

@@ -1,0 +1,245 @@
+"""Steady batches: the next commands of many sessions, put down while the services compute.
+
+Whatever a service answers to a steady session, its next command is known but for a few numbers. So the commands of
+all are made of columns, by array operations, as soon as the answers are there; the state machines run after the
+commands have left, and confirm them (``steady``). A session that is out of the ordinary is in no such batch.
+
+Shape letters: ``B`` sessions of a batch, ``N`` answers, ``K`` draft tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.columns import AnswerColumns, ExtendColumns, ScoreColumns
+from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, following
+from outrider.types import JudgingRule
+from outrider_coordinator.session.service_state import Readiness
+from outrider_coordinator.session.state import SessionState, SessionStatus
+from outrider_coordinator.speculation.session_state import ControlledSession
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+LengthsOf = Callable[[Sequence[ControlledSession]], Sequence[int]]
+_NO_CHAIN = bytes(CHAIN_BYTES)
+_ANY_LENGTH = 1 << 40
+_TOKEN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED)
+
+
+@dataclass(slots=True)
+class AnsweredProposals:
+    """Proposals that were taken to the target as columns."""
+
+    places: list[int]
+    """Among the answers."""
+    rows: list[int]
+    """Of the batch."""
+    commands: ScoreColumns
+
+
+@dataclass(slots=True)
+class AnsweredScores:
+    """Scores that were judged, and what follows from them."""
+
+    places: list[int]
+    rows: list[int]
+    num_accepted: list[int]
+    next_token_ids: list[int]
+    commands: ExtendColumns
+
+
+class DraftingBatch:
+    """Sessions that wait for proposals."""
+
+    def __init__(self, sessions: Sequence[SessionState]) -> None:
+        """``sessions`` for which ``may_hold`` is true."""
+        asked = [session.draft.asked for session in sessions]
+        hashes = [session.tokens.prefix_hash(session.target.held) for session in sessions]
+        self.sessions = sessions
+        self.numbers = _ints([session.commands.session for session in sessions])
+        """Of the sessions, on their links."""
+        self._asked = _ints([found.generation for found in asked if found])
+        self._bases = _ints([session.tokens.length for session in sessions])
+        self._lengths = _ints([found.draft_length for found in asked if found])
+        self._generations = _ints([session.commands.next_generation for session in sessions])
+        self._last = _ints([session.tokens.last for session in sessions])
+        self._limits = _ints([session.engine_request.rules.num_token_ids for session in sessions])
+        self._rests = _ints([rest for _, rest in hashes])
+        self._chains = _chains([chain for chain, _ in hashes])
+
+    @staticmethod
+    def may_hold(session: SessionState) -> bool:
+        """Whether the target's next command is known but for the draft tokens."""
+        draft, target, asked = session.draft, session.target, session.draft.asked
+        return (
+            asked is not None
+            and session.status is SessionStatus.DRAFTING
+            and asked.draft_length > 0
+            and asked.length == session.tokens.length == target.held + 1
+            and target.readiness is Readiness.OPEN
+            and not draft.reads_states
+            and session.engine_request.rules.evidence_form is None
+            and not session.commands.trace_parent
+        )
+
+    def take(self, places: Ints, rows: Ints, answers: AnswerColumns[Any]) -> AnsweredProposals | None:
+        """The ``Score`` of these rows, whose answers are at ``places``; None if none can be taken."""
+        counts = answers.counts[places].astype(np.int64)
+        tokens = _padded(answers, places, counts)  # [N, K], -1 where there is none
+        fits = (answers.generations[places] == self._asked[rows]) & (answers.base_lengths[places] == self._bases[rows])
+        fits &= (counts > 0) & (counts <= self._lengths[rows]) & (tokens.max(axis=1) < self._limits[rows])
+        if not fits.any():
+            return None
+        if not fits.all():
+            places, rows, counts, tokens = places[fits], rows[fits], counts[fits], tokens[fits]
+        kept = self._bases[rows] - 1
+        commands = ScoreColumns(
+            self.numbers[rows],
+            self._generations[rows],
+            kept,
+            self._chains[rows[kept >= BLOCK_TOKENS]].tobytes(),
+            self._rests[rows],
+            np.ones(rows.size, dtype=np.int64),
+            self._last[rows],
+            counts,
+            tokens[tokens >= 0],
+        )
+        return AnsweredProposals(places.tolist(), rows.tolist(), commands)
+
+
+class ScoringBatch:
+    """Sessions that wait for scores of a proposal."""
+
+    def __init__(self, sessions: Sequence[SessionState]) -> None:
+        """``sessions`` for which ``may_hold`` is true."""
+        drafts = [session.proposal.token_ids for session in sessions]
+        hashes = [session.tokens.prefix_hash(session.tokens.length) for session in sessions]
+        width = max(map(len, drafts))
+        self.sessions = sessions
+        self.numbers = _ints([session.commands.session for session in sessions])
+        """Of the sessions, on their links."""
+        self._asked = _ints([session.target.asked or 0 for session in sessions])
+        self._bases = _ints([session.tokens.length for session in sessions])
+        self._counts = _ints([len(draft) for draft in drafts])
+        self._drafts = _ints([(*draft, *[-1] * (width - len(draft))) for draft in drafts])  # [B, K]
+        self._generations = _ints([session.commands.next_generation for session in sessions])
+        self._remaining = _ints([session.output.num_remaining for session in sessions])
+        self._longest = _ints([session.draft.facts.max_length or _ANY_LENGTH for session in sessions])
+        self._limits = _ints([session.engine_request.rules.num_token_ids for session in sessions])
+        self._endings = sorted(frozenset().union(*(session.output.ending_token_ids for session in sessions)))
+        rests = [following(rest, draft[:-1]) for (_, rest), draft in zip(hashes, drafts, strict=True)]
+        self._rests = _ints([(*each, *[0] * (width - len(each))) for each in rests])  # [B, K] after 0 to K-1 drafts
+        self._chains = _chains([chain for chain, _ in hashes])
+        self._speculations = [session.speculation for session in sessions]
+
+    @staticmethod
+    def may_hold(session: SessionState) -> bool:
+        """Whether the draft's next command is known but for the verdict."""
+        draft, proposal, base = session.draft, session.proposal, session.tokens.length
+        return (
+            bool(proposal.token_ids)
+            and session.status is SessionStatus.SCORING
+            and not session.is_paused
+            and session.target.asked is not None
+            and session.target.part is None
+            and session.is_plain_request
+            and not session.output.has_stops
+            and not draft.reads_states
+            and session.engine_request.rules.rule in _TOKEN_RULES
+            and draft.readiness is Readiness.OPEN
+            and draft.asked is None
+            and draft.held == base
+            and proposal.opened == draft.opened
+            and base // BLOCK_TOKENS == (base + len(proposal.token_ids)) // BLOCK_TOKENS
+            and not session.commands.trace_parent
+        )
+
+    def take(
+        self, places: Ints, rows: Ints, answers: AnswerColumns[Any], lengths_of: LengthsOf
+    ) -> AnsweredScores | None:
+        """The verdicts on these rows, whose answers are at ``places``, and the ``Extend`` that follow; None if none can
+        be taken. ``lengths_of``: the draft lengths of sessions' next steps.
+        """
+        drafted, bases = self._counts[rows], self._bases[rows]
+        counts = answers.counts[places].astype(np.int64)
+        fits = (answers.generations[places] == self._asked[rows]) & (answers.base_lengths[places] == bases)
+        fits &= counts == drafted + 1
+        if not fits.any():
+            return None
+        own = _padded(answers, places, counts)  # [N, K+1]
+        drafts = self._drafts[rows][:, : own.shape[1] - 1]  # [N, K], -1 where there is none
+        accepted = _num_leading(own[:, : drafts.shape[1]] == drafts)
+        following_ids = own[np.arange(rows.size), np.minimum(accepted, own.shape[1] - 1)]
+        fits &= own.max(axis=1) < self._limits[rows]
+        fits &= ~_any_ending(own, self._endings, accepted)
+        remaining = self._remaining[rows] - accepted - 1
+        wanted = _ints(lengths_of([self._speculations[row] for row in rows.tolist()]))
+        lengths = np.minimum(np.minimum(wanted, remaining - 1), self._longest[rows] - bases - accepted - 1)
+        fits &= (remaining > 0) & (lengths > 0)
+        if not fits.any():
+            return None
+        kept_drafts = np.minimum(accepted, drafted - 1)
+        if not fits.all():
+            places, rows, accepted, drafted = places[fits], rows[fits], accepted[fits], drafted[fits]
+            bases, kept_drafts, following_ids = bases[fits], kept_drafts[fits], following_ids[fits]
+            lengths = lengths[fits]
+        kept = bases + kept_drafts
+        # After K acceptances the draft lacks the last of its own tokens too.
+        lacks_two = accepted == drafted
+        brought = np.empty((rows.size, 2), dtype=np.int64)
+        brought[:, 0], brought[:, 1] = np.where(lacks_two, self._drafts[rows, drafted - 1], -1), following_ids
+        commands = ExtendColumns(
+            self.numbers[rows],
+            self._generations[rows],
+            kept,
+            self._chains[rows[kept >= BLOCK_TOKENS]].tobytes(),
+            self._rests[rows, kept_drafts],
+            lacks_two + 1,
+            brought[brought >= 0],
+            lengths,
+        )
+        return AnsweredScores(places.tolist(), rows.tolist(), accepted.tolist(), following_ids.tolist(), commands)
+
+
+def _ints(values: Sequence[Any]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _chains(chains: Sequence[bytes]) -> NDArray[np.uint8]:  # -> [B, CHAIN_BYTES]
+    """Chains of prefix hashes; zeros for texts without a full block."""
+    joined = b"".join([chain or _NO_CHAIN for chain in chains])
+    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
+
+
+def _padded(answers: AnswerColumns[Any], places: Ints, counts: Ints) -> Ints:  # -> [N, widest]
+    """The tokens of these answers; -1 after them."""
+    width = max(1, int(counts.max()))
+    rows, ids = len(places), answers.token_ids
+    if rows == len(answers.counts) and ids.size == rows * width and int(counts.min()) == width:
+        return ids.reshape(rows, width).astype(np.int64)[places]
+    starts = (answers.counts.cumsum() - answers.counts)[places].astype(np.int64)
+    columns = np.arange(width)
+    at = np.minimum(starts[:, None] + columns, max(ids.size - 1, 0))
+    if not ids.size:
+        return np.full((rows, width), -1, dtype=np.int64)
+    return np.where(columns < counts[:, None], ids[at].astype(np.int64), -1)
+
+
+def _num_leading(kept: Bools) -> Ints:  # [N, K] -> [N]
+    """How many entries of each row are true before the first false one."""
+    found: Ints = np.logical_and.accumulate(kept, axis=1).sum(axis=1)
+    return found
+
+
+def _any_ending(own: Ints, endings: Sequence[int], accepted: Ints) -> Bools:  # own [N, K+1] -> [N]
+    """Whether one of the tokens up to the one after the accepted ones ends a generation."""
+    if not endings:
+        return np.zeros(len(own), dtype=np.bool_)
+    ends = np.isin(own, endings) & (np.arange(own.shape[1]) <= accepted[:, None])
+    found: Bools = np.logical_or.reduce(ends, axis=1)
+    return found

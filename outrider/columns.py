@@ -1,0 +1,119 @@
+"""Columns: items of many sessions as arrays, one array for each field, in steady decoding.
+
+A value for each session and step takes several times as long to make as an array for each field of all. Both ports take
+and give columns beside single items. Knows no bytes: those are ``outrider.transport.convert``'s.
+
+Shape letters: ``B`` sessions, ``T`` tokens of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.ports import Extend, ItemTiming, Score
+from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, PrefixHash
+from outrider.values import step_value
+
+Column = NDArray[Any]
+EventT_co = TypeVar("EventT_co", covariant=True)
+
+
+@step_value(frozen=True, slots=True)
+class AnswerColumns(Generic[EventT_co]):
+    """Proposals without evidence, or scores that are tokens, of sessions that differ."""
+
+    sessions: Column  # [B] uint64
+    generations: Column  # [B] uint64
+    base_lengths: Column  # [B] uint32
+    counts: Column  # [B] uint32, tokens of each
+    token_ids: Column  # [T] uint32
+    timings_ns: Sequence[int]  # [5 B] the fields of ``ItemTiming``, or none
+    make: Callable[[int, int, int, tuple[int, ...]], EventT_co]
+    """The event of session, generation, base length and tokens."""
+
+    def events(self, places: Sequence[int]) -> Iterator[EventT_co]:
+        """The answers at these places, one by one."""
+        ends = self.counts.cumsum().tolist()
+        for place in places:
+            count = int(self.counts[place])
+            row = self.token_ids[ends[place] - count : ends[place]]
+            head = int(self.sessions[place]), int(self.generations[place]), int(self.base_lengths[place])
+            yield self.make(*head, tuple(row.tolist()))
+
+    def timings(self, places: Sequence[int]) -> list[ItemTiming | None]:
+        """The items' times at these places; None where the service did not say."""
+        if not self.timings_ns:
+            return [None] * len(places)
+        rows = np.array(self.timings_ns, dtype=np.int64).reshape(len(self.sessions), -1)[list(places)].tolist()
+        return [ItemTiming(*row) for row in rows]
+
+
+@step_value(frozen=True, slots=True)
+class ExtendColumns:
+    """``Extend`` of sessions that differ."""
+
+    sessions: Column  # [B]
+    generations: Column  # [B]
+    num_kept_tokens: Column  # [B]
+    chains: bytes
+    """Chains of the prefix hashes, of those sessions that keep a block or more."""
+    rests: Column  # [B] uint64, running hashes of the prefix hashes
+    counts: Column  # [B] committed tokens of each
+    token_ids: Column  # [T]
+    draft_lengths: Column  # [B] tokens asked for
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+    def items(self) -> Iterator[Extend]:
+        """The commands, one by one."""
+        for head, token_ids, length in zip(_heads(self), _rows(self.counts, self.token_ids),
+                                           self.draft_lengths.tolist(), strict=True):  # fmt: skip
+            yield Extend(*head, token_ids, length)
+
+
+@step_value(frozen=True, slots=True)
+class ScoreColumns:
+    """``Score`` without supports of sessions that differ."""
+
+    sessions: Column  # [B]
+    generations: Column  # [B]
+    num_kept_tokens: Column  # [B]
+    chains: bytes
+    rests: Column  # [B] uint64
+    counts: Column  # [B]
+    token_ids: Column  # [T]
+    draft_lengths: Column  # [B] draft tokens of each
+    draft_token_ids: Column  # [sum(draft_lengths)]
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+    def items(self) -> Iterator[Score]:
+        """The commands, one by one."""
+        drafts = _rows(self.draft_lengths, self.draft_token_ids)
+        for head, token_ids, draft in zip(_heads(self), _rows(self.counts, self.token_ids), drafts, strict=True):
+            yield Score(*head, token_ids, draft)
+
+
+CommandColumns = ExtendColumns | ScoreColumns
+
+
+def _heads(columns: CommandColumns) -> Iterator[tuple[int, int, int, PrefixHash]]:
+    start = 0
+    lists = columns.sessions.tolist(), columns.generations.tolist(), columns.num_kept_tokens.tolist()
+    for session, generation, kept, rest in zip(*lists, columns.rests.tolist(), strict=True):
+        end = start + (CHAIN_BYTES if kept >= BLOCK_TOKENS else 0)
+        yield session, generation, kept, (columns.chains[start:end], rest)
+        start = end
+
+
+def _rows(counts: Column, values: Column) -> Iterator[tuple[int, ...]]:
+    flat, start = values.tolist(), 0
+    for count in counts.tolist():
+        yield tuple(flat[start : start + count])
+        start += count

@@ -1,0 +1,192 @@
+"""Steady batches: columns of commands are those that the state machines would send; outputs stay the target's."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.benchmarks.step import turn
+from outrider.benchmarks.step.stand_in import follow
+from outrider.columns import AnswerColumns
+from outrider.config import CoordinatorSettings
+from outrider.demo import TARGET
+from outrider.generation import GenerationRequest
+from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
+from outrider.transport.convert.columns import token_scores
+from outrider.types import SamplingParams
+from outrider_coordinator.requests.steady_driver import SteadyDriver
+from outrider_coordinator.service import Coordinator
+from outrider_coordinator.session import actions
+from outrider_coordinator.session.loop import SessionLoop
+from outrider_coordinator.session.service_state import DraftFacts
+from outrider_coordinator.session.steady_batches import DraftingBatch, ScoringBatch
+from outrider_coordinator.speculation import DraftLengthPolicy
+from tests.coordinator.driving import make_plan
+
+VOCAB, NUM_SESSIONS = 12, 7
+TIMING = ItemTiming(1, 2, 3, 4, 10)
+
+
+def columns_of(events: list[Any], make: Any) -> AnswerColumns[Any]:
+    rows = [event.token_ids if isinstance(event, Proposal) else event.form.token_ids for event in events]
+    return AnswerColumns(
+        np.array([event.session for event in events], dtype="<u8"),
+        np.array([event.generation for event in events], dtype="<u8"),
+        np.array([event.base_length for event in events], dtype="<u4"),
+        np.array([len(row) for row in rows], dtype="<u4"),
+        np.array([token_id for row in rows for token_id in row], dtype="<u4"),
+        (),
+        make,
+    )
+
+
+def commands_of(loop: SessionLoop) -> list[Any]:
+    taken = loop.take_actions()
+    return [action.command for action in taken if isinstance(action, actions.ToDraft | actions.ToTarget)]
+
+
+def answer(chance: random.Random, command: Extend | Score) -> Proposal | Scores:
+    """Mostly what is asked for; now and then of another text, generation or vocabulary, or fewer tokens."""
+    base = command.num_kept_tokens + len(command.token_ids) - (chance.random() < 0.03)
+    generation = command.generation - (chance.random() < 0.03)
+    highest = VOCAB + (chance.random() < 0.05)
+    if isinstance(command, Extend):
+        count = command.draft_length - (chance.random() < 0.2)
+        return Proposal(
+            command.session, generation, base, tuple(chance.randrange(highest) for _ in range(max(0, count)))
+        )
+    own = [token if chance.random() < 0.8 else chance.randrange(highest) for token in command.draft_token_ids]
+    return token_scores(command.session, generation, base, (*own, chance.randrange(highest)))
+
+
+def new_loop(chance: random.Random, seed: int, policy: DraftLengthPolicy) -> SessionLoop:
+    plan = make_plan(
+        vocab_size=VOCAB,
+        prompt=(1,) * chance.choice((2, 240, 300)),
+        max_tokens=chance.randrange(20, 90),
+        temperature=0.0,
+        seed=seed,
+        stop_token_ids=(5,) * chance.randrange(2),
+    )
+    return SessionLoop(plan, policy, draft=DraftFacts(max_length=chance.choice((0, 280))))
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_columns_hold_what_the_state_machines_send(length: int) -> None:
+    chance = random.Random(length)
+    count: Counter[str] = Counter()
+    for seed in range(12):
+        policy = DraftLengthPolicy(length)
+        loops = [new_loop(chance, seed, policy) for _ in range(NUM_SESSIONS)]
+        waiting: dict[int, Any] = {}
+        for number, loop in enumerate(loops):
+            loop.start(number)
+            for command in commands_of(loop):
+                if isinstance(command, Extend):  # the prompt; the draft has it before anything else is answered
+                    loop.on_draft_event(Proposal(number, command.generation, len(command.token_ids), ()))
+                elif isinstance(command, Score):
+                    waiting[number] = command
+        while waiting:
+            sessions = [loop for loop in loops if loop.commands.session in waiting]
+            kind = type(chance.choice(list(waiting.values())))
+            asked = {number: command for number, command in waiting.items() if isinstance(command, kind)}
+            events = [answer(chance, command) for command in asked.values()]
+            taken = take(chance, sessions, events, kind, policy)
+            for event in events:
+                loop = loops[event.session]
+                if event.generation != asked[event.session].generation:
+                    assert event.session not in taken
+                    continue  # it is late, and the right one is still to come
+                if isinstance(event, Proposal):
+                    loop.on_draft_event(event)
+                else:
+                    loop.on_target_event(event)
+                sent = [command for command in commands_of(loop) if isinstance(command, Extend | Score)]
+                if event.session in taken:
+                    count["taken"] += 1
+                    assert sent == [taken[event.session]]
+                count["left"] += event.session not in taken
+                waiting.pop(event.session)
+                waiting |= {event.session: sent[-1]} if sent else {}
+    assert count["taken"] > count["left"] > 0
+
+
+def take(
+    chance: random.Random, sessions: list[SessionLoop], events: list[Any], kind: type, policy: DraftLengthPolicy
+) -> dict[int, Any]:
+    """By session the commands that a batch makes of the answers, some of them left out and in any order."""
+    batch_kind: Any = DraftingBatch if kind is Extend else ScoringBatch
+    held = [loop for loop in sessions if batch_kind.may_hold(loop)]
+    if not held:
+        return {}
+    chance.shuffle(held)
+    batch = batch_kind(held)
+    rows = {int(number): row for row, number in enumerate(batch.numbers)}
+    places = [place for place, event in enumerate(events) if event.session in rows and chance.random() < 0.95]
+    if not places:
+        return {}
+    columns = columns_of(events, Proposal if kind is Extend else token_scores)
+    more = () if kind is Extend else (policy.lengths,)
+    found = batch.take(np.array(places), np.array([rows[events[place].session] for place in places]), columns, *more)
+    return {} if found is None else {command.session: command for command in found.commands.items()}
+
+
+async def generate(coordinator: Coordinator, request: GenerationRequest, *, num_deltas: int | None) -> Any:
+    token_ids: list[int] = []
+    async for delta in coordinator.generate_stream(request):
+        token_ids += delta.token_ids
+        if delta.result is not None:
+            return delta.result.finish_reason, tuple(token_ids), delta.result.speculation
+        if num_deltas is not None:
+            num_deltas -= 1
+            if not num_deltas:
+                return "cancelled", tuple(token_ids), None
+    raise AssertionError("a stream has no result")
+
+
+async def outputs(*, columns: bool) -> list[Any]:
+    plan, times = turn.TurnPlan(acceptance=0.8), turn.StepTimes(0, 1)
+    cores = {role: turn._core(role, plan, times) for role in ("target", "draft")}
+    target, draft = [turn.WiredPort[Any, Any](core, role, times, columns=columns) for role, core in cores.items()]
+    settings = {"tokenizer": str(TARGET), "draft_length": "fixed"}
+    coordinator = Coordinator(target, draft, CoordinatorSettings.model_validate(settings))
+    await coordinator.start()
+    chance = random.Random(3)
+    streams = []
+    for number in range(16):
+        request = GenerationRequest(
+            prompt_token_ids=tuple(chance.randrange(100) for _ in range(chance.choice((3, 250)))),
+            max_tokens=chance.randrange(30, 160),
+            sampling=SamplingParams(temperature=0.0),
+            stop_token_ids=(chance.randrange(2048),) if number % 3 else (),
+            stop=("never said",) if number % 7 == 0 else (),
+            ignore_eos=True,
+            num_speculative_tokens=chance.choice((1, 4, 7)),
+        )
+        streams.append((request, generate(coordinator, request, num_deltas=5 if number == 4 else None)))
+    found = await asyncio.gather(*(stream for _, stream in streams))
+    await coordinator.close()
+    for (request, _), (_, token_ids, _) in zip(streams, found, strict=True):
+        assert token_ids == follow((request.prompt_token_ids or (0,))[-1], len(token_ids))
+    return [one for one in found if one[0] != "cancelled"]
+
+
+async def test_outputs_and_counts_are_those_without_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_confirmed = 0
+    confirm = SteadyDriver._confirm_scores
+
+    def counted(self: SteadyDriver, *arguments: Any) -> None:
+        nonlocal num_confirmed
+        num_confirmed += len(arguments[-1])
+        confirm(self, *arguments)
+
+    monkeypatch.setattr(SteadyDriver, "_confirm_scores", counted)
+    plain = await outputs(columns=False)
+    assert not num_confirmed
+    assert await outputs(columns=True) == plain
+    assert num_confirmed > 100
