@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from outrider.config import speculative
 from outrider.config.client import CLIENT_VARIABLES
 from outrider.config.schema import SECTIONS
@@ -79,6 +77,12 @@ def read_file(path: str) -> Source:
 
 
 def _parse_yaml(path: Path) -> Mapping[str, Any]:
+    try:
+        import yaml  # not of the base install, for its size
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "config", f"{path} cannot be read without PyYAML: install outrider[coordinator], or pyyaml alone"
+        ) from error
     try:
         text = path.read_text(encoding="utf-8")
     except ValueError as error:  # a NUL in the path, or bytes that are no UTF-8

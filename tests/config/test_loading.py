@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from outrider.config import CoordinatorSettings, DraftSettings, Section, TargetSettings, load, load_all, to_argv
 from outrider.config.fields import DraftMethod, DraftSampleMethod, RejectionSampleMethod
+from outrider.config.sources import read_file
 from outrider.errors import ConfigError
 from outrider.types import AcceptanceMethod
 
@@ -312,3 +314,9 @@ def test_settings_are_frozen() -> None:
     settings = load(CoordinatorSettings, [], {})
     with pytest.raises(ValueError, match="frozen"):
         settings.port = 1
+
+
+def test_a_file_without_pyyaml_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ConfigError, match=r"without PyYAML: install outrider\[coordinator\]"):
+        read_file("/settings.yaml")
