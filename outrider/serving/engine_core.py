@@ -17,7 +17,7 @@ from typing import Any, Generic
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
 from outrider.recording import Recorder
-from outrider.serving.executor import EventT, Executor, ExecutorOutput, ItemT, JobT
+from outrider.serving.executor import CommonEvent, EventT, Executor, ExecutorOutput, ItemT, JobT
 from outrider.serving.idle_sessions import IdleSessions
 from outrider.serving.input_processor import InputProcessor
 from outrider.serving.output_processor import OutputProcessor
@@ -59,6 +59,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         self._in_flight: deque[Batch] = deque()
         """Batches that were started, oldest first: one, and with lookahead one more queued behind it."""
         self._num_steps_without_forward = 0
+        self._answered: list[AnyRequest] = []
+        """In the newest step: something is left to be done once their answers have left."""
         self._outputs = OutputProcessor(stats, clock, lambda: executor.num_pages_free)
         self._scheduler = Scheduler(
             sessions,
@@ -131,7 +133,18 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         for link_id, event in output.pushed:
             self._outputs.put(link_id, event)
         self._start_next(batch)
+        self._answered = answered
         return self._outputs.messages(answered)
+
+    def tidy(self) -> None:
+        """Do what no answer waits for; called when the messages of a step have left."""
+        answered, self._answered = self._answered, []
+        for request in answered:
+            session, answer = request.session, request.answer
+            if answer is None or isinstance(answer, CommonEvent) or not self.sessions.holds(session):
+                continue
+            if session.sequence.length > answer.base_length:  # there are drafts
+                self.sessions.hash_ahead(session, answer.base_length)
 
     def _answer(self, request: AnyRequest, result: EventT | OutriderError) -> AnyRequest:
         if isinstance(result, OutriderError):

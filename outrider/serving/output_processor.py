@@ -9,7 +9,17 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from outrider.ports import EventBatch, ForwardReport, Open, Opened, Preempted, Refused, SessionFailed, SessionLost
+from outrider.ports import (
+    EventBatch,
+    ForwardReport,
+    ItemTiming,
+    Open,
+    Opened,
+    Preempted,
+    Refused,
+    SessionFailed,
+    SessionLost,
+)
 from outrider.recording import ItemRecord, Recorder
 from outrider.serving.executor import Item
 from outrider.serving.request import AnyRequest
@@ -102,7 +112,7 @@ class OutputProcessor:
 
     def _batch(self, finished: Sequence[AnyRequest]) -> EventBatch[Any]:
         now = self._clock()
-        timings = tuple([request.timing(now) for request in finished])
+        timings = _timings(finished, now)
         events = tuple([request.answer for request in finished])
         for index, request in enumerate(finished):
             if request.record is not None:
@@ -125,6 +135,19 @@ class OutputProcessor:
         record.ended_ns, record.outcome = now_ns, outcome
         if self.recorder is not None:
             self.recorder.ended(record)
+
+
+def _timings(finished: Sequence[AnyRequest], now_ns: int) -> tuple[ItemTiming, ...]:
+    """Times of the requests; those that arrived in one message and shared one forward share a value."""
+    known: dict[tuple[int, ...], ItemTiming] = {}
+    found = []
+    for request in finished:
+        key = request.arrived_ns, request.touched_ns, request.queue_ns or 0, request.wait_ns, request.forward_ns
+        timing = known.get(key)
+        if timing is None or timing.sample_ns != request.sample_ns:
+            timing = known[key] = request.timing(now_ns)
+        found.append(timing)
+    return tuple(found)
 
 
 def _log_trouble(event: object, opening: Open | None, trace_parent: str) -> None:

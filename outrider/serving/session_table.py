@@ -15,7 +15,7 @@ from typing import Generic
 
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.ports import Open, Opened, Preempted, Refused, Release, SessionFailed, SessionLost
-from outrider.prefix_hash import PrefixHash
+from outrider.prefix_hash import BLOCK_TOKENS, PrefixHash
 from outrider.serving.session import Limits, SequenceStore, SequenceT, Session, check_open
 
 MAX_TOMBSTONES = 65_536
@@ -119,6 +119,13 @@ class SessionTable(Generic[SequenceT]):
         if num_kept_tokens < session.sequence.length:  # after a plain step all is kept
             self._store.truncate(session.sequence, num_kept_tokens)
         return None
+
+    def hash_ahead(self, session: Session[SequenceT], base: int) -> None:
+        """Hash what a session holds after its ``base`` committed tokens, which its next item may keep a part of; up to
+        the end of a block, since blocks are hashed once.
+        """
+        end = base - base % BLOCK_TOKENS + BLOCK_TOKENS - 1
+        self._store.prefix_hash(session.sequence, min(session.sequence.length, end))
 
     def adopt_prefix(self, session: Session[SequenceT], token_ids: Sequence[int]) -> Opened | None:
         """Begin an empty session after what is cached of ``token_ids``, always less than all; the answer to its

@@ -68,6 +68,9 @@ class EchoCore:
     def refuse_sessions(self, reason: str) -> None:
         raise NotImplementedError
 
+    def tidy(self) -> None:
+        pass
+
     def step(self) -> list[tuple[int, EventBatch[str]]]:
         self.entered.set()
         if not self.gate.wait(DEADLINE_S):

@@ -85,7 +85,9 @@ class Driver:
     def step(self) -> list[Any]:
         """One step; this link's events."""
         self.num_steps += 1
-        return self._mine(self.core.step())
+        messages = self.core.step()
+        self.core.tidy()
+        return self._mine(messages)
 
     def run(self, *commands: Open | Release | Score | Extend | Prepare) -> list[Any]:
         """Send, and step until nothing is left to do; this link's events."""

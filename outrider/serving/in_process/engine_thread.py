@@ -79,6 +79,10 @@ class Core(Protocol[CommandT_contra, EventT]):
         """At most one forward; the answers by link. It raises for a bug or a dead device, never for one session."""
         ...
 
+    def tidy(self) -> None:
+        """Do what no answer waits for; called when the messages of a step have left."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Message(Generic[CommandT, EventT]):
@@ -205,6 +209,7 @@ class EngineThread(Generic[CommandT, EventT]):
         if self._is_due():
             for link_id, batch in self._core.step():
                 self._deliver(link_id, batch)
+            self._core.tidy()
 
     def _handle(self, message: _Message[CommandT, EventT]) -> None:
         link, commands = message.link, message.commands

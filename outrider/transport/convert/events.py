@@ -201,6 +201,9 @@ def report_from_proto(message: pb.ForwardReport) -> ports.ForwardReport:
 
 def timings_to_proto(timings: Iterable[ports.ItemTiming]) -> list[int]:
     """Five numbers for each item, in the order of their names."""
+    timings = list(timings)
+    if len(timings) > 1 and all(timing is timings[0] for timing in timings):  # of one message and one forward
+        return timings_to_proto(timings[:1]) * len(timings)
     return [
         number
         for timing in timings
