@@ -76,7 +76,9 @@ def _contents(root: Path) -> Iterable[tuple[Path, str]]:
     readme = root / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.exists() else ""
     if BEGIN in text:
-        parts = [_link(f"{RESULTS}/{_PLOT}", drawing), render(results, _IN_README)]
+        path = f"{RESULTS}/{_PLOT}"
+        is_above = f"]({path})" in text.partition(BEGIN)[0]  # placed by hand, on the first screen
+        parts = ["" if is_above else _link(path, drawing), render(results, _IN_README)]
         yield readme, _between_marks(text, "\n".join(filter(None, parts)))
 
 

@@ -58,3 +58,23 @@ def test_the_plot_is_a_file_that_the_report_keeps_fresh(tmp_path: Path) -> None:
     assert main(["--check", "--root", str(tmp_path)]) == 0
     drawn.write_text("old")
     assert main(["--check", "--root", str(tmp_path)]) == 1
+
+
+def test_older_results_of_one_device_are_of_one_gpu() -> None:
+    def older(users: int, draft_device: str) -> Result:
+        result = serve_result(users)
+        facts = {k: v for k, v in result.configuration.items() if k not in ("num_gpus", "placement")}
+        return dataclasses.replace(result, configuration={**facts, "device": "cuda", "draft_device": draft_device})
+
+    lines = lines_of([older(users, "cuda") for users in (1, 8, 32)])
+    assert {line.name for line in lines} == {"one GPU, 128 in"}
+    assert lines_of([older(users, "cuda:1") for users in (1, 8, 32)]) == []
+
+
+def test_a_plot_that_stands_above_is_not_shown_twice(tmp_path: Path) -> None:
+    for users in (1, 8, 32):
+        save(serve_result(users), tmp_path / "benchmarks/results")
+    readme = tmp_path / "README.md"
+    readme.write_text(f"![tokens](benchmarks/results/throughput.svg)\n{BEGIN}\n{END}\n")
+    assert main(["--root", str(tmp_path)]) == 0
+    assert readme.read_text().count("throughput.svg") == 1

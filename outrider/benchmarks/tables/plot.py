@@ -6,9 +6,10 @@ Writes SVG, with the same bytes for the same results, so that the report can tel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from outrider.benchmarks.schema import Result
 from outrider.benchmarks.tables.cells import median_of
@@ -20,6 +21,9 @@ _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#
 _FEWEST_POINTS = 3
 """Of a line; results of fewer numbers of users say nothing about the trade."""
 _TICKS = (1, 2, 5)
+_FINE_TICKS = (1, 1.5, 2, 2.5, 3, 4, 5, 7)
+"""For an axis of less than a power of ten."""
+_FEWEST_TICKS = 4
 
 Point = tuple[float, float, int]
 """(tokens/s of one GPU, tokens/s of one user, users)."""
@@ -39,7 +43,7 @@ def lines_of(results: Iterable[Result]) -> list[Line]:
     """Lines with enough points, from results of GPUs that name their number of users."""
     found: dict[tuple[str, bool], dict[int, Point]] = {}
     for result in results:
-        users, gpus = result.configuration["traffic"]["max_concurrency"], result.configuration.get("num_gpus")
+        users, gpus = result.configuration["traffic"]["max_concurrency"], _num_gpus(result.configuration)
         for arm in ("speculation", "baseline"):
             throughput, per_user = median_of(result, "output_throughput", arm=arm), tokens_per_user(result, arm)
             if users and gpus and throughput and per_user:
@@ -52,13 +56,21 @@ def lines_of(results: Iterable[Result]) -> list[Line]:
     ]
 
 
+def _num_gpus(facts: Mapping[str, Any]) -> int | None:
+    """GPUs of both models; None for results of CPUs. Older results do not name the number: one device is one GPU."""
+    if "num_gpus" in facts:
+        return int(facts["num_gpus"])
+    return 1 if facts.get("device") == facts.get("draft_device") == "cuda" else None
+
+
 def _name(result: Result) -> str:
     facts = result.configuration
     length = "" if facts.get("draft_length") == "auto" else f", K={facts['num_speculative_tokens']}"
     lengths = "/".join(map(str, facts["input_lens"]))
     temperature = sampling(facts["decoding"])
     sampled = "" if temperature == "0" else f", T={temperature}"
-    placement = facts.get("placement") or f"{facts['num_gpus']} GPUs"
+    num_gpus = _num_gpus(facts)
+    placement = facts.get("placement") or ("one GPU" if num_gpus == 1 else f"{num_gpus} GPUs")
     return f"{placement}, {lengths} in{length}{sampled}"
 
 
@@ -83,7 +95,7 @@ def plot(results: Iterable[Result]) -> str:
 
 
 class _Axis:
-    """A logarithmic axis from its smallest to its largest value, with ticks at 1, 2 and 5."""
+    """A logarithmic axis from its smallest to its largest value, with ticks at 1, 2 and 5, or more if these are few."""
 
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
         self._low, self._high = min(values) / 1.1, max(values) * 1.1
@@ -95,9 +107,13 @@ class _Axis:
 
     @property
     def ticks(self) -> list[int]:
+        coarse = self._ticks_at(_TICKS)
+        return coarse if len(coarse) >= _FEWEST_TICKS else self._ticks_at(_FINE_TICKS)
+
+    def _ticks_at(self, digits: Sequence[float]) -> list[int]:
         powers = range(math.floor(math.log10(self._low)), math.ceil(math.log10(self._high)) + 1)
-        values = [digit * 10**power for power in powers if power >= 0 for digit in _TICKS]
-        return [value for value in values if self._low <= value <= self._high]
+        values = [digit * 10**power for power in powers for digit in digits]
+        return [round(value) for value in values if self._low <= value <= self._high and value == round(value)]
 
 
 def _grid(across: _Axis, upward: _Axis) -> list[str]:
