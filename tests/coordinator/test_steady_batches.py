@@ -130,9 +130,14 @@ def take(
     places = [place for place, event in enumerate(events) if event.session in rows and chance.random() < 0.95]
     if not places:
         return {}
+    is_whole = chance.random() < 0.5 and len(places) == len(held) == len(events)
+    if is_whole:
+        batch = batch_kind([next(one for one in held if one.commands.session == event.session) for event in events])
     columns = columns_of(events, Proposal if kind is Extend else token_scores)
     more = () if kind is Extend else (policy.lengths,)
-    found = batch.take(np.array(places), np.array([rows[events[place].session] for place in places]), columns, *more)
+    taken_rows = np.array([rows[events[place].session] for place in places])
+    which = (slice(None), slice(None)) if is_whole else (np.array(places), taken_rows)
+    found = batch.take(*which, columns, *more)
     return {} if found is None else {command.session: command for command in found.commands.items()}
 
 

@@ -27,7 +27,7 @@ from outrider_coordinator.session.steady_batches import (
     AnsweredProposals,
     AnsweredScores,
     DraftingBatch,
-    Ints,
+    Places,
     ScoringBatch,
 )
 from outrider_coordinator.speculation import DraftLengthPolicy
@@ -198,14 +198,13 @@ class SteadyDriver:
                     places.update({request.session: (waiting, row) for row, request in enumerate(own)})
 
 
-def _found(known: _Places[BatchT], answers: AnswerColumns[Any]) -> Iterator[tuple[_Waiting[BatchT], Ints, Ints]]:
+def _found(known: _Places[BatchT], answers: AnswerColumns[Any]) -> Iterator[tuple[_Waiting[BatchT], Places, Places]]:
     """The batches that the answers are for: of each the places of its answers, and their rows of the batch."""
     sessions = answers.sessions.tolist()
     if (first := known.get(sessions[0])) is not None and np.array_equal(first[0].batch.numbers, answers.sessions):
         waiting = first[0]
         if [known.pop(session, None) is not None for session in sessions].count(True) == len(sessions):
-            every = np.arange(len(sessions))  # nearly always: no session was forgotten
-            yield waiting, every, every
+            yield waiting, slice(None), slice(None)  # nearly always: no session was forgotten
         return
     groups: dict[_Waiting[BatchT], tuple[list[int], list[int]]] = {}
     for place, session in enumerate(sessions):

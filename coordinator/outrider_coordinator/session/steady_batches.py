@@ -25,6 +25,8 @@ from outrider_coordinator.speculation.session_state import ControlledSession
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Places = Ints | slice
+"""Of answers, or rows of a batch: all of them as a slice, of which arrays are views."""
 LengthsOf = Callable[[Sequence[ControlledSession]], Sequence[int]]
 _NO_CHAIN = bytes(CHAIN_BYTES)
 _ANY_LENGTH = 1 << 40
@@ -87,7 +89,7 @@ class DraftingBatch:
             and not session.commands.trace_parent
         )
 
-    def take(self, places: Ints, rows: Ints, answers: AnswerColumns[Any]) -> AnsweredProposals | None:
+    def take(self, places: Places, rows: Places, answers: AnswerColumns[Any]) -> AnsweredProposals | None:
         """The ``Score`` of these rows, whose answers are at ``places``; None if none can be taken."""
         counts = answers.counts[places].astype(np.int64)
         tokens = _padded(answers, places, counts)  # [N, K], -1 where there is none
@@ -96,20 +98,21 @@ class DraftingBatch:
         if not fits.any():
             return None
         if not fits.all():
-            places, rows, counts, tokens = places[fits], rows[fits], counts[fits], tokens[fits]
+            places, rows = _those(places, answers.counts)[fits], _those(rows, self._bases)[fits]
+            counts, tokens = counts[fits], tokens[fits]
         kept = self._bases[rows] - 1
         commands = ScoreColumns(
             self.numbers[rows],
             self._generations[rows],
             kept,
-            self._chains[rows[kept >= BLOCK_TOKENS]].tobytes(),
+            self._chains[rows][kept >= BLOCK_TOKENS].tobytes(),
             self._rests[rows],
-            np.ones(rows.size, dtype=np.int64),
+            np.ones(kept.size, dtype=np.int64),
             self._last[rows],
             counts,
             tokens[tokens >= 0],
         )
-        return AnsweredProposals(places.tolist(), rows.tolist(), commands)
+        return AnsweredProposals(_listed(places, kept), _listed(rows, kept), commands)
 
 
 class ScoringBatch:
@@ -160,7 +163,7 @@ class ScoringBatch:
         )
 
     def take(
-        self, places: Ints, rows: Ints, answers: AnswerColumns[Any], lengths_of: LengthsOf
+        self, places: Places, rows: Places, answers: AnswerColumns[Any], lengths_of: LengthsOf
     ) -> AnsweredScores | None:
         """The verdicts on these rows, whose answers are at ``places``, and the ``Extend`` that follow; None if none can
         be taken. ``lengths_of``: the draft lengths of sessions' next steps.
@@ -174,36 +177,49 @@ class ScoringBatch:
         own = _padded(answers, places, counts)  # [N, K+1]
         drafts = self._drafts[rows][:, : own.shape[1] - 1]  # [N, K], -1 where there is none
         accepted = _num_leading(own[:, : drafts.shape[1]] == drafts)
-        following_ids = own[np.arange(rows.size), np.minimum(accepted, own.shape[1] - 1)]
+        following_ids = own[np.arange(len(own)), np.minimum(accepted, own.shape[1] - 1)]
         fits &= own.max(axis=1) < self._limits[rows]
         fits &= ~_any_ending(own, self._endings, accepted)
         remaining = self._remaining[rows] - accepted - 1
-        wanted = _ints(lengths_of([self._speculations[row] for row in rows.tolist()]))
+        wanted = _ints(lengths_of([self._speculations[row] for row in _listed(rows, bases)]))
         lengths = np.minimum(np.minimum(wanted, remaining - 1), self._longest[rows] - bases - accepted - 1)
         fits &= (remaining > 0) & (lengths > 0)
         if not fits.any():
             return None
         kept_drafts = np.minimum(accepted, drafted - 1)
         if not fits.all():
-            places, rows, accepted, drafted = places[fits], rows[fits], accepted[fits], drafted[fits]
+            places, rows = _those(places, answers.counts)[fits], _those(rows, self._bases)[fits]
+            accepted, drafted = accepted[fits], drafted[fits]
             bases, kept_drafts, following_ids = bases[fits], kept_drafts[fits], following_ids[fits]
             lengths = lengths[fits]
         kept = bases + kept_drafts
         # After K acceptances the draft lacks the last of its own tokens too.
         lacks_two = accepted == drafted
-        brought = np.empty((rows.size, 2), dtype=np.int64)
-        brought[:, 0], brought[:, 1] = np.where(lacks_two, self._drafts[rows, drafted - 1], -1), following_ids
+        every = np.arange(kept.size)
+        brought = np.empty((kept.size, 2), dtype=np.int64)
+        brought[:, 0] = np.where(lacks_two, self._drafts[rows][every, drafted - 1], -1)
+        brought[:, 1] = following_ids
         commands = ExtendColumns(
             self.numbers[rows],
             self._generations[rows],
             kept,
-            self._chains[rows[kept >= BLOCK_TOKENS]].tobytes(),
-            self._rests[rows, kept_drafts],
+            self._chains[rows][kept >= BLOCK_TOKENS].tobytes(),
+            self._rests[rows][every, kept_drafts],
             lacks_two + 1,
             brought[brought >= 0],
             lengths,
         )
-        return AnsweredScores(places.tolist(), rows.tolist(), accepted.tolist(), following_ids.tolist(), commands)
+        places_taken, rows_taken = _listed(places, kept), _listed(rows, kept)
+        return AnsweredScores(places_taken, rows_taken, accepted.tolist(), following_ids.tolist(), commands)
+
+
+def _those(places: Places, values: NDArray[Any]) -> Ints:
+    """As numbers; all of ``values`` where they are a slice."""
+    return np.arange(len(values)) if isinstance(places, slice) else places
+
+
+def _listed(places: Places, values: Ints) -> list[int]:
+    return list(range(len(values))) if isinstance(places, slice) else places.tolist()
 
 
 def _ints(values: Sequence[Any]) -> Ints:
@@ -216,10 +232,10 @@ def _chains(chains: Sequence[bytes]) -> NDArray[np.uint8]:  # -> [B, CHAIN_BYTES
     return np.frombuffer(joined, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
 
 
-def _padded(answers: AnswerColumns[Any], places: Ints, counts: Ints) -> Ints:  # -> [N, widest]
+def _padded(answers: AnswerColumns[Any], places: Places, counts: Ints) -> Ints:  # -> [N, widest]
     """The tokens of these answers; -1 after them."""
     width = max(1, int(counts.max()))
-    rows, ids = len(places), answers.token_ids
+    rows, ids = len(counts), answers.token_ids
     if rows == len(answers.counts) and ids.size == rows * width and int(counts.min()) == width:
         return ids.reshape(rows, width).astype(np.int64)[places]
     starts = (answers.counts.cumsum() - answers.counts)[places].astype(np.int64)
