@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.columns import AnswerColumns, CommandColumns
 from outrider.ports import EventBatch, Link
 from outrider.types import ModelDescription
 
@@ -36,14 +37,22 @@ class Stamps:
 
     def __init__(self) -> None:
         self._notes: list[tuple[str, int, int, int, int]] = []
+        self._columns: list[tuple[str, int, int, Any]] = []
 
     def note(self, side: str, what: int, items: Iterable[Any]) -> None:
-        """Note the present moment for commands, the items of jobs, or events."""
+        """Note the present moment for commands, columns of them, the items of jobs, or events."""
         now = time.perf_counter_ns()
-        self._notes += [(side, item.session, item.generation, what, now) for item in items]
+        for item in items:
+            if isinstance(item, AnswerColumns | CommandColumns):
+                self._columns.append((side, what, now, item))
+            else:
+                self._notes.append((side, item.session, item.generation, what, now))
 
     def save(self, path: Path) -> None:
         """Into a file that ``load`` reads."""
+        for side, what, now, columns in self._columns:
+            heads = zip(columns.sessions.tolist(), columns.generations.tolist(), strict=True)
+            self._notes += [(side, session, generation, what, now) for session, generation in heads]
         path.write_text(json.dumps(self._notes), encoding="utf-8")
 
 
@@ -80,7 +89,8 @@ class StampedLink:
     async def events(self) -> AsyncIterator[EventBatch[Any]]:
         """As the link."""
         async for batch in self._link.events():
-            self._stamps.note(self._side, self._at_event, batch.events)
+            columns = () if batch.columns is None else (batch.columns,)
+            self._stamps.note(self._side, self._at_event, (*batch.events, *columns))
             yield batch
 
     async def close(self) -> None:
