@@ -35,7 +35,8 @@ VLLM_FIELDS = {
         " spaces_between_special_tokens truncate_prompt_tokens truncation_side allowed_token_ids prompt_logprobs"
         " logprob_token_ids bad_words prompt_embeds add_special_tokens response_format structured_outputs priority"
         " request_id return_tokens_as_token_ids return_token_ids return_token_offsets cache_salt kv_transfer_params"
-        " ec_transfer_params vllm_xargs repetition_detection thinking_token_budget"
+        " ec_transfer_params vllm_xargs repetition_detection thinking_token_budget mm_payload return_mm_kwargs"
+        " return_weight_versions routed_experts_prompt_start session_id stream_interval watermarking"
     ),
     3: (
         "messages model frequency_penalty logit_bias logprobs top_logprobs max_tokens max_completion_tokens n"
@@ -47,10 +48,11 @@ VLLM_FIELDS = {
         " add_special_tokens documents chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs"
         " structured_outputs priority request_id return_tokens_as_token_ids return_token_ids return_token_offsets"
         " return_prompt_text return_assistant_tokens_mask cache_salt kv_transfer_params ec_transfer_params vllm_xargs"
-        " repetition_detection"
+        " repetition_detection mm_payload return_mm_kwargs return_weight_versions routed_experts_prompt_start"
+        " session_id stream_interval watermarking"
     ),
 }
-"""Column of the table -> fields of the request class of vLLM 0.26."""
+"""Column of the table -> fields of the request class of vLLM 0.26 and 0.33."""
 
 
 @pytest.mark.parametrize("column", VLLM_FIELDS)

@@ -36,6 +36,8 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "mm_processor_kwargs": ((), _NO_MEDIA),
     "web_search_options": ((), "is not supported"),
     "return_assistant_tokens_mask": ((False,), "is not supported"),
+    "return_weight_versions": ((False,), "is not supported: weights do not change while they are served"),
+    "watermarking": ((False,), "is not supported: tokens are drawn without a watermark"),
 }
 """Field -> (values that ask for nothing besides null, why any other is refused)."""
 

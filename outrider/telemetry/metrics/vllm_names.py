@@ -1,6 +1,6 @@
 """Metrics under vLLM's names where the meaning is the same, for inference gateways and dashboards made for vLLM.
 
-Names and labels are those of vLLM 0.26 (``vllm/v1/metrics/loggers.py``, ``vllm/v1/spec_decode/metrics.py``). The
+Names and labels are those of vLLM 0.33 (``vllm/v1/metrics/loggers.py``, ``vllm/v1/spec_decode/metrics.py``). The
 coordinator serves those of requests and speculation, a target those of its KV cache. A draft serves none, because sums
 over all processes would count it as a second model.
 """
