@@ -13,7 +13,7 @@ from outrider.errors import ModelError
 from outrider.types import LAST_HIDDEN_STATE
 from outrider_draft.proposers.heads.dflash import BlockExecutor
 from tests.draft_service.head_rig import LENGTH, REQUESTS, Checked, options, p_of_joint, plain, served
-from tests.support.dflash import DFlashReference, build_dflash
+from tests.support.dflash import CONFIG, DFlashReference, build_dflash
 from tests.support.service_rig import ServiceRig
 from tests.support.tiny_models import cached_tiny_model
 
@@ -42,8 +42,18 @@ def test_blocks_are_those_of_the_paper_and_output_the_targets(drafter: Path, tar
     assert checked(drafter, target).generate(REQUESTS) == plain(target, REQUESTS)
 
 
-@pytest.mark.parametrize("layout", [{"reverse": True}, {"speculators": True}], ids=["reversed", "speculators"])
-def test_other_drafters(tmp_path: Path, target: Path, layout: dict[str, bool]) -> None:
+SLIDING = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "reversed": {"reverse": True},
+    "speculators": {"speculators": True},
+    "reduced vocabulary": {"speculators": True, "draft_vocab_size": 96},
+    "one window": SLIDING,
+    "windows": {"dflash_config": {**CONFIG["dflash_config"], "use_swa": True, "swa_window_size": 7}},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_other_drafters(tmp_path: Path, target: Path, layout: dict[str, Any]) -> None:
     assert checked(build_dflash(tmp_path, **layout), target).generate(REQUESTS[:3]) == plain(target, REQUESTS[:3])
 
 
@@ -142,13 +152,19 @@ def test_rejection_keeps_the_targets_distribution(drafter: Path, target: Path, m
         ({"dflash_config": None}, "dflash_config is missing"),
         ({"dflash_config": {"mask_token_id": 300}}, "mask_token_id an id below 272; they are 5 and 300"),
         ({"speculators": True, "speculators_model_type": "eagle3"}, "has speculators_model_type dflash"),
-        ({"speculators": True, "draft_vocab_size": 96}, "over the whole vocabulary that drafts from its masks alone"),
+        ({"speculators": True, "sample_from_anchor": True}, "that drafts from its masks alone is supported"),
+        (
+            {"dflash_config": {**CONFIG["dflash_config"], "draft_vocab_size": 300}},
+            "draft_vocab_size is 300, above the target's 272",
+        ),
+        ({**SLIDING, "sliding_window": 3}, "a block of 5 tokens does not fit a window of 3"),
         ({"speculators": True, "aux_hidden_state_layer_ids": [1, 3]}, "should be layers from 0 to 1"),
         ({"block_size": 1}, "block_size should be above 1"),
         ({"hidden_size": 64}, "hidden_size is 64, and a DFlash drafter for .* has the target's, 32"),
         ({"vocab_size": 300}, "vocab_size is 300, and the target's is 272"),
         ({"dflash_config": {"mask_token_id": 260, "target_layer_ids": [0, 2]}}, "should be layers from 0 to 1"),
-        ({"dflash_config": {"mask_token_id": 260, "use_swa": True}}, "full attention in both directions"),
+        ({"dflash_config": {"mask_token_id": 260, "use_swa": True}}, "swa_window_size should be a number above 0"),
+        ({"dflash_config": {"mask_token_id": 260, "causal": True}}, "blocks attend in both directions"),
         ({"dflash_config": {"mask_token_id": 260, "target_layer_ids": [0]}}, r"config.json asks for \[32, 32\]"),
     ],
 )
@@ -158,6 +174,15 @@ def test_a_wrong_drafter_is_refused_in_one_sentence(
     with pytest.raises(ModelError, match=said) as caught:
         served("dflash", build_dflash(tmp_path, **changes), target)
     assert "\n" not in str(caught.value)
+
+
+def test_a_draft_vocabulary_of_another_target_is_refused(tmp_path: Path, target: Path) -> None:
+    drafter = build_dflash(tmp_path, speculators=True, draft_vocab_size=96)
+    tensors = load_file(drafter / "model.safetensors")
+    tensors["d2t"][95] = 300
+    save_file(tensors, drafter / "model.safetensors")
+    with pytest.raises(ModelError, match="d2t leads to ids that the target has not"):
+        served("dflash", drafter, target)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path, target: Path) -> None:

@@ -43,7 +43,9 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def build_dflash(folder: Path, *, reverse: bool = False, speculators: bool = False, **changes: Any) -> Path:
+def build_dflash(
+    folder: Path, *, reverse: bool = False, speculators: bool = False, draft_vocab_size: int = 272, **changes: Any
+) -> Path:
     """Write a random drafter; ``reverse`` turns its last norm round, ``speculators`` writes the other layout."""
     generator = torch.Generator().manual_seed(11)
 
@@ -61,14 +63,18 @@ def build_dflash(folder: Path, *, reverse: bool = False, speculators: bool = Fal
     folder.mkdir(parents=True, exist_ok=True)
     config = CONFIG
     if speculators:
-        tensors |= {f"{name}.weight": noise(272, HIDDEN) for name in ("embed_tokens", "lm_head")}
+        tensors |= {"embed_tokens.weight": noise(272, HIDDEN), "lm_head.weight": noise(draft_vocab_size, HIDDEN)}
         own = ("architectures", "block_size", "num_target_layers", "dflash_config")
         config = {
             "architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash", "block_size": 5,
-            "draft_vocab_size": 272, "mask_token_id": MASK, "sample_from_anchor": False,
+            "draft_vocab_size": draft_vocab_size, "mask_token_id": MASK, "sample_from_anchor": False,
             "aux_hidden_state_layer_ids": [one + 1 for one in TARGET_LAYER_IDS],
             "transformer_layer_config": {key: value for key, value in CONFIG.items() if key not in own},
         }  # fmt: skip
+    if draft_vocab_size != 272:
+        chosen = torch.randperm(256, generator=generator)[:draft_vocab_size].sort().values
+        tensors["d2t"] = chosen - torch.arange(draft_vocab_size)
+        tensors["t2d"] = torch.zeros(272, dtype=torch.bool).index_fill_(0, chosen, value=True)
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**config, **changes}), encoding="utf-8")
     return folder
@@ -79,6 +85,11 @@ class DFlashReference:
 
     def __init__(self, folder: Path, target: Path) -> None:
         self.w = load_file(folder / "model.safetensors")
+        config = json.loads((folder / "config.json").read_text())
+        own = config.get("dflash_config", {})
+        types = config.get("layer_types") or ["sliding_attention" if own.get("use_swa") else "full_attention"] * LAYERS
+        window = own.get("swa_window_size") or config.get("sliding_window")
+        self.windows = [window if one == "sliding_attention" else None for one in types]
         self.target: Any = load_reference(target)
         self.embedding: Tensor = self.w.get("embed_tokens.weight", self.target.model.embed_tokens.weight.detach())
         self.head: Tensor = self.w.get("lm_head.weight", self.target.lm_head.weight.detach())
@@ -86,6 +97,9 @@ class DFlashReference:
     def draft(self, text: list[int], count: int) -> list[int]:
         """``count`` tokens after the text, the likeliest each."""
         logits = F.linear(self.block(text, count), self.head)
+        if "d2t" in self.w:
+            ids = self.w["d2t"] + torch.arange(len(self.w["d2t"]))
+            return [int(ids[row.argmax()]) for row in logits]
         return [int(row[:257].argmax()) for row in logits]
 
     @torch.no_grad()
@@ -97,14 +111,17 @@ class DFlashReference:
         x = self.embedding[torch.tensor([text[-1], *[MASK] * count])]
         for layer in range(LAYERS):
             prefix = f"layers.{layer}."
-            x = x + self.attention(self.norm(x, f"{prefix}input_layernorm"), context, prefix)
+            x = x + self.attention(self.norm(x, f"{prefix}input_layernorm"), context, layer)
             normed = self.norm(x, f"{prefix}post_attention_layernorm")
             gated = F.silu(self.linear(normed, f"{prefix}mlp.gate_proj")) * self.linear(normed, f"{prefix}mlp.up_proj")
             x = x + self.linear(gated, f"{prefix}mlp.down_proj")
         return self.norm(x, "norm")[1:]
 
-    def attention(self, x: Tensor, context: Tensor, prefix: str) -> Tensor:
-        """Queries are the block's; keys and values the context's and the block's."""
+    def attention(self, x: Tensor, context: Tensor, layer: int) -> Tensor:
+        """Queries are the block's; keys and values the context's and the block's, the last ones where there is a
+        window.
+        """
+        prefix, window = f"layers.{layer}.", self.windows[layer]
         start, both = context.shape[0], torch.cat([context, x])
         q, k, v = (
             self.linear(rows, f"{prefix}self_attn.{name}_proj").view(rows.shape[0], -1, HEAD_DIM)
@@ -114,6 +131,8 @@ class DFlashReference:
         k = turned(self.norm(k, f"{prefix}self_attn.k_norm"), 0)
         k, v = (part.repeat_interleave(HEADS // KV_HEADS, dim=1) for part in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) / HEAD_DIM**0.5
+        if window is not None:
+            scores[..., : max(0, len(both) - window)] = float("-inf")
         attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
         return self.linear(attended.reshape(x.shape[0], -1), f"{prefix}self_attn.o_proj")
 

@@ -33,7 +33,6 @@ class DraftHeadConfig:
     layer: ModelConfig
     """Its decoder layer; ``vocab_size`` and ``max_position`` are the target's."""
     draft_vocab_size: int
-    has_reduced_vocabulary: bool
     hidden_state_layers: tuple[int, ...]
     target_hidden_size: int
     norm_before_residual: bool = False
@@ -59,7 +58,6 @@ def read_eagle3_config(folder: Path, target_folder: Path) -> DraftHeadConfig:
     return DraftHeadConfig(
         layer=layer,
         draft_vocab_size=draft_vocab_size,
-        has_reduced_vocabulary=draft_vocab_size != layer.vocab_size,
         hidden_state_layers=_layers(path, raw, target),
         target_hidden_size=hidden_size,
         norm_before_residual=bool(raw.get("norm_before_residual", False)),

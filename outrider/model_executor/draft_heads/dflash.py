@@ -10,6 +10,9 @@ Checkpoints are z-lab's and the Speculators format's: ``fc``, ``hidden_norm``, `
 embedding and head are the target's where they are not beside them. Position i of the KV cache is the state of
 position i.
 
+The window of a layer with sliding attention ends with the block, for all of its queries: the last one sees just what it
+was trained to see, those before it lack as many of the oldest positions as they lie before the last.
+
 Shape letters: ``T`` tokens, ``N`` rows, ``H`` hidden size, ``F`` values that are read of a position, ``V`` vocabulary.
 """
 
@@ -22,6 +25,7 @@ import torch
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.communicator import SINGLE_RANK
 from outrider.model_executor.draft_heads.dflash_config import DFlashConfig
+from outrider.model_executor.draft_heads.draft_vocabulary import DraftVocabulary
 from outrider.model_executor.draft_heads.pair_head import PlainInput
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.context import LayerContext
@@ -38,7 +42,6 @@ class DFlashHead:
     """A block drafter, its parameters uninitialised until they are loaded; a ``DraftHead`` whose pairs only store."""
 
     kind = "a DFlash drafter"
-    borrowed = ("embed_tokens.weight", "lm_head.weight")
 
     def __init__(self, config: DFlashConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
@@ -49,15 +52,24 @@ class DFlashHead:
         self._fc = Linear(context, Features.all(len(config.hidden_state_layers) * size), (Features.all(size, "fc"),))
         self._state_norm, self._norm = (RmsNorm(size, layer.rms_norm_eps, dtype=dtype, device=device) for _ in range(2))
         self._layers = [DecoderLayer(context, number) for number in range(layer.num_layers)]
-        self._head = Linear(context, Features.all(size), (Features.all(layer.vocab_size, "lm_head"),))
+        self._head = Linear(context, Features.all(size), (Features.all(config.draft_vocab_size, "lm_head"),))
+        self._vocabulary = DraftVocabulary(config.draft_vocab_size, layer.vocab_size, dtype=dtype, device=device)
         self._rotary = RotaryEmbedding(
             layer.rope, head_dim=layer.head_dim, max_position=layer.max_position, device=device
         )
         self.kv_cache_layout = KVCacheLayout.of([one.attention.kv_cache_spec for one in self._layers])
+        self._groups = [group for group, _ in self.kv_cache_layout.places]
+
+    @property
+    def borrowed(self) -> tuple[str, ...]:
+        """The embedding; of a drafter over the whole vocabulary, the last product too."""
+        embedding = ("embed_tokens.weight",)
+        return embedding if self._vocabulary.is_reduced else (*embedding, "lm_head.weight")
 
     def canonical(self, name: str) -> str | None:
-        """As ``dflash/model.py`` saves them."""
-        return name.removeprefix("model.")
+        """As ``dflash/model.py`` saves them; ``t2d`` says what ``d2t`` says too."""
+        name = name.removeprefix("model.")
+        return None if name == "t2d" else name
 
     def weights(self) -> Weights:
         """All tensors, ``embed_tokens.weight`` and ``lm_head.weight`` included."""
@@ -68,9 +80,11 @@ class DFlashHead:
         yield "norm.weight", whole(self._norm.weight)
         for number, layer in enumerate(self._layers):
             yield from ((f"layers.{number}.{name}", target) for name, target in layer.weights())
+        yield from self._vocabulary.weights()
 
     def finish_loading(self) -> None:
-        """All tensors are there."""
+        """All tensors are there; ``ModelError`` for a ``d2t`` of another target."""
+        self._vocabulary.finish_loading()
         self._head.prepare()
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
@@ -84,7 +98,7 @@ class DFlashHead:
         angles = self._rotary.angles(batch.positions, self.dtype)
         for number, layer in enumerate(self._layers):
             source = PlainInput(states, None, self._norm, SINGLE_RANK)
-            layer.attention.store(source, kv_cache.layer(number), angles, batch.groups[0])
+            layer.attention.store(source, kv_cache.layer(number), angles, batch.groups[self._groups[number]])
         return states, states
 
     def block(self, batch: DeviceBatch, kv_cache: KVCacheTensors) -> torch.Tensor:
@@ -95,7 +109,7 @@ class DFlashHead:
         angles = self._rotary.angles(batch.positions, self.dtype)
         delta: torch.Tensor | None = None
         for number, layer in enumerate(self._layers):
-            hidden, delta = layer(hidden, delta, kv_cache.layer(number), angles, batch.groups[0])
+            hidden, delta = layer(hidden, delta, kv_cache.layer(number), angles, batch.groups[self._groups[number]])
         return Residual(hidden, delta, self._norm, SINGLE_RANK).normed()[1]
 
     def queries(self, last_token_id: int, num_drafts: int) -> Sequence[int]:
@@ -103,9 +117,9 @@ class DFlashHead:
         return [last_token_id, *[self.config.mask_token_id] * num_drafts]
 
     def empty_logits(self, num_rows: int) -> torch.Tensor | None:
-        """The product has memory of its own."""
-        return None
+        """[num_rows, V] logits of nothing, for ``logits`` to write to; None where it needs no such memory."""
+        return self._vocabulary.empty_logits(num_rows)
 
     def logits(self, normed: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[N, H] to logits [N, V] float32."""
-        return self._head(normed)[:, : self.config.layer.vocab_size].float()
+        """[N, H] to logits [N, V] float32 of the target's ids; ``out`` [N, V] is part of what ``empty_logits`` gave."""
+        return self._vocabulary.logits(self._head(normed), out).float()

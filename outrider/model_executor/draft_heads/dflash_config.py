@@ -34,6 +34,8 @@ class DFlashConfig:
     block_size: int
     """Queries of a block at most, the newest token among them."""
     mask_token_id: int
+    draft_vocab_size: int
+    """Tokens that it drafts; those of the target or fewer."""
 
     @property
     def target_hidden_size(self) -> int:
@@ -46,9 +48,10 @@ def read_dflash_config(folder: Path, target_folder: Path) -> DFlashConfig:
     path = folder / "config.json"
     raw, target = read_object(path), read_model_config(target_folder)
     fields, own = _of_speculators(path, raw) if "speculators_model_type" in raw else _of_z_lab(path, raw)
-    layer = for_target(path, config_of_fields(path, {**fields, "model_type": "qwen3"}, "Qwen3ForCausalLM"), target)
-    if layer.sliding_window is not None or own.get("use_swa") or own.get("causal"):
-        raise ModelError(f"{path}: a DFlash drafter with full attention in both directions is supported, and no other")
+    fields = {**fields, "model_type": "qwen3", **_windows(path, fields, own)}
+    layer = for_target(path, config_of_fields(path, fields, "Qwen3ForCausalLM"), target)
+    if own.get("causal"):
+        raise ModelError(f"{path}: a DFlash drafter whose blocks attend in both directions is supported, and no other")
     if layer.hidden_size != target.hidden_size:
         raise ModelError(
             f"{path}: hidden_size is {layer.hidden_size}, and a DFlash drafter for {target_folder} has the target's,"
@@ -60,7 +63,30 @@ def read_dflash_config(folder: Path, target_folder: Path) -> DFlashConfig:
             f"{path}: block_size should be above 1 and mask_token_id an id below {layer.vocab_size}; they are"
             f" {block_size} and {mask_token_id}"
         )
-    return DFlashConfig(layer, _layers(path, own, layer, target), block_size, mask_token_id)
+    if layer.sliding_window is not None and layer.sliding_window < block_size:
+        raise ModelError(f"{path}: a block of {block_size} tokens does not fit a window of {layer.sliding_window}")
+    draft_vocab_size = read_number(path, own, "draft_vocab_size", layer.vocab_size)
+    if draft_vocab_size > layer.vocab_size:
+        raise ModelError(f"{path}: draft_vocab_size is {draft_vocab_size}, above the target's {layer.vocab_size}")
+    return DFlashConfig(layer, _layers(path, own, layer, target), block_size, mask_token_id, draft_vocab_size)
+
+
+def _windows(path: Path, fields: _Fields, own: _Fields) -> _Fields:
+    """Qwen3's fields of sliding windows. ``layer_types`` decides, as in ``dflash/model.py``, where Qwen3 asks for
+    ``use_sliding_window`` too; with ``use_swa``, NVIDIA's and MiMo's key, every layer has one.
+    """
+    if not own.get("use_swa"):
+        types = fields.get("layer_types")
+        return {"use_sliding_window": isinstance(types, list) and "sliding_attention" in types}
+    window = own.get("swa_window_size") or fields.get("sliding_window")
+    if type(window) is not int or window < 1:
+        raise ModelError(f"{path}: with use_swa, swa_window_size should be a number above 0, not {str(window)[:40]}")
+    count = read_number(path, fields, "num_hidden_layers", 1)
+    return {
+        "use_sliding_window": True,
+        "sliding_window": window,
+        "layer_types": ["sliding_attention"] * min(count, 999),
+    }
 
 
 def _of_z_lab(path: Path, raw: _Fields) -> tuple[_Fields, _Fields]:
@@ -70,7 +96,7 @@ def _of_z_lab(path: Path, raw: _Fields) -> tuple[_Fields, _Fields]:
     if not isinstance(own, dict):
         raise ModelError(f"{path}: dflash_config is missing; a DFlash drafter has mask_token_id in it")
     # Where the block's size stands differs by release.
-    return raw, {"block_size": raw.get("block_size"), **own}
+    return raw, {"block_size": raw.get("block_size"), "draft_vocab_size": raw.get("draft_vocab_size"), **own}
 
 
 def _of_speculators(path: Path, raw: _Fields) -> tuple[_Fields, _Fields]:
@@ -78,11 +104,8 @@ def _of_speculators(path: Path, raw: _Fields) -> tuple[_Fields, _Fields]:
     fields = raw.get("transformer_layer_config")
     if raw.get("speculators_model_type") != "dflash" or not isinstance(fields, dict):
         raise ModelError(f"{path}: a DFlash drafter has speculators_model_type dflash and a transformer_layer_config")
-    if raw.get("draft_vocab_size") not in (None, fields.get("vocab_size")) or raw.get("sample_from_anchor"):
-        raise ModelError(
-            f"{path}: a DFlash drafter over the whole vocabulary that drafts from its masks alone is supported, and no"
-            " other (draft_vocab_size, sample_from_anchor)"
-        )
+    if raw.get("sample_from_anchor"):
+        raise ModelError(f"{path}: a DFlash drafter that drafts from its masks alone is supported (sample_from_anchor)")
     layers = raw.get("aux_hidden_state_layer_ids")
     after = [one - 1 if type(one) is int else one for one in layers] if isinstance(layers, list) else layers
     return fields, {**raw, "target_layer_ids": after}

@@ -4,7 +4,7 @@ Source: Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language
 Position i of the head stands for the pair (token i + 1, state of position i): it gives the distribution of token i + 2.
 Its state after the layer, before the last norm, takes the place of the target's where that is not known yet.
 
-Shape letters: ``T`` tokens, ``H`` hidden size, ``V`` vocabulary, ``U`` reduced vocabulary.
+Shape letters: ``T`` tokens, ``N`` rows, ``H`` hidden size, ``V`` vocabulary.
 """
 
 from __future__ import annotations
@@ -13,24 +13,21 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.errors import ModelError
 from outrider.kernels.few_tokens import NormedInput
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.communicator import SINGLE_RANK
 from outrider.model_executor.draft_heads.config import DraftHeadConfig
+from outrider.model_executor.draft_heads.draft_vocabulary import DraftVocabulary
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.attention import Attention
 from outrider.model_executor.layers.context import LayerContext
-from outrider.model_executor.layers.contract import DeviceBatch, Residual, Weights, WeightTarget, whole
+from outrider.model_executor.layers.contract import DeviceBatch, Residual, Weights, whole
 from outrider.model_executor.layers.embedding import VocabRows
 from outrider.model_executor.layers.feed_forward import GatedMlp
 from outrider.model_executor.layers.linear import Features, Linear
 from outrider.model_executor.layers.linear_methods import LINEAR_METHODS
 from outrider.model_executor.layers.norm import RmsNorm
 from outrider.model_executor.layers.rope import RotaryEmbedding
-
-_NOT_DRAFTED = -1e30
-"""The logit of a token that the reduced vocabulary lacks: finite, as sampling wants it, and never drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ class Eagle3Head:
         self._attention = Attention(context, 0, input_size=2 * layer.hidden_size)
         self._feed_forward = GatedMlp(context, 0)
         self._head = Linear(context, hidden, (Features.all(config.draft_vocab_size, "lm_head"),))
-        self.target_ids = torch.arange(config.draft_vocab_size, device=device)  # [U] the target's id of each
+        self._vocabulary = DraftVocabulary(config.draft_vocab_size, layer.vocab_size, dtype=dtype, device=device)
         self._rotary = RotaryEmbedding(
             layer.rope, head_dim=layer.head_dim, max_position=layer.max_position, device=device
         )
@@ -82,7 +79,7 @@ class Eagle3Head:
     def borrowed(self) -> tuple[str, ...]:
         """The embedding; of a head over the whole vocabulary, its last product too."""
         embedding = ("embed_tokens.weight",)
-        return embedding if self.config.has_reduced_vocabulary else (*embedding, "lm_head.weight")
+        return embedding if self._vocabulary.is_reduced else (*embedding, "lm_head.weight")
 
     def weights(self) -> Weights:
         """The tensors of a checkpoint, as the Speculators format names them, ``embed_tokens.weight`` included."""
@@ -98,17 +95,11 @@ class Eagle3Head:
             yield f"layers.0.{name}.weight", whole(norm.weight)
         for prefix, weights in (("self_attn.", self._attention.weights()), ("", self._feed_forward.weights())):
             yield from ((f"layers.0.{prefix}{name}", target) for name, target in weights)
-        if self.config.has_reduced_vocabulary:
-            # Offsets, to which the draft's own ids are added once they are there.
-            yield "d2t", WeightTarget(self.target_ids, (self.config.draft_vocab_size,), file_types=("I64", "I32"))
+        yield from self._vocabulary.weights()
 
     def finish_loading(self) -> None:
         """All tensors are there; ``ModelError`` for a ``d2t`` of another target."""
-        if self.config.has_reduced_vocabulary:
-            self.target_ids += torch.arange(self.config.draft_vocab_size, device=self.device)
-        ids = self.target_ids
-        if not bool(((ids >= 0) & (ids < self.config.layer.vocab_size)).all()) or len(set(ids.tolist())) != len(ids):
-            raise ModelError("d2t leads to ids that the target has not, or to one of them twice")
+        self._vocabulary.finish_loading()
         self._head.prepare()
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
@@ -134,21 +125,11 @@ class Eagle3Head:
 
     def empty_logits(self, num_rows: int) -> torch.Tensor | None:
         """[num_rows, V] logits of nothing, for ``logits`` to write to; None where it needs no such memory."""
-        if not self.config.has_reduced_vocabulary:
-            return None
-        dtype = torch.float32 if self.dtype == torch.float16 else self.dtype  # which has no number as low
-        size = (num_rows, self.config.layer.vocab_size)
-        return torch.full(size, _NOT_DRAFTED, dtype=dtype, device=self.device)
+        return self._vocabulary.empty_logits(num_rows)
 
     def logits(self, normed: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[N, H] to logits [N, V] of the target's ids; ``out`` [N, V] is part of what ``empty_logits`` gave."""
-        drafted = self._head(normed)[:, : self.config.draft_vocab_size]
-        if not self.config.has_reduced_vocabulary:
-            return drafted
-        if out is None:
-            out = self.empty_logits(normed.shape[0])
-        assert out is not None  # noqa: S101 - the vocabulary is reduced
-        return out.index_copy_(1, self.target_ids, drafted.to(out.dtype))
+        return self._vocabulary.logits(self._head(normed), out)
 
 
 class _Same:
