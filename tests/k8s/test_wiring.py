@@ -722,3 +722,11 @@ def test_every_service_is_scraped(release: Releases) -> None:
             and [port["name"] for port in service["spec"]["ports"] if port["name"] == "metrics"]
         ]
         assert sorted(scraped) == ["coordinator", "draft", "gateway", "target"]
+
+
+def test_a_path_of_the_users_is_the_gateways_root_path(release: Releases) -> None:
+    def root_paths(case: str) -> list[str]:
+        return [flag for flag in release(case).flags("gateway") if flag.startswith("--root-path")]
+
+    assert root_paths("http-route") == ["--root-path=/llama"]
+    assert root_paths("http") == root_paths("gateway") == root_paths("ingress-of-all-hosts") == []

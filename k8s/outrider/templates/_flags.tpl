@@ -49,6 +49,12 @@ unix:/run/outrider/{{ .name }}.sock
 {{- include "outrider.securityFlags" . }}
 - --drain-delay-s={{ .block.drain.delaySeconds }}
 - --drain-grace-s={{ .block.drain.graceSeconds }}
+{{- /* A path that users come by, unless it is one of the API's own. */}}
+{{- $values := .root.Values }}
+{{- $path := ternary $values.ingress.path (ternary $values.httpRoute.path "" $values.httpRoute.enabled) $values.ingress.enabled | trimSuffix "/" }}
+{{- if and $path (not (hasPrefix "/v1" $path)) (not (hasKey .block.settings "root_path")) }}
+- --root-path={{ $path }}
+{{- end }}
 {{- include "outrider.settingFlags" . }}
 {{- end }}
 
