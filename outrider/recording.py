@@ -13,7 +13,7 @@ from outrider.ports import ItemTiming
 
 
 @dataclass(slots=True)
-class PassRecord:
+class ForwardRecord:
     """One forward that served at least one traced item."""
 
     started_ns: int
@@ -39,7 +39,7 @@ class ItemRecord:
     session: int
     generation: int
     arrived_ns: int
-    passes: list[PassRecord] = field(default_factory=list)
+    forwards: list[ForwardRecord] = field(default_factory=list)
     ended_ns: int = 0
     timing: ItemTiming | None = None
     """None when no forward was needed, or none was finished."""
@@ -58,5 +58,5 @@ class Recorder(Protocol):
         ...
 
     def ended(self, item: ItemRecord) -> None:
-        """An item was answered or abandoned; its record and those of its passes are final."""
+        """An item was answered or abandoned; its record and those of its forwards are final."""
         ...

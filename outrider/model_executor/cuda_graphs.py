@@ -20,7 +20,13 @@ import torch
 
 from outrider.kernels.paged_attention.device_plan import can_take_chunks
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, logit_indices_in, unpack
-from outrider.model_executor.graph_capture import Capturing, MemoryBound, capture_within, garbage_kept, open_capturing
+from outrider.model_executor.graph_capture import (
+    GraphRecorder,
+    MemoryBound,
+    capture_within,
+    garbage_kept,
+    open_recorder,
+)
 from outrider.model_executor.graph_shapes import GraphLimits, choose_shape, forward_shapes
 from outrider.model_executor.input_buffer import PinnedInputBuffer
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
@@ -45,14 +51,14 @@ class Graphs(Protocol):
         """Captured where nothing is left out."""
         ...
 
-    def capture(self, capturing: Capturing, bound: MemoryBound, progress: Callable[[int], None]) -> None:
+    def capture(self, recorder: GraphRecorder, bound: MemoryBound, progress: Callable[[int], None]) -> None:
         """Capture all that fits the bound; ``progress`` counts those captured or left out."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """Outcome of capturing."""
+    """Outcome of the capture."""
 
     num_forwards: int
     num_draft_steps: int
@@ -114,7 +120,7 @@ class ForwardGraphs:
         has_chunks = can_take_chunks(model.dtype, model.part.head_dim, model.device)
         self._wanted = forward_shapes(limits, has_chunks=has_chunks)
         self._input_buffer: PinnedInputBuffer | None = None
-        self._capturing: Capturing | None = None
+        self._recorder: GraphRecorder | None = None
         self._captured: dict[BatchShape, _ForwardGraph] = {}
         self._choose = _remembering_choice(())
 
@@ -148,17 +154,17 @@ class ForwardGraphs:
         hidden, states = graph.replay()
         return Replayed(hidden, logit_indices_in(buffer.numbers, shape, num_logits), graph.columns(states, layers))
 
-    def capture(self, capturing: Capturing, bound: MemoryBound, progress: Callable[[int], None]) -> None:
+    def capture(self, recorder: GraphRecorder, bound: MemoryBound, progress: Callable[[int], None]) -> None:
         """Capture every shape; what was captured before is forgotten. The cache's content stays as it is."""
         self._captured.clear()
-        self._capturing = capturing
+        self._recorder = recorder
         if self._wanted:
             rows = max(shape.num_rows for shape in self._wanted)
             size = max(shape.num_fixed for shape in self._wanted) + rows * self._pages_per_row
             self._input_buffer = PinnedInputBuffer(size, self._model.device)
         for done, shape in enumerate(self._wanted, 1):
             launch = self._launch_of(shape, self._layers)
-            if (captured := capture_within(bound, capturing, launch)) is not None:
+            if (captured := capture_within(bound, recorder, launch)) is not None:
                 self._captured[shape] = _ForwardGraph(self._layers, captured)
             progress(done)
         self._choose = _remembering_choice(self.shapes)
@@ -167,14 +173,14 @@ class ForwardGraphs:
         """In the place of a shape's graph, one that gives the states of ``layers`` too. All ranks of a model are told
         the same forwards, so that they do so together.
         """
-        began, capturing = time.perf_counter(), self._capturing
-        assert capturing is not None  # noqa: S101 - made by capture
+        began, recorder = time.perf_counter(), self._recorder
+        assert recorder is not None  # noqa: S101 - made by capture
         self._layers = tuple(sorted({*self._layers, *layers}))
         launch = self._launch_of(shape, self._layers)
         del self._captured[shape]
         with garbage_kept():
-            capturing.prepare(launch)
-            graph = self._captured[shape] = _ForwardGraph(self._layers, capturing.capture(launch))
+            recorder.prepare(launch)
+            graph = self._captured[shape] = _ForwardGraph(self._layers, recorder.capture(launch))
         _log.info(
             "captured the forward of %d tokens again, with the hidden states of layers %s, in %.2f s",
             shape.num_tokens, self._layers, time.perf_counter() - began,
@@ -208,14 +214,14 @@ def capture_all(
     total, counts = sum(sizes), []
     bound = MemoryBound(memory_bytes, total)
     with garbage_kept():
-        capturing = open_capturing(device)
+        recorder = open_recorder(device)
         for graphs, before in zip(sets, (0, sizes[0]), strict=True):
             if graphs is not None:
-                graphs.capture(capturing, bound, functools.partial(_report, report, before, total))
+                graphs.capture(recorder, bound, functools.partial(_report, report, before, total))
             counts.append(bound.num_graphs)
     found = Captured(
         counts[0], bound.num_graphs - counts[0], total - bound.num_graphs, time.perf_counter() - began,
-        capturing.describe_memory(),
+        recorder.describe_memory(),
     )  # fmt: skip
     _log.info("%s", found)
     return found

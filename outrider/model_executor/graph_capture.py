@@ -18,7 +18,7 @@ _DRIVER_BYTES = 3 << 20
 """What a graph takes of a device besides its buffers, about."""
 
 
-class Capturing(Protocol):
+class GraphRecorder(Protocol):
     """Records launches that read and write the same tensors each time, and of which no two run at once."""
 
     def prepare(self, launch: Callable[[], object]) -> int:
@@ -65,13 +65,13 @@ class MemoryBound:
         self._num_left -= 1
 
 
-def capture_within(bound: MemoryBound, capturing: Capturing, launch: Callable[[], T]) -> Callable[[], T] | None:
+def capture_within(bound: MemoryBound, recorder: GraphRecorder, launch: Callable[[], T]) -> Callable[[], T] | None:
     """Function that replays a launch; None if its graph would exceed the memory bound."""
-    num_bytes = capturing.prepare(launch) if bound.admits() else 0
+    num_bytes = recorder.prepare(launch) if bound.admits() else 0
     if not bound.admits(num_bytes):
         bound.leave_out()
         return None
-    captured = capturing.capture(launch)
+    captured = recorder.capture(launch)
     bound.count(num_bytes)
     return captured
 
@@ -91,7 +91,7 @@ def garbage_kept() -> Iterator[None]:
             gc.enable()
 
 
-def open_capturing(device: torch.device) -> Capturing:
+def open_recorder(device: torch.device) -> GraphRecorder:
     """The fastest form on this device."""
     return GraphPool(device) if device.type == "cuda" else NoGraphs()
 

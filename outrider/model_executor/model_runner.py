@@ -210,7 +210,7 @@ class ModelRunner:
             command = loop.command_for(plan)
             self._broadcast(command)
             self.worker.run(command)
-            with_supports = any(row.terms.needs_evidence for row in rows)
+            with_supports = any(row.metadata.needs_evidence for row in rows)
             found = loop.results(loop_of(command), with_supports=with_supports)
         drawn = read_draws(rows, *found)
         for row, length, draws in zip(rows, lengths, drawn, strict=True):

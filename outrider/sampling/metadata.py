@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.kernels.scoring import Wish, ask
+from outrider.kernels.scoring import RowFlags, ask
 from outrider.ports import Open
 from outrider.sampling.parameters import SMALLEST_TEMPERATURE, is_greedy, is_truncated, needs_adjusting
 from outrider.types import JudgingRule
@@ -40,14 +40,14 @@ class SamplingMetadata:
         temperature = 1.0 if is_greedy(open_) else max(sampling.temperature, SMALLEST_TEMPERATURE)
         draft, last = (
             ask(
-                wish | Wish.CUTS if is_cut else wish,
+                flag | RowFlags.CUTS if is_cut else flag,
                 temperature=temperature,
                 seed=open_.seed,
                 min_p=sampling.min_p,
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,
             )
-            for wish in _wishes(rule)
+            for flag in _flags(rule)
         )
         return cls(
             rule=rule,
@@ -60,11 +60,11 @@ class SamplingMetadata:
         )
 
 
-def _wishes(rule: JudgingRule) -> tuple[Wish, Wish]:
+def _flags(rule: JudgingRule) -> tuple[RowFlags, RowFlags]:
     """Requested results for the row of a draft token with a support, and for all other rows."""
     if rule is JudgingRule.REJECTION:
-        return Wish.DRAWS | Wish.EXCLUDES, Wish.DRAWS
+        return RowFlags.DRAWS | RowFlags.EXCLUDES, RowFlags.DRAWS
     if rule is JudgingRule.TYPICAL:
-        return Wish.ENTROPY, Wish.DRAWS
-    wish = Wish.COUPLED if rule is JudgingRule.COUPLED else Wish(0)
-    return wish, wish
+        return RowFlags.ENTROPY, RowFlags.DRAWS
+    flag = RowFlags.COUPLED if rule is JudgingRule.COUPLED else RowFlags(0)
+    return flag, flag

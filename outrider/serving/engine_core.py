@@ -159,7 +159,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def _start_next(self, before: Batch) -> None:
         """Go on after a batch that has ended, with the one queued behind it or with steps that it says are next."""
         if self._in_flight:
-            self._scheduler.lookahead.confirm(self._in_flight[0], before)
+            self._scheduler.lookahead.resolve(self._in_flight[0], before)
         self._inputs.take_superseding(before.requests)
         if not self._in_flight and self._scheduler.lookahead.is_possible:
             prepared = [self._scheduler.lookahead.prepare(request) for request in before.requests]
@@ -186,7 +186,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def _forward_pause_s(self) -> float:
         if self._in_flight:
             oldest = self._in_flight[0]
-            return 0.0 if oldest.may_be_followed or oldest.forward.is_done() else POLL_INTERVAL_S
+            return 0.0 if oldest.may_queue_next or oldest.forward.is_done() else POLL_INTERVAL_S
         return self._scheduler.delay_s
 
     @property
@@ -219,7 +219,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             else:
                 self._inputs.item(link_id, command, arrived)
         if len(self._in_flight) == 1:
-            self._in_flight[0].may_be_followed = True
+            self._in_flight[0].may_queue_next = True
 
     def drop_link(self, link_id: int) -> None:
         """Release all sessions of the link."""

@@ -169,7 +169,7 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
         """Queue one more plain step of each session behind a forward in flight; None if that is not possible."""
         return None
 
-    def confirm(
+    def resolve(
         self, queued: QueuedForward[JobT, EventT], index: int, session: Session[SequenceT], answer: EventT
     ) -> ItemT | None:
         """The item of job ``index``, now that the previous forward was answered; None: it was computed with another

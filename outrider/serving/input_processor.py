@@ -86,7 +86,7 @@ class InputProcessor:
     def _is_served_by_known(self, session: Session[Any], item: Item, arrived_ns: int) -> bool:
         """Whether what a session has asked for before, or is computed ahead, takes care of the item."""
         due = self._scheduler.queue.due_of(session.key)
-        if self._claim(session, item, arrived_ns):
+        if self._match_prepared(session, item, arrived_ns):
             return True
         if due is not None and due.status is RequestStatus.RUNNING:
             due.superseded_by = item, arrived_ns
@@ -147,9 +147,9 @@ class InputProcessor:
 
     # Items.
 
-    def _claim(self, session: Session[Any], item: Item, arrived_ns: int) -> bool:
+    def _match_prepared(self, session: Session[Any], item: Item, arrived_ns: int) -> bool:
         """Whether an item was prepared: its answer is held, and goes out now, or is being computed."""
-        request = self._scheduler.lookahead.claim(session.key, item)
+        request = self._scheduler.lookahead.match(session.key, item)
         if request is None:
             return False
         request.ask(item, arrived_ns, self._outputs.record_of(item, arrived_ns))

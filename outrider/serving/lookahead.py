@@ -108,11 +108,11 @@ class Lookahead:
         self._queue.put(Request(session, item, job, self._clock(), is_asked=False))
         return True
 
-    def may_follow(self, batch: Batch) -> bool:
+    def may_queue_next(self, batch: Batch) -> bool:
         """Whether one more step of all requests of a running batch may be queued behind it: nothing else waits."""
-        if not batch.may_be_followed:
+        if not batch.may_queue_next:
             return False
-        batch.may_be_followed = False
+        batch.may_queue_next = False
         if len(self._queue.due) > len(batch.scheduled):
             return False
         return all(
@@ -122,21 +122,21 @@ class Lookahead:
             for request, _ in batch.scheduled
         )
 
-    def confirm(self, queued: Batch, before: Batch) -> None:
+    def resolve(self, queued: Batch, before: Batch) -> None:
         """The batch ``before`` has ended: say what became of the requests of the one queued behind it."""
         forward, now = queued.queued, self._clock()
         scheduled: ScheduledTokens = []
         for index, (job, place) in enumerate(zip(forward.jobs, forward.places, strict=True)):
-            scheduled.append((self._confirm(forward, index, job, before.scheduled[place][0], now), 1))
+            scheduled.append((self._resolve(forward, index, job, before.scheduled[place][0], now), 1))
         queued.run(scheduled, now)
 
-    def _confirm(
+    def _resolve(
         self, forward: QueuedForward[Any, Any], index: int, job: Job, parent: AnyRequest, now_ns: int
     ) -> AnyRequest:
         answer, session = parent.answer, parent.session
         item = None
         if answer is not None and not isinstance(answer, CommonEvent):
-            item = self._executor.confirm(forward, index, session, answer)
+            item = self._executor.resolve(forward, index, session, answer)
         request: AnyRequest = Request(session, item, job, now_ns, is_asked=False)
         if item is not None:
             self._spend(session)
@@ -148,7 +148,7 @@ class Lookahead:
 
     # What becomes of prepared steps.
 
-    def claim(self, key: SessionKey, item: Any) -> AnyRequest | None:  # noqa: ANN401
+    def match(self, key: SessionKey, item: Any) -> AnyRequest | None:  # noqa: ANN401
         """The prepared request that is what a session now asks for, due or done; None: there is none."""
         request = self._queue.first(key)
         if request is None or request.is_asked or not self._executor.matches(item, request.item):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias
 
 from outrider.ports import ItemTiming
-from outrider.recording import ItemRecord, PassRecord
+from outrider.recording import ForwardRecord, ItemRecord
 from outrider.serving.executor import CommonEvent, EventT, InFlightForward, ItemT, JobT, QueuedForward
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.token_budget import is_running
@@ -84,7 +84,7 @@ class Request(Generic[ItemT, JobT, EventT]):
         if answer.generation != self.item.generation:
             self.answer = replace(answer, generation=self.item.generation)  # type: ignore[type-var]
 
-    def note_forward(self, done: PassRecord) -> None:
+    def note_forward(self, done: ForwardRecord) -> None:
         """A forward served it. Each stage lies between two readings of the clock; none is what the others leave.
 
         The item of a prepared step may have come while the forward ran: only what was left of it then is its time.
@@ -118,15 +118,15 @@ class Request(Generic[ItemT, JobT, EventT]):
 AnyRequest: TypeAlias = Request[Any, Any, Any]
 
 
-def _record_forward(record: ItemRecord, done: PassRecord, started_ns: int, computed_ns: int) -> None:
+def _record_forward(record: ItemRecord, done: ForwardRecord, started_ns: int, computed_ns: int) -> None:
     if started_ns == done.started_ns:
         done.items.append(record)
-        record.passes.append(done)
+        record.forwards.append(done)
     else:
-        share = PassRecord(
+        share = ForwardRecord(
             started_ns, computed_ns, done.ended_ns, done.batch_size, done.num_tokens, done.used_graph, [record]
         )
-        record.passes.append(share)
+        record.forwards.append(share)
 
 
 class RequestQueue:
@@ -216,7 +216,7 @@ class Batch:
     started_ns: int
     after: Batch | None = None
     """The batch that it is queued behind, until that one has ended."""
-    may_be_followed: bool = True
+    may_queue_next: bool = True
     """Something has happened since it was last tried to queue a batch behind it."""
     num_running: int = 0
     """Requests of sessions that run, rather than have a prompt taken in."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from outrider.errors import OutriderError
-from outrider.recording import PassRecord
+from outrider.recording import ForwardRecord
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.lookahead import Lookahead
 from outrider.serving.preemption import PageBudget
@@ -61,7 +61,7 @@ class Scheduler:
         """The batch to start next, beside those in flight; None: nothing is due, or the device has enough to do."""
         if not in_flight:
             return self._next_batch()
-        if len(in_flight) == 1 and self.lookahead.may_follow(in_flight[0]):
+        if len(in_flight) == 1 and self.lookahead.may_queue_next(in_flight[0]):
             return Batch([], self._clock(), after=in_flight[0])
         return None
 
@@ -175,7 +175,7 @@ class Scheduler:
             self._chunk_size.note_end_of_prompts()
 
     def _note_forward(self, batch: Batch, output: ExecutorOutput[Any], ended_ns: int) -> None:
-        done = PassRecord(
+        done = ForwardRecord(
             batch.started_ns, output.computed_ns, ended_ns, len(batch.scheduled), batch.num_tokens, output.used_graph
         )
         waits_ns = []

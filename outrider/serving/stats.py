@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from outrider.errors import InvalidRequestError, NonFiniteLogitsError
 from outrider.ports import Preempted, Refused, SessionFailed, SessionLost
 from outrider.readings import AMOUNTS, STAGE_SECONDS, Histogram, Reading, each
-from outrider.recording import PassRecord
+from outrider.recording import ForwardRecord
 
 _NANOSECOND = 1e-9
 NO_ROOM, ENDING = "no_room", "ending"
@@ -44,7 +44,7 @@ class ServiceStats:
         """Sessions that failed, by the error's name; the usual ones from the start: nobody sees a series rise that
         begins with its first failure."""
 
-    def note_forward(self, found: PassRecord, waits_ns: Sequence[int]) -> None:
+    def note_forward(self, found: ForwardRecord, waits_ns: Sequence[int]) -> None:
         """A forward has ended; ``waits_ns`` are how long the items waited that it served for the first time."""
         for wait_ns in waits_ns:
             self.queue.observe(wait_ns * _NANOSECOND)

@@ -218,11 +218,11 @@ class PrefillDelayPolicy:
         self.learn()
         if self._away_ns is None or self._chunk_ns is None:
             return 0
-        away, patience = self._away_ns, min(_LATE * self._away_ns, LONGEST_ABSENCE_NS)
-        lefts = [left for left in self._left.values() if now_ns - left < patience]
+        away, limit_ns = self._away_ns, min(_LATE * self._away_ns, LONGEST_ABSENCE_NS)
+        lefts = [left for left in self._left.values() if now_ns - left < limit_ns]
         if not lefts or now_ns + self._chunk_ns <= min(lefts) + away:
             return 0
-        return int(max(lefts) + patience) - now_ns
+        return int(max(lefts) + limit_ns) - now_ns
 
 
 def moving_mean(mean: float | None, value: float, weight: float) -> float:

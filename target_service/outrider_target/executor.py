@@ -101,7 +101,7 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
         manager = self._runner.sequences
         return sum(manager.pages_needed(job.sequence, 1) for job in forward.jobs) <= manager.pool.num_free
 
-    def confirm(
+    def resolve(
         self, queued: QueuedForward[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores
     ) -> Score | None:
         """The item that row ``index`` of ``queued`` turns out to be; None: its token is not what follows the answer,

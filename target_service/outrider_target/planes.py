@@ -34,7 +34,7 @@ class TargetPlanes:
         self._host = "127.0.0.1" if host.startswith("unix:") else host
         self._writers: PlaneWriters | None = None
         self._offers: dict[tuple[int, int], PlaneOffer] = {}
-        self._farewells: list[threading.Thread] = []
+        self._closing_threads: list[threading.Thread] = []
         self.sent_bytes: Counter[str] = Counter(dict.fromkeys((*kinds, PlaneKind.INLINE), 0))
         """Hidden states handed over, by kind of plane."""
 
@@ -67,8 +67,8 @@ class TargetPlanes:
         self._offers.clear()
         if self._writers is not None:
             self._writers.close()
-        for farewell in self._farewells:
-            farewell.join()
+        for closing in self._closing_threads:
+            closing.join()
 
     def _offer(self, key: tuple[int, int], tell: Callable[[PlaneEvent], None]) -> PlaneOffer:
         """An offer that nobody had; ``OSError`` where none can be made."""
@@ -99,7 +99,7 @@ class TargetPlanes:
             for offer in ended:
                 writers.withdraw(offer)
 
-        self._farewells = [farewell for farewell in self._farewells if farewell.is_alive()]
-        farewell = threading.Thread(target=withdraw, name="tensor-plane-end", daemon=True)
-        self._farewells.append(farewell)
-        farewell.start()
+        self._closing_threads = [closing for closing in self._closing_threads if closing.is_alive()]
+        closing = threading.Thread(target=withdraw, name="tensor-plane-end", daemon=True)
+        self._closing_threads.append(closing)
+        closing.start()

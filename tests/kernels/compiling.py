@@ -19,7 +19,7 @@ from outrider.kernels.draft_sampling.kernel import (
     _finish_kernel,
     _gather_kernel,
     _histogram_kernel,
-    _survey_kernel,
+    _reduce_kernel,
 )
 from outrider.kernels.embedding.kernel import _look_up_kernel
 from outrider.kernels.few_tokens.kernel import _gated_kernel, _product_kernel, _qkv_rope_kernel
@@ -88,7 +88,7 @@ CONSTANTS: dict[Any, dict[str, Any]] = {
     _product_kernel: {**FEW, "BLOCK_N": 4, "BLOCK_K": 8192},
     _gated_kernel: {**FEW, "HAS_DELTA": True, "BLOCK_N": 8, "BLOCK_K": 2048},
     _qkv_rope_kernel: {**FEW, **HEADS, "HAS_DELTA": True, "HAS_ROWS": True, "BLOCK_N": 8, "BLOCK_K": 2048},
-    _survey_kernel: {"PARTS": 126, "CHUNK": 1024},
+    _reduce_kernel: {"PARTS": 126, "CHUNK": 1024},
     _histogram_kernel: {**PARTS, "CHUNK": 1024},
     _gather_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "CHUNK": 1024},
     _finish_kernel: {**PARTS, **SUPPORT, "MASS": 0.999, "PLACED": 16, "COMPARED": 128},
@@ -107,7 +107,7 @@ INTEGERS = {
     "rounds", "num_rows", "step", "positions", "contexts", "marks", "found", "counts", "chosen",
     "group_masses", "box", "numbers",
 }  # fmt: skip
-REALS = {"sums", "partials", "stats", "surveys", "groups", "parts"}
+REALS = {"sums", "partials", "stats", "groups", "parts"}
 FLOATS = ("eps", "scale", "floor")
 TILES = {
     "x_desc": "tensordesc<bf16[128, 64]>",

@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 from outrider.kernels import launching
 from outrider.kernels.paged_attention.device_plan import num_counters
 from outrider.kernels.scoring.launching import launch_kernels
-from outrider.kernels.scoring.rows import Rows, Wish, ask, every_kind, place
+from outrider.kernels.scoring.rows import RowFlags, Rows, ask, every_kind, place
 from outrider.kernels.sum_norm import SharedRows
 from outrider.kernels.sum_norm.kernel import sum_and_norm
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, unpack
@@ -38,8 +38,8 @@ PROCESSORS = 132
 LARGEST_SHARED_BYTES = 227 << 10
 """Of one program on a GPU of capability 9.0."""
 PAGE_SIZE, NUM_PAGES, PAGES = 16, 64, 40
-OUTSIDE = Wish.DRAWS | Wish.EXCLUDES
-ALL = OUTSIDE | Wish.COUPLED | Wish.CUTS | Wish.ENTROPY
+OUTSIDE = RowFlags.DRAWS | RowFlags.EXCLUDES
+ALL = OUTSIDE | RowFlags.COUPLED | RowFlags.CUTS | RowFlags.ENTROPY
 """Of a mixed batch."""
 
 
@@ -120,10 +120,10 @@ class Model:
         PinnedInputBuffer(PAGES, GPU).copy_inputs()
 
 
-def score(logits: torch.Tensor, wish: Wish, num_ids: int) -> None:
-    """Every row with the same wish."""
+def score(logits: torch.Tensor, flag: RowFlags, num_ids: int) -> None:
+    """Every row with the same flag."""
     count = len(logits)
-    parts = [place(0, 0, 0, 0, num_ids, 1), ask(wish)] * count
+    parts = [place(0, 0, 0, 0, num_ids, 1), ask(flag)] * count
     rows = Rows.of(parts, np.zeros(count * num_ids, dtype=np.int32))
     launch_scoring(logits, rows)
 
@@ -164,10 +164,10 @@ def main() -> None:
             launch_scoring(logits, rows)
         launch_scoring(logits, rows, wide=True)
         warm = set(seen)
-        for wish in (Wish(0), Wish.DRAWS, OUTSIDE, Wish.COUPLED, Wish.DRAWS | Wish.CUTS, ALL):
-            score(logits, wish, 64 if wish & Wish.EXCLUDES else 0)
+        for flag in (RowFlags(0), RowFlags.DRAWS, OUTSIDE, RowFlags.COUPLED, RowFlags.DRAWS | RowFlags.CUTS, ALL):
+            score(logits, flag, 64 if flag & RowFlags.EXCLUDES else 0)
         assert seen == warm
-        score(logits[1:].float(), Wish.DRAWS | Wish.ENTROPY, 1)
+        score(logits[1:].float(), RowFlags.DRAWS | RowFlags.ENTROPY, 1)
         # Biases, normalised heads, a window, odd sizes, the two other types.
         odd = {"vocab_size": 32_003, "hidden_size": 896, "intermediate_size": 4864, "num_heads": 14, "num_kv_heads": 2}
         Model(torch.float16, qkv_bias=True, **odd).draft(StepShape(1, 1))

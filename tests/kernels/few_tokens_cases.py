@@ -11,7 +11,7 @@ import torch
 from outrider.kernels.embedding.kernel import look_up
 from outrider.kernels.few_tokens import Matrix, NormedInput, reference
 from outrider.kernels.few_tokens.kernel import Tiling, gated, product, qkv_with_rope
-from outrider.kernels.rope_and_cache import Angles, HeadLayout
+from outrider.kernels.rope_and_cache import CosSin, HeadLayout
 from tests.kernels.triton_cases import DEVICE, DTYPES, INTERPRETED, NAN, _seed_and_poison, check, random
 
 __all__ = ["_seed_and_poison"]
@@ -77,13 +77,15 @@ def test_turned(
     rows = torch.tensor([8, 3], device=DEVICE, dtype=torch.int32) if points else None
     expected_kv = torch.full((12, 2, kv_heads, head_dim), NAN, device=DEVICE, dtype=torch.float64)
     # The reference knows no slot -1: the token goes to a slot that is poisoned again.
-    angles = Angles(cos.double(), sin.double(), None if rows is None else rows.long())
+    cos_sin = CosSin(cos.double(), sin.double(), None if rows is None else rows.long())
     expected = reference.qkv_with_rope(
-        wide(given), doubled(matrix), expected_kv, slots.long().where(slots >= 0, 5), angles=angles, heads=layout
+        wide(given), doubled(matrix), expected_kv, slots.long().where(slots >= 0, 5), cos_sin=cos_sin, heads=layout
     )
     expected_kv[5] = NAN
     kv = torch.full(expected_kv.shape, NAN, device=DEVICE, dtype=dtype)
-    total, queries = qkv_with_rope(given, matrix, kv, slots, angles=Angles(cos, sin, rows), heads=layout, tiling=tiling)
+    total, queries = qkv_with_rope(
+        given, matrix, kv, slots, cos_sin=CosSin(cos, sin, rows), heads=layout, tiling=tiling
+    )
     check(total, expected[0], dtype)
     check(queries, expected[1], dtype)
     written = ~expected_kv.isnan()

@@ -43,7 +43,7 @@ from outrider.kernels.paged_attention.chunks import ChunkTiling, attend_chunks, 
 from outrider.kernels.paged_attention.device_plan import Tiling, num_counters, share_keys
 from outrider.kernels.paged_attention.schedule import make_schedule
 from outrider.kernels.rms_norm.kernel import TritonNorm
-from outrider.kernels.rope_and_cache import Angles, HeadLayout
+from outrider.kernels.rope_and_cache import CosSin, HeadLayout
 from outrider.kernels.rope_and_cache.kernel import apply_rope_and_cache
 from outrider.kernels.rope_and_cache.reference import apply_rope_and_cache as reference_rope_and_cache
 from outrider.kernels.sum_norm import SharedRows, flag_bytes
@@ -146,12 +146,12 @@ def test_rope_and_cache(
     expected_kv = torch.full((12, 2, kv_heads, head_dim), NAN, device=DEVICE, dtype=torch.float64)
     # The reference knows no slot -1: the token goes to a slot that is poisoned again.
     expected_queries = reference_rope_and_cache(
-        qkv.double(), expected_kv, slots.long().where(slots >= 0, 5), Angles(cos.double(), sin.double(), rows), layout,
+        qkv.double(), expected_kv, slots.long().where(slots >= 0, 5), CosSin(cos.double(), sin.double(), rows), layout,
         norm_weight=None if weight is None else weight.double(),
     )  # fmt: skip
     expected_kv[5] = NAN
     kv = torch.full(expected_kv.shape, NAN, device=DEVICE, dtype=dtype)
-    queries = apply_rope_and_cache(qkv, kv, slots, Angles(cos, sin, rows), layout, norm_weight=weight)
+    queries = apply_rope_and_cache(qkv, kv, slots, CosSin(cos, sin, rows), layout, norm_weight=weight)
     assert queries.data_ptr() == qkv.data_ptr()
     check(queries, expected_queries, dtype)
     written = ~expected_kv.isnan()
@@ -164,10 +164,10 @@ def test_rope_and_cache_adds_up_what_a_product_left(dtype: torch.dtype) -> None:
     layout = HeadLayout(4, 2, 16, 1e-5)
     partials = random(2, 3, 8 * 16)
     slots, theta = torch.tensor([2, -1, 0], device=DEVICE, dtype=torch.int32), torch.rand(3, 1, 8, device=DEVICE)
-    angles = Angles(theta.cos().repeat(1, 1, 2).to(dtype), torch.cat((-theta.sin(), theta.sin()), -1).to(dtype))
+    cos_sin = CosSin(theta.cos().repeat(1, 1, 2).to(dtype), torch.cat((-theta.sin(), theta.sin()), -1).to(dtype))
     expected_kv, kv = (torch.zeros(4, 2, 2, 16, device=DEVICE, dtype=dtype) for _ in range(2))
-    expected = apply_rope_and_cache(partials.sum(0).to(dtype), expected_kv, slots, angles, layout)
-    queries = apply_rope_and_cache(partials, kv, slots, angles, layout)
+    expected = apply_rope_and_cache(partials.sum(0).to(dtype), expected_kv, slots, cos_sin, layout)
+    queries = apply_rope_and_cache(partials, kv, slots, cos_sin, layout)
     assert queries.shape == (3, 4, 16)
     assert queries.dtype == dtype
     assert torch.equal(queries, expected)

@@ -118,8 +118,8 @@ def test_the_largest_graphs_are_left_out_where_memory_is_bounded() -> None:
             return peaks[launch()]  # type: ignore[operator]
 
     def kept(limit: int | None) -> list[int]:
-        bound, capturing = MemoryBound(limit, len(peaks)), Sized()
-        found = [capture_within(bound, capturing, lambda i=i: i) for i in range(len(peaks))]  # type: ignore[misc]
+        bound, recorder = MemoryBound(limit, len(peaks)), Sized()
+        found = [capture_within(bound, recorder, lambda i=i: i) for i in range(len(peaks))]  # type: ignore[misc]
         assert bound.num_graphs == sum(one is not None for one in found)
         return [i for i, one in enumerate(found) if one is not None]
 

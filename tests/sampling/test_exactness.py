@@ -19,7 +19,7 @@ from scipy import stats
 
 from outrider.kernels.draft_sampling.layout import NUM_FIELDS, Column, DraftSink, Field
 from outrider.kernels.draft_sampling.reference import ReferenceSampler
-from outrider.model_executor.draft_loop import DraftTerms
+from outrider.model_executor.draft_loop import DraftMetadata
 from outrider.ports import Open
 from outrider.randomness.philox_numpy import coin
 from outrider.randomness.streams import Stream
@@ -85,9 +85,9 @@ def in_a_loop(logits: torch.Tensor, rows: list[LogitRow], mass: float) -> list[D
     """As a step of a draft loop draws."""
     parameters = []
     for row in rows:
-        terms = DraftTerms.of(row.open, VOCAB)
-        words = terms.words.tolist()
-        base = row.base if terms.keys_base else 0
+        metadata = DraftMetadata.of(row.open, VOCAB)
+        words = metadata.words.tolist()
+        base = row.base if metadata.keys_base else 0
         words[Column.BASE], words[Column.POSITION], words[Column.LENGTH] = base, row.length, 1
         parameters.append(words)
     count = len(rows)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.kernels.scoring import Column, Wish
+from outrider.kernels.scoring import Column, RowFlags
 from outrider.sampling import ScoreRequest
 from outrider.sampling.scoring.positions import lay_out
 from outrider.sampling.session import SessionSampling
@@ -23,7 +23,7 @@ REQUESTS = [
     ScoreRequest(SessionSampling(opening(seed=3)), (), 50, (9,), support_of([[]])),
 ]
 STARTS = [0, 3, 4, 7, 9]
-DRAWS, OUTSIDE, CUTS = Wish.DRAWS, Wish.DRAWS | Wish.EXCLUDES, Wish.CUTS
+DRAWS, OUTSIDE, CUTS = RowFlags.DRAWS, RowFlags.DRAWS | RowFlags.EXCLUDES, RowFlags.CUTS
 
 
 def test_each_position_is_a_row_of_its_session() -> None:
@@ -33,8 +33,20 @@ def test_each_position_is_a_row_of_its_session() -> None:
     assert columns[Column.BASE] == [10, 10, 10, 20, 30, 30, 30, 40, 40, 50, 50]
     assert columns[Column.POSITION] == [10, 11, 12, 20, 30, 31, 32, 40, 41, 50, 51]
     assert columns[Column.LIMIT] == [50, 50, 50, 40, *[50] * 7]
-    wishes = [OUTSIDE, OUTSIDE, DRAWS, Wish.COUPLED | CUTS, Wish.ENTROPY, Wish.ENTROPY, DRAWS, 0, 0, DRAWS, DRAWS]
-    assert columns[Column.WISHES] == [int(wish) for wish in wishes]
+    flags = [
+        OUTSIDE,
+        OUTSIDE,
+        DRAWS,
+        RowFlags.COUPLED | CUTS,
+        RowFlags.ENTROPY,
+        RowFlags.ENTROPY,
+        DRAWS,
+        0,
+        0,
+        DRAWS,
+        DRAWS,
+    ]
+    assert columns[Column.FLAGS] == [int(flag) for flag in flags]
     assert columns[Column.TOP_K] == [0, 0, 0, 5, 0, 0, 0, 3, 3, 0, 0]
 
 

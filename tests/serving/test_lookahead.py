@@ -111,7 +111,7 @@ class _Executor(Executor[PlainSequence, Score, _Job, Scores]):
         self.num_prepared += len(jobs)
         return QueuedForward(self.start([(job, 1) for job in jobs]), jobs, range(len(jobs)))
 
-    def confirm(
+    def resolve(
         self, queued: QueuedForward[_Job, Scores], index: int, session: Session[PlainSequence], answer: Scores
     ) -> Score | None:
         item = queued.jobs[index].item

@@ -71,7 +71,7 @@ class Replicas(Generic[CommandT, EventT]):
         self._look_now = asyncio.Event()
         self._trouble = ""
         self._task: asyncio.Task[None] | None = None
-        self._farewells: set[asyncio.Task[None]] = set()
+        self._closing_tasks: set[asyncio.Task[None]] = set()
 
     @property
     def is_up(self) -> bool:
@@ -156,7 +156,7 @@ class Replicas(Generic[CommandT, EventT]):
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        await asyncio.gather(*(replica.connection.close() for replica in self._replicas.values()), *self._farewells)
+        await asyncio.gather(*(replica.connection.close() for replica in self._replicas.values()), *self._closing_tasks)
 
     async def _follow(self) -> None:
         while True:
@@ -222,9 +222,9 @@ class Replicas(Generic[CommandT, EventT]):
         del self._replicas[replica.name]
         self._num_messages_of_gone += replica.connection.num_messages_sent
         _log.info("the %s at %s is detached", self._side, replica.name)
-        farewell = asyncio.create_task(replica.connection.close())
-        self._farewells.add(farewell)
-        farewell.add_done_callback(self._farewells.discard)
+        closing = asyncio.create_task(replica.connection.close())
+        self._closing_tasks.add(closing)
+        closing.add_done_callback(self._closing_tasks.discard)
 
     def _note_trouble(self, trouble: str) -> None:
         """Once, however often the same is met again."""

@@ -23,7 +23,7 @@ from outrider.errors import OutriderError
 from outrider.kernels.device_stream import mark_reached
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.distributed.runner import open_runner
-from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftRow, DraftTerms, fits_loop
+from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftMetadata, DraftRow, fits_loop
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.loader.description import describe_model
@@ -64,7 +64,7 @@ class DraftState:
     """What is derived from a session's ``Open``, once."""
 
     sampling: SessionSampling
-    terms: DraftTerms | None
+    metadata: DraftMetadata | None
     """By which its tokens are drawn in one launch; None: they are not."""
 
 
@@ -75,7 +75,7 @@ class ProposalJob:
     sampling: SessionSampling
     extend: Extend
     sequence: KVSequence
-    terms: DraftTerms | None
+    metadata: DraftMetadata | None
     """By which its tokens are drawn in one launch; None: they are not."""
     base: int
     """Committed tokens."""
@@ -121,7 +121,7 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
 
     def num_pages_needed(self, job: ProposalJob, num_tokens: int) -> int:
         """Free KV pages for the job's tokens and, where one launch draws all, for those that it draws."""
-        drawn = max(0, job.draft_length - job.num_drawn - 1) if job.terms and num_tokens == job.num_left else 0
+        drawn = max(0, job.draft_length - job.num_drawn - 1) if job.metadata and num_tokens == job.num_left else 0
         return self.runner.sequences.pages_needed(job.sequence, num_tokens + drawn)
 
     def check(self, session: DraftSession, item: Extend) -> Proposal | None:
@@ -144,7 +144,7 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
             sampling=state.sampling,
             extend=item,
             sequence=session.sequence,
-            terms=state.terms if length else None,
+            metadata=state.metadata if length else None,
             base=item.num_kept_tokens + len(item.token_ids),
             draft_length=length,
             token_ids=token_ids,
@@ -153,7 +153,9 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
 
     def execute(self, batch: Sequence[tuple[ProposalJob, int]]) -> ExecutorOutput[Proposal]:
         """One forward over so many tokens of each job, and one loop over those that can draw all their tokens."""
-        rows = {id(job): _draft_row(job, job.terms) for job, _ in batch if job.terms and job.num_left <= MAX_CATCH_UP}
+        rows = {
+            id(job): _draft_row(job, job.metadata) for job, _ in batch if job.metadata and job.num_left <= MAX_CATCH_UP
+        }
         forwarded = [(job, _leave_last(job, share)) for job, share in batch if id(job) not in rows]
         drawing = [job for job, share in forwarded if share == job.num_left and job.draft_length]
         logits = self.runner.forward([_forward_row(job, share) for job, share in forwarded]) if forwarded else None
@@ -174,13 +176,13 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
         if not isinstance(state, DraftState):
             opened = session.open
             loops = self._can_loop and fits_loop(opened)
-            terms = self._terms_of(opened) if loops else None
-            state = session.executor_state = DraftState(SessionSampling(opened), terms)
+            metadata = self._metadata_of(opened) if loops else None
+            state = session.executor_state = DraftState(SessionSampling(opened), metadata)
         return state
 
-    def _terms_of(self, opened: Open) -> DraftTerms:
+    def _metadata_of(self, opened: Open) -> DraftMetadata:
         argmax = self.runner.sampler.rules.takes_argmax
-        return DraftTerms.of(opened, self.runner.config.vocab_size, takes_argmax=argmax)
+        return DraftMetadata.of(opened, self.runner.config.vocab_size, takes_argmax=argmax)
 
     def _draw(self, jobs: Sequence[ProposalJob], logits: torch.Tensor) -> dict[int, Draws]:
         if not jobs:
@@ -192,12 +194,12 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
 
 def _leave_last(job: ProposalJob, share: int) -> int:
     """What a forward appends of a job's share: what ends in a loop leaves its last token to that."""
-    return min(share, job.num_left - 1) if job.terms else share
+    return min(share, job.num_left - 1) if job.metadata else share
 
 
-def _draft_row(job: ProposalJob, terms: DraftTerms) -> DraftRow:
+def _draft_row(job: ProposalJob, metadata: DraftMetadata) -> DraftRow:
     count = min(job.draft_length - job.num_drawn, MAX_STEPS)
-    return DraftRow(terms, job.sequence, job.next_tokens(job.num_left), count, job.base)
+    return DraftRow(metadata, job.sequence, job.next_tokens(job.num_left), count, job.base)
 
 
 def _forward_row(job: ProposalJob, share: int) -> ForwardRow:

@@ -15,7 +15,7 @@ import torch
 from outrider.errors import OutriderError
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.draft_heads.runner import PAIR_LAG, DraftHeadRunner
-from outrider.model_executor.draft_loop import MAX_STEPS, DraftRow, DraftTerms, fits_loop
+from outrider.model_executor.draft_loop import MAX_STEPS, DraftMetadata, DraftRow, fits_loop
 from outrider.model_executor.draft_loop.results import Draws
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.ports import Extend, Proposal
@@ -39,7 +39,7 @@ class HeadState:
     """What is kept with a session."""
 
     sampling: SessionSampling
-    terms: DraftTerms | None = None
+    metadata: DraftMetadata | None = None
     """By which its tokens are drawn in one launch; None: they are not."""
     last_state: torch.Tensor | None = None
     """[1, F] of the last pair, which is computed again when nothing new comes with the next item."""
@@ -60,7 +60,7 @@ class HeadJob:
     """[N, F] of those pairs; None: the head says how much it holds, and waits for states."""
     num_left: int
     num_last: int = 1
-    terms: DraftTerms | None = None
+    metadata: DraftMetadata | None = None
     """By which its tokens are drawn in one launch; None: they are not."""
     drawn: list[int] = field(default_factory=list)
     draws: list[Draws] = field(default_factory=list)
@@ -137,8 +137,10 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             given = as_tensor(item.hidden_states, device=self.runner.device, dtype=self.runner.head.dtype)
             token_ids = text[sequence.length :]
             states = given[given.shape[0] - len(token_ids) :]
-        terms = state.terms if 0 < length <= MAX_STEPS else None
-        return HeadJob(item, sequence, state, base, length, token_ids, states, max(1, len(token_ids)), terms=terms)
+        metadata = state.metadata if 0 < length <= MAX_STEPS else None
+        return HeadJob(
+            item, sequence, state, base, length, token_ids, states, max(1, len(token_ids)), metadata=metadata
+        )
 
     @torch.inference_mode()
     def execute(self, batch: Sequence[tuple[HeadJob, int]]) -> ExecutorOutput[Proposal]:
@@ -159,7 +161,7 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
         return ExecutorOutput(results=results, computed_ns=time.perf_counter_ns())
 
     def _fits_loop(self, job: HeadJob, share: int) -> bool:
-        return job.terms is not None and share == job.num_left <= self.runner.max_catch_up
+        return job.metadata is not None and share == job.num_left <= self.runner.max_catch_up
 
     def _state_of(self, session: HeadSession) -> HeadState:
         state = session.executor_state
@@ -167,8 +169,8 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             opened = session.open
             loops = self.runner.max_catch_up > 0 and fits_loop(opened)
             argmax = self.runner.sampler.rules.takes_argmax
-            terms = DraftTerms.of(opened, self._vocab_size, takes_argmax=argmax) if loops else None
-            state = session.executor_state = HeadState(SessionSampling(opened), terms)
+            metadata = DraftMetadata.of(opened, self._vocab_size, takes_argmax=argmax) if loops else None
+            state = session.executor_state = HeadState(SessionSampling(opened), metadata)
         return state
 
     def _run_loop(self, jobs: Sequence[HeadJob]) -> None:
@@ -176,8 +178,8 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
         states: list[torch.Tensor] = []
         for job in jobs:
             token_ids, own = job.take(job.num_left)
-            assert job.terms is not None  # noqa: S101 - else it does not fit
-            rows.append(DraftRow(job.terms, job.kv, token_ids, job.draft_length, job.base, PAIR_LAG))
+            assert job.metadata is not None  # noqa: S101 - else it does not fit
+            rows.append(DraftRow(job.metadata, job.kv, token_ids, job.draft_length, job.base, PAIR_LAG))
             states.append(own)
         for job, row, own, draws in zip(jobs, rows, states, self.runner.draft(rows, states), strict=True):
             job.sequence.text.extend(row.token_ids)
@@ -235,7 +237,7 @@ def _last_of(states: torch.Tensor) -> torch.Tensor:
 
 def _leave_last(job: HeadJob, share: int) -> int:
     """What a forward appends of a job's share: what ends in a loop leaves its last pair to that."""
-    return min(share, job.num_left - 1) if job.terms is not None else share
+    return min(share, job.num_left - 1) if job.metadata is not None else share
 
 
 def _logit_row(job: HeadJob) -> LogitRow:

@@ -15,7 +15,7 @@ import torch
 from outrider.benchmarks.engine.floor import timed_samples
 from outrider.errors import ConfigError, OutriderError
 from outrider.kv_cache import KVSequence
-from outrider.model_executor.draft_loop import MAX_STEPS, DraftRow, DraftTerms
+from outrider.model_executor.draft_loop import MAX_STEPS, DraftMetadata, DraftRow
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.ports import Open
@@ -185,11 +185,11 @@ def _draft_in_loops(
     runner: ModelRunner, request: Open, sequences: list[KVSequence], last: list[int], num_tokens: int
 ) -> list[list[int]]:
     """The same where the device draws: one launch for as many tokens as that takes."""
-    terms = DraftTerms.of(request, runner.config.vocab_size)
+    metadata = DraftMetadata.of(request, runner.config.vocab_size)
     rows: list[list[int]] = [[token] for token in last]
     while (left := num_tokens + 1 - len(rows[0])) > 0:
         asked = [
-            DraftRow(terms, sequence, tokens[-1:], min(left, MAX_STEPS), sequence.length + 1)
+            DraftRow(metadata, sequence, tokens[-1:], min(left, MAX_STEPS), sequence.length + 1)
             for sequence, tokens in zip(sequences, rows, strict=True)
         ]
         for tokens, draws in zip(rows, runner.draft(asked), strict=True):

@@ -16,7 +16,7 @@ from outrider.benchmarks.kernels.cases import KernelCase, Place, relative_error
 from outrider.kernels.kv_store import copy_pages
 from outrider.kernels.linear import prepare_weight
 from outrider.kernels.rms_norm import prepare_norm
-from outrider.kernels.rope_and_cache import Angles, HeadLayout, apply_rope_and_cache
+from outrider.kernels.rope_and_cache import CosSin, HeadLayout, apply_rope_and_cache
 from outrider.kernels.rope_and_cache.reference import apply_rope_and_cache as reference_rope_and_cache
 from outrider.kernels.swiglu import swiglu
 
@@ -129,19 +129,19 @@ def _rotary(place: Place, num_tokens: int, sizes: LayerSizes) -> KernelCase:
     slots = torch.randperm(2 * num_tokens, device=place.device)[:num_tokens].to(index)
     theta = torch.rand(num_tokens, 1, sizes.head_dim // 2, device=place.device) * 6
     cos, sin = theta.cos().repeat(1, 1, 2), torch.cat((-theta.sin(), theta.sin()), -1)
-    angles = Angles(cos, sin, None) if place.is_large else Angles(cos.to(place.dtype), sin.to(place.dtype), None)
+    cos_sin = CosSin(cos, sin, None) if place.is_large else CosSin(cos.to(place.dtype), sin.to(place.dtype), None)
 
     def difference() -> float:
         found_kv, true_kv = kv.clone(), kv.double()
-        found = apply_rope_and_cache(qkv.clone(), found_kv, slots, angles, layout, norm_weight=None)
-        wide = Angles(cos.double(), sin.double(), None)
+        found = apply_rope_and_cache(qkv.clone(), found_kv, slots, cos_sin, layout, norm_weight=None)
+        wide = CosSin(cos.double(), sin.double(), None)
         truth = reference_rope_and_cache(qkv.double(), true_kv, slots.long(), wide, layout, norm_weight=None)
         return max(relative_error(found, truth), relative_error(found_kv, true_kv))
 
     moved = (2 * sizes.num_heads + 4 * sizes.num_kv_heads) * sizes.head_dim * num_tokens * qkv.element_size()
     return KernelCase(
         "rotary and store", f"{num_tokens} tokens", moved,
-        lambda _: apply_rope_and_cache(qkv, kv, slots, angles, layout, norm_weight=None), difference,
+        lambda _: apply_rope_and_cache(qkv, kv, slots, cos_sin, layout, norm_weight=None), difference,
         TOLERANCES[place.dtype],
     )  # fmt: skip
 

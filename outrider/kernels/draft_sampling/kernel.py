@@ -3,7 +3,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
 """``draft_sampling`` as four Triton kernels, each of several programs a row.
 
-``survey`` finds, part by part, the largest logit, the sum of the exponentials, and the largest with its noise.
+``partial`` finds, part by part, the largest logit, the sum of the exponentials, and the largest with its noise.
 ``histogram`` counts the tokens of sparse and cut rows by the leading bits of their probability. ``gather`` collects
 every token that can be drawn: those of the leading bins until they surely hold the mass that is wanted and what
 top-k and min-p look at, or until there are ``limit``. ``finish`` finds each candidate's place and the mass before it by
@@ -51,7 +51,7 @@ _SHIFT = tl.constexpr(19)
 _BIN_SIZE = tl.constexpr(1 << 19)
 _BINS = tl.constexpr(2048)  # a probability's bits, up to those of 1.0, shifted
 _NO_ID = tl.constexpr(2**31 - 1)
-_LARGEST, _MASS, _BEST, _FLAW = (tl.constexpr(i) for i in range(4))  # a survey's rows
+_LARGEST, _MASS, _BEST, _FLAW = (tl.constexpr(i) for i in range(4))  # a partial's rows
 _NO_MASS = tl.constexpr(4.0)  # that nothing has
 _MARGIN = tl.constexpr(1e-5)  # of masses that are sums of float32
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -101,15 +101,15 @@ def _exp(x):
 
 
 @triton.jit
-def _summary(surveys_ptr, row, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _summary(partials_ptr, row, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     """(largest, sum of exponentials under it, largest with noise, any flaw) of a row."""
     part = tl.arange(0, BLOCK)
     inside = part < PARTS
-    survey = surveys_ptr + row * 4 * PARTS + part
-    maxima = tl.load(survey + _LARGEST * PARTS, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    masses = tl.load(survey + _MASS * PARTS, mask=inside, other=0.0, cache_modifier=".cg")
-    bests = tl.load(survey + _BEST * PARTS, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    flaws = tl.load(survey + _FLAW * PARTS, mask=inside, other=0.0, cache_modifier=".cg")
+    partial = partials_ptr + row * 4 * PARTS + part
+    maxima = tl.load(partial + _LARGEST * PARTS, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    masses = tl.load(partial + _MASS * PARTS, mask=inside, other=0.0, cache_modifier=".cg")
+    bests = tl.load(partial + _BEST * PARTS, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    flaws = tl.load(partial + _FLAW * PARTS, mask=inside, other=0.0, cache_modifier=".cg")
     largest = tl.max(maxima, 0)
     base = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
     mass = tl.sum(tl.where(masses > 0.0, masses * _exp(tl.minimum(maxima - base, 0.0)), 0.0), 0)
@@ -161,10 +161,10 @@ def _neighbours_noise(blocks, numbers):
 
 
 @triton.jit(do_not_specialize_on_alignment=_PLAIN)
-def _survey_kernel(
+def _reduce_kernel(
     logits_ptr,  # [B, V]
     parameters_ptr,  # [B, NUM_COLUMNS]
-    surveys_ptr,  # [B, 4, PARTS] float32
+    partials_ptr,  # [B, 4, PARTS] float32
     best_ids_ptr,  # [B, PARTS] int32
     histogram_ptr,  # [B, BINS] int32
     counters_ptr,  # [B, 2] int32: candidates, programs that finished
@@ -203,11 +203,11 @@ def _survey_kernel(
         mass = tl.sum(tl.sum(weights, 1), 0)
     best = tl.max(tl.max(scores, 1), 0)
     best_id = tl.min(tl.min(tl.where(scores == best, token, _NO_ID), 1), 0)
-    survey = surveys_ptr + row * 4 * PARTS + part
-    tl.store(survey + _LARGEST * PARTS, largest)
-    tl.store(survey + _MASS * PARTS, mass)
-    tl.store(survey + _BEST * PARTS, best)
-    tl.store(survey + _FLAW * PARTS, flaw)
+    partial = partials_ptr + row * 4 * PARTS + part
+    tl.store(partial + _LARGEST * PARTS, largest)
+    tl.store(partial + _MASS * PARTS, mass)
+    tl.store(partial + _BEST * PARTS, best)
+    tl.store(partial + _FLAW * PARTS, flaw)
     tl.store(best_ids_ptr + row * PARTS + part, best_id)
 
 
@@ -215,7 +215,7 @@ def _survey_kernel(
 def _histogram_kernel(
     logits_ptr,  # [B, V]
     parameters_ptr,  # [B, NUM_COLUMNS]
-    surveys_ptr,  # [B, 4, PARTS] float32
+    partials_ptr,  # [B, 4, PARTS] float32
     histogram_ptr,  # [B, BINS] int32
     vocab_size,
     floor,
@@ -231,7 +231,7 @@ def _histogram_kernel(
         gdc_wait()
     if _is_gathered(numbers) == 0:
         return
-    largest, mass, _, flawed = _summary(surveys_ptr, row, PARTS, BLOCK_PARTS)
+    largest, mass, _, flawed = _summary(partials_ptr, row, PARTS, BLOCK_PARTS)
     if _is_usable(largest, flawed) == 0:
         return
     token = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
@@ -292,7 +292,7 @@ def _sufficient_edge(counts, from_here_up, bin_, numbers, mass, uncounted, MASS:
 def _gather_kernel(
     logits_ptr,  # [B, V]
     parameters_ptr,  # [B, NUM_COLUMNS]
-    surveys_ptr,  # [B, 4, PARTS] float32
+    partials_ptr,  # [B, 4, PARTS] float32
     histogram_ptr,  # [B, BINS] int32
     counters_ptr,  # [B, 2] int32
     candidates_ptr,  # [B, 2, CAPACITY] int32: bits and ids
@@ -313,7 +313,7 @@ def _gather_kernel(
         gdc_wait()
     if _is_gathered(numbers) == 0:
         return
-    largest, mass, _, flawed = _summary(surveys_ptr, row, PARTS, BLOCK_PARTS)
+    largest, mass, _, flawed = _summary(partials_ptr, row, PARTS, BLOCK_PARTS)
     if _is_usable(largest, flawed) == 0:
         return
     logits = logits_ptr + row * vocab_size
@@ -349,7 +349,7 @@ def _mass_of(kept, sums, is_cut, LIMIT: tl.constexpr):
 @triton.jit(do_not_specialize_on_alignment=[*_PLAIN, "step_ptr", "next_ids_ptr"])
 def _finish_kernel(
     parameters_ptr,  # [B, NUM_COLUMNS]
-    surveys_ptr,  # [B, 4, PARTS] float32
+    partials_ptr,  # [B, 4, PARTS] float32
     best_ids_ptr,  # [B, PARTS] int32
     counters_ptr,  # [B, 2] int32
     candidates_ptr,  # [B, 2, CAPACITY] int32
@@ -378,15 +378,15 @@ def _finish_kernel(
         if part == 0:
             tl.store(next_ids_ptr + row, 0)
         return
-    largest, _, best, flawed = _summary(surveys_ptr, row, PARTS, BLOCK_PARTS)
+    largest, _, best, flawed = _summary(partials_ptr, row, PARTS, BLOCK_PARTS)
     usable = _is_usable(largest, flawed)
     place = tl.load(step_ptr).to(tl.int64) * tl.num_programs(1) + row
     record = records_ptr + place * _FIELDS
     if (_is_gathered(numbers) == 0) | (usable == 0):
         if part == 0:
             index = tl.arange(0, BLOCK_PARTS)
-            survey = surveys_ptr + row * 4 * PARTS + index
-            bests = tl.load(survey + _BEST * PARTS, mask=index < PARTS, other=float("-inf"), cache_modifier=".cg")
+            partial = partials_ptr + row * 4 * PARTS + index
+            bests = tl.load(partial + _BEST * PARTS, mask=index < PARTS, other=float("-inf"), cache_modifier=".cg")
             ids = tl.load(best_ids_ptr + row * PARTS + index, mask=index < PARTS, other=_NO_ID, cache_modifier=".cg")
             token = tl.min(tl.where(bests == best, ids, _NO_ID), 0)
             tl.store(next_ids_ptr + row, tl.where(usable, token, 0))
@@ -471,7 +471,7 @@ class TritonSampler:
         capacity = max(_MIN_CAPACITY, 2 * triton.next_power_of_2(self._limit))
         floor = (1 - self._mass) / (2 * vocab_size) if self._mass <= _SURE_MASS else 0.0
         integers, options = {"dtype": torch.int32, "device": logits.device}, launch_options(logits)
-        surveys = torch.empty(num_rows, 4, parts, dtype=torch.float32, device=logits.device)
+        partials = torch.empty(num_rows, 4, parts, dtype=torch.float32, device=logits.device)
         best_ids = torch.empty(num_rows, parts, **integers)  # type: ignore[call-overload]
         histogram = torch.empty(num_rows, _BINS.value, **integers)  # type: ignore[call-overload]
         counters = torch.empty(num_rows, 2, **integers)  # type: ignore[call-overload]
@@ -479,19 +479,19 @@ class TritonSampler:
         places = torch.empty(num_rows, capacity, **integers)  # type: ignore[call-overload]
         masses = torch.empty(num_rows, capacity, dtype=torch.float64, device=logits.device)
         cut = {"PARTS": parts, "BLOCK_PARTS": triton.next_power_of_2(parts)}
-        _survey_kernel[(parts, num_rows)](
-            logits, parameters, surveys, best_ids, histogram, counters, vocab_size,
+        _reduce_kernel[(parts, num_rows)](
+            logits, parameters, partials, best_ids, histogram, counters, vocab_size,
             PARTS=parts, CHUNK=_CHUNK, **options,
         )  # fmt: skip
         _histogram_kernel[(parts, num_rows)](
-            logits, parameters, surveys, histogram, vocab_size, floor, CHUNK=_CHUNK, **cut, **options
+            logits, parameters, partials, histogram, vocab_size, floor, CHUNK=_CHUNK, **cut, **options
         )
         _gather_kernel[(parts, num_rows)](
-            logits, parameters, surveys, histogram, counters, candidates, vocab_size, floor,
+            logits, parameters, partials, histogram, counters, candidates, vocab_size, floor,
             MASS=self._mass, LIMIT=self._limit, CAPACITY=capacity, CHUNK=_CHUNK, **cut, **options,
         )  # fmt: skip
         _finish_kernel[(capacity // _PLACED, num_rows)](
-            parameters, surveys, best_ids, counters, candidates, places, masses, sink.step,
+            parameters, partials, best_ids, counters, candidates, places, masses, sink.step,
             sink.next_ids, sink.records, sink.supports,
             MASS=self._mass, LIMIT=self._limit, CAPACITY=capacity, PLACED=_PLACED, COMPARED=_COMPARED, **cut, **options,
         )  # fmt: skip

@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.few_tokens.layout import Matrix, NormedInput
 from outrider.kernels.launching import launch_options
-from outrider.kernels.rope_and_cache.layout import Angles, HeadLayout
+from outrider.kernels.rope_and_cache.layout import CosSin, HeadLayout
 
 _SHORT = 4096
 """Rows of weights up to so long take four warps."""
@@ -236,7 +236,7 @@ def qkv_with_rope(
     kv: torch.Tensor,
     slots: torch.Tensor,
     *,
-    angles: Angles,
+    cos_sin: CosSin,
     heads: HeadLayout,
     tiling: Tiling | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -249,9 +249,9 @@ def qkv_with_rope(
     num_heads = heads.num_heads + 2 * heads.num_kv_heads
     _qkv_rope_kernel[(num_heads * triton.cdiv(heads.head_dim // 2, block_n),)](
         hidden, _delta(source), source.norm_weight, matrix.weight, _bias(matrix), total, query, kv, slots,
-        angles.cos, angles.sin, slots if angles.rows is None else angles.rows, size, source.eps,
+        cos_sin.cos, cos_sin.sin, slots if cos_sin.rows is None else cos_sin.rows, size, source.eps,
         NUM_TOKENS=num_tokens, HAS_DELTA=source.delta is not None, HAS_BIAS=matrix.bias is not None,
-        HAS_ROWS=angles.rows is not None,
+        HAS_ROWS=cos_sin.rows is not None,
         NUM_HEADS=heads.num_heads, NUM_KV_HEADS=heads.num_kv_heads, HEAD_DIM=heads.head_dim,
         BLOCK_N=block_n, BLOCK_K=block_k, num_warps=tiling.num_warps, **launch_options(hidden),
     )  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from outrider.kernels.few_tokens.layout import Matrix, NormedInput
-from outrider.kernels.rope_and_cache import Angles, HeadLayout
+from outrider.kernels.rope_and_cache import CosSin, HeadLayout
 from outrider.kernels.rope_and_cache.reference import apply_rope_and_cache
 from outrider.kernels.swiglu.reference import swiglu
 
@@ -28,12 +28,12 @@ def qkv_with_rope(
     kv: torch.Tensor,
     slots: torch.Tensor,
     *,
-    angles: Angles,
+    cos_sin: CosSin,
     heads: HeadLayout,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the contract."""
     hidden, x = _normed(source)
-    return hidden, apply_rope_and_cache(product(x, matrix), kv, slots, angles, heads)
+    return hidden, apply_rope_and_cache(product(x, matrix), kv, slots, cos_sin, heads)
 
 
 def _normed(source: NormedInput) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,16 +15,16 @@ import torch
 
 from outrider.kernels.launching import has_kernels
 from outrider.kernels.rope_and_cache import reference
-from outrider.kernels.rope_and_cache.layout import Angles, HeadLayout
+from outrider.kernels.rope_and_cache.layout import CosSin, HeadLayout
 
-__all__ = ["Angles", "HeadLayout", "apply_rope_and_cache"]
+__all__ = ["CosSin", "HeadLayout", "apply_rope_and_cache"]
 
 
 def apply_rope_and_cache(
     qkv: torch.Tensor,
     kv: torch.Tensor,
     slots: torch.Tensor,
-    angles: Angles,
+    cos_sin: CosSin,
     heads: HeadLayout,
     *,
     norm_weight: torch.Tensor | None = None,
@@ -36,5 +36,5 @@ def apply_rope_and_cache(
     if has_kernels(qkv.device):
         from outrider.kernels.rope_and_cache import kernel  # Triton is slow to import
 
-        return kernel.apply_rope_and_cache(qkv, kv, slots, angles, heads, norm_weight=norm_weight)
-    return reference.apply_rope_and_cache(qkv, kv, slots, angles, heads, norm_weight=norm_weight)
+        return kernel.apply_rope_and_cache(qkv, kv, slots, cos_sin, heads, norm_weight=norm_weight)
+    return reference.apply_rope_and_cache(qkv, kv, slots, cos_sin, heads, norm_weight=norm_weight)

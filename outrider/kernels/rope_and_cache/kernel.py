@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.launching import launch_options
-from outrider.kernels.rope_and_cache.layout import Angles, HeadLayout
+from outrider.kernels.rope_and_cache.layout import CosSin, HeadLayout
 
 _HEADS_PER_PROGRAM = 4
 
@@ -91,7 +91,7 @@ def apply_rope_and_cache(
     qkv: torch.Tensor,
     kv: torch.Tensor,
     slots: torch.Tensor,
-    angles: Angles,
+    cos_sin: CosSin,
     heads: HeadLayout,
     *,
     norm_weight: torch.Tensor | None = None,
@@ -105,12 +105,12 @@ def apply_rope_and_cache(
         queries = torch.empty(queries.shape, dtype=kv.dtype, device=qkv.device)
     if num_tokens:
         _rope_and_cache_kernel[(num_tokens, triton.cdiv(num_all, _HEADS_PER_PROGRAM))](
-            qkv, queries, kv, slots, angles.cos, angles.sin,
-            slots if angles.rows is None else angles.rows,
+            qkv, queries, kv, slots, cos_sin.cos, cos_sin.sin,
+            slots if cos_sin.rows is None else cos_sin.rows,
             qkv if norm_weight is None else norm_weight,
             partials.stride(0), queries.stride(0), heads.eps, NUM_PARTIALS=num_partials,
             NUM_HEADS=heads.num_heads, NUM_KV_HEADS=heads.num_kv_heads, HEAD_DIM=heads.head_dim,
-            HAS_ROWS=angles.rows is not None, HAS_NORM=norm_weight is not None,
+            HAS_ROWS=cos_sin.rows is not None, HAS_NORM=norm_weight is not None,
             BLOCK_H=_HEADS_PER_PROGRAM, BLOCK_HALF=triton.next_power_of_2(heads.head_dim // 2),
             num_warps=1, **launch_options(qkv),
         )  # fmt: skip

@@ -19,7 +19,7 @@ class HeadLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Angles:
+class CosSin:
     """By how much each token's heads are turned: x * cos + (halves of x swapped) * sin."""
 
     cos: torch.Tensor  # [R, 1, D], both halves alike

@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 
 from outrider.kernels.kv_store import store_kv
-from outrider.kernels.rope_and_cache.layout import Angles, HeadLayout
+from outrider.kernels.rope_and_cache.layout import CosSin, HeadLayout
 
 
 def apply_rope_and_cache(
     qkv: torch.Tensor,
     kv: torch.Tensor,
     slots: torch.Tensor,
-    angles: Angles,
+    cos_sin: CosSin,
     heads: HeadLayout,
     *,
     norm_weight: torch.Tensor | None = None,
@@ -26,18 +26,18 @@ def apply_rope_and_cache(
     source = turned
     if norm_weight is not None:
         source = F.rms_norm(turned, (heads.head_dim,), eps=heads.eps).mul_(norm_weight)
-    _rotate(source, _per_token(angles), out=turned)
+    _rotate(source, _per_token(cos_sin), out=turned)
     store_kv(kv, slots, every_head[:, heads.num_heads :].view(-1, 2, heads.num_kv_heads, heads.head_dim))
     return every_head.narrow(1, 0, heads.num_heads)
 
 
-def _per_token(angles: Angles) -> Angles:
-    if angles.rows is None:
-        return angles
-    return Angles(angles.cos.index_select(0, angles.rows), angles.sin.index_select(0, angles.rows))
+def _per_token(cos_sin: CosSin) -> CosSin:
+    if cos_sin.rows is None:
+        return cos_sin
+    return CosSin(cos_sin.cos.index_select(0, cos_sin.rows), cos_sin.sin.index_select(0, cos_sin.rows))
 
 
-def _rotate(source: torch.Tensor, angles: Angles, out: torch.Tensor) -> None:
+def _rotate(source: torch.Tensor, cos_sin: CosSin, out: torch.Tensor) -> None:
     """Turn ``source`` [T, H, D] (overwritten) into ``out``, which may be ``source``."""
     swapped = source.roll(source.shape[-1] // 2, -1)
-    torch.addcmul(source.mul_(angles.cos), swapped, angles.sin, out=out)
+    torch.addcmul(source.mul_(cos_sin.cos), swapped, cos_sin.sin, out=out)

@@ -7,14 +7,14 @@ at. Where ``CUTS``, it is what min-p, top-k and top-p leave of that, in this ord
 token that probabilities put on the edge may fall to either side if rounding of 1e-6 decides. What is found of each row,
 ``Found``:
 
-* ``UNFIT``: whether a logit is NaN or infinite, and whether the row's cuts could not be found, because more stays than
+* ``STATUS``: whether a logit is NaN or infinite, and whether the row's cuts could not be found, because more stays than
   was looked at; all else means nothing then. Where ``wide``, more is looked at. ``LARGEST``: the largest logit.
 * ``ARGMAX``, where neither ``COUPLED`` nor ``DRAWS``: the likeliest token, lowest id of equals.
-* ``RACED``, where ``COUPLED``: the winner of the Gumbel race of stream ``COUPLED``, base 0.
+* ``GUMBEL_ARGMAX``, where ``COUPLED``: the winner of the Gumbel race of stream ``COUPLED``, base 0.
 * ``MASS``, where ``DRAWS``: of all ids, less those of the support where ``EXCLUDES``; summed directly, never as one
   minus the rest. What is under float32's smallest normal number, relative to the likeliest token, is 0.
 * ``OUTSIDE``, where ``DRAWS``: a token drawn from that mass by ``race_by_groups``, -1 where it is 0.
-* ``ENTROPY``, where wished: nats, with ln(p + 1e-5).
+* ``ENTROPY``, where asked for: nats, with ln(p + 1e-5).
 * ``support_probs``: of every id of every support, one row after the other; ids of a row need not be distinct.
 
 The truth is ``outrider/sampling`` (``process.py``, ``forms.py``) on the CPU. Uniforms are bit-equal. Scores of a race
@@ -33,8 +33,8 @@ from outrider.kernels.scoring.rows import (
     Findings,
     Found,
     Launch,
+    RowFlags,
     Rows,
-    Wish,
     Words,
     ask,
     every_kind,
@@ -48,7 +48,7 @@ __all__ = [
     "Found",
     "Launch",
     "Rows",
-    "Wish",
+    "RowFlags",
     "Words",
     "ask",
     "launch",
@@ -68,5 +68,5 @@ def warm_up(logits: Tensor) -> None:  # [N, V]
     """Compile the kernels for rows of logits like these."""
     for rows in every_kind():
         launch(logits, rows).findings()
-        if Wish.CUTS in rows.any():
+        if RowFlags.CUTS in rows.any():
             launch(logits, rows, wide=True).findings()

@@ -46,29 +46,29 @@ from outrider.kernels.scoring.device_functions import (
 from outrider.kernels.scoring.drawing import (
     drawn_group,
     drawn_token,
-    group_lots,
+    group_gumbel,
     store_probs,
     support_logits,
-    token_lots,
+    token_gumbel,
 )
 from outrider.kernels.scoring.partials import FIELDS, load_partials, shrinks
-from outrider.kernels.scoring.rows import Column, Found, Wish
+from outrider.kernels.scoring.rows import Column, Found, RowFlags
 from outrider.randomness.streams import Stream
 
-_WISHES = tl.constexpr(int(Column.WISHES))
+_FLAGS = tl.constexpr(int(Column.FLAGS))
 _MIN_P = tl.constexpr(int(Column.MIN_P))
 _TOP_K = tl.constexpr(int(Column.TOP_K))
 _TOP_P_LOW = tl.constexpr(int(Column.TOP_P_LOW))
 _TOP_P_HIGH = tl.constexpr(int(Column.TOP_P_HIGH))
-_COUPLED = tl.constexpr(int(Wish.COUPLED))
-_DRAWS = tl.constexpr(int(Wish.DRAWS))
-_EXCLUDES = tl.constexpr(int(Wish.EXCLUDES))
-_ENTROPY = tl.constexpr(int(Wish.ENTROPY))
-_CUTS = tl.constexpr(int(Wish.CUTS))
-_FOUND_UNFIT = tl.constexpr(int(Found.UNFIT))
+_COUPLED = tl.constexpr(int(RowFlags.COUPLED))
+_DRAWS = tl.constexpr(int(RowFlags.DRAWS))
+_EXCLUDES = tl.constexpr(int(RowFlags.EXCLUDES))
+_ENTROPY = tl.constexpr(int(RowFlags.ENTROPY))
+_CUTS = tl.constexpr(int(RowFlags.CUTS))
+_FOUND_STATUS = tl.constexpr(int(Found.STATUS))
 _FOUND_LARGEST = tl.constexpr(int(Found.LARGEST))
 _FOUND_ARGMAX = tl.constexpr(int(Found.ARGMAX))
-_FOUND_RACED = tl.constexpr(int(Found.RACED))
+_FOUND_GUMBEL_ARGMAX = tl.constexpr(int(Found.GUMBEL_ARGMAX))
 _FOUND_MASS = tl.constexpr(int(Found.MASS))
 _FOUND_OUTSIDE = tl.constexpr(int(Found.OUTSIDE))
 _FOUND_ENTROPY = tl.constexpr(int(Found.ENTROPY))
@@ -270,18 +270,18 @@ def _group_masses(own_ids_ptr, own_masses_ptr, ids, weights, count, GROUPS: tl.c
 @triton.jit
 def _find_tokens(raw, weights, total, largest, ids, rows_ptr, own, row, num_rows, FAST: tl.constexpr):
     """What needs no draw: the likeliest token, the winner of the coupled race, the entropy."""
-    wishes = word(rows_ptr, _WISHES, row)
-    if (wishes & (_COUPLED | _DRAWS)) == 0:
+    flags = word(rows_ptr, _FLAGS, row)
+    if (flags & (_COUPLED | _DRAWS)) == 0:
         tl.store(own + _FOUND_ARGMAX * num_rows, lowest_at(raw, largest, ids))
-    if (wishes & _ENTROPY) != 0:
+    if (flags & _ENTROPY) != 0:
         probs = weights / total
         entropy = -tl.sum(probs * tl.log(probs + _ENTROPY_OFFSET), 0)
         tl.store(own + _FOUND_ENTROPY * num_rows, entropy.to(tl.int32, bitcast=True))
-    if (wishes & _COUPLED) != 0:
+    if (flags & _COUPLED) != 0:
         bits = token_bits(keys_of(rows_ptr, row), ids, 0, _STREAM_COUPLED)
         scores = raw * scale_of(rows_ptr, row) + noise(bits, FAST)
         scores = tl.where(raw > UNWANTED, scores, float("-inf"))
-        tl.store(own + _FOUND_RACED * num_rows, lowest_at(scores, tl.max(scores, 0), ids))
+        tl.store(own + _FOUND_GUMBEL_ARGMAX * num_rows, lowest_at(scores, tl.max(scores, 0), ids))
 
 
 @triton.jit
@@ -289,10 +289,10 @@ def _drawn(start_ptr, num_tokens, limit, rows_ptr, masses, least, last, row, num
            IDS: tl.constexpr, FAST: tl.constexpr):  # fmt: skip
     """A token by the masses of what stays, [GROUPS]."""
     keys, base = keys_of(rows_ptr, row), base_of(rows_ptr, row)
-    group = drawn_group(masses, group_lots(keys, base, GROUPS, FAST), FAST)
+    group = drawn_group(masses, group_gumbel(keys, base, GROUPS, FAST), FAST)
     raw = wanted(group_logits(start_ptr, num_tokens, group), limit, group)
     raw = uncut(raw, least, last, run_ids(group_runs(group)))
-    scores = raw * scale_of(rows_ptr, row) + token_lots(keys, base, group, FAST)
+    scores = raw * scale_of(rows_ptr, row) + token_gumbel(keys, base, group, FAST)
     if excludes:
         start, stop = support_start(rows_ptr, row), support_stop(rows_ptr, row)
         first_ids = support_ids(rows_ptr, num_rows, start, stop, IDS)
@@ -328,14 +328,14 @@ def _cut_kernel(
     row = tl.program_id(0)
     if PDL:
         gdc_launch_dependents()
-    wishes = word(rows_ptr, _WISHES, row)
-    excludes = (wishes & (_EXCLUDES | _CUTS)) == (_EXCLUDES | _CUTS)
+    flags = word(rows_ptr, _FLAGS, row)
+    excludes = (flags & (_EXCLUDES | _CUTS)) == (_EXCLUDES | _CUTS)
     own_marks_ptr = marks_ptr + row.to(tl.int64) * num_marks
     if excludes:
         _mark_support(own_marks_ptr, rows_ptr, row, num_rows, num_marks, IDS)
     if PDL:
         gdc_wait()
-    if (wishes & _CUTS) == 0:
+    if (flags & _CUTS) == 0:
         return
     scale = scale_of(rows_ptr, row)
     start_ptr, limit = row_start(logits_ptr, stride, rows_ptr, row), limit_of(rows_ptr, row)
@@ -352,7 +352,7 @@ def _cut_kernel(
     raw = tl.load(own_ids_ptr + GATHERED + slots).to(tl.float32, bitcast=True)
     raw = tl.where(slots < count, raw, float("-inf"))
     weights = tl.exp2(raw * scale - bounded(largest) * scale)
-    group_tops, totals, _, _, unfit = load_partials(groups_ptr + row * num_groups * FIELDS, num_groups, GROUPS)
+    group_tops, totals, _, _, not_finite = load_partials(groups_ptr + row * num_groups * FIELDS, num_groups, GROUPS)
     total = tl.sum(totals * shrinks(group_tops, largest, scale), 0)
     least, last, is_whole = _cut(raw, weights, ids, level, largest, total, rows_ptr, row, BITS)
     raw = uncut(raw, least, last, ids)
@@ -360,10 +360,10 @@ def _cut_kernel(
     total = tl.sum(weights, 0)
 
     is_short = ((is_whole == 0) | (count == 0)).to(tl.int32)
-    tl.store(own + _FOUND_UNFIT * num_rows, tl.max(unfit, 0) + 2 * is_short)
+    tl.store(own + _FOUND_STATUS * num_rows, tl.max(not_finite, 0) + 2 * is_short)
     tl.store(own + _FOUND_LARGEST * num_rows, largest.to(tl.int32, bitcast=True))
     _find_tokens(raw, weights, total, largest, ids, rows_ptr, own, row, num_rows, FAST)
-    if (wishes & _DRAWS) != 0:
+    if (flags & _DRAWS) != 0:
         outside = weights
         if excludes:
             marks = tl.load(own_marks_ptr + (ids >> 5), mask=slots < count, other=0, cache_modifier=".cg")

@@ -29,7 +29,7 @@ NUM_COLUMNS = tl.constexpr(len(Column))
 NOTHING = tl.constexpr(2**31 - 1)
 """Above every id."""
 UNWANTED = tl.constexpr(-1e30)
-"""In the place of a logit that is not to be drawn; finite, so that it does not pass for one that is unfit."""
+"""In the place of a logit that is not to be drawn; finite, so that it does not pass for one that is not finite."""
 _FLOOR = tl.constexpr(-1e29)
 """Above ``UNWANTED``, so that it weighs nothing even beside itself: the rounding of so large a product is no weight."""
 

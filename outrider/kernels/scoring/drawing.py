@@ -28,16 +28,16 @@ _FOUND_ALL = tl.constexpr(len(Found))
 
 
 @triton.jit
-def group_lots(keys, base, GROUPS: tl.constexpr, FAST: tl.constexpr):
+def group_gumbel(keys, base, GROUPS: tl.constexpr, FAST: tl.constexpr):
     """The noise of each group in the first stage of a draw, [GROUPS]."""
     bits = bits_of(keys, tl.arange(0, GROUPS // RUN), base, _STREAM_GROUP)
     return noise(tl.reshape(bits, [GROUPS]), FAST)
 
 
 @triton.jit
-def drawn_group(masses, lots, FAST: tl.constexpr):
+def drawn_group(masses, gumbel, FAST: tl.constexpr):
     """The first stage of a draw: a group by the masses [GROUPS], of which one is positive."""
-    times = log2_of(tl.where(masses > 0.0, masses, 1.0), FAST) + lots
+    times = log2_of(tl.where(masses > 0.0, masses, 1.0), FAST) + gumbel
     _, group = tl.max(tl.where(masses > 0.0, times, float("-inf")), 0, return_indices=True)
     return group
 
@@ -51,7 +51,7 @@ def drawn_token(scores, group):  # [128, 8]
 
 
 @triton.jit
-def token_lots(keys, base, group, FAST: tl.constexpr):
+def token_gumbel(keys, base, group, FAST: tl.constexpr):
     """The noise of each token in the second stage of a draw, [128, 8]."""
     return noise(bits_of(keys, group_runs(group), base, _STREAM_OUTSIDE), FAST)
 

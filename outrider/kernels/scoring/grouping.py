@@ -41,15 +41,15 @@ from outrider.kernels.scoring.pairs import (
     wanted_pairs,
 )
 from outrider.kernels.scoring.partials import FIELDS, store_partials
-from outrider.kernels.scoring.rows import Column, Wish
+from outrider.kernels.scoring.rows import Column, RowFlags
 from outrider.randomness.streams import Stream
 
-_WISHES = tl.constexpr(int(Column.WISHES))
-_COUPLED = tl.constexpr(int(Wish.COUPLED))
-_DRAWS = tl.constexpr(int(Wish.DRAWS))
-_EXCLUDES = tl.constexpr(int(Wish.EXCLUDES))
-_ENTROPY = tl.constexpr(int(Wish.ENTROPY))
-_CUTS = tl.constexpr(int(Wish.CUTS))
+_FLAGS = tl.constexpr(int(Column.FLAGS))
+_COUPLED = tl.constexpr(int(RowFlags.COUPLED))
+_DRAWS = tl.constexpr(int(RowFlags.DRAWS))
+_EXCLUDES = tl.constexpr(int(RowFlags.EXCLUDES))
+_ENTROPY = tl.constexpr(int(RowFlags.ENTROPY))
+_CUTS = tl.constexpr(int(RowFlags.CUTS))
 _STREAM_COUPLED = tl.constexpr(int(Stream.COUPLED))
 
 
@@ -85,14 +85,14 @@ def _look(loaded, limit, group, PACKED: tl.constexpr, FAST: tl.constexpr):
     """A group's logits [128, 8] float32, the largest of each run and of all, and whether one is not finite."""
     if PACKED:
         words = wanted_pairs(loaded, limit, group)
-        tops, largest, is_unfit = extremes(words, FAST)
+        tops, largest, is_not_finite = extremes(words, FAST)
         raw, tops = numbers(words), upper_halves(tops)
     else:
         raw = wanted(loaded, limit, group)
         tops = tl.max(raw, 1)
         largest = tl.max(tops, 0)
-        is_unfit = tl.max(tl.where(tl.abs(raw) < float("inf"), 0, 1)) != 0
-    return raw, tops, largest, is_unfit
+        is_not_finite = tl.max(tl.where(tl.abs(raw) < float("inf"), 0, 1)) != 0
+    return raw, tops, largest, is_not_finite
 
 
 @triton.jit
@@ -132,18 +132,18 @@ def _group_kernel(
     last = tl.minimum(first + groups_per_part, num_groups)
     # The rows' description is there already; the logits are not.
     start_ptr, limit = row_start(logits_ptr, stride, rows_ptr, row), limit_of(rows_ptr, row)
-    wishes = word(rows_ptr, _WISHES, row)
+    flags = word(rows_ptr, _FLAGS, row)
     scale = scale_of(rows_ptr, row)
     keys = keys_of(rows_ptr, row)
-    weighs = (wishes & (_DRAWS | _ENTROPY | _CUTS)) != 0
-    races = (wishes & (_COUPLED | _CUTS)) == _COUPLED
+    weighs = (flags & (_DRAWS | _ENTROPY | _CUTS)) != 0
+    races = (flags & (_COUPLED | _CUTS)) == _COUPLED
     own_groups_ptr = groups_ptr + row * num_groups * FIELDS
     own_tops_ptr = tops_ptr + row.to(tl.int64) * num_groups * RUNS_PER_GROUP
     present = 0
     if HAS_MARKS:
         start, stop = support_start(rows_ptr, row), support_stop(rows_ptr, row)
         first_ids = support_ids(rows_ptr, num_rows, start, stop, IDS)
-        if (wishes & (_EXCLUDES | _CUTS)) == _EXCLUDES:
+        if (flags & (_EXCLUDES | _CUTS)) == _EXCLUDES:
             present = _present(rows_ptr, num_rows, start, stop, first_ids, first, last, IDS)
     if PDL:
         gdc_wait()  # before others may begin: they rely on it that the logits are there when they do
@@ -151,11 +151,11 @@ def _group_kernel(
     # The next group is on its way while one is looked at.
     ahead = _load(start_ptr, num_tokens, first, PACKED)
     for group in range(first, last):
-        raw, tops, largest, is_unfit = _look(ahead, limit, group, PACKED, FAST)
+        raw, tops, largest, is_not_finite = _look(ahead, limit, group, PACKED, FAST)
         if group + 1 < last:
             ahead = _load(start_ptr, num_tokens, group + 1, PACKED)
         if HAS_CUTS:
-            is_cut = (wishes & _CUTS) != 0
+            is_cut = (flags & _CUTS) != 0
             tl.store(own_tops_ptr + group_runs(group), tops.to(tops_ptr.dtype.element_ty), mask=is_cut)
         total = 0.0 * scale
         mass = total
@@ -171,4 +171,4 @@ def _group_kernel(
         if HAS_COUPLED:
             if races:
                 bound = _bound(raw, scale, keys, group, FAST)
-        store_partials(own_groups_ptr, group, largest, total, mass, bound, is_unfit)
+        store_partials(own_groups_ptr, group, largest, total, mass, bound, is_not_finite)

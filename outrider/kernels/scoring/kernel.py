@@ -36,25 +36,25 @@ from outrider.kernels.scoring.device_functions import (
 from outrider.kernels.scoring.drawing import (
     drawn_group,
     drawn_token,
-    group_lots,
+    group_gumbel,
     store_probs,
     support_logits,
-    token_lots,
+    token_gumbel,
 )
 from outrider.kernels.scoring.partials import FIELDS, load_partials, shrinks
-from outrider.kernels.scoring.rows import Column, Found, Wish
+from outrider.kernels.scoring.rows import Column, Found, RowFlags
 from outrider.randomness.streams import Stream
 
-_WISHES = tl.constexpr(int(Column.WISHES))
-_COUPLED = tl.constexpr(int(Wish.COUPLED))
-_DRAWS = tl.constexpr(int(Wish.DRAWS))
-_EXCLUDES = tl.constexpr(int(Wish.EXCLUDES))
-_ENTROPY = tl.constexpr(int(Wish.ENTROPY))
-_CUTS = tl.constexpr(int(Wish.CUTS))
-_FOUND_UNFIT = tl.constexpr(int(Found.UNFIT))
+_FLAGS = tl.constexpr(int(Column.FLAGS))
+_COUPLED = tl.constexpr(int(RowFlags.COUPLED))
+_DRAWS = tl.constexpr(int(RowFlags.DRAWS))
+_EXCLUDES = tl.constexpr(int(RowFlags.EXCLUDES))
+_ENTROPY = tl.constexpr(int(RowFlags.ENTROPY))
+_CUTS = tl.constexpr(int(RowFlags.CUTS))
+_FOUND_STATUS = tl.constexpr(int(Found.STATUS))
 _FOUND_LARGEST = tl.constexpr(int(Found.LARGEST))
 _FOUND_ARGMAX = tl.constexpr(int(Found.ARGMAX))
-_FOUND_RACED = tl.constexpr(int(Found.RACED))
+_FOUND_GUMBEL_ARGMAX = tl.constexpr(int(Found.GUMBEL_ARGMAX))
 _FOUND_MASS = tl.constexpr(int(Found.MASS))
 _FOUND_OUTSIDE = tl.constexpr(int(Found.OUTSIDE))
 _FOUND_ENTROPY = tl.constexpr(int(Found.ENTROPY))
@@ -86,7 +86,7 @@ def _entropy_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    if (word(rows_ptr, _WISHES, row) & (_ENTROPY | _CUTS)) == _ENTROPY:
+    if (word(rows_ptr, _FLAGS, row) & (_ENTROPY | _CUTS)) == _ENTROPY:
         scale = scale_of(rows_ptr, row)
         tops, totals, _, _, _ = load_partials(groups_ptr + row * num_groups * FIELDS, num_groups, GROUPS)
         largest = tl.max(tops, 0)
@@ -100,7 +100,7 @@ def _entropy_kernel(
 
 @triton.jit
 def _coupled_winner(start_ptr, num_tokens, limit, scale, keys, bounds, groups, FAST: tl.constexpr):
-    """The winner of all groups: they are raced in the order of their bounds until none can still hold it."""
+    """The winner of all groups: they are compared in the order of their bounds until none can still hold it."""
     winner = limit * 0 + NOTHING
     best = scale * 0.0 + float("-inf")
     bound = tl.max(bounds, 0)
@@ -145,47 +145,47 @@ def _answer_row(logits_ptr, stride, num_tokens, rows_ptr, groups_ptr, parts_ptr,
     """All else that is found of a row."""
     groups = tl.arange(0, GROUPS)
     own = found_ptr + row
-    wishes = word(rows_ptr, _WISHES, row)
+    flags = word(rows_ptr, _FLAGS, row)
     scale, base, keys = scale_of(rows_ptr, row), base_of(rows_ptr, row), keys_of(rows_ptr, row)
     start_ptr, limit = row_start(logits_ptr, stride, rows_ptr, row), limit_of(rows_ptr, row)
-    draws = (wishes & _DRAWS) != 0
+    draws = (flags & _DRAWS) != 0
     if HAS_MARKS:
         start, stop = support_start(rows_ptr, row), support_stop(rows_ptr, row)
         first_ids = support_ids(rows_ptr, num_rows, start, stop, IDS)
-    lots = tl.zeros([GROUPS], tl.float32)
+    gumbel = tl.zeros([GROUPS], tl.float32)
     if draws:
-        lots = group_lots(keys, base, GROUPS, FAST)
+        gumbel = group_gumbel(keys, base, GROUPS, FAST)
     if PDL:
         gdc_wait()
-    tops, totals, masses, bounds, unfit = load_partials(groups_ptr + row * num_groups * FIELDS, num_groups, GROUPS)
+    tops, totals, masses, bounds, not_finite = load_partials(groups_ptr + row * num_groups * FIELDS, num_groups, GROUPS)
     largest = tl.max(tops, 0)
     # All that must be waited for is asked for before anything is stored.
     if draws:
         shares = shrinks(tops, largest, scale)
         masses *= shares
         total, mass = tl.reduce((totals * shares, masses), 0, _add)
-        group = drawn_group(masses, lots, FAST)
+        group = drawn_group(masses, gumbel, FAST)
         raw = wanted(group_logits(start_ptr, num_tokens, group), limit, group)
-        scores = token_lots(keys, base, group, FAST)
+        scores = token_gumbel(keys, base, group, FAST)
         if HAS_MARKS:
-            if (wishes & _EXCLUDES) != 0:
+            if (flags & _EXCLUDES) != 0:
                 marks = group_marks(rows_ptr, num_rows, start, stop, first_ids, group, IDS)
                 scores = outside_only(scores, marks, float("-inf"))
         token = tl.where(mass > 0.0, drawn_token(raw * scale + scores, group), -1)
         tl.store(own + _FOUND_MASS * num_rows, (mass / total).to(tl.int32, bitcast=True))
         tl.store(own + _FOUND_OUTSIDE * num_rows, token)
     if HAS_COUPLED:
-        if (wishes & _COUPLED) != 0:
-            raced = _coupled_winner(start_ptr, num_tokens, limit, scale, keys, bounds, groups, FAST)
-            tl.store(own + _FOUND_RACED * num_rows, raced)
-    if (wishes & (_COUPLED | _DRAWS)) == 0:
+        if (flags & _COUPLED) != 0:
+            winner = _coupled_winner(start_ptr, num_tokens, limit, scale, keys, bounds, groups, FAST)
+            tl.store(own + _FOUND_GUMBEL_ARGMAX * num_rows, winner)
+    if (flags & (_COUPLED | _DRAWS)) == 0:
         group = tl.minimum(lowest_at(tops, largest, groups), num_groups - 1)
         raw = wanted(group_logits(start_ptr, num_tokens, group), limit, group)
         tl.store(own + _FOUND_ARGMAX * num_rows, lowest_at(raw, largest, run_ids(group_runs(group))))
-    if (wishes & _ENTROPY) != 0:
+    if (flags & _ENTROPY) != 0:
         parts = tl.load(parts_ptr + row * num_groups + groups, mask=groups < num_groups, other=0.0)
         tl.store(own + _FOUND_ENTROPY * num_rows, tl.sum(parts, 0).to(tl.int32, bitcast=True))
-    tl.store(own + _FOUND_UNFIT * num_rows, tl.max(unfit, 0))
+    tl.store(own + _FOUND_STATUS * num_rows, tl.max(not_finite, 0))
     tl.store(own + _FOUND_LARGEST * num_rows, largest.to(tl.int32, bitcast=True))
 
 
@@ -211,7 +211,7 @@ def _answer_kernel(
     # All but the groups is there already: what needs no group is done while they are made.
     if PDL:
         gdc_launch_dependents()
-    if (word(rows_ptr, _WISHES, row) & _CUTS) != 0:
+    if (word(rows_ptr, _FLAGS, row) & _CUTS) != 0:
         if PDL:
             gdc_wait()
     elif tl.program_id(1) != 0:

@@ -16,7 +16,7 @@ from outrider.kernels.scoring.device_functions import RUN_SIZE
 from outrider.kernels.scoring.grouping import _group_kernel
 from outrider.kernels.scoring.kernel import _answer_kernel, _entropy_kernel
 from outrider.kernels.scoring.partials import NUM_FIELDS
-from outrider.kernels.scoring.rows import Findings, Rows, Wish
+from outrider.kernels.scoring.rows import Findings, RowFlags, Rows
 from outrider.randomness.streams import GROUP_SIZE
 
 _MARKS_PER_GROUP = GROUP_SIZE // 32
@@ -28,8 +28,8 @@ _REGISTERS = 96
 """A thread's, of the group kernel."""
 _PROGRAMS_PER_PROCESSOR = 18
 """Of 20 of its programs, each a warp, that find room with these registers: the rest is for those that answer rows."""
-_RACING_PROGRAMS_PER_PROCESSOR = 32
-"""Where rows are raced: more than find room at once end one by one, and answers begin meanwhile."""
+_GUMBEL_PROGRAMS_PER_PROCESSOR = 32
+"""Of rows with a Gumbel argmax: more than find room at once end one by one, and answers begin meanwhile."""
 _ANSWER_WARPS = 1
 """For all rows alike: sums of other warps are in another order."""
 _CUT_REGISTERS = 128
@@ -108,15 +108,15 @@ def launch_kernels(logits: torch.Tensor, described: torch.Tensor, rows: Rows, *,
     if not count:
         return found
     groups = torch.empty(count, num_groups, NUM_FIELDS, device=device)
-    wishes = rows.any()
-    has = {"HAS_COUPLED": Wish.COUPLED in wishes, "HAS_MARKS": Wish.EXCLUDES in wishes}
-    has_cuts, has_entropy = Wish.CUTS in wishes, Wish.ENTROPY in wishes
+    flags = rows.any()
+    has = {"HAS_COUPLED": RowFlags.COUPLED in flags, "HAS_MARKS": RowFlags.EXCLUDES in flags}
+    has_cuts, has_entropy = RowFlags.CUTS in flags, RowFlags.ENTROPY in flags
     # What no row needs is not made: any memory of the same type stands for it.
     parts = torch.empty(count, num_groups, device=device) if has_entropy else groups
     num_runs = num_groups * (GROUP_SIZE // RUN_SIZE)
     tops = torch.empty(count, num_runs, dtype=logits.dtype, device=device) if has_cuts else logits
     stride = logits.stride(0)
-    per_processor = _RACING_PROGRAMS_PER_PROCESSOR if has["HAS_COUPLED"] else _PROGRAMS_PER_PROCESSOR
+    per_processor = _GUMBEL_PROGRAMS_PER_PROCESSOR if has["HAS_COUPLED"] else _PROGRAMS_PER_PROCESSOR
     groups_per_part, num_parts = _parts(per_processor * num_processors(device) // count, num_groups)
     _group_kernel[(count, num_parts)](
         logits, described, groups, tops, stride, count, vocab_size, num_groups, groups_per_part,
@@ -127,7 +127,7 @@ def launch_kernels(logits: torch.Tensor, described: torch.Tensor, rows: Rows, *,
         _entropy_kernel[(count * num_groups,)](
             logits, described, groups, parts, stride, vocab_size, num_groups, GROUPS=most_groups, num_warps=1, **shared
         )
-    if Wish.CUTS not in rows.all():
+    if RowFlags.CUTS not in rows.all():
         _answer_kernel[(count, 2 if len(rows.support_ids) else 1)](
             logits, described, groups, parts, found, stride, count, vocab_size, num_groups,
             GROUPS=most_groups, IDS=_IDS_AT_ONCE, num_warps=_ANSWER_WARPS, **has, **options,

@@ -145,5 +145,5 @@ def extremes(words, FAST: tl.constexpr):
     lowest = _smallest_pairs(_by_thread(_smallest_pairs(words, FAST)), FAST)
     largest = tl.max(_key(_larger(largest, largest << 16, FAST) & _UPPER), 0)
     lowest = tl.min(_key(_smaller(lowest, lowest << 16, FAST) & _UPPER), 0)
-    is_unfit = (largest >= _INFINITY) | (lowest <= _key(_INFINITY - 2**31))
-    return _larger(tops, tops << 16, FAST), _key(largest).to(tl.float32, bitcast=True), is_unfit
+    is_not_finite = (largest >= _INFINITY) | (lowest <= _key(_INFINITY - 2**31))
+    return _larger(tops, tops << 16, FAST), _key(largest).to(tl.float32, bitcast=True), is_not_finite

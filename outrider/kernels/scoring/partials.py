@@ -20,10 +20,10 @@ _SIGN = tl.constexpr(-(2**31))
 
 
 @triton.jit
-def store_partials(own_groups_ptr, group, largest, total, mass, bound, is_unfit):
+def store_partials(own_groups_ptr, group, largest, total, mass, bound, is_not_finite):
     """Those of one group of the row that begins at ``own_groups_ptr``."""
     fields = tl.arange(0, FIELDS)
-    bits = (total.to(tl.int32, bitcast=True) & ~_SIGN) | tl.where(is_unfit, _SIGN, 0)
+    bits = (total.to(tl.int32, bitcast=True) & ~_SIGN) | tl.where(is_not_finite, _SIGN, 0)
     total = bits.to(tl.float32, bitcast=True)
     values = tl.where(fields < 2, tl.where(fields == 0, largest, total), tl.where(fields == 2, mass, bound))
     tl.store(own_groups_ptr + group * FIELDS + fields, values)

@@ -30,11 +30,11 @@ _COLDEST = 1e-7
 """Logits of 40 are then 6e8 bits, which float32 rounds to 64: as much as a power of two bears."""
 
 
-class Wish(enum.IntFlag):
-    """What a row wants beyond the likeliest token."""
+class RowFlags(enum.IntFlag):
+    """What is computed for a row besides the likeliest token."""
 
     COUPLED = 1
-    """The winner of the coupled race."""
+    """The Gumbel argmax of stream ``COUPLED``."""
     DRAWS = 2
     """A token drawn from the mass."""
     EXCLUDES = 4
@@ -53,7 +53,7 @@ class Column(enum.IntEnum):
     SUPPORT_START = 3
     SUPPORT_STOP = 4
     LIMIT = 5
-    WISHES = 6
+    FLAGS = 6
     KEY_LOW = 7
     KEY_HIGH = 8
     SCALE = 9
@@ -75,19 +75,19 @@ _ASK = struct.Struct("=iQffid")
 class Found(enum.IntEnum):
     """The words in which kernels answer."""
 
-    UNFIT = 0
+    STATUS = 0
     """1 where a logit is not finite, 2 where the cuts need whoever sorts the row, 3 where both."""
     LARGEST = 1
     """Before it is divided by the temperature."""
     ARGMAX = 2
-    RACED = 3
+    GUMBEL_ARGMAX = 3
     MASS = 4
     OUTSIDE = 5
     ENTROPY = 6
 
 
 def ask(
-    wishes: Wish,
+    flags: RowFlags,
     *,
     temperature: float = 1.0,
     seed: int = 0,
@@ -97,7 +97,7 @@ def ask(
 ) -> bytes:
     """A row's other words; ``temperature`` is positive."""
     scale = np.float32(math.log2(math.e) / max(temperature, _COLDEST))
-    return _ASK.pack(wishes, seed, scale, np.float32(min_p), min(top_k, _LARGEST), top_p)
+    return _ASK.pack(flags, seed, scale, np.float32(min_p), min(top_k, _LARGEST), top_p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +129,19 @@ class Rows:
         """How many words the answer has."""
         return len(Found) * len(self) + len(self.support_ids)
 
-    def any(self) -> Wish:
-        """What any row wishes."""
-        return Wish(int(np.bitwise_or.reduce(self.words[:, Column.WISHES])))
+    def any(self) -> RowFlags:
+        """Flags of any row."""
+        return RowFlags(int(np.bitwise_or.reduce(self.words[:, Column.FLAGS])))
 
-    def all(self) -> Wish:
-        """What every row wishes."""
-        return Wish(int(np.bitwise_and.reduce(self.words[:, Column.WISHES])))
+    def all(self) -> RowFlags:
+        """Flags of every row."""
+        return RowFlags(int(np.bitwise_and.reduce(self.words[:, Column.FLAGS])))
 
 
 def every_kind() -> Iterator[Rows]:
-    """A row for each combination of wishes for which there are kernels of their own."""
-    for coupled, outside, cuts in itertools.product((0, Wish.COUPLED), (0, Wish.EXCLUDES), (0, Wish.CUTS)):
-        asked = ask(Wish.DRAWS | Wish.ENTROPY | coupled | outside | cuts, top_p=0.5)
+    """A row for each combination of flags for which there are kernels of their own."""
+    for coupled, outside, cuts in itertools.product((0, RowFlags.COUPLED), (0, RowFlags.EXCLUDES), (0, RowFlags.CUTS)):
+        asked = ask(RowFlags.DRAWS | RowFlags.ENTROPY | coupled | outside | cuts, top_p=0.5)
         yield Rows.of((place(0, 0, 0, 0, 0, 1), asked), NO_IDS)
 
 

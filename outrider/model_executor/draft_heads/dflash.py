@@ -95,10 +95,10 @@ class DFlashHead:
         self, batch: DeviceBatch, states: torch.Tensor, kv_cache: KVCacheTensors
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store keys and values of ``states`` [T, H] in all layers; returns the states, of which nothing is drawn."""
-        angles = self._rotary.angles(batch.positions, self.dtype)
+        cos_sin = self._rotary.cos_sin(batch.positions, self.dtype)
         for number, layer in enumerate(self._layers):
             source = PlainInput(states, None, self._norm, SINGLE_RANK)
-            layer.attention.store(source, kv_cache.layer(number), angles, batch.groups[self._groups[number]])
+            layer.attention.store(source, kv_cache.layer(number), cos_sin, batch.groups[self._groups[number]])
         return states, states
 
     def block(self, batch: DeviceBatch, kv_cache: KVCacheTensors) -> torch.Tensor:
@@ -106,10 +106,10 @@ class DFlashHead:
         [T, H].
         """
         hidden = self._embedding.look_up(batch.token_ids)
-        angles = self._rotary.angles(batch.positions, self.dtype)
+        cos_sin = self._rotary.cos_sin(batch.positions, self.dtype)
         delta: torch.Tensor | None = None
         for number, layer in enumerate(self._layers):
-            hidden, delta = layer(hidden, delta, kv_cache.layer(number), angles, batch.groups[self._groups[number]])
+            hidden, delta = layer(hidden, delta, kv_cache.layer(number), cos_sin, batch.groups[self._groups[number]])
         return Residual(hidden, delta, self._norm, SINGLE_RANK).normed()[1]
 
     def queries(self, last_token_id: int, num_drafts: int) -> Sequence[int]:

@@ -118,8 +118,8 @@ class Eagle3Head:
             source: Residual = JoinedInput(states, None, _SAME, SINGLE_RANK, embeds)
         else:
             source = JoinedInput(states, None, self._state_norm, SINGLE_RANK, embeds)
-        angles = self._rotary.angles(batch.positions, self.dtype)
-        hidden, delta = self._attention(source, kv_cache.layer(0), angles, batch.groups[0])
+        cos_sin = self._rotary.cos_sin(batch.positions, self.dtype)
+        hidden, delta = self._attention(source, kv_cache.layer(0), cos_sin, batch.groups[0])
         hidden, delta = self._feed_forward(Residual(hidden, delta, self._feed_forward_norm, SINGLE_RANK))
         return Residual(hidden, delta, self._norm, SINGLE_RANK).normed()
 

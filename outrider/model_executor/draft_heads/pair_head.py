@@ -108,8 +108,8 @@ class PairHead(ABC):
         self, source: Residual, batch: DeviceBatch, kv_cache: KVCacheTensors
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream [T, H] after attention, and what the feed-forward block adds to it."""
-        angles = self._rotary.angles(batch.positions, self.dtype)
-        hidden, delta = self._attention(source, kv_cache.layer(0), angles, batch.groups[0])
+        cos_sin = self._rotary.cos_sin(batch.positions, self.dtype)
+        hidden, delta = self._attention(source, kv_cache.layer(0), cos_sin, batch.groups[0])
         return self._feed_forward(Residual(hidden, delta, self._feed_forward_norm, SINGLE_RANK))
 
     def _make_norm(self) -> RmsNorm:

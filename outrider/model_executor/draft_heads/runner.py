@@ -137,7 +137,7 @@ class DraftHeadRunner:
             self._put_states(states)
             command = loop.command_for(plan)
             loop.run(loop_of(command), command.numbers)
-            with_supports = any(row.terms.needs_evidence for row in rows)
+            with_supports = any(row.metadata.needs_evidence for row in rows)
             found = loop.results(loop_of(command), with_supports=with_supports)
         return read_draws(rows, *found)
 

@@ -7,11 +7,11 @@
 from outrider.model_executor.draft_loop.rows import (
     MAX_CATCH_UP,
     MAX_STEPS,
+    DraftMetadata,
     DraftRow,
-    DraftTerms,
     check_draft_rows,
     fits_loop,
 )
 from outrider.sampling.support import DraftingRules
 
-__all__ = ["MAX_CATCH_UP", "MAX_STEPS", "DraftRow", "DraftTerms", "DraftingRules", "check_draft_rows", "fits_loop"]
+__all__ = ["MAX_CATCH_UP", "MAX_STEPS", "DraftRow", "DraftMetadata", "DraftingRules", "check_draft_rows", "fits_loop"]

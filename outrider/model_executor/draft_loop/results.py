@@ -55,7 +55,7 @@ def read_draws(
 
 
 def _certain(row: DraftRow, token_ids: tuple[int, ...]) -> SparseEvidence | None:
-    if not token_ids or not row.terms.is_certain:
+    if not token_ids or not row.metadata.is_certain:
         return None
     ones = np.ones(len(token_ids), dtype=np.int32)
     return SparseEvidence(ones, np.array(token_ids, dtype=np.int32), ones.astype(np.float32))
@@ -72,7 +72,7 @@ def _read_evidence(
     """Evidence of each row, in one copy, so that it outlives the memory that the device writes to."""
     counts = records[:, : len(rows), Field.WIDTH].T.copy()  # [B, K]
     widths = [
-        own[: len(ids)] if row.terms.needs_evidence else []
+        own[: len(ids)] if row.metadata.needs_evidence else []
         for row, ids, own in zip(rows, texts, counts.tolist(), strict=True)
     ]
     parts = [supports[step, i, :, :width] for i, own in enumerate(widths) for step, width in enumerate(own)]

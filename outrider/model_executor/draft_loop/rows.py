@@ -29,7 +29,7 @@ Words: TypeAlias = "array[int]"
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTerms:
+class DraftMetadata:
     """Draft sampling parameters of a session, derived once from its ``Open``."""
 
     open: Open
@@ -42,8 +42,8 @@ class DraftTerms:
     words: Words  # [NUM_COLUMNS] how the device draws, without what differs from launch to launch
 
     @classmethod
-    def of(cls, open_: Open, vocab_size: int, *, takes_argmax: bool = False) -> DraftTerms:
-        """The terms of a request that fits; ``takes_argmax`` is ``DraftingRules``'."""
+    def of(cls, open_: Open, vocab_size: int, *, takes_argmax: bool = False) -> DraftMetadata:
+        """The metadata of a request that fits; ``takes_argmax`` is ``DraftingRules``'."""
         takes_argmax = takes_argmax and not is_coupled(open_)
         words = array("i", _parameters_of(open_, vocab_size, takes_argmax=takes_argmax).to_numbers())
         needs = open_.judging_rule.needs_evidence
@@ -54,7 +54,7 @@ class DraftTerms:
 class DraftRow:
     """Append these tokens to this sequence and draw what follows, one token after the other."""
 
-    terms: DraftTerms
+    metadata: DraftMetadata
     sequence: KVSequence
     token_ids: TokenIds[int]
     """1 to ``MAX_CATCH_UP``, or what else the loop was made for."""
@@ -67,8 +67,8 @@ class DraftRow:
 
     def words(self) -> Words:  # [NUM_COLUMNS]
         """Parameters of the draw for this row, as the device reads them, before its tokens are appended."""
-        words = self.terms.words[:]
-        words[Column.BASE] = self.base if self.terms.keys_base else 0
+        words = self.metadata.words[:]
+        words[Column.BASE] = self.base if self.metadata.keys_base else 0
         words[Column.POSITION] = self.sequence.length + len(self.token_ids) + self.lag
         words[Column.LENGTH] = self.num_drafts
         return words

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.paged_attention import paged_attention
-from outrider.kernels.rope_and_cache import Angles, HeadLayout
+from outrider.kernels.rope_and_cache import CosSin, HeadLayout
 from outrider.kv_cache import KVCacheSpec
 from outrider.model_executor.layers.context import LayerContext
 from outrider.model_executor.layers.contract import AttentionInputs, Residual, Weights, whole
@@ -42,19 +42,19 @@ class Attention:
         )
 
     def __call__(
-        self, source: Residual, kv: torch.Tensor, angles: Angles, inputs: AttentionInputs
+        self, source: Residual, kv: torch.Tensor, cos_sin: CosSin, inputs: AttentionInputs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend over the layer's ``kv`` [S, 2, H_kv, D]; stores the tokens' own keys and values first. Returns the
         residual stream with what was to be added, and what this block adds to it.
         """
-        target = QueryTarget(kv, inputs.slots, angles, self._heads, self.qk_norm)
+        target = QueryTarget(kv, inputs.slots, cos_sin, self._heads, self.qk_norm)
         hidden, queries = self.qkv.method.queries(source, target)
         attended = paged_attention(queries, kv, inputs.plan)
         return hidden, self.output.to_residual(attended.reshape(queries.shape[0], -1))
 
-    def store(self, source: Residual, kv: torch.Tensor, angles: Angles, inputs: AttentionInputs) -> None:
+    def store(self, source: Residual, kv: torch.Tensor, cos_sin: CosSin, inputs: AttentionInputs) -> None:
         """Store the keys and values of tokens that attend to nothing themselves."""
-        self.qkv.method.queries(source, QueryTarget(kv, inputs.slots, angles, self._heads, self.qk_norm))
+        self.qkv.method.queries(source, QueryTarget(kv, inputs.slots, cos_sin, self._heads, self.qk_norm))
 
     def weights(self) -> Weights:
         """The projections' tensors and the norms of heads."""

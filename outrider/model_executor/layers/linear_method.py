@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.kernels.rope_and_cache import Angles, HeadLayout, apply_rope_and_cache
+from outrider.kernels.rope_and_cache import CosSin, HeadLayout, apply_rope_and_cache
 from outrider.kernels.swiglu import swiglu
 from outrider.model_executor.layers.contract import FLOAT_TYPES, Residual
 
@@ -63,7 +63,7 @@ class QueryTarget:
 
     kv: torch.Tensor  # [S, 2, H_kv, D]
     slots: torch.Tensor  # [T]
-    angles: Angles
+    cos_sin: CosSin
     heads: HeadLayout
     norm_weight: torch.Tensor | None  # [H + H_kv, D]; None: heads are not normalised
 
@@ -101,5 +101,5 @@ class LinearMethod(abc.ABC):
         """The stream [T, K], and the queries [T, H, D] of it normalised; keys and values go to the ``target``."""
         hidden, x = source.normed()
         return hidden, apply_rope_and_cache(
-            self.partial_sums(x), target.kv, target.slots, target.angles, target.heads, norm_weight=target.norm_weight
+            self.partial_sums(x), target.kv, target.slots, target.cos_sin, target.heads, norm_weight=target.norm_weight
         )

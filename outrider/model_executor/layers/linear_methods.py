@@ -67,7 +67,7 @@ class UnquantizedLinear(LinearMethod):
             return super().queries(source, target)
         from outrider.kernels.few_tokens.kernel import qkv_with_rope  # Triton is slow to import
 
-        return qkv_with_rope(few, matrix, target.kv, target.slots, angles=target.angles, heads=target.heads)
+        return qkv_with_rope(few, matrix, target.kv, target.slots, cos_sin=target.cos_sin, heads=target.heads)
 
     @property
     def _matrix(self) -> Matrix | None:

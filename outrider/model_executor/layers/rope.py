@@ -1,10 +1,7 @@
-"""Rotary position embeddings: the angles of every position, for each way of stretching them.
+"""Rotary position embeddings: cos and sin of every position, for each way of stretching them.
 
-Owns inverse frequencies, their scaling and, on a GPU, a table of all positions' angles. Refuses to know queries, keys
-and layouts beyond the last dimension.
-
-Sources: RoFormer (Su et al., 2021); linear: Chen et al., 2023; dynamic NTK: bloc97 and emozilla, 2023; yarn: Peng et
-al., 2023; llama3: as released with Llama 3.1.
+Owns inverse frequencies, their scaling and, on a GPU, a table over all positions. Refuses to know queries, keys and
+layouts beyond the last dimension.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.kernels.launching import has_kernels
-from outrider.kernels.rope_and_cache import Angles
+from outrider.kernels.rope_and_cache import CosSin
 
 if TYPE_CHECKING:
     from outrider.model_executor.models.config import RopeConfig
@@ -28,7 +25,7 @@ class RotaryEmbedding:
         self._rope = rope
         self._head_dim = head_dim
         self._max_position = max_position
-        self._table: Angles | None = None
+        self._table: CosSin | None = None
         if device.type == "meta":  # a model whose shapes alone are read; sums there import torch._dynamo, for 2 s
             device = torch.device("cpu")
         self._exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim  # [D/2]
@@ -38,8 +35,8 @@ class RotaryEmbedding:
         self._signs = torch.tensor([-1.0, 1.0], device=device).repeat_interleave(head_dim // 2)  # [D]
         self._scale = _attention_factor(rope) if rope.rope_type == "yarn" else 1.0
 
-    def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> Angles:
-        """The angles of tokens at ``positions`` [T].
+    def cos_sin(self, positions: torch.Tensor, dtype: torch.dtype) -> CosSin:
+        """Cos and sin of tokens at ``positions`` [T].
 
         On a CPU they are worked out. On a GPU a forward only points into a table of all positions, which the first
         makes.
@@ -48,14 +45,14 @@ class RotaryEmbedding:
             return self._work_out(positions, dtype)
         if self._table is None or self._table.cos.dtype != dtype:
             self._table = self._work_out(torch.arange(self._max_position, device=positions.device), dtype)
-        return Angles(self._table.cos, self._table.sin, positions)
+        return CosSin(self._table.cos, self._table.sin, positions)
 
-    def _work_out(self, positions: torch.Tensor, dtype: torch.dtype) -> Angles:
+    def _work_out(self, positions: torch.Tensor, dtype: torch.dtype) -> CosSin:
         angles = positions.float().view(-1, 1, 1) * self._frequencies_at(positions)  # [T, 1, D]
         cos, sin = angles.cos(), angles.sin().mul_(self._signs)
         if self._scale != 1.0:
             cos, sin = cos.mul_(self._scale), sin.mul_(self._scale)
-        return Angles(cos.to(dtype), sin.to(dtype))
+        return CosSin(cos.to(dtype), sin.to(dtype))
 
     def _frequencies_at(self, positions: torch.Tensor) -> torch.Tensor:
         if self._rope.rope_type != "dynamic":

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 
 from outrider.kernels.paged_attention import prepare_plan
-from outrider.kernels.rope_and_cache import Angles
+from outrider.kernels.rope_and_cache import CosSin
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.communicator import SINGLE_RANK, Communicator
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
@@ -48,7 +48,7 @@ class DecoderLayer:
         hidden: torch.Tensor,
         delta: torch.Tensor | None,
         kv: torch.Tensor,
-        angles: Angles,
+        cos_sin: CosSin,
         inputs: AttentionInputs,
         *,
         state: torch.Tensor | None = None,
@@ -58,7 +58,7 @@ class DecoderLayer:
         copied to ``state`` [T, hidden].
         """
         hidden, delta = self.attention(
-            Residual(hidden, delta, self.attention_norm, self._communicator), kv, angles, inputs
+            Residual(hidden, delta, self.attention_norm, self._communicator), kv, cos_sin, inputs
         )
         if state is not None:
             state.copy_(hidden)  # which now holds the sum, and to which the second block may add
@@ -125,14 +125,14 @@ class Decoder:
         """
         groups = [self._prepared(inputs) for inputs in batch.groups]
         hidden = self._communicator.all_reduce(self._vocab.look_up(batch.token_ids))  # [T, hidden]
-        angles = self._rotary.angles(batch.positions, self.dtype)
+        cos_sin = self._rotary.cos_sin(batch.positions, self.dtype)
         size = self.config.hidden_size
         states = torch.empty(hidden.shape[0], size * len(layers), dtype=self.dtype, device=self.device)
         places = {layer: states[:, i * size : (i + 1) * size] for i, layer in enumerate(layers)}
         delta: torch.Tensor | None = None
         for number, (layer, group) in enumerate(zip(self.layers, self._groups, strict=True)):
             hidden, delta = layer(
-                hidden, delta, kv_cache.layer(number), angles, groups[group], state=places.get(number)
+                hidden, delta, kv_cache.layer(number), cos_sin, groups[group], state=places.get(number)
             )
         total, last = Residual(hidden, delta, self.norm, self._communicator).normed()
         if (place := places.get(len(self.layers))) is not None:

@@ -37,17 +37,17 @@ async def processors_awake(count: int | None, is_busy: Callable[[], bool]) -> As
     if wanted > len(allowed):
         raise ConfigError(SETTING, f"is {wanted}, and this process may run on {len(allowed)}")
     taken = take(wanted)
-    burners = _begin(taken.processors, wanted, allowed)
-    if burners is None:
+    spinners = _begin(taken.processors, wanted, allowed)
+    if spinners is None:
         taken.give_back()
         yield ()
         return
-    telling = asyncio.create_task(_tell(burners, is_busy))
+    notifier = asyncio.create_task(_tell(spinners, is_busy))
     try:
         yield taken.processors
     finally:
-        telling.cancel()
-        _end(burners, allowed)
+        notifier.cancel()
+        _end(spinners, allowed)
         taken.give_back()
 
 
@@ -56,42 +56,42 @@ def _begin(processors: Sequence[int], wanted: int, allowed: Collection[int]) -> 
     if len(processors) < wanted:
         _log.warning("processors may idle: of %d wanted, %d are not taken by others", wanted, len(processors))
         return None
-    burners: list[subprocess.Popen[bytes]] = []
+    spinners: list[subprocess.Popen[bytes]] = []
     listed = ", ".join(map(str, processors))
     try:
         _stay_on(processors)
-        burners += map(_start, processors)
+        spinners += map(_start, processors)
     except OSError as error:
         _log.warning("processors may idle: this process cannot keep to processors %s: %s", listed, error)
-        _end(burners, allowed)
+        _end(spinners, allowed)
         return None
     _log.info("keeping processors %s awake while there is work", listed)
-    return burners
+    return spinners
 
 
-def _end(burners: Sequence[subprocess.Popen[bytes]], allowed: Collection[int]) -> None:
+def _end(spinners: Sequence[subprocess.Popen[bytes]], allowed: Collection[int]) -> None:
     with contextlib.suppress(OSError):  # what was allowed may not be any more
         _stay_on(allowed)
-    for burner in burners:
-        if burner.stdin is not None:
-            burner.stdin.close()  # with which it ends
+    for spinning in spinners:
+        if spinning.stdin is not None:
+            spinning.stdin.close()  # with which it ends
         try:
-            burner.wait(_END_S)
+            spinning.wait(_END_S)
         except subprocess.TimeoutExpired:
-            burner.kill()
-            burner.wait()
+            spinning.kill()
+            spinning.wait()
 
 
 def _start(processor: int) -> subprocess.Popen[bytes]:
-    burner = subprocess.Popen(
+    spinning = subprocess.Popen(
         [sys.executable, "-I", "-S", str(Path(spinner.__file__)), str(processor)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         bufsize=0,
     )
-    if burner.stdin is not None:
-        os.set_blocking(burner.stdin.fileno(), False)  # one that was stopped keeps nobody waiting
-    return burner
+    if spinning.stdin is not None:
+        os.set_blocking(spinning.stdin.fileno(), False)  # one that was stopped keeps nobody waiting
+    return spinning
 
 
 def _stay_on(processors: Collection[int]) -> None:
@@ -101,20 +101,20 @@ def _stay_on(processors: Collection[int]) -> None:
             os.sched_setaffinity(int(thread.name), processors)
 
 
-async def _tell(burners: Sequence[subprocess.Popen[bytes]], is_busy: Callable[[], bool]) -> None:
-    running = list(burners)
+async def _tell(spinners: Sequence[subprocess.Popen[bytes]], is_busy: Callable[[], bool]) -> None:
+    running = list(spinners)
     while running:
         await asyncio.sleep(_LOOK_S)
         if is_busy():
-            running = [burner for burner in running if _tell_one(burner)]
+            running = [spinning for spinning in running if _tell_one(spinning)]
     _log.warning("processors may idle: the programs that kept them awake have ended")
 
 
-def _tell_one(burner: subprocess.Popen[bytes]) -> bool:
+def _tell_one(spinning: subprocess.Popen[bytes]) -> bool:
     """Whether it still listens."""
     try:
-        if burner.stdin is not None:
-            burner.stdin.write(b".")
+        if spinning.stdin is not None:
+            spinning.stdin.write(b".")
     except OSError:
         return False
     return True

@@ -32,7 +32,7 @@ from outrider.sampling.scoring.score import ScoreOutcome, score
 from outrider.types import FloatArray, IntArray, JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores
 
 _SHORT = 2
-"""``Found.UNFIT`` from here on: the kernels could not find the truncation threshold."""
+"""``Found.STATUS`` from here on: the kernels could not find the truncation threshold."""
 _LOWEST = -1e30
 """A row whose largest logit is not above this has no token left to draw."""
 
@@ -154,7 +154,7 @@ class Scoring:
     def _take(self, part: _Part) -> None:
         findings = part.launch.findings()
         answers = _Answers(findings)
-        flaws: list[int] = findings.of(Found.UNFIT).tolist()
+        flaws: list[int] = findings.of(Found.STATUS).tolist()
         largest: list[float] = findings.of(Found.LARGEST).tolist()
         finite = [flaw % _SHORT == 0 for flaw in flaws] if part.finite is None else part.finite.tolist()
         # As nearly always. Adjusted logits may be no numbers, which are found one by one.
@@ -209,7 +209,7 @@ class _Answers:
 
     @functools.cached_property
     def _raced(self) -> list[int]:
-        tokens: list[int] = self._findings.of(Found.RACED).tolist()
+        tokens: list[int] = self._findings.of(Found.GUMBEL_ARGMAX).tolist()
         return tokens
 
     @functools.cached_property
@@ -246,7 +246,7 @@ def _column(metadata: SamplingMetadata) -> int:
     """Where the kernels leave the token that follows a text."""
     if metadata.rule is JudgingRule.GREEDY:
         return Found.ARGMAX
-    return Found.RACED if metadata.rule is JudgingRule.COUPLED else Found.OUTSIDE
+    return Found.GUMBEL_ARGMAX if metadata.rule is JudgingRule.COUPLED else Found.OUTSIDE
 
 
 def _first_error(finite: Sequence[bool], largest: Sequence[float], bound: float) -> OutriderError | None:

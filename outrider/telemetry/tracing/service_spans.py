@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from outrider.recording import ItemRecord, PassRecord
+from outrider.recording import ForwardRecord, ItemRecord
 from outrider.telemetry.tracing import names
 from outrider.telemetry.tracing.activation import Tracing
 from outrider.telemetry.tracing.context import TraceContext, new_span_id, new_trace_id
@@ -52,7 +52,7 @@ def item_spans(item: ItemRecord, name: str) -> Iterator[Span]:
         return
     epoch_ns = time.time_ns() - time.perf_counter_ns()
     above = TraceContext(parent.trace_id, _id_of(item), is_sampled=True)
-    shared = [found for found in item.passes if len(found.items) > 1]
+    shared = [found for found in item.forwards if len(found.items) > 1]
     yield Span(
         name=name,
         trace_id=above.trace_id,
@@ -65,20 +65,20 @@ def item_spans(item: ItemRecord, name: str) -> Iterator[Span]:
         links=tuple(Link(*_ids_of(found)) for found in shared[:MAX_LINKS]),
         error=item.error,
     )
-    first = item.passes[0].started_ns if item.passes else item.ended_ns
+    first = item.forwards[0].started_ns if item.forwards else item.ended_ns
     yield _child(names.QUEUE, above, item.arrived_ns + epoch_ns, first + epoch_ns)
-    for found in item.passes:
+    for found in item.forwards:
         if len(found.items) == 1:
-            yield from _pass_spans(found, above, epoch_ns)
+            yield from _forward_spans(found, above, epoch_ns)
         elif found.items[0] is item:
-            yield from _shared_pass_spans(found, epoch_ns)
+            yield from _shared_forward_spans(found, epoch_ns)
     yield from _wait_spans(item, above, epoch_ns)
-    item.passes = []  # nothing is left that refers to itself
+    item.forwards = []  # nothing is left that refers to itself
 
 
 def _wait_spans(item: ItemRecord, above: TraceContext, epoch_ns: int) -> Iterator[Span]:
-    nexts = [found.started_ns for found in item.passes[1:]] + [item.ended_ns]
-    for found, until in zip(item.passes, nexts, strict=False):
+    nexts = [found.started_ns for found in item.forwards[1:]] + [item.ended_ns]
+    for found, until in zip(item.forwards, nexts, strict=False):
         yield _child(names.WAIT, above, found.ended_ns + epoch_ns, until + epoch_ns)
 
 
@@ -87,22 +87,22 @@ def _id_of(item: ItemRecord) -> str:
     return item.span_id
 
 
-def _ids_of(found: PassRecord) -> tuple[str, str]:
+def _ids_of(found: ForwardRecord) -> tuple[str, str]:
     if not found.span_id:
         found.trace_id, found.span_id = new_trace_id(), new_span_id()
     return found.trace_id, found.span_id
 
 
-def _shared_pass_spans(found: PassRecord, epoch_ns: int) -> Iterator[Span]:
+def _shared_forward_spans(found: ForwardRecord, epoch_ns: int) -> Iterator[Span]:
     trace_id, span_id = _ids_of(found)
     parents = [(TraceContext.parse(item.trace_parent), item) for item in found.items[:MAX_LINKS]]
     links = tuple(Link(parent.trace_id, _id_of(item)) for parent, item in parents if parent is not None)
-    forward, sample = _pass_spans(found, TraceContext(trace_id, "", is_sampled=True), epoch_ns)
+    forward, sample = _forward_spans(found, TraceContext(trace_id, "", is_sampled=True), epoch_ns)
     yield replace(forward, span_id=span_id, links=links)
     yield replace(sample, parent_id=span_id)
 
 
-def _pass_spans(found: PassRecord, above: TraceContext, epoch_ns: int) -> tuple[Span, Span]:
+def _forward_spans(found: ForwardRecord, above: TraceContext, epoch_ns: int) -> tuple[Span, Span]:
     computed = found.computed_ns + epoch_ns
     attributes: dict[str, AttributeValue] = {
         names.BATCH_SIZE: found.batch_size,
@@ -136,7 +136,7 @@ def _item_attributes(item: ItemRecord) -> dict[str, AttributeValue]:
             names.WAIT_NS: timing.wait_ns,
             names.TOTAL_NS: timing.total_ns,
         }
-    if item.passes:
-        attributes[names.BATCH_SIZE] = item.passes[-1].batch_size
-        attributes[names.USED_GRAPH] = all(found.used_graph for found in item.passes)
+    if item.forwards:
+        attributes[names.BATCH_SIZE] = item.forwards[-1].batch_size
+        attributes[names.USED_GRAPH] = all(found.used_graph for found in item.forwards)
     return attributes

@@ -15,7 +15,7 @@ from outrider.errors import InvalidRequestError, NonFiniteLogitsError
 from outrider.kernels.paged_attention import DevicePlan
 from outrider.kv_cache import KVCacheLayout, KVCacheManager, KVCacheSpec, KVSequence, PagePool
 from outrider.model_executor.device_inputs import BatchFrame
-from outrider.model_executor.draft_loop import MAX_STEPS, DraftingRules, DraftRow, DraftTerms, fits_loop
+from outrider.model_executor.draft_loop import MAX_STEPS, DraftingRules, DraftMetadata, DraftRow, fits_loop
 from outrider.model_executor.draft_loop.loop import DraftLoop
 from outrider.model_executor.draft_loop.plan import LoopShape, loop_of, pack_draft, plan_draft
 from outrider.model_executor.draft_loop.results import Draws, read_draws
@@ -125,7 +125,7 @@ def one_by_one(row: DraftRow, text: list[int], rules: DraftingRules = RULES) -> 
     found: list[Drawn] = []
     text = [*text, *row.token_ids]
     for _ in range(row.num_drafts):
-        asked = LogitRow(SessionSampling(row.terms.open), text, len(text), row.base)
+        asked = LogitRow(SessionSampling(row.metadata.open), text, len(text), row.base)
         (drawn,) = propose(logits_of(text)[None], [asked], rules)
         found.append(drawn)
         if drawn.error is not None:
@@ -148,8 +148,8 @@ def check(found: Draws, expected: list[Drawn]) -> None:
         np.testing.assert_allclose(found.evidence.probs, np.concatenate(probs), rtol=1e-6)
 
 
-def terms(open_: Open) -> DraftTerms:
-    return DraftTerms.of(open_, VOCAB_SIZE)
+def metadata(open_: Open) -> DraftMetadata:
+    return DraftMetadata.of(open_, VOCAB_SIZE)
 
 
 def random_row(rig: Rig, choose: random.Random) -> tuple[DraftRow, list[int]]:
@@ -160,7 +160,7 @@ def random_row(rig: Rig, choose: random.Random) -> tuple[DraftRow, list[int]]:
     open_ = replace(open_, eos_token_ids=(3, 4), banned_token_ids=(50,))
     tokens = [choose.randrange(VOCAB_SIZE) for _ in range(choose.randint(1, 2))]
     base = len(text) + len(tokens) - choose.choice([0, 0, 2]) * (len(text) > 2)
-    return DraftRow(terms(open_), rig.sequence(text), tokens, choose.randint(1, MAX_STEPS), base), text
+    return DraftRow(metadata(open_), rig.sequence(text), tokens, choose.randint(1, MAX_STEPS), base), text
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 7])
@@ -180,7 +180,8 @@ def test_a_loop_draws_greedily_with_certain_evidence() -> None:
     rig, choose, greedy = Rig(), random.Random(9), DraftingRules(takes_argmax=True)
     pairs = [random_row(rig, choose) for _ in range(7)]
     pairs = [
-        (replace(row, terms=DraftTerms.of(row.terms.open, VOCAB_SIZE, takes_argmax=True)), text) for row, text in pairs
+        (replace(row, metadata=DraftMetadata.of(row.metadata.open, VOCAB_SIZE, takes_argmax=True)), text)
+        for row, text in pairs
     ]
     for (row, text), drawn in zip(pairs, rig.draft([row for row, _ in pairs]), strict=True):
         check(drawn, one_by_one(row, text, greedy))
@@ -189,7 +190,7 @@ def test_a_loop_draws_greedily_with_certain_evidence() -> None:
 def test_what_fills_up_a_shape_writes_nothing() -> None:
     rig = Rig()
     text = [1, 2, 3]
-    row = DraftRow(terms(opened(1, temperature=0.8)), rig.sequence(text), [4], 3, 4)
+    row = DraftRow(metadata(opened(1, temperature=0.8)), rig.sequence(text), [4], 3, 4)
     before = rig.kv.clone()
     check(rig.draft([row], LoopShape(4, 6, 2))[0], one_by_one(row, text))
     table = row.sequence.page_table
@@ -200,10 +201,10 @@ def test_what_fills_up_a_shape_writes_nothing() -> None:
 
 def test_a_row_that_cannot_be_drawn_from_ends_there_and_hurts_no_other() -> None:
     rig = Rig()
-    good = DraftRow(terms(opened(2, temperature=1.0)), rig.sequence([1, 2, 3, 4]), [5], 4, 5)
-    bad = DraftRow(terms(opened(3, temperature=0.0)), rig.sequence([1, 2, 3, 4]), [POISON % VOCAB_SIZE], 4, 5)
+    good = DraftRow(metadata(opened(2, temperature=1.0)), rig.sequence([1, 2, 3, 4]), [5], 4, 5)
+    bad = DraftRow(metadata(opened(3, temperature=0.0)), rig.sequence([1, 2, 3, 4]), [POISON % VOCAB_SIZE], 4, 5)
     barred = replace(opened(4), num_token_ids=1, banned_token_ids=(0,))
-    nothing = DraftRow(terms(barred), rig.sequence([9]), [8, 7], 2, 3)
+    nothing = DraftRow(metadata(barred), rig.sequence([9]), [8, 7], 2, 3)
     found = rig.draft([bad, good, nothing])
     check(found[1], one_by_one(good, [1, 2, 3, 4]))
     assert [len(draws.token_ids) for draws in found] == [0, 4, 0]
@@ -213,7 +214,10 @@ def test_a_row_that_cannot_be_drawn_from_ends_there_and_hurts_no_other() -> None
 
 def test_a_bound_that_no_text_reaches_is_told_to_a_device_all_the_same() -> None:
     endless = replace(opened(1, temperature=0.0, min_tokens=2**31), eos_token_ids=(3,))
-    assert terms(endless).words == terms(replace(endless, sampling=replace(endless.sampling, min_tokens=2**40))).words
+    assert (
+        metadata(endless).words
+        == metadata(replace(endless, sampling=replace(endless.sampling, min_tokens=2**40))).words
+    )
 
 
 def test_all_requests_fit_but_those_of_whole_rows() -> None:
@@ -235,8 +239,8 @@ def test_what_a_loop_leaves_to_the_target_is_not_in_its_law(method: AcceptanceMe
         "presence_penalty": 1.5, "repetition_penalty": 1.2, "logit_bias": ((3, 5.0),), "bad_words": ((7,),)
     }  # fmt: skip
     rig, text = Rig(), [1, 2, 3]
-    row = DraftRow(terms(opened(5, method, temperature=0.8, top_p=0.9, **left)), rig.sequence(text), [4], 5, 4)
-    plain = replace(row, terms=terms(opened(5, method, temperature=0.8, top_p=0.9)))
+    row = DraftRow(metadata(opened(5, method, temperature=0.8, top_p=0.9, **left)), rig.sequence(text), [4], 5, 4)
+    plain = replace(row, metadata=metadata(opened(5, method, temperature=0.8, top_p=0.9)))
     check(rig.draft([row])[0], one_by_one(plain, text))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from outrider.errors import IntegrityError, InvalidRequestError, NonFiniteLogitsError
 from outrider.kernels.draft_sampling.layout import NUM_FIELDS, Field
 from outrider.kv_cache import KVCacheManager, PagePool
-from outrider.model_executor.draft_loop import DraftRow, DraftTerms
+from outrider.model_executor.draft_loop import DraftMetadata, DraftRow
 from outrider.model_executor.draft_loop.results import Draws, read_draws
 from outrider.types import SamplingParams, SparseEvidence
 from tests.support.core_driver import open_session
@@ -22,7 +22,7 @@ def row(num_drafts: int, **sampling: Any) -> DraftRow:
         0, prompt_length=1, max_length=20, num_token_ids=VOCAB_SIZE, sampling=SamplingParams(**sampling)
     )
     sequence = KVCacheManager(PagePool(2, 16)).open(20)
-    return DraftRow(DraftTerms.of(opened, VOCAB_SIZE), sequence, [1], num_drafts, 1)
+    return DraftRow(DraftMetadata.of(opened, VOCAB_SIZE), sequence, [1], num_drafts, 1)
 
 
 def written(num_rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -108,10 +108,10 @@ class CountingExecutor(AsyncTargetExecutor):
         self.num_prepared += item is not None and not self._confirms
         return item
 
-    def confirm(
+    def resolve(
         self, queued: QueuedForward[ScoreJob, Scores], index: int, session: TargetSession, answer: Scores
     ) -> Score | None:
         self._confirms = True
-        item = super().confirm(queued, index, session, answer)
+        item = super().resolve(queued, index, session, answer)
         self._confirms = False
         return item

@@ -37,7 +37,7 @@ class _Spans:
         self.items.append(item)
 
     def check_nothing_was_noted_after_an_end(self) -> None:
-        assert not any(item.passes for item in self.items)  # making spans has emptied them
+        assert not any(item.forwards for item in self.items)  # making spans has emptied them
 
 
 def _step(core: Core, links: dict[int, Coordinator]) -> None:

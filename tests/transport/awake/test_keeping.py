@@ -44,7 +44,7 @@ async def _the_child() -> int:
     return _children()[0]
 
 
-def _burnt_ticks(child: int) -> int:
+def _spun_ticks(child: int) -> int:
     return int(Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11])
 
 
@@ -72,8 +72,8 @@ async def test_it_burns_time_only_while_there_is_work_and_with_the_lowest_priori
         await _until(lambda: os.sched_getaffinity(child) == {processor})
         await _until(lambda: _is_asleep(child))
         is_busy.set()
-        begun = _burnt_ticks(child)
-        await _until(lambda: _burnt_ticks(child) > begun + 5)
+        begun = _spun_ticks(child)
+        await _until(lambda: _spun_ticks(child) > begun + 5)
         is_busy.clear()
         await _until(lambda: _is_asleep(child))
     assert _children() == []
