@@ -1,8 +1,8 @@
 """KV cache groups: layers of a model whose keys and values have the same shape and window.
 
 Layers get keys and values, slots and attention plan by group number and never see a page table. Only this module and
-``KVCacheManager`` know the pages of a group. Currently all groups of a model share one page table: a page holds the
-same number of tokens of every layer, also of sliding-window layers.
+``KVCacheManager`` know the pages of a group. All groups of a model share one page table: a page holds the same number
+of tokens of every layer. Where every group has a window, pages that no layer attends to any more are given back.
 """
 
 from __future__ import annotations
@@ -33,6 +33,23 @@ class KVCacheGroup:
 
     spec: KVCacheSpec
     layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionReach:
+    """Tokens that any layer of a model attends to: the last ``window``, and the first ``num_sinks``."""
+
+    window: int
+    num_sinks: int = 0
+    num_rewind_tokens: int = 64
+    """Tokens by which a sequence can be truncated below what was committed."""
+
+    def unseen_pages(self, length: int, page_size: int) -> tuple[int, int]:
+        """Index of the first page that no token attends to from position ``length - num_rewind_tokens`` on, and of the
+        first page after it that one does. The two are equal where there are none.
+        """
+        first = -(-self.num_sinks // page_size)
+        return first, max(first, (length - self.num_rewind_tokens - self.window + 1) // page_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +85,14 @@ class KVCacheLayout:
     def sinks(self) -> tuple[int, ...]:
         """Tokens that each group sees besides its window."""
         return tuple(group.spec.num_sinks for group in self.groups)
+
+    @property
+    def reach(self) -> AttentionReach | None:
+        """Tokens that any layer attends to; None: all, because a group has no window."""
+        windows = [window for window in self.windows if window is not None]
+        if len(windows) < len(self.windows) or not windows:
+            return None
+        return AttentionReach(max(windows), max(self.sinks))
 
     def bytes_per_token(self, itemsize: int) -> int:
         """Bytes of one token's keys and values in all layers."""

@@ -2,7 +2,8 @@
 
 A sequence takes pages as it grows and gives them back as it is cut. A full page may be shared by any number of
 sequences and is never written again: a sequence that writes into a page that is shared, or can be found through the
-prefix cache, gets a copy of its own first. A page can be found once all tokens in it are committed.
+prefix cache, gets a copy of its own first. A page can be found once all tokens in it are committed. Pages that no layer
+attends to any more are given back: their places in the page table are holes.
 
 Nothing here waits for a device. A page that was given back may still be written by a forward that was started before;
 its next owner's forward runs after that one, and a page that can be found is written by neither.
@@ -13,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from outrider.errors import IntegrityError, InvalidRequestError
+from outrider.kv_cache.groups import AttentionReach
+from outrider.kv_cache.integrity import check_sequence
 from outrider.kv_cache.page_pool import PagePool
 from outrider.kv_cache.prefix_cache import PrefixCache
-from outrider.kv_cache.sequence import KVSequence, PageTable
+from outrider.kv_cache.sequence import KVSequence, PageTable, page_table_of
 from outrider.prefix_hash import PrefixHash
 
 PageCopy = tuple[int, int]
@@ -25,8 +28,9 @@ PageCopy = tuple[int, int]
 class KVCacheManager:
     """Manager of all KV sequences of one model."""
 
-    def __init__(self, pool: PagePool, *, prefix_caching: bool = True) -> None:
-        self.pool = pool
+    def __init__(self, pool: PagePool, *, prefix_caching: bool = True, reach: AttentionReach | None = None) -> None:
+        """``reach``: tokens that the model's layers attend to; None: all."""
+        self.pool, self.reach = pool, reach
         self.prefix_cache = PrefixCache(pool) if prefix_caching else None
         """None when prefix caching is off."""
         self._sequences: set[KVSequence] = set()
@@ -68,14 +72,13 @@ class KVCacheManager:
 
     def commit(self, sequence: KVSequence, length: int) -> None:
         """Register the full pages of the first ``length`` tokens in the prefix cache: these tokens are computed and
-        committed.
+        committed. Then give back the pages that no layer attends to any more.
         """
-        size = self.pool.page_size
-        if length < (sequence.num_registered_pages + 1) * size or self.prefix_cache is None:
-            return  # nearly always
-        full = min(length, sequence.length) // size
-        if full > sequence.num_registered_pages:
-            self._register(self.prefix_cache, sequence, full)
+        size, length = self.pool.page_size, min(length, sequence.length)
+        if self.prefix_cache is not None and length >= (sequence.num_registered_pages + 1) * size:  # seldom
+            self._register(self.prefix_cache, sequence, length // size)
+        if self.reach is not None:
+            self._give_back(sequence, *self.reach.unseen_pages(length, size))
 
     def pages_needed(self, sequence: KVSequence, count: int) -> int:
         """Number of free pages that extending by ``count`` tokens takes."""
@@ -119,10 +122,15 @@ class KVCacheManager:
             )
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
-        """Truncate to the first ``length`` tokens and their pages."""
+        """Truncate to the first ``length`` tokens and their pages.
+
+        ``InvalidRequestError``, without a change, if tokens that the next ones attend to were given back.
+        """
         self._require_open(sequence)
         if not 0 <= length <= sequence.length:
             raise InvalidRequestError("length", f"cannot keep {length} tokens of {sequence.length}")
+        if sequence.holes and self._attends_to_holes(sequence, length):
+            raise InvalidRequestError("length", f"pages of the last tokens before {length} were given back")
         sequence.forget_tokens(length)
         self._cut(sequence, length)
 
@@ -149,8 +157,9 @@ class KVCacheManager:
                 "max_length", f"{max_length} is less than the {sequence.length} tokens to be forked"
             )
         fork = self.open(max_length)
-        self.pool.share(sequence.page_table)
+        self.pool.share(sequence.held_pages())
         fork.page_table, fork.token_ids = sequence.page_table[:], list(sequence.token_ids)
+        fork.holes = sequence.holes
         fork.root_key, fork.page_keys = sequence.root_key, list(sequence.page_keys)
         fork.num_registered_pages = sequence.num_registered_pages
         return fork
@@ -168,8 +177,8 @@ class KVCacheManager:
         return sequence.prefix_hash(length)
 
     def num_pages(self, sequence: KVSequence) -> int:
-        """Number of pages of the sequence, shared ones included."""
-        return len(sequence.page_table)
+        """Number of pages that the sequence holds, shared ones included."""
+        return len(sequence.page_table) - len(sequence.holes)
 
     def pages_of(self, sequence: KVSequence) -> PageTable:
         """A copy of the sequence's page table."""
@@ -185,11 +194,11 @@ class KVCacheManager:
 
     def check_integrity(self) -> None:
         """Raise ``IntegrityError``, naming the violation, unless pages, keys and lengths are consistent."""
-        self.pool.check_integrity(sequence.page_table for sequence in self._sequences)
+        self.pool.check_integrity(sequence.held_pages() for sequence in self._sequences)
         if self.prefix_cache is not None:
             self.prefix_cache.check_integrity()
         for sequence in self._sequences:
-            self._check_sequence(sequence)
+            check_sequence(sequence, self.pool, self.prefix_cache)
         for destination in self._pending_copies:
             if not self.pool.references(destination):
                 raise IntegrityError(f"a copy is due to page {destination}, which is free")
@@ -237,25 +246,29 @@ class KVCacheManager:
         table = sequence.page_table
         if len(table) <= num_kept:
             return
-        dropped = table[num_kept:]
+        dropped = sequence.held_pages(num_kept)
         del table[num_kept:]
-        for page in self.pool.release(dropped):
-            self._pending_copies.pop(page, None)
+        if num_kept < sequence.holes.stop:
+            sequence.holes = range(0)
+        self._release_pages(dropped)
 
-    def _check_sequence(self, sequence: KVSequence) -> None:
-        if not sequence.is_open:
-            raise IntegrityError("a released sequence is still in the table")
-        if len(sequence.page_table) != self.pool.pages_for(sequence.length):
-            raise IntegrityError(f"{len(sequence.page_table)} pages are held for {sequence.length} tokens")
-        if sequence.length > sequence.max_length:
-            raise IntegrityError(f"a sequence of {sequence.length} tokens has a max_length of {sequence.max_length}")
-        sequence.check_prefix_hash()
-        if sequence.num_registered_pages > sequence.length // self.pool.page_size:
-            raise IntegrityError(f"{sequence.num_registered_pages} pages of {sequence.length} tokens are registered")
-        if self.prefix_cache is not None:
-            keys = list(self.prefix_cache.page_keys(sequence.root_key, sequence.token_ids))
-            if sequence.page_keys != keys[: len(sequence.page_keys)]:
-                raise IntegrityError("a sequence's page keys are not its text's")
+    def _give_back(self, sequence: KVSequence, first: int, stop: int) -> None:
+        """Give back the pages of the indices ``first`` to ``stop`` that are held yet; mostly there are none."""
+        start = max(first, sequence.holes.stop)
+        if start < stop:
+            self._release_pages(sequence.page_table[start:stop])
+            sequence.page_table[start:stop] = page_table_of([0] * (stop - start))
+            sequence.holes = range(first, stop)
+
+    def _attends_to_holes(self, sequence: KVSequence, length: int) -> bool:
+        """Whether the last of ``length`` tokens, or a token after them, attends to a page that was given back."""
+        if self.reach is None or length <= sequence.holes.start * self.pool.page_size:
+            return False
+        return sequence.holes.stop * self.pool.page_size > length - self.reach.window
+
+    def _release_pages(self, pages: PageTable) -> None:
+        for page in self.pool.release(pages):
+            self._pending_copies.pop(page, None)
 
     def _require_open(self, sequence: KVSequence) -> None:
         if sequence not in self._sequences:

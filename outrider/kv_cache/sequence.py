@@ -23,6 +23,7 @@ class KVSequence:
 
     __slots__ = (
         "_prefix_hasher",
+        "holes",
         "is_open",
         "max_length",
         "num_cached_tokens",
@@ -37,7 +38,10 @@ class KVSequence:
         self.max_length = max_length
         """Tokens that it can grow to."""
         self.page_table = page_table_of(())
-        """The pages of ``token_ids``, and no others."""
+        """The pages of ``token_ids``, and no others. Those at the indices ``holes`` were given back: their entries mean
+        nothing, and no kernel reads them.
+        """
+        self.holes = range(0)
         self.token_ids: list[int] = []
         """The tokens whose KV is held, or is computed by a forward that has been started."""
         self.is_open = True
@@ -59,6 +63,11 @@ class KVSequence:
     def num_computed_tokens(self) -> int:
         """Number of tokens whose KV is computed, or is being computed by a forward that has started."""
         return len(self.token_ids)
+
+    def held_pages(self, start: int = 0) -> PageTable:
+        """Pages from index ``start`` on that the sequence holds, in order."""
+        table, holes = self.page_table, self.holes
+        return table[start : max(start, holes.start)] + table[max(start, holes.stop) :] if holes else table[start:]
 
     def prefix_hash(self, length: int) -> PrefixHash:
         """Prefix hash of the first ``length`` tokens. Each token is hashed once in its life."""

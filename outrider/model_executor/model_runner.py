@@ -62,7 +62,8 @@ class ModelRunner:
         self.worker, self._ranks = worker, ranks
         self.config, self.page_size, self.max_model_len = worker.config, worker.page_size, worker.max_model_len
         self.kv_cache = worker.kv_cache
-        self.sequences = KVCacheManager(PagePool(worker.num_pages, worker.page_size), prefix_caching=prefix_caching)
+        pool = PagePool(worker.num_pages, worker.page_size)
+        self.sequences = KVCacheManager(pool, prefix_caching=prefix_caching, reach=worker.kv_cache.layout.reach)
         self.sampler = Sampler(drafting or DraftingRules())
         self.num_forwards = 0
         """Forwards since loading, without the warm-up."""

@@ -117,7 +117,10 @@ class SessionTable(Generic[SequenceT]):
         if reason:
             return SessionLost(session.open.session, session.generation, reason)
         if num_kept_tokens < session.sequence.length:  # after a plain step all is kept
-            self._store.truncate(session.sequence, num_kept_tokens)
+            try:
+                self._store.truncate(session.sequence, num_kept_tokens)
+            except InvalidRequestError as error:  # what its tokens attend to was given back
+                return SessionLost(session.open.session, session.generation, str(error))
         return None
 
     def hash_ahead(self, session: Session[SequenceT], base: int) -> None:

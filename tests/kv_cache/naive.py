@@ -23,6 +23,8 @@ class NaiveSequence:
     tokens: list[int] = field(default_factory=list)
     num_registered: int = 0
     """Leading pages that were committed: each is offered to the cache once."""
+    committed: int = 0
+    """The most tokens that were committed since the sequence last had all of its pages."""
 
     def text(self, length: int) -> Text:
         return (self.salt, *self.tokens[:length])
@@ -42,7 +44,7 @@ class NaiveCache:
     def references(self) -> dict[int, int]:
         counts: dict[int, int] = {}
         for sequence in self.sequences:
-            for page in sequence.real.page_table:
+            for page in sequence.real.held_pages():
                 counts[page] = counts.get(page, 0) + 1
         return counts
 
@@ -53,14 +55,38 @@ class NaiveCache:
             length += self.size
         return length
 
-    def commit(self, sequence: NaiveSequence, length: int) -> None:
+    def commit(self, sequence: NaiveSequence, length: int, pages: list[int]) -> None:
+        """``pages`` are the sequence's page table before."""
         for index in range(sequence.num_registered, length // self.size):
-            self.findable.setdefault(sequence.text((index + 1) * self.size), sequence.real.page_table[index])
+            self.findable.setdefault(sequence.text((index + 1) * self.size), pages[index])
             sequence.num_registered = index + 1
+        sequence.committed = max(sequence.committed, length)
+        self.check_holes(sequence)
+
+    def check_holes(self, sequence: NaiveSequence) -> None:
+        """Just the pages that no token may attend to any more were given back."""
+        reach, expected = self.manager.reach, []
+        if reach is not None:
+            earliest = sequence.committed - reach.num_rewind_tokens  # query
+            for index in range(len(sequence.tokens) // self.size):
+                positions = range(index * self.size, (index + 1) * self.size)
+                if all(reach.num_sinks <= position <= earliest - reach.window for position in positions):
+                    expected.append(index)
+        assert list(sequence.real.holes) == expected
+
+    def can_cut(self, sequence: NaiveSequence, length: int) -> bool:
+        """Whether all that the last of ``length`` tokens and later ones attend to is held."""
+        reach = self.manager.reach
+        if reach is None:
+            return True
+        seen = {*range(min(length, reach.num_sinks)), *range(max(0, length - reach.window), length)}
+        return not {position // self.size for position in seen} & set(sequence.real.holes)
 
     def cut(self, sequence: NaiveSequence, length: int) -> None:
         del sequence.tokens[length:]
         sequence.num_registered = min(sequence.num_registered, length // self.size)
+        if not sequence.real.holes:
+            sequence.committed = min(sequence.committed, length)
 
     def write(self, slot: int, text: Text) -> None:
         """A forward writes one token's KV: never into a page that can be found, or that another sequence holds."""
@@ -80,7 +106,10 @@ class NaiveCache:
         for sequence in self.sequences:
             real = sequence.real
             assert real.token_ids == sequence.tokens
+            self.check_holes(sequence)
             for position in range(len(sequence.tokens)):
+                if position // self.size in real.holes:
+                    continue
                 slot = real.page_table[position // self.size] * self.size + position % self.size
                 assert self.slots[slot] == sequence.text(position + 1), f"slot {slot} at {position}"
         pool, cache = self.manager.pool, self.manager.prefix_cache

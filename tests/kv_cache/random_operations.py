@@ -9,22 +9,25 @@ import random
 import sys
 import time
 
-from outrider.errors import OutOfPagesError
-from outrider.kv_cache import KVCacheManager, PagePool
+import pytest
+
+from outrider.errors import InvalidRequestError, OutOfPagesError
+from outrider.kv_cache import AttentionReach, KVCacheManager, PagePool
 from tests.kv_cache.naive import NaiveCache, NaiveSequence
 
 PAGE_SIZE = 4
 NUM_PAGES = 48
 MOST_SEQUENCES = 10
 LONGEST = 64
+REACH = AttentionReach(window=9, num_sinks=3, num_rewind_tokens=5)
 
 
 class RandomOperations:
     """Operations of one seed; ``AssertionError`` or ``IntegrityError`` where cache and model part."""
 
-    def __init__(self, seed: int, *, checks_every: int = 40) -> None:
+    def __init__(self, seed: int, *, checks_every: int = 40, reach: AttentionReach | None = None) -> None:
         self.random = random.Random(seed)
-        self.manager = KVCacheManager(PagePool(NUM_PAGES, PAGE_SIZE))
+        self.manager = KVCacheManager(PagePool(NUM_PAGES, PAGE_SIZE), reach=reach)
         self.model = NaiveCache(self.manager)
         self.counts: dict[str, int] = {}
         """What happened, by what."""
@@ -92,16 +95,16 @@ class RandomOperations:
     def _take_slots(self, sequence: NaiveSequence, tokens: list[int]) -> list[int]:
         manager, model = self.manager, self.model
         needed, num_free = manager.pages_needed(sequence.real, len(tokens)), manager.pool.num_free
-        held, before = set(model.references()), list(sequence.real.page_table)
+        held, before = set(model.references()), list(sequence.real.held_pages())
         try:
             slots = manager.extend(sequence.real, tokens)
         except OutOfPagesError:
             assert needed > num_free
-            assert list(sequence.real.page_table) == before
+            assert list(sequence.real.held_pages()) == before
             self._count("out of pages")
             return []
         assert num_free - manager.pool.num_free == needed
-        taken = set(sequence.real.page_table) - held
+        taken = set(sequence.real.held_pages()) - held
         if not manager.pool.num_free and before:
             taken.add(before[-1])  # a page that was given up may come back when there is no other
         model.note_taken(taken & {slot // PAGE_SIZE for slot in slots})
@@ -124,13 +127,20 @@ class RandomOperations:
         if self.model.sequences:
             sequence = self.random.choice(self.model.sequences)
             length = self.random.randint(0, len(sequence.tokens))
+            pages = list(sequence.real.page_table)
             self.manager.commit(sequence.real, length)
-            self.model.commit(sequence, length)
+            self.model.commit(sequence, length, pages)
+            self._count("given back", len(sequence.real.holes) > 0)
 
     def _cut(self) -> None:
         if self.model.sequences:
             sequence = self.random.choice(self.model.sequences)
             length = max(0, len(sequence.tokens) - self.random.choice((0, 1, 2, 3, 7, 30)))
+            if not self.model.can_cut(sequence, length):
+                with pytest.raises(InvalidRequestError, match="were given back"):
+                    self.manager.truncate(sequence.real, length)
+                self._count("kept")
+                return
             self.manager.truncate(sequence.real, length)
             self.model.cut(sequence, length)
 
@@ -158,7 +168,7 @@ class RandomOperations:
             num_free = self.manager.pool.num_free
             real = self.manager.fork(parent.real, LONGEST)
             assert self.manager.pool.num_free == num_free
-            fork = NaiveSequence(real, parent.salt, list(parent.tokens), parent.num_registered)
+            fork = NaiveSequence(real, parent.salt, list(parent.tokens), parent.num_registered, parent.committed)
             self.model.sequences.append(fork)
 
     def _release(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kv_cache.random_operations import RandomOperations
+from tests.kv_cache.random_operations import REACH, RandomOperations
 
 
 @pytest.mark.parametrize(("seed", "num_operations"), [(1, 10_000), pytest.param(2, 100_000, marks=pytest.mark.slow)])
@@ -14,3 +14,12 @@ def test_cache_and_naive_model_agree(seed: int, num_operations: int) -> None:
     counts = operations.counts
     assert min(counts["hits"], counts["misses"], counts["copies"], counts["out of pages"]) > num_operations / 200
     assert operations.model.num_evicted > num_operations / 200
+
+
+@pytest.mark.parametrize(("seed", "num_operations"), [(3, 10_000), pytest.param(4, 100_000, marks=pytest.mark.slow)])
+def test_they_agree_where_pages_that_leave_a_window_are_given_back(seed: int, num_operations: int) -> None:
+    operations = RandomOperations(seed, reach=REACH)
+    operations.run(num_operations)
+    counts = operations.counts
+    assert min(counts["hits"], counts["copies"], counts["given back"]) > num_operations / 200
+    assert counts["kept"], "no truncation met pages that were given back"

@@ -204,6 +204,33 @@ def test_an_attention_window_hides_what_is_between_it_and_the_sinks() -> None:
     assert ((at_once[11:] - plain[11:]).abs().amax(1) > 1e-3).all()
 
 
+def test_pages_that_leave_the_window_are_given_back_and_never_read() -> None:
+    """Free pages are NaN, and logits those of a runner that keeps all pages; 250 tokens hold 24 pages."""
+    folder, ids = build("llama"), random_ids(300, seed=5)
+    window = AttentionWindow(20, 5)
+    runner, keeps_all = (
+        ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=80, attention_window=window) for _ in range(2)
+    )
+    sequence, whole = runner.sequences.open(256), keeps_all.sequences.open(256)
+    for start, stop in [(0, 30), *((n, n + 1) for n in range(30, 150)), *((n, n + 5) for n in range(150, 250, 5))]:
+        logits = runner.forward([ForwardRow(sequence, ids[start:stop], stop - start)])
+        expected = keeps_all.forward([ForwardRow(whole, ids[start:stop], stop - start)])
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+        runner.sequences.commit(sequence, stop)
+        runner.sequences.check_integrity()
+        with torch.inference_mode():
+            for page in set(range(80)) - set(sequence.held_pages()):
+                for group in runner.kv_cache.groups:
+                    group[:, 4 * page : 4 * (page + 1)] = torch.nan
+    assert (runner.sequences.num_pages(sequence), keeps_all.sequences.num_pages(whole)) == (24, 63)
+    runner.sequences.truncate(sequence, 250 - 64)
+    with pytest.raises(InvalidRequestError, match="were given back"):
+        runner.sequences.truncate(sequence, 250 - 64 - 8)
+    logits = runner.forward([ForwardRow(sequence, ids[186:190], 4)])
+    keeps_all.sequences.truncate(whole, 186)
+    torch.testing.assert_close(logits, keeps_all.forward([ForwardRow(whole, ids[186:190], 4)]), atol=1e-5, rtol=1e-5)
+
+
 def test_a_layer_with_a_narrower_window_of_its_own_keeps_it() -> None:
     config = read_model_config(build("mistral", sliding_window=6))
     assert replace(config, attention_window=AttentionWindow(8, 3)).reach(0) == (6, 0)

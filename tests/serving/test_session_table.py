@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import NonFiniteLogitsError
-from outrider.kv_cache import KVCacheManager, KVSequence, PagePool
+from outrider.kv_cache import AttentionReach, KVCacheManager, KVSequence, PagePool
 from outrider.ports import Open, Release, SessionFailed, SessionLost
 from outrider.prefix_hash import prefix_hash
 from outrider.serving import session_table as session_table_module
@@ -54,6 +54,20 @@ def test_a_session_takes_pages_as_it_grows_and_release_gives_them_back(
     assert session_table.release(0, Release(7, 2))
     assert table.pool.num_free == 4
     table.check_integrity()
+
+
+def test_a_session_cut_to_tokens_that_attend_to_pages_given_back_is_lost() -> None:
+    manager = KVCacheManager(PagePool(16, 4), reach=AttentionReach(window=8, num_rewind_tokens=4))
+    sessions = SessionTable(manager, Limits(vocab_size=50, max_model_len=64, trims=False))
+    sessions.open(0, replace(OPEN, max_length=64))
+    session = found(sessions)
+    manager.extend(session.sequence, range(40))
+    sessions.commit(session, 40)
+    assert manager.num_pages(session.sequence) == 3
+    lost = sessions.rewind(session, 30, prefix_hash(range(30)))
+    assert isinstance(lost, SessionLost)
+    assert "were given back" in lost.reason
+    assert sessions.rewind(session, 37, prefix_hash(range(37))) is None
 
 
 @pytest.mark.parametrize("end", ["refuse", "preempt"])
