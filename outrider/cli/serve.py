@@ -27,7 +27,14 @@ def _flag(panel: str, text: str, *names: str, **more: Any) -> Any:  # noqa: ANN4
     return typer.Option(*names, help=text, show_default=False, rich_help_panel=panel, **more)
 
 
-_NUMBER: dict[str, Any] = {"parser": whole_number, "metavar": "INTEGER"}
+def _number(text: str) -> int:
+    try:
+        return whole_number(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+_NUMBER: dict[str, Any] = {"parser": _number, "metavar": "INTEGER"}
 """Also 4k and 4K."""
 
 _model, _speculation, _gpus, _serving = (

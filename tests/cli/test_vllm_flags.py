@@ -190,6 +190,7 @@ def test_what_is_not_offered_is_refused_with_the_reason(form: str) -> None:
         ("-pp 2", "a model is split by --tensor-parallel-size"),
         ("--compilation-config.level 3", "CUDA graphs follow"),
         ("--seed", "needs a value"),
+        ("--max-model-len 4x", "Invalid value for '--max-model-len': '4x' is no whole number, such as 4096"),
         ("--allowed-origins [", "should be texts with commas, or a JSON list"),
         ("--root-path x", "should be a path such as /outrider"),
     ],
