@@ -16,6 +16,7 @@ from outrider_coordinator.session import actions, steady
 from outrider_coordinator.session.draft_events import proposed_draft
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
+from outrider_coordinator.session.state import SessionStatus
 from outrider_coordinator.session.target_events import scored_draft
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
@@ -157,3 +158,18 @@ def test_credit_for_steps_ahead_is_renewed() -> None:
         base = item.num_kept_tokens + len(item.token_ids)
         side.take(Scores(7, item.generation, base, TokenScores((1,))))
     assert num_prepared == 5 and side.num_short > 180
+
+
+@pytest.mark.parametrize("length", [0, 2])
+def test_a_paused_session_begins_no_step(length: int) -> None:
+    chance = random.Random(0)
+    plan = make_plan(vocab_size=VOCAB, prompt=(1, 2), max_tokens=90, temperature=0.0)
+    side = Side(plan, DraftLengthPolicy(length), DraftFacts(), is_short=True)
+    done: set[int] = set()
+    while side.num_short < 4:
+        side.take(next_event(chance, side.said, done, is_sampled=False))
+    side.loop.pause()
+    while side.loop.status is not SessionStatus.PAUSED:
+        side.take(next_event(chance, side.said, done, is_sampled=False))
+        assert len(done) < 40
+    assert side.loop.target.asked is None

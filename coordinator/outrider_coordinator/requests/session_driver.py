@@ -120,8 +120,7 @@ class SessionDriver:
         self._lifecycle.answered()
         requests = [request for request, _, _ in heard]
         self._output.put(requests)
-        if has_columns:
-            self._steady.touch(requests)
+        self._steady.touch(requests, in_columns=has_columns)
         is_learning = self._policy.end(replica, batch.report)
         if has_columns or is_learning:
             call_after_commands(partial(self._after_commands, replica if is_learning else None))
@@ -172,8 +171,8 @@ class SessionDriver:
                     log_trouble("draft", event)
                     handled = self._on_draft_event(request, event, None, timing, handled)
 
+        self._steady.touch([request for request, _, _ in heard], in_columns=whole.columns is not None)
         if whole.columns is not None:
-            self._steady.touch([request for request, _, _ in heard])
             call_after_commands(self._after_commands)
 
     def _first_of(self, batch: EventBatch[DraftEvent]) -> RequestState | None:

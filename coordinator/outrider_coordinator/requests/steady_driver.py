@@ -116,9 +116,12 @@ class SteadyDriver:
         timings = answers.timings(left) if answers.timings_ns and left else ()
         return EventBatch((*batch.events, *answers.events(left)), batch.report, (*batch.timings, *timings))
 
-    def touch(self, requests: Iterable[RequestState]) -> None:
-        """These may have become steady by what they were answered."""
-        self._touched |= dict.fromkeys(requests)
+    def touch(self, requests: Sequence[RequestState], *, in_columns: bool) -> None:
+        """These were answered one by one; ``in_columns``: beside columns, so they may be steady from now on."""
+        for request in requests:
+            self.forget(request)
+        if in_columns:
+            self._touched |= dict.fromkeys(requests)
 
     def forget(self, request: RequestState) -> None:
         """Something else than an answer has happened to the session."""
@@ -138,7 +141,7 @@ class SteadyDriver:
             else:
                 self._confirm_scores(one, one.taken, requests)
                 ended += requests
-            self.touch(requests)
+            self._touched |= dict.fromkeys(requests)
         if self._touched:
             touched, self._touched = self._touched, {}
             self._put_down(touched)
@@ -183,7 +186,6 @@ class SteadyDriver:
     def _put_down(self, requests: Iterable[RequestState]) -> None:
         drafting, scoring = defaultdict[Any, list[RequestState]](list), defaultdict[Any, list[RequestState]](list)
         for request in requests:
-            self.forget(request)
             pair = request.place.target, request.place.draft
             if None in pair or request.trace.notes is not None:
                 continue
