@@ -1,0 +1,136 @@
+"""Compare chosen draft lengths with plain decoding while the number of users changes, on services that run already.
+
+    python tools/compare_changing_loads.py ADDRESS --phase 1x8 --phase 128x2 --phase 1x8
+
+Each phase is USERSxREQUESTS: so many users, each with so many requests one after the other. The phases follow each
+other without a pause; the arms, chosen and plain, take turns. One line for each phase: tokens/s until all of it have
+finished, first-token times, drafted tokens a step. With --metrics, the coordinator's metrics at that URL say how often
+the mode changed between plain and drafted steps.
+"""
+
+import asyncio
+import re
+import secrets
+import statistics
+import urllib.request
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from outrider.benchmarks.serving.client_processes import ClientProcesses
+from outrider.benchmarks.serving.load import Decoding
+from outrider.benchmarks.serving.records import Run
+from outrider.benchmarks.serving.workload import Prompt, Traffic, random_prompts
+from outrider.client import AsyncClient
+
+CHOSEN, PLAIN = "chosen", "plain"
+_MODE_CHANGES = re.compile(r"^outrider_draft_length_mode_changes_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+app = typer.Typer(add_completion=False, help=__doc__)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A number of users, each with requests one after the other."""
+
+    num_users: int
+    num_requests: int
+
+    @property
+    def name(self) -> str:
+        """As in the flag."""
+        return f"{self.num_users}x{self.num_requests}"
+
+
+def parse_phase(text: str) -> Phase:
+    """A phase from USERSxREQUESTS."""
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} should be USERSxREQUESTS, such as 128x2")
+    return Phase(int(found[1]), int(found[2]))
+
+
+async def play(clients: ClientProcesses, phases: list[list[Prompt]], users: list[int], decoding: Decoding) -> list[Run]:
+    """All phases, one after the other; prompts are of a cache salt of their own."""
+    salted = replace(decoding, cache_salt=secrets.token_hex(8))
+    runs = []
+    for prompts, num_users in zip(phases, users, strict=True):
+        run = await clients.run_load(prompts, Traffic(max_concurrency=num_users), salted)
+        failed = [record.error for record in run.records if record.error]
+        if failed:
+            raise RuntimeError(f"{len(failed)} requests failed, the first with {failed[0]}")
+        runs.append(run)
+    return runs
+
+
+def line_of(phase: Phase, chosen: list[Run], plain: list[Run]) -> str:
+    """Figures of one phase: medians over runs, and of the first-token times over requests."""
+    rates = [statistics.median(run.output_throughput for run in runs) for runs in (chosen, plain)]
+    firsts = [statistics.median(_first_tokens_ms(runs)) for runs in (chosen, plain)]
+    steps = [record.result.speculation for run in chosen for record in run.completed if record.result is not None]
+    drafted = sum(found.num_draft_tokens for found in steps) / sum(found.num_steps for found in steps)
+    return (
+        f"{phase.name:>8} {rates[0]:9.1f} {rates[1]:9.1f} {rates[0] / rates[1]:8.3f}  "
+        f"{firsts[0]:7.1f}/{firsts[1]:.1f} {firsts[0] / firsts[1]:6.3f} {drafted:8.2f}"
+    )
+
+
+def _first_tokens_ms(runs: list[Run]) -> list[float]:
+    times = (record.time_to_first_token for run in runs for record in run.completed)
+    return [1e3 * seconds for seconds in times if seconds is not None]
+
+
+def _mode_changes(url: str | None) -> float:
+    if url is None:
+        return 0.0
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return sum(float(value) for value in _MODE_CHANGES.findall(answer.read().decode()))
+
+
+async def compare(
+    address: str, phases: list[Phase], decoding: Decoding, *, input_len: int, runs: int, metrics: str | None
+) -> None:
+    """Play both arms in turn and print the table."""
+    async with AsyncClient(address) as client, ClientProcesses(address, 8) as clients:
+        info = await client.model_info()
+        prompts = [
+            random_prompts(phase.num_users * phase.num_requests, input_len, info.num_token_ids, seed)
+            for seed, phase in enumerate(phases)
+        ]
+        users = [phase.num_users for phase in phases]
+        arms = {CHOSEN: decoding, PLAIN: replace(decoding, num_speculative_tokens=0)}
+        done: dict[str, list[list[Run]]] = {CHOSEN: [], PLAIN: []}
+        changes = 0.0
+        for arm in arms.values():
+            await clients.run_load(prompts[0][: users[0]], Traffic(max_concurrency=users[0]), arm)
+        for index in range(runs):
+            for name in list(arms)[:: 1 if index % 2 == 0 else -1]:
+                before = _mode_changes(metrics)
+                done[name].append(await play(clients, prompts, users, arms[name]))
+                changes += _mode_changes(metrics) - before if name == CHOSEN else 0
+        print("   phase    chosen     plain   /plain  first token ms, ratio  drafted a step")
+        for place, phase in enumerate(phases):
+            print(line_of(phase, [found[place] for found in done[CHOSEN]], [found[place] for found in done[PLAIN]]))
+        if metrics is not None:
+            print(f"changes of mode in a run of the chosen arm: {changes / runs:g}")
+
+
+@app.command(help=__doc__)
+def main(
+    address: str,
+    *,
+    phase: Annotated[list[str], typer.Option(help="USERSxREQUESTS; may be repeated.")],
+    input_len: Annotated[int, typer.Option(min=1)] = 128,
+    output_len: Annotated[int, typer.Option(min=2)] = 256,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each arm, in turn.")] = 2,
+    metrics: Annotated[str | None, typer.Option(help="URL of the coordinator's metrics.")] = None,
+) -> None:
+    """Print the table."""
+    decoding = Decoding(max_tokens=output_len)
+    phases = list(map(parse_phase, phase))
+    asyncio.run(compare(address, phases, decoding, input_len=input_len, runs=runs, metrics=metrics))
+
+
+if __name__ == "__main__":
+    app()
