@@ -12,6 +12,7 @@ from outrider.cli.compatibility.spellings import whole_number
 from outrider.cli.facts import draft_length_text, model_text
 from outrider.cli.options import Verbose, errors_as_lines, output
 from outrider.cli.settings_flags import ConfigFile, SetOptions, SpeculativeConfig, parse_set
+from outrider.cli.stack.arrangement import LOADS, Load
 from outrider.cli.stack.plan import Place, StackPlan, inheriting
 from outrider.cli.stack.preparation import prepare_stack
 from outrider.cli.stack.running import Described, run_until_signal
@@ -111,6 +112,14 @@ TensorParallel = Annotated[
 DraftTensorParallel = Annotated[
     int | None, _gpus("Number of GPUs of the draft. Default 1.", "--draft-tensor-parallel-size")
 ]
+Optimize = Annotated[
+    str | None,
+    _gpus(
+        "latency or throughput: choose the arrangement of several GPUs for it: apart, the target over all, or"
+        " a replica of both models on each. Default: apart.",
+        "--optimize",
+    ),
+]
 MemoryShare = Annotated[
     float | None,
     _gpus(
@@ -204,6 +213,7 @@ def serve(
     draft_device: DraftDevice = None,
     tensor_parallel_size: TensorParallel = None,
     draft_tensor_parallel_size: DraftTensorParallel = None,
+    optimize: Optimize = None,
     gpu_memory_utilization: MemoryShare = None,
     kv_cache_bytes: KVCacheBytes = None,
     page_size: PageSize = None,
@@ -277,7 +287,12 @@ def serve(
             flags["coordinator", "api_token_file"] = keys.path
         flags.update(parse_set(set_options))
         effective = load_all(flags, speculative_config=speculative_config, config=config)
-        plan = prepare_stack(effective, gpu_memory_utilization=_share(gpu_memory_utilization), serves_http=True)
+        plan = prepare_stack(
+            effective,
+            gpu_memory_utilization=_share(gpu_memory_utilization),
+            serves_http=True,
+            optimize=_load(optimize),
+        )
         plan = plan if keys is None else inheriting(plan, keys.descriptors)
         on_ready = partial(_print_ready, settings=effective.settings.coordinator)
         asyncio.run(run_until_signal(plan, verbose=verbose, on_ready=on_ready))
@@ -309,6 +324,13 @@ def _held(keys: list[str] | None, file: str | None) -> LinkSecret | None:
     return hold_tokens([check_token("--api-key", key) for key in keys])
 
 
+def _load(given: str | None) -> Load | None:
+    load = next((load for load in LOADS if load == given), None)
+    if given is not None and load is None:
+        raise ConfigError("--optimize", f"should be {' or '.join(LOADS)}, not {given}")
+    return load
+
+
 def _share(value: float | None) -> float | None:
     if value is not None and not 0 < value <= 1:
         raise ConfigError("--gpu-memory-utilization", f"should be above 0 and at most 1, not {value:g}")
@@ -331,6 +353,6 @@ def _print_ready(plan: StackPlan, described: Described, settings: CoordinatorSet
         lines.append(f"  OpenAI's API: {plan.http_url}")
     for role, description in described.items():
         lines.append(f"  {role}: {model_text(description.model_name, ModelPlacement.of(description))}")
-    if "draft" in described:
+    if any(role.startswith("draft") for role in described):
         lines.append(f"  drafts: {draft_length_text(settings.num_speculative_tokens, settings.draft_length)}")
     output.print("\n".join(lines), markup=False)

@@ -94,7 +94,8 @@ class ScriptedClient(AsyncClient):
                 # The last proposal is cut to what may still be wanted of it: one token, beside the target's own.
                 num_draft_tokens=DRAFT_LENGTH * (num_drafts - 1) + 1 if num_drafts else 0,
                 num_accepted_tokens=num_drafts,
-                num_judged_tokens=num_drafts,
+                # Each step rejects one token, but the last one keeps all that it proposed.
+                num_judged_tokens=2 * num_drafts - 1 if num_drafts else 0,
                 acceptance_histogram=(0, num_drafts) if num_drafts else (),
                 mean_acceptance_length=2.0 if num_drafts else 0.0,
             ),

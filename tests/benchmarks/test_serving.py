@@ -33,6 +33,7 @@ def record_of(
     counts: tuple[int, ...],
     histogram: tuple[int, ...] = (),
     num_draft_tokens: int = 0,
+    num_judged_tokens: int = 0,
 ) -> Record:
     result = GenerationResult(
         text="text",
@@ -46,7 +47,7 @@ def record_of(
             num_steps=len(counts),
             num_draft_tokens=num_draft_tokens,
             num_accepted_tokens=sum(length * count for length, count in enumerate(histogram)),
-            num_judged_tokens=0,  # not what is looked at here
+            num_judged_tokens=num_judged_tokens,
             acceptance_histogram=histogram,
             mean_acceptance_length=0.0,
         ),
@@ -68,8 +69,22 @@ def record_of(
 
 TWO = Run(
     records=(
-        record_of(sent_at=0.0, times=(1.0, 1.5, 2.5), counts=(1, 3, 1), histogram=(1, 0, 1), num_draft_tokens=6),
-        record_of(sent_at=0.5, times=(2.5, 3.0), counts=(1, 4), histogram=(0, 0, 0, 1), num_draft_tokens=3),
+        record_of(
+            sent_at=0.0,
+            times=(1.0, 1.5, 2.5),
+            counts=(1, 3, 1),
+            histogram=(1, 0, 1),
+            num_draft_tokens=6,
+            num_judged_tokens=4,
+        ),
+        record_of(
+            sent_at=0.5,
+            times=(2.5, 3.0),
+            counts=(1, 4),
+            histogram=(0, 0, 0, 1),
+            num_draft_tokens=3,
+            num_judged_tokens=3,
+        ),
         Record(10, 0.0, 0.1, error="CapacityError: no room"),
     ),
     duration=4.0,
@@ -94,11 +109,11 @@ def test_a_stream_is_timed_to_its_last_token_and_a_run_to_its_last_request() -> 
     assert TWO.time_per_token_until_all_finished == pytest.approx(4.0 * 2 / 10)
     series = {item.name: item.samples for item in measured_series([TWO], SPECULATION)}
     assert series["until_all_finished"] == pytest.approx((1e3 * 4.0 * 2 / 10,))
-    assert vllm_keys([TWO], draft_length=3)["outrider_client_load"] == 0.25
+    assert vllm_keys([TWO])["outrider_client_load"] == 0.25
 
 
 def test_figures_are_in_the_keys_of_vllm() -> None:
-    keys = vllm_keys([TWO], draft_length=3)
+    keys = vllm_keys([TWO])
     assert (keys["completed"], keys["failed"], keys["duration"]) == (2, 1, 4.0)
     assert (keys["total_input_tokens"], keys["total_output_tokens"]) == (20, 10)
     assert (keys["request_throughput"], keys["output_throughput"], keys["total_token_throughput"]) == (0.5, 2.5, 7.5)
@@ -118,23 +133,16 @@ def test_figures_are_in_the_keys_of_vllm() -> None:
 
 
 def test_only_judged_tokens_count_for_acceptance() -> None:
-    # Steps that kept 0, 2 and all 3: the first two rejected one token each.
-    assert speculation_of(TWO.records, draft_length=3).num_judged_tokens == 5 + 2
-
-
-def test_a_proposal_trimmed_at_the_end_and_kept_whole_rejected_nothing() -> None:
-    trimmed = record_of(
-        sent_at=0.0, times=(1.0, 2.0, 3.0), counts=(1, 4, 2), histogram=(0, 1, 0, 1), num_draft_tokens=4
-    )
-    found = speculation_of([trimmed], draft_length=3)
-    assert (found.num_accepted_tokens, found.num_judged_tokens, found.acceptance) == (4, 4, 1.0)
+    found = speculation_of(TWO.records)
+    assert (found.num_accepted_tokens, found.num_judged_tokens, found.num_draft_tokens) == (5, 7, 9)
+    assert found.acceptance == pytest.approx(5 / 7)
 
 
 def test_without_drafts_there_is_no_data_and_no_division_by_zero() -> None:
     plain = record_of(sent_at=0.0, times=(1.0, 2.0), counts=(1, 1))
-    found = speculation_of([plain], draft_length=0)
+    found = speculation_of([plain])
     assert (found.acceptance, found.acceptance_rate, found.acceptance_length) == (None, None, None)
-    assert not any(key.startswith("spec_decode") for key in vllm_keys([Run((plain,), 2.0)], 0))
+    assert not any(key.startswith("spec_decode") for key in vllm_keys([Run((plain,), 2.0)]))
 
 
 def test_decode_steps_are_timed_apart_from_the_prefill() -> None:

@@ -110,8 +110,14 @@ def test_nothing_is_asked_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("question", "expected"),
     [
-        ('print(\'{"names": ["A", "B"], "torch": "2.13", "cuda": "13.0"}\')', Gpus(("A", "B"))),
-        ('print(\'{"names": [], "torch": "2.13", "cuda": null}\')', Gpus(problem="torch 2.13 is built without CUDA")),
+        (
+            'print(\'{"names": ["A", "B"], "memory": [8, 9], "torch": "2.13", "cuda": "13.0"}\')',
+            Gpus(("A", "B"), (8, 9)),
+        ),
+        (
+            'print(\'{"names": [], "memory": [], "torch": "2.13", "cuda": null}\')',
+            Gpus(problem="torch 2.13 is built without CUDA"),
+        ),
         ('raise SystemExit("no torch")', Gpus(problem="torch did not say which GPUs it can use: no torch")),
         ("print(1", Gpus(problem="torch did not say which GPUs it can use: SyntaxError: '(' was never closed")),
     ],

@@ -46,41 +46,22 @@ class Speculation:
         return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
 
 
-def speculation_of(records: Iterable[Record], draft_length: int) -> Speculation:
-    """Add up; `draft_length` is the requested one.
-
-    A proposer that gives fewer tokens than asked (n-gram) and has them all kept is counted as if one was rejected:
-    its acceptance is a lower bound.
-    """
+def speculation_of(records: Iterable[Record]) -> Speculation:
+    """Sums over requests of what the coordinator counted."""
     histogram: Counter[int] = Counter()
-    num_draft_tokens = num_kept_whole = 0
-    for record in records:
-        if record.result is not None:
-            stats = record.result.speculation
-            histogram.update(dict(enumerate(stats.acceptance_histogram)))
-            num_draft_tokens += stats.num_draft_tokens
-            num_kept_whole += _ended_on_a_trimmed_proposal(record, draft_length)
-    num_drafts = sum(histogram.values())
-    num_accepted = sum(length * count for length, count in histogram.items())
-    num_short = sum(count for length, count in histogram.items() if length < draft_length)
+    stats = [record.result.speculation for record in records if record.result is not None]
+    for found in stats:
+        histogram.update(dict(enumerate(found.acceptance_histogram)))
     return Speculation(
-        num_drafts=num_drafts,
-        num_draft_tokens=num_draft_tokens,
-        num_accepted_tokens=num_accepted,
-        # A step rejects one token, unless it keeps all: those kept K, or, at a request's end, all of fewer.
-        num_judged_tokens=num_accepted + num_short - num_kept_whole,
+        num_drafts=sum(histogram.values()),
+        num_draft_tokens=sum(found.num_draft_tokens for found in stats),
+        num_accepted_tokens=sum(found.num_accepted_tokens for found in stats),
+        num_judged_tokens=sum(found.num_judged_tokens for found in stats),
         accepted_per_position=tuple(
             sum(count for length, count in histogram.items() if length > position)
             for position in range(max(histogram, default=0))
         ),
     )
-
-
-def _ended_on_a_trimmed_proposal(record: Record, draft_length: int) -> bool:
-    """Whether the last step kept all of a proposal that was cut to the tokens still wanted: it brought those, then."""
-    return record.result is not None and record.result.finish_reason == "length" and (
-        1 < record.token_counts[-1] <= draft_length
-    )  # fmt: skip
 
 
 def measured_series(runs: Sequence[Run], arm: str) -> tuple[Series, ...]:
@@ -126,7 +107,7 @@ def _by_step(result: GenerationResult, seconds: float) -> float:
     return 1e3 * seconds / (result.speculation.num_steps - 1)
 
 
-def vllm_keys(runs: Sequence[Run], draft_length: int) -> dict[str, Any]:
+def vllm_keys(runs: Sequence[Run]) -> dict[str, Any]:
     """The keys of `vllm bench serve --save-result` that hold what was measured, and `outrider_*` for what is ours."""
     records = [record for run in runs for record in run.completed]
     duration = sum(run.duration for run in runs)
@@ -146,7 +127,7 @@ def vllm_keys(runs: Sequence[Run], draft_length: int) -> dict[str, Any]:
         "max_concurrent_requests": max(_most_at_once(run.completed) for run in runs),
         "outrider_client_load": max(run.client_load for run in runs),
         **_latency_keys(runs),
-        **_speculation_keys(speculation_of(records, draft_length)),
+        **_speculation_keys(speculation_of(records)),
     }
 
 

@@ -156,9 +156,7 @@ def _whole(run: Run) -> Run:
 def texts(outcome: Outcome, plan: Plan) -> list[str]:
     """The blocks to print, one an arm, and the comparison."""
     blocks = [
-        format_block(
-            vllm_keys(runs, outcome.draft_length), plan.traffic, measured_series(runs, arm), _title(arm, outcome)
-        )
+        format_block(vllm_keys(runs), plan.traffic, measured_series(runs, arm), _title(arm, outcome))
         for arm, runs in outcome.runs.items()
     ]
     if outcome.speedups:
@@ -184,7 +182,7 @@ def to_result(outcome: Outcome, plan: Plan, *, name: str, device: str, configura
         environment=describe_environment(device),
         configuration={**configuration, **_configuration(outcome, plan)},
         series=tuple(dataclasses.replace(item, samples=thinned(item.samples, _MOST_SAMPLES)) for item in series),
-        figures={arm: vllm_keys(runs, outcome.draft_length) for arm, runs in outcome.runs.items()}
+        figures={arm: vllm_keys(runs) for arm, runs in outcome.runs.items()}
         | ({"requests_that_differ": outcome.num_different()} if plan.decoding.temperature == 0 else {}),
     )
 
@@ -203,7 +201,7 @@ def to_vllm_json(outcome: Outcome, plan: Plan, arm: str = SPECULATION) -> dict[s
         "request_rate": "inf" if rate == float("inf") else rate,
         "burstiness": plan.traffic.burstiness,
         "max_concurrency": plan.traffic.max_concurrency,
-        **vllm_keys(runs, outcome.draft_length),
+        **vllm_keys(runs),
         **detailed_keys(runs),
     }
 

@@ -19,7 +19,8 @@ QUESTION = """
 import json, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
 names = [torch.cuda.get_device_name(index) for index in range(count)]
-print(json.dumps({"names": names, "torch": torch.__version__, "cuda": torch.version.cuda}))
+memory = [torch.cuda.get_device_properties(index).total_memory for index in range(count)]
+print(json.dumps({"names": names, "memory": memory, "torch": torch.__version__, "cuda": torch.version.cuda}))
 """
 
 
@@ -29,6 +30,8 @@ class Gpus:
 
     names: tuple[str, ...] = ()
     """Such as "NVIDIA H200"; the index is N of cuda:N."""
+    memory_bytes: tuple[int, ...] = ()
+    """Total memory of each."""
     problem: str = ""
     """Why a driver is installed and no GPU can be used; empty otherwise."""
 
@@ -62,9 +65,9 @@ def has_driver() -> bool:
 
 
 def _gpus(facts: dict[str, object]) -> Gpus:
-    names = facts["names"]
-    if isinstance(names, list) and names:
-        return Gpus(tuple(map(str, names)))
+    names, memory = facts["names"], facts["memory"]
+    if isinstance(names, list) and isinstance(memory, list) and names:
+        return Gpus(tuple(map(str, names)), tuple(map(int, memory)))
     if facts["cuda"] is None:
         return Gpus(problem=f"torch {facts['torch']} is built without CUDA")
     return Gpus(problem=f"torch {facts['torch']} finds no usable GPU: see `nvidia-smi` and CUDA_VISIBLE_DEVICES")

@@ -5,11 +5,12 @@ Picks ports through the function it is given and starts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from outrider.cli.stack.coordinators import check_metrics_ports, coordinator_processes, further_metrics_ports
+from outrider.cli.stack.replicas import replicas_of
 from outrider.cli.stack.secret import LinkSecret
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Settings, TargetSettings, to_argv
 from outrider.config.fields import DraftMethod
@@ -75,30 +76,49 @@ def plan_stack(
     explicit: Collection[Place],
     free_port: Callable[[], int],
     secret: LinkSecret | None = None,
+    replica_devices: tuple[str, ...] = (),
 ) -> StackPlan:
     """The processes for these settings; ``explicit`` are the settings that a user set, which are left as they are.
 
-    The models ask for the ``secret``, unless tokens are configured or the coordinator has links out of the stack.
+    Each of ``replica_devices`` gets a further replica of target and draft. The models ask for the ``secret``, unless
+    tokens are configured or the coordinator has links out of the stack.
     """
     if secret is not None and _is_open(settings):
-        return _inheriting(secret, plan_stack(_secured(settings, secret), explicit=explicit, free_port=free_port))
+        secured = _secured(settings, secret)
+        made = plan_stack(secured, explicit=explicit, free_port=free_port, replica_devices=replica_devices)
+        return _inheriting(secret, made)
     settings = _sized_for(settings, explicit)
     settings = _with_room_for_sessions(settings, explicit)
     check_metrics_ports(settings.coordinator, _settings_by_port(settings))
     free_port = _avoiding(_named_ports(settings), free_port)
     settings = _with_target_model(settings)
-    target = _local(settings.target, explicit, free_port)
-    models = [_spec(target, "outrider_target")]
-    draft_address = settings.coordinator.draft_address
+    targets = _with_replicas(settings.target, replica_devices, explicit, free_port)
+    drafts = {}
     if settings.draft.method is not DraftMethod.NONE:
-        models.append(_spec(_local(settings.draft, explicit, free_port), "outrider_draft"))
-        draft_address = models[-1].address
+        drafts = _with_replicas(settings.draft, replica_devices, explicit, free_port)
     coordinator = _probed(_at_once(settings.coordinator, explicit), free_port).model_copy(
-        update={"target_address": models[0].address, "draft_address": draft_address}
+        update={
+            "target_address": _addresses(targets),
+            "draft_address": _addresses(drafts) if drafts else settings.coordinator.draft_address,
+        }
     )
+    models = [_spec(each, "outrider_target", name=name) for name, each in targets.items()]
+    models += [_spec(each, "outrider_draft", name=name) for name, each in drafts.items()]
     processes = coordinator_processes(coordinator, free_port)
     coordinators = tuple(_spec(each, "outrider_coordinator", name=name) for name, each in processes.items())
     return StackPlan(tuple(models), coordinators, link_security(coordinator))
+
+
+def _with_replicas(
+    section: ModelT, devices: tuple[str, ...], explicit: Collection[Place], free_port: Callable[[], int]
+) -> dict[str, ModelT]:
+    """The replicas of one model by the names of their processes; the first has the section's own device and ports."""
+    first = _local(section, explicit, free_port)
+    return {section.name: first} if not devices else replicas_of(first, devices, free_port)
+
+
+def _addresses(replicas: Mapping[str, TargetSettings | DraftSettings]) -> str:
+    return ",".join(address_of(each.host, each.port) for each in replicas.values())
 
 
 def _with_target_model(settings: Settings) -> Settings:

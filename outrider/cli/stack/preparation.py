@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from outrider.cli.stack.arrangement import Arrangement, Load, arrange
 from outrider.cli.stack.gateways import GatewayPlan, plan_gateway
 from outrider.cli.stack.gpus import NO_GPUS, find_gpus
 from outrider.cli.stack.placement import place
@@ -19,12 +20,16 @@ from outrider.process.model_files import with_local_model, with_local_tokenizer
 
 
 def prepare_stack(
-    effective: Effective, *, gpu_memory_utilization: float | None = None, serves_http: bool = False
+    effective: Effective,
+    *,
+    gpu_memory_utilization: float | None = None,
+    serves_http: bool = False,
+    optimize: Load | None = None,
 ) -> StackPlan:
     """The plan for these settings; ``ConfigError`` or ``ModelError`` for the first thing that cannot work.
 
     ``gpu_memory_utilization`` is the share of each GPU's memory for all that runs on it, in (0, 1]. ``serves_http``
-    adds the gateway where the settings do not turn it off.
+    adds the gateway where the settings do not turn it off. ``optimize`` chooses the arrangement of several GPUs.
     """
     require_extras(extras_of(effective.settings), "starting the services")
     settings = _with_local_models(effective.settings)
@@ -32,9 +37,16 @@ def prepare_stack(
     http = plan_gateway(settings, explicit=effective.origins) if serves_http else GatewayPlan()
     check_listeners(settings, http.settings)
     gpus = find_gpus() if _may_need_gpu(settings) else NO_GPUS
-    placed = place(settings, gpus, gpu_memory_utilization=gpu_memory_utilization)
-    plan = plan_stack(placed.settings, explicit=effective.origins, free_port=free_port, secret=make_link_secret())
-    note = "\n".join(filter(None, (placed.note, http.note)))
+    arranged = Arrangement(settings) if optimize is None else arrange(settings, gpus, optimize, effective.origins)
+    placed = place(arranged.settings, gpus, gpu_memory_utilization=gpu_memory_utilization)
+    plan = plan_stack(
+        placed.settings,
+        explicit=effective.origins,
+        free_port=free_port,
+        secret=make_link_secret(),
+        replica_devices=arranged.replica_devices,
+    )
+    note = "\n".join(filter(None, (arranged.reason, placed.note, http.note)))
     return replace(plan, note=note, gateways=http.specs, http_url=http.url)
 
 

@@ -110,7 +110,7 @@ def _record(line: str) -> dict[str, Any]:
 
 
 Described = dict[str, ModelDescription]
-"""What "target" and "draft" say of themselves; without one that could not be asked."""
+"""What each target and draft says of itself, by its name; without one that could not be asked."""
 
 
 async def run_until_signal(plan: StackPlan, *, verbose: int, on_ready: Callable[[StackPlan, Described], None]) -> None:
@@ -167,7 +167,7 @@ async def _describe_models(plan: StackPlan) -> Described:
 
     described: Described = {}
     for spec in plan.models:
-        remote = (RemoteTarget if spec.name == "target" else RemoteDraft)(spec.address, plan.link)
+        remote = (RemoteTarget if spec.module == "outrider_target" else RemoteDraft)(spec.address, plan.link)
         with contextlib.suppress(OutriderError):  # it died meanwhile: the stack starts it again
             described[spec.name] = await remote.describe()
     return described
