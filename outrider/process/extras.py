@@ -17,12 +17,17 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 """Extra: modules that it brings, as far as their lack would stop a process."""
 
 
-def require_extras(names: Iterable[str], what: str) -> None:
-    """Raise a ``ConfigError`` that names the extras whose modules are missing; ``what`` requires them."""
-    missing = {name: lacking for name in names if (lacking := next(filter(_is_missing, EXTRAS[name]), ""))}
+def require_extras(names: Iterable[str], what: str, *, optional: Iterable[str] = ()) -> None:
+    """Raise a ``ConfigError`` that names the extras whose modules are missing; ``what`` requires them. Missing
+    ``optional`` ones are named together with others, and are no error alone.
+    """
+    missing = _missing(names)
     if missing:
-        extras, modules = ",".join(missing), " and ".join(dict.fromkeys(missing.values()))
-        raise ConfigError("", f"{what} needs {modules}, which is not installed: install outrider[{extras}]")
+        missing |= _missing(optional)
+        extras, modules = ",".join(missing), list(dict.fromkeys(missing.values()))
+        verb = "is" if len(modules) == 1 else "are"
+        problem = f"{what} needs {' and '.join(modules)}, which {verb} not installed: install outrider[{extras}]"
+        raise ConfigError("", problem)
 
 
 def exit_without_extras(names: Iterable[str], what: str) -> None:
@@ -33,6 +38,11 @@ def exit_without_extras(names: Iterable[str], what: str) -> None:
         require_extras(names, what)
     except ConfigError as error:
         sys.exit(f"error: {error}")
+
+
+def _missing(names: Iterable[str]) -> dict[str, str]:
+    """Extra: the first of its modules that is missing."""
+    return {name: lacking for name in names if (lacking := next(filter(_is_missing, EXTRAS[name]), ""))}
 
 
 def _is_missing(module: str) -> bool:

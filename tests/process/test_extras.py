@@ -21,6 +21,10 @@ sys.meta_path.insert(0, Lacking())
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
+WITHOUT_PAIR = WITHOUT.replace(
+    "runpy.run_module", "import outrider.demo\noutrider.demo.TARGET /= 'no'\nrunpy.run_module"
+)
+
 
 @pytest.mark.parametrize(
     ("section", "extra"),
@@ -40,15 +44,26 @@ def test_a_module_without_its_extra_ends_with_one_line(section: str, extra: str)
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", [["demo"], ["trace", "--demo"]])
-def test_a_demonstration_without_its_extra_ends_with_one_line(command: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["demo"], "error: the demonstration needs torch, which is not installed: install outrider[engine]"),
+        (["trace", "--demo"], "error: the demonstration needs torch, which is not installed: install outrider[engine"),
+        (
+            ["serve", "/x"],
+            "error: starting the services needs torch and starlette, which are not installed: install"
+            " outrider[engine,gateway]",
+        ),
+    ],
+)
+def test_a_command_without_its_extras_names_them_before_anything_else(command: list[str], said: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, "outrider.cli", *command],
+        [sys.executable, "-c", WITHOUT_PAIR, "outrider.cli", *command],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: the demonstration needs torch, which is not installed: install outrider[")
+    assert done.stderr.startswith(said)
     assert len(done.stderr.splitlines()) == 1

@@ -31,7 +31,8 @@ def prepare_stack(
     ``gpu_memory_utilization`` is the share of each GPU's memory for all that runs on it, in (0, 1]. ``serves_http``
     adds the gateway where the settings do not turn it off. ``optimize`` chooses the arrangement of several GPUs.
     """
-    require_extras(extras_of(effective.settings), "starting the services")
+    optional = ["gateway"] if serves_http and effective.settings.gateway.enabled else []
+    require_extras(extras_of(effective.settings), "starting the services", optional=optional)
     settings = _with_local_models(effective.settings)
     check(settings)
     http = plan_gateway(settings, explicit=effective.origins) if serves_http else GatewayPlan()
