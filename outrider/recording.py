@@ -27,7 +27,7 @@ class ForwardRecord:
     """The traced ones among those it served."""
     trace_id: str = ""
     span_id: str = ""
-    """Both are left to whoever makes spans."""
+    """Both are set by the code that makes spans."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class ItemRecord:
     """The class of the event that answered it, or why none did."""
     error: str = ""
     span_id: str = ""
-    """Left to whoever makes spans."""
+    """Set by the code that makes spans."""
 
 
 class Recorder(Protocol):

@@ -75,7 +75,7 @@ class Endpoints:
             wanted = None if asked.is_echo_alone else asked.wanted_tokens
             check_length(model, prompt, wanted, prompt_field="prompt", tokens_field="max_tokens")
         caller = _caller(request, "cmpl", asked.request_id)
-        # A prompt that is only echoed is computed by drawing one token that nobody is told.
+        # A prompt that is only echoed is computed by generating one token, which is not returned.
         wanted_tokens = 1 if asked.is_echo_alone else asked.wanted_tokens
         choices = make_choices(
             asked, prompts, self._wanted(wanted_tokens, asked.logprobs, asked.wanted_prompt_logprobs), caller

@@ -24,7 +24,7 @@ class PreparedPrompt:
 
     token_ids: tuple[int, ...]
     text: str
-    """Empty for token ids that nobody wants to read."""
+    """Empty for token ids whose text is not requested."""
 
 
 async def prepare_prompt(

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 PortT = TypeVar("PortT")
 Resolve = Callable[[str], Awaitable[list[str]]]
-"""From a name to its IP addresses; ``OSError`` when it has none or nobody says."""
+"""Resolves a name to its IP addresses; ``OSError`` if it has none or no resolver answers."""
 
 _RESOLVE_WITHIN_S = 5.0
 

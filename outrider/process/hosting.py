@@ -235,7 +235,7 @@ async def _run(
 
 
 def _awake_count(count: int | None, description: ModelDescription) -> int | None:
-    """Without a GPU the processors are what computes: they are left alone unless somebody asks for it."""
+    """Without a GPU the processors compute the model: they are not kept awake unless the setting says so."""
     return 0 if count is None and not description.device.startswith("cuda") else count
 
 

@@ -64,11 +64,11 @@ class Lookahead:
             self._speculating.add(session.key)
 
     def note_end(self, key: SessionKey) -> None:
-        """A session will ask for nothing more."""
+        """A session has ended."""
         self._speculating.discard(key)
 
     def drop_link(self, link_id: int) -> None:
-        """None of a link's sessions will."""
+        """All sessions of a link have ended."""
         self._speculating = {key for key in self._speculating if key[0] != link_id}
 
     @property
@@ -123,7 +123,7 @@ class Lookahead:
         )
 
     def resolve(self, queued: Batch, before: Batch) -> None:
-        """The batch ``before`` has ended: say what became of the requests of the one queued behind it."""
+        """Set the requests of a batch that is queued behind ``before``, now that ``before`` has ended."""
         forward, now = queued.queued, self._clock()
         scheduled: ScheduledTokens = []
         for index, (job, place) in enumerate(zip(forward.jobs, forward.places, strict=True)):
@@ -146,7 +146,7 @@ class Lookahead:
             self._stats.num_lookahead_unused += 1
         return request
 
-    # What becomes of prepared steps.
+    # Prepared steps.
 
     def match(self, key: SessionKey, item: Any) -> AnyRequest | None:  # noqa: ANN401
         """The prepared request that is what a session now asks for, due or done; None: there is none."""

@@ -1,6 +1,6 @@
-"""Requests: items between their arrival and their answer, the queue they stand in, and the batches that serve them.
+"""Requests: items between arrival and answer, their queue, and the batches that serve them.
 
-Owns a request's status and where its time went. Knows nothing of who is served when: that is the scheduler's.
+Owns the status and the stage times of a request. The order of service is the scheduler's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Request(Generic[ItemT, JobT, EventT]):
     """None when it is not traced."""
     status: RequestStatus = RequestStatus.WAITING
     superseded_by: tuple[ItemT, int] | None = None
-    """What its session has asked for instead while it was running, and when that arrived."""
+    """The newer item of its session, which arrived while this one was running, and the time of arrival."""
     answer: EventT | CommonEvent | None = None
     """None until it is finished or prepared."""
     touched_ns: int = field(init=False)
@@ -69,7 +69,7 @@ class Request(Generic[ItemT, JobT, EventT]):
 
     @property
     def has_output(self) -> bool:
-        """Whether its session's text goes past the prompt: someone is reading what it gives."""
+        """Whether its session's text goes past the prompt: its user has received output."""
         return self.item.num_kept_tokens + len(self.item.token_ids) > self.session.open.prompt_length
 
     def ask(self, item: ItemT, arrived_ns: int, record: ItemRecord | None) -> None:

@@ -1,4 +1,4 @@
-"""Scheduler: which requests share the next forward, with how many tokens each, and what becomes of them after it.
+"""Scheduler: the requests of the next forward, the number of tokens of each, and their state after it.
 
 Owns the queue, the token budget, the delay of prompts, the budget of KV pages, and lookahead. Starts no forward and
 sends nothing: that is the engine core's.
@@ -67,7 +67,7 @@ class Scheduler:
 
     @property
     def delay_s(self) -> float:
-        """For how long what is due had better wait, in seconds: prompts, while running sessions will soon be back."""
+        """Seconds to delay the next batch: prompts wait while running sessions are expected back soon."""
         if any(is_running(request.job) for request in self.queue.due):
             return 0.0
         return 1e-9 * self._delay.wait_ns(self._clock())
@@ -129,7 +129,7 @@ class Scheduler:
         self._delay.drop_link(link_id)
         self.lookahead.drop_link(link_id)
 
-    # What a batch is made of.
+    # Contents of a batch.
 
     def _next_batch(self) -> Batch | None:
         now = self._clock()
@@ -157,10 +157,10 @@ class Scheduler:
         wanted = [job.num_left for job in jobs]
         return wanted if sum(wanted) <= self._budget.max_batched_tokens and all(map(is_running, jobs)) else None
 
-    # What is learnt of a batch.
+    # Measurements of a batch.
 
     def learn(self) -> None:
-        """Learn from what was heard of sessions, which no answer waits for; while the device computes."""
+        """Update the delay policy with answers and returns noted so far; called while the device computes."""
         self._delay.learn()
 
     def _note_duration(self, batch: Batch, ended_ns: int) -> None:

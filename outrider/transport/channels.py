@@ -70,12 +70,12 @@ def _client_options(
         *named,
         *message_limits(max_bytes),
         *more,
-        # Peers are named by whoever deploys them; a proxy of the environment is for the world outside.
+        # Addresses of peers are settings; a proxy from the environment is for addresses outside of the deployment.
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        # The least time a connection may take to come about, whatever the backoff: a busy host is not an absent one.
+        # The least time for a connection attempt, whatever the backoff: a busy host answers late.
         ("grpc.min_reconnect_backoff_ms", attempt_ms),
-        # A name that nobody resolves is told as soon.
+        # A name that cannot be resolved is reported after the same time.
         ("grpc.dns_ares_query_timeout", attempt_ms),
         ("grpc.max_reconnect_backoff_ms", max_backoff_ms),
         # Each port object owns its connection: a broken one is not shared with another.

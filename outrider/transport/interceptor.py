@@ -158,7 +158,7 @@ def _deserializer(method: str, deserialize: Callable[[bytes], Any] | None) -> Ca
 
 
 def _check_fields(data: bytes) -> None:
-    # The other methods' messages hold nothing, so that all of theirs are fields nobody knows.
+    # The other methods' messages are empty, so every field of theirs is unknown.
     check_num_fields(data, generation_pb2.GenerateRequest.DESCRIPTOR)
 
 

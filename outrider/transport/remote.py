@@ -108,7 +108,7 @@ class _RemotePort:
             state = channel.get_state(try_to_connect=True)
 
     async def _raise_if_insecure(self, channel: grpc.aio.Channel) -> None:
-        """A failed channel tells why to whoever calls on it without waiting."""
+        """The cause of a channel's failure, from a call that does not wait."""
         try:
             await HealthStub(channel).Check(HealthCheckRequest(), timeout=self._connect_timeout_s)
         except grpc.RpcError as error:

@@ -61,7 +61,7 @@ _OPTIONS: Options = [
 
 
 class Server:
-    """One listening server. ``set_serving`` is for whoever knows whether its service is ready."""
+    """One listening server. ``set_serving`` is called by the host of the service when it is ready."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) 
     credentials = None if tls is None else tls.credentials()
     address = address_of(host, port)
     in_use = ConfigError("port", f"cannot listen on {address}: it is in use, or is no address of this host")
-    # gRPC takes a socket file from whoever listens there without a word.
+    # gRPC replaces a socket file on which another process listens, without an error.
     if host.startswith("unix:") and _is_answered(host.removeprefix("unix:")):
         raise in_use
     try:
@@ -254,6 +254,6 @@ def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) 
 
 
 def _is_answered(path: str) -> bool:
-    """Whether somebody listens on a socket file; one that is left over answers nothing."""
+    """Whether a process listens on a socket file; a leftover file answers nothing."""
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(path) == 0

@@ -207,7 +207,7 @@ class GenerationServicer(GenerationServiceServicer):
     async def _deltas(
         self, request: generation_pb2.GenerateRequest | LongRequest, context: Context
     ) -> AsyncIterator[AsyncGenerator[Delta, None]]:
-        """The generation; closed, and so cancelled, when the call ends for whatever reason."""
+        """The generation; closed, and so cancelled, when the call ends for any reason."""
         deadline = context.time_remaining()
         limits = self._generator.limits
         if isinstance(request, LongRequest):

@@ -69,7 +69,7 @@ class PlaneIntroductions:
             self._forget(self._pairs.pop(pair))
 
     def close(self) -> None:
-        """Introduce nobody any more."""
+        """Stop introducing services to each other."""
         for found in self._pairs.values():
             if found.retry is not None:
                 found.retry.cancel()

@@ -27,7 +27,7 @@ EventT = TypeVar("EventT", bound=OfSession)
 _MUCH_FULLER, _FEW_SESSIONS = 1.25, 4
 """A replica with a quarter more sessions than another, and a few more, is much fuller."""
 SOON_S = 1.0
-"""How often a name is looked up while nobody was ever found under it."""
+"""Interval of name lookups until the first replica is found."""
 
 
 class Listener(Protocol[CommandT, EventT]):
@@ -234,5 +234,5 @@ class Replicas(Generic[CommandT, EventT]):
 
 
 def _load(replica: Replica[CommandT, EventT]) -> tuple[bool, int, int]:
-    """What is least for the best place: by sessions of this coordinator, then by pages that anybody uses."""
+    """Sort key, least for the best replica: sessions of this coordinator, then KV pages in use by all coordinators."""
     return not replica.is_listed, replica.num_sessions, -replica.connection.num_pages_free

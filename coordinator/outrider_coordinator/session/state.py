@@ -66,7 +66,7 @@ class SessionState:
         self.tokens = CommittedTokens(engine_request.prompt_token_ids, engine_request.prefix_hash_key)
         self.output = Output(engine_request, tokenizer)
         self.spec_stats = SpecDecodeStats()
-        """Counters of what went wrong; steps are counted by whoever takes ``StepEnded``."""
+        """Counters of failures; the receiver of ``StepEnded`` counts steps."""
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self.num_cached_prompt_tokens: int | None = None
         """Tokens of the prompt that the target had cached; None until it has said so."""

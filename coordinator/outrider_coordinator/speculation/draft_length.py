@@ -115,7 +115,7 @@ def choice_of(useful: np.ndarray, draft_length: int, times: Times, share: float 
         drafted = share * sum(found.lengths)
         seconds_of_a_token = price.at(drafted) - price.at(max(drafted - share, 0.0))
         drafts = useful > max(seconds_of_a_token * found.rate, 0.0)
-        drafts[best_row] = True  # what is not of use to anybody is another choice's
+        drafts[best_row] = True  # without gain for any session: part of another choice
         better = _expected(useful, drafts, price, share)
         if better.rate <= found.rate:
             return found

@@ -89,7 +89,7 @@ class StepTimes:
         self._draft.note((1.0, draft_length, tokens), seconds)
 
     def note_plain(self, rows: int, seconds: float) -> None:
-        """A round in which nobody drafted."""
+        """A round without drafts."""
         self._plain.note((1.0, rows), seconds)
         self._seen_of(rows, 0).note(rows, 0, seconds)
 

@@ -111,7 +111,7 @@ class RequestTimings:
         # What was under way when the reader fell behind counts until then: the rest is the pause.
         ended = arrived if self._pause_began is None else min(arrived, self._pause_began)
         waited = max(0.0, ended - self._wait_began)
-        # The draft's prefill is sent before anybody waits for it: then the wait is the shorter of the two.
+        # The draft's prefill may be sent before a step waits for it; the wait is then the shorter of the two times.
         busy = waited if timing is None else min(waited, timing.total_ns * NANOSECONDS)
         self._wire += waited - busy
         self._wait_began = handled

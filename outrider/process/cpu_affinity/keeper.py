@@ -90,7 +90,7 @@ def _start(processor: int) -> subprocess.Popen[bytes]:
         bufsize=0,
     )
     if spinning.stdin is not None:
-        os.set_blocking(spinning.stdin.fileno(), False)  # one that was stopped keeps nobody waiting
+        os.set_blocking(spinning.stdin.fileno(), False)  # a stopped child must not block this process
     return spinning
 
 

@@ -128,7 +128,7 @@ class Pipeline:
                     num_made += 1
                     if num_made % SPANS_IN_A_ROW == 0 and self._has_time:
                         time.sleep(REST_S)
-            except Exception:  # whatever is wrong with spans, requests go on
+            except Exception:  # a failure to export spans must not fail requests
                 _log.exception("spans could not be made")
 
     @property

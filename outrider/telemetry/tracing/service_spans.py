@@ -6,7 +6,7 @@
       wait                         from there to the next forward, or to the answer
     forward, sample                of one that served several: a trace of its own, with links to all those items
 
-The item's own attributes say where its time went, whoever it shared its forwards with.
+The item's own attributes hold its stage times, also for forwards that it shared with other items.
 """
 
 from __future__ import annotations

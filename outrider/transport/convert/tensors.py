@@ -102,7 +102,7 @@ def offer_to_proto(message: ports.OfferPlane) -> tensor_pb2.TensorPlaneOffer:
 
 
 def offer_from_proto(message: tensor_pb2.TensorPlaneOffer) -> ports.OfferPlane:
-    """An offer; ``ProtocolError`` for one that nobody can have made."""
+    """An offer; ``ProtocolError`` for an id, token, host or port out of its format."""
     _check_id("offer_id", message.offer_id)
     _check_id("token", message.token)
     if not 0 < message.port < 1 << 16 or len(message.host) > LINK_TEXT.most:

@@ -142,7 +142,7 @@ class LinkPump:
 
     async def _send_heartbeats(self) -> None:
         """At regular intervals, between other messages."""
-        # A stream that has ended takes no heartbeat, and whoever reads it finds out why.
+        # A stream that has ended takes no heartbeat; its reader gets the error.
         with contextlib.suppress(grpc.aio.BaseError):
             while self._beat is not None:
                 await asyncio.sleep(HEARTBEAT_INTERVAL_S)

@@ -180,7 +180,7 @@ class RemoteLink(Generic[CommandT, EventT]):
         return self._broken
 
     def _on_done(self, call: object) -> None:
-        """A sender hears of a break even while nobody reads; why it broke is for the reader to say."""
+        """Tell the sender of a break also while there is no reader; the reader gets the cause."""
         if self._broken is None:
             self._broken = UnavailableError(f"the link to {self._address} is gone")
         self._done.set()
@@ -203,7 +203,7 @@ class RemoteLink(Generic[CommandT, EventT]):
         await self._channel.close()
 
     async def _until_done(self) -> None:
-        """A call is done when all that came is read, so it is read here when nobody else does."""
+        """Read to the end of the call if there is no other reader: a call is done when all of its messages are read."""
         if not self._reading:
             try:
                 async for _ in self._call:

@@ -18,7 +18,7 @@ def speaks_tls(address: str) -> bool:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S) as plain:
             return _shakes_hands(context, plain, host)
-    except (OSError, ValueError):  # nobody there any more, or a socket file
+    except (OSError, ValueError):  # the peer is gone, or it is a socket file
         return False
 
 
