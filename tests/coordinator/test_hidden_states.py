@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from outrider.ports import DraftEvent, Proposal, Score, Scores, SessionLost, TargetEvent
+from outrider.ports import DraftEvent, Prepare, Proposal, Score, Scores, SessionLost, TargetEvent
 from outrider.types import HiddenStates
 from outrider_coordinator.session import hidden_states, service_state
 from outrider_coordinator.session.hidden_states import HiddenStateBuffer
@@ -100,8 +101,8 @@ class ReadingDraft:
     def scores(self) -> list[Score]:
         return [command for command in self.setting.bench.sent_to_target if isinstance(command, Score)]
 
-    def start(self) -> Driven:
-        return self.setting.bench.add(plan_of(temperature=0.0, max_tokens=60))
+    def start(self, **fields: Any) -> Driven:
+        return self.setting.bench.add(plan_of(temperature=0.0, max_tokens=60, **fields))
 
 
 def test_no_states_are_wanted_past_the_length_of_the_draft() -> None:
@@ -113,6 +114,16 @@ def test_no_states_are_wanted_past_the_length_of_the_draft() -> None:
     assert any(wanted)
     assert wanted[-30:] == [False] * 30
     assert reading.most_rows < 20
+
+
+def test_a_request_without_speculation_is_decoded_ahead_and_hands_over_no_states() -> None:
+    reading = ReadingDraft()
+    driven = reading.start(num_speculative_tokens=0)
+    reading.setting.bench.run()
+    assert driven.token_ids == own_tokens(plan_of(temperature=0.0, max_tokens=60))
+    assert not reading.setting.extends
+    assert all(score.hidden_states_from is None for score in reading.scores)
+    assert any(isinstance(command, Prepare) for command in reading.setting.bench.sent_to_target)
 
 
 def test_a_draft_that_does_not_answer_leaves_no_more_than_one_part_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

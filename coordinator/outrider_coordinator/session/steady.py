@@ -53,7 +53,7 @@ def take_verdict(
     the scores. ``length``: the draft length, where it was chosen before.
     """
     draft, target, output, tokens = session.draft, session.target, session.output, session.tokens
-    if generation != target.asked or not session.is_plain_request or draft.reads_states:
+    if generation != target.asked or not session.is_plain_request or steps.is_to_follow(session):
         return None
     proposal, num_accepted, base = session.proposal, verdict.num_accepted, tokens.length
     new = (*proposal.token_ids[:num_accepted], verdict.next_token_id)

@@ -67,7 +67,7 @@ def _begin_prefill(session: SessionState) -> None:
 def _begin_prefill_with_states(session: SessionState) -> None:
     """A draft that reads hidden states says first how much it holds: the target computes them from there."""
     side = session.draft
-    if side.has_answered or not _may_draft(session):
+    if side.has_answered or not is_to_follow(session):
         score(session)
         return
     session.status = SessionStatus.DRAFTING
@@ -84,14 +84,17 @@ def feed_states(session: SessionState) -> None:
     if not side.reads_states or side.asked is not None:
         return
     is_due = not side.has_answered or side.states.num_rows > LONGEST_INLINE_FEED or side.states.is_full
-    if is_due and _may_draft(session):
+    if is_due and is_to_follow(session):
         ask_draft(session, 0)
 
 
-def _may_draft(session: SessionState) -> bool:
-    """Whether a draft that reads hidden states is to follow the text, for this step or for later ones."""
-    useful = session.output.num_remaining - 1
-    return bool(session.speculation.limit) and _room_for(session, 1, session.tokens.length, useful) > 0
+def is_to_follow(session: SessionState) -> bool:
+    """Whether a draft that reads hidden states is to follow the text, for this step or for later ones. Where it is not,
+    as for requests without speculation, the session is served as if the draft read none.
+    """
+    if not (session.draft.reads_states and session.speculation.limit):
+        return False
+    return _room_for(session, 1, session.tokens.length, session.output.num_remaining - 1) > 0
 
 
 def _begin_plain(session: SessionState, wanted: int) -> None:
@@ -228,7 +231,7 @@ def _goes_on_plain(session: SessionState) -> bool:
     """Whether the steps after this one are expected to have no proposal either."""
     if session.proposal.token_ids or session.resumed_finish is not None or session.output.num_remaining <= 1:
         return False
-    if session.draft.reads_states:
+    if is_to_follow(session):
         return False  # steps that are computed ahead hand over no states
     if session.no_draft_reason is WithoutDraft.PREFILL:
         return not _will_draft(session)
