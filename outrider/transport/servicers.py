@@ -209,14 +209,17 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> AsyncIterator[AsyncGenerator[Delta, None]]:
         """The generation; closed, and so cancelled, when the call ends for any reason."""
         deadline = context.time_remaining()
-        limits = self._generator.limits
-        if isinstance(request, LongRequest):
-            request = await run_in_slices(parsing(request.data, partial(check_num_prompt_ids, model=limits)))
-        read = await run_in_slices(request_reading(request, limits))
-        asked = with_trace(read, context.invocation_metadata())
+        asked = with_trace(await self._read(request), context.invocation_metadata())
         about_request.set(log_fields(asked))  # of this call: every call has a context of its own
         async with contextlib.aclosing(self._generator.generate_stream(asked, deadline_s=deadline)) as deltas:
             yield deltas
+
+    async def _read(self, request: generation_pb2.GenerateRequest | LongRequest) -> GenerationRequest:
+        """The request; the message that a long one is parsed to is not kept while its stream runs."""
+        limits = self._generator.limits
+        if isinstance(request, LongRequest):
+            request = await run_in_slices(parsing(request.data, partial(check_num_prompt_ids, model=limits)))
+        return await run_in_slices(request_reading(request, limits))
 
 
 def _silence_timeout_s(context: Context, timeout_s: float) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from types import FrameType
+from types import AsyncGeneratorType, FrameType
 from typing import Any
 
 import grpc
@@ -148,6 +148,27 @@ async def test_a_request_that_failed_is_let_go_at_once(serve: Serve, method: str
         ]
     finally:
         gc.enable()
+    assert held == []
+
+
+async def test_the_message_of_a_long_request_is_let_go_before_its_stream_runs(serve: Serve) -> None:
+    """Its ids take four times their bytes, which gRPC keeps until the call ends."""
+    generator = ScriptedGenerator()
+    generator.stop_after = 1
+    server = await serve("generation", generator)
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        long = generation_pb2.GenerateRequest(prompt_text="x" * 100_000)
+        call = GenerationServiceStub(channel).StreamGenerate(long)
+        await call.read()
+        running = [found.ag_frame for found in gc.get_objects() if isinstance(found, AsyncGeneratorType)]
+        held = [
+            frame.f_code.co_qualname
+            for frame in running
+            if frame is not None
+            and any(isinstance(value, generation_pb2.GenerateRequest) for value in frame.f_locals.values())
+        ]
+        call.cancel()
+    assert len(generator.requests) == 1
     assert held == []
 
 
