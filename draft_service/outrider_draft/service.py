@@ -16,6 +16,7 @@ from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.readings import Reading
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.in_process.engine_thread import OnFailure
+from outrider.serving.in_process.plane_host import NoPlanes
 from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import UNBOUNDED, Limits, SessionLimits
 from outrider.serving.session_table import SessionTable
@@ -66,14 +67,8 @@ class DraftService(InProcessService[DraftCommand, DraftEvent]):
             on_failure=on_failure,
             on_closed=served.close,
             prefix_cache=served.prefix_cache if runner is None else runner.sequences.prefix_cache,
-            planes=planes,
+            planes=planes or NoPlanes(Reading("outrider_stale_references_total", 0)),
         )
-        self._has_planes = planes is not None
-
-    def readings(self) -> list[Reading]:
-        """Figures of this moment; from any thread. A draft without planes has no stale references."""
-        none_stale = [] if self._has_planes else [Reading("outrider_stale_references_total", 0)]
-        return [*super().readings(), *none_stale]
 
     @classmethod
     def load(

@@ -33,7 +33,10 @@ class PlaneHost(Protocol):
 
 
 class NoPlanes:
-    """Plane host of a service without a tensor plane."""
+    """Plane host of a service without a tensor plane; ``readings`` are what its role's metrics say then."""
+
+    def __init__(self, *readings: Reading) -> None:
+        self._readings = readings
 
     def handle(self, link_id: int, command: PlaneCommand, tell: Callable[[PlaneEvent], None]) -> None:
         """Say so."""
@@ -44,8 +47,8 @@ class NoPlanes:
         """Nothing to end."""
 
     def readings(self) -> list[Reading]:
-        """None."""
-        return []
+        """Always the same."""
+        return list(self._readings)
 
     def close(self) -> None:
         """Nothing to end."""
