@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,13 @@ def test_the_documented_example_is_the_one_tested_here() -> None:
     exec(example, names)
     request = ProposalRequest(OPEN, [1, 2, 2], 4)
     assert names["RepeatLast"]().propose([request]) == RepeatLast().propose([request]) == [DraftTokens([2, 2])]
+
+
+def test_the_page_for_users_shows_the_same_example() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "proposers.md").read_text(encoding="utf-8")
+    shown = page.split("```python\n")[1].split("```")[0]
+    documented = (base.__doc__ or "").split("::\n")[1].split("# outrider draft")[0]
+    assert shown.replace('"""', "'''").split() == documented.split()
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,13 @@ async def propose(service: DraftService, tokens: list[int], draft_length: int) -
     return event
 
 
+async def test_a_draft_without_planes_has_no_stale_references() -> None:
+    service = DraftService.with_ngram(min_n=1, max_n=3)
+    found = [reading.value for reading in service.readings() if reading.name == "outrider_stale_references_total"]
+    assert found == [0]
+    await service.close()
+
+
 async def test_a_model_describes_itself_and_proposes(draft: DraftService) -> None:
     port: Draft = draft
     facts = await port.describe()
