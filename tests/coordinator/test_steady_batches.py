@@ -154,11 +154,11 @@ async def generate(coordinator: Coordinator, request: GenerationRequest, *, num_
     raise AssertionError("a stream has no result")
 
 
-async def outputs(*, columns: bool) -> list[Any]:
+async def outputs(*, columns: bool, draft_length: str = "fixed") -> list[Any]:
     plan, times = turn.TurnPlan(acceptance=0.8), turn.StepTimes(0, 1)
     cores = {role: turn._core(role, plan, times) for role in ("target", "draft")}
     target, draft = [turn.WiredPort[Any, Any](core, role, times, columns=columns) for role, core in cores.items()]
-    settings = {"tokenizer": str(TARGET), "draft_length": "fixed"}
+    settings = {"tokenizer": str(TARGET), "draft_length": draft_length}
     coordinator = Coordinator(target, draft, CoordinatorSettings.model_validate(settings))
     await coordinator.start()
     chance = random.Random(3)
@@ -195,3 +195,7 @@ async def test_outputs_and_counts_are_those_without_columns(monkeypatch: pytest.
     assert not num_confirmed
     assert await outputs(columns=True) == plain
     assert num_confirmed > 100
+
+
+async def test_outputs_are_the_targets_own_where_lengths_are_controlled() -> None:
+    assert len(await outputs(columns=True, draft_length="auto")) == 15
