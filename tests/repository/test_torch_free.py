@@ -71,6 +71,7 @@ SERVER_ONLY = (
     "huggingface_hub",
     "grpc_health",
     "grpc_reflection",
+    "yaml",
 )
 
 
@@ -84,7 +85,7 @@ def test_the_base_install_imports_without_any_extra(module: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["serve", "/m"], "needs torch, which is not installed: install outrider[engine]"),
+        (["serve", "/m"], "needs torch and tokenizers, which are not installed: install outrider[engine,gateway]"),
         (["target"], "needs torch, which is not installed: install outrider[engine]"),
         (["coordinator"], "needs numpy, which is not installed: install outrider[coordinator]"),
         (["demo"], "needs torch, which is not installed: install outrider[engine]"),
