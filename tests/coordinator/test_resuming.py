@@ -98,13 +98,13 @@ async def test_text_never_runs_ahead_of_its_tokens() -> None:
     """Whoever goes on from the ids of a delta has been given the text of those ids and no other."""
     plan = text_plan()
     output = Output(plan, TOKENIZER)
-    telling = OutputCollector(output.take_text)
-    push(output, telling, "ab")
-    telling.release()
-    push(output, telling, "cd")  # the next step, which is not released
-    deltas = telling.deltas()
+    collector = OutputCollector(output.take_text)
+    push(output, collector, "ab")
+    collector.release()
+    push(output, collector, "cd")  # the next step, which is not released
+    deltas = collector.deltas()
     assert (await anext(deltas)).text == "ab"
-    telling.release()
+    collector.release()
     assert (await anext(deltas)).text == "cd"
 
 

@@ -41,7 +41,7 @@ class OfSession(Protocol):
 class LinkQueue:
     """Command queue of one link."""
 
-    def __init__(self, turns: DispatchScheduler, send_all: Callable[[], None]) -> None:
+    def __init__(self, dispatch: DispatchScheduler, send_all: Callable[[], None]) -> None:
         self.device_id = ""
         """The same for all links to services on one device; empty: of no device that is shared."""
         self.is_waiting = False
@@ -51,7 +51,7 @@ class LinkQueue:
         self.under_way: dict[int, tuple[bool, float]] = {}
         """Sessions whose step was sent and not answered: whether it is plain, and when it was sent."""
         self.send_all = send_all
-        self._dispatch = turns
+        self._dispatch = dispatch
 
     def put(self, command: OfSession) -> None:
         """Queue a command; ``send_all`` is called when the link may send."""

@@ -51,7 +51,7 @@ class Replica(Generic[CommandT, EventT]):
         port: Port[CommandT, EventT],
         label: str,
         *,
-        turns: DispatchScheduler,
+        dispatch: DispatchScheduler,
         accept: Callable[[ModelDescription], Awaitable[None]],
         attached: Callable[[Replica[CommandT, EventT]], None],
         lost: Callable[[Replica[CommandT, EventT]], None],
@@ -66,7 +66,7 @@ class Replica(Generic[CommandT, EventT]):
         self.connection: ReplicaConnection[CommandT, EventT] = ReplicaConnection(
             port,
             label,
-            turns=turns,
+            dispatch=dispatch,
             accept=accept,
             on_attached=lambda: attached(self),
             on_batch=partial(said, self),

@@ -61,7 +61,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         port: Port[CommandT, EventT],
         name: str,
         *,
-        turns: DispatchScheduler,
+        dispatch: DispatchScheduler,
         accept: Callable[[ModelDescription], Awaitable[None]],
         on_attached: Callable[[], None],
         on_batch: Callable[[EventBatch[EventT]], None],
@@ -82,7 +82,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         self._link: Link[CommandT, EventT] | None = None
         self._outbox: list[Any] = []
         """Commands, and columns of them."""
-        self._link_queue = turns.link_queue(self._flush)
+        self._link_queue = dispatch.link_queue(self._flush)
         self._trouble = ""
         self._task: asyncio.Task[None] | None = None
         self._farewell: asyncio.Future[None] | None = None

@@ -62,9 +62,9 @@ class Replicas(Generic[CommandT, EventT]):
         source: Source[CommandT, EventT],
         side: str,
         listener: Listener[CommandT, EventT],
-        turns: DispatchScheduler,
+        dispatch: DispatchScheduler,
     ) -> None:
-        self._source, self._side, self._listener, self._dispatch = source, side, listener, turns
+        self._source, self._side, self._listener, self._dispatch = source, side, listener, dispatch
         self._replicas: dict[str, Replica[CommandT, EventT]] = {}
         self._num_messages_of_gone = 0
         self._looked = asyncio.Event()
@@ -197,7 +197,7 @@ class Replicas(Generic[CommandT, EventT]):
             name,
             port,
             f"{self._side} at {name}" if name else self._side,
-            turns=self._dispatch,
+            dispatch=self._dispatch,
             accept=listener.accept,
             attached=listener.attached,
             lost=self._lost,

@@ -74,11 +74,11 @@ class Services:
         self.has_given_up = False
         """Whether no target is waited for any more."""
         self.planes = planes
-        turns = DispatchScheduler()
-        self.target: Replicas[TargetCommand, TargetEvent] = Replicas(targets, "target", _TargetSide(self), turns)
+        dispatch = DispatchScheduler()
+        self.target: Replicas[TargetCommand, TargetEvent] = Replicas(targets, "target", _TargetSide(self), dispatch)
         self.draft: Replicas[DraftCommand, DraftEvent] | None = None
         if drafts is not None:
-            self.draft = Replicas(drafts, "draft", _DraftSide(self), turns)
+            self.draft = Replicas(drafts, "draft", _DraftSide(self), dispatch)
 
     async def start(self) -> None:
         """Attach to a target, without a time limit, and try the drafts once; raises errors that waiting does not

@@ -1,4 +1,4 @@
-"""An attachment that ends while it says farewell to a link that broke, and what it says of one not to be had."""
+"""Replica connection: its end while its link is being closed after a break, and its errors where no replica answers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_link_being_lost_is_closed_before_the_attachment_is() -> None:
     connection: ReplicaConnection[DraftCommand, DraftEvent] = ReplicaConnection(
         port,
         "draft",
-        turns=DispatchScheduler(),
+        dispatch=DispatchScheduler(),
         accept=_accept,
         on_attached=lambda: None,
         on_batch=lambda batch: None,
@@ -103,7 +103,7 @@ def _draft_at(port: _NotYet, attached: asyncio.Event) -> ReplicaConnection[Draft
     return ReplicaConnection(
         port,
         "draft",
-        turns=DispatchScheduler(),
+        dispatch=DispatchScheduler(),
         accept=_accept,
         on_attached=attached.set,
         on_batch=lambda batch: None,

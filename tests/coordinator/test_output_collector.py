@@ -1,4 +1,4 @@
-"""What a user is told, and when its text is made."""
+"""Output collector: the deltas of a stream, and when their text is made."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Texts:
         return taken
 
 
-async def read(telling: OutputCollector) -> list[Delta]:
-    return [delta async for delta in telling.deltas()]
+async def read(collector: OutputCollector) -> list[Delta]:
+    return [delta async for delta in collector.deltas()]
 
 
 def emit(*token_ids: int) -> StepEnded:
@@ -37,37 +37,37 @@ def emit(*token_ids: int) -> StepEnded:
 
 async def test_nothing_is_read_and_no_text_made_before_it_is_released() -> None:
     texts = Texts()
-    telling = OutputCollector(texts.take)
-    reader = asyncio.ensure_future(anext(telling.deltas()))
+    collector = OutputCollector(texts.take)
+    reader = asyncio.ensure_future(anext(collector.deltas()))
     await asyncio.sleep(0)
-    telling.put(emit(1, 2))
+    collector.put(emit(1, 2))
     texts.final = "ab"
     await asyncio.sleep(0)
     assert not reader.done()
     assert texts.num_taken == 0
-    telling.release()
+    collector.release()
     assert await reader == Delta("ab", (1, 2), emit(1, 2).logprobs)
 
 
 async def test_a_slow_reader_gets_several_steps_at_once() -> None:
     texts = Texts()
-    telling = OutputCollector(texts.take)
+    collector = OutputCollector(texts.take)
     for number in range(3):
-        telling.put(emit(number))
+        collector.put(emit(number))
         texts.final += "abc"[number]
-        telling.release()
-    telling.end(DeadlineError("the time is up"))
+        collector.release()
+    collector.end(DeadlineError("the time is up"))
     deltas: list[Delta] = []
     with pytest.raises(DeadlineError):
-        async for delta in telling.deltas():
+        async for delta in collector.deltas():
             deltas.append(delta)
     assert deltas == [Delta("abc", (0, 1, 2), emit(0, 1, 2).logprobs)]
 
 
 async def test_an_error_without_output_is_raised_at_once() -> None:
-    telling = OutputCollector(Texts().take)
-    reader = asyncio.ensure_future(read(telling))
+    collector = OutputCollector(Texts().take)
+    reader = asyncio.ensure_future(read(collector))
     await asyncio.sleep(0)
-    telling.end(DeadlineError("the time is up"))
+    collector.end(DeadlineError("the time is up"))
     with pytest.raises(DeadlineError):
         await reader

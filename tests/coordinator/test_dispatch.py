@@ -1,4 +1,4 @@
-"""Commands wait for their turn: one at a time on a shared device, and plain steps for those that are under way."""
+"""Dispatch: one command at a time on a shared device, and plain steps that wait for those in flight."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from outrider.ports import Extend, Proposal, Release, Score
 from outrider.prefix_hash import EMPTY_PREFIX
-from outrider_coordinator.routing import dispatch as turns_module
+from outrider_coordinator.routing import dispatch as dispatch_module
 from outrider_coordinator.routing.dispatch import DispatchScheduler, LinkQueue, OfSession
 
 LONG = 30.0
@@ -30,10 +30,10 @@ def answer(session: int) -> Proposal:
 class Link:
     """What was sent on one, message by message."""
 
-    def __init__(self, turns: DispatchScheduler, device_id: str = "") -> None:
+    def __init__(self, dispatch: DispatchScheduler, device_id: str = "") -> None:
         self.messages: list[list[int]] = []
         self._outbox: list[OfSession] = []
-        self.link_queue: LinkQueue = turns.link_queue(self._send_all)
+        self.link_queue: LinkQueue = dispatch.link_queue(self._send_all)
         self.link_queue.device_id = device_id
 
     def put(self, *commands: OfSession) -> None:
@@ -51,9 +51,9 @@ class Link:
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sent because it took too long, unless a test says so."""
-    monkeypatch.setattr(turns_module, "LONGEST_WAIT_S", LONG)
+    monkeypatch.setattr(dispatch_module, "LONGEST_WAIT_S", LONG)
 
 
 async def settle() -> None:
@@ -71,8 +71,8 @@ async def test_what_waits_at_the_end_of_a_turn_is_one_message() -> None:
 
 
 async def test_drafts_and_scores_of_one_device_take_turns_and_sessions_come_into_step() -> None:
-    turns = DispatchScheduler()
-    target, draft = Link(turns, "gpu"), Link(turns, "gpu")
+    dispatch = DispatchScheduler()
+    target, draft = Link(dispatch, "gpu"), Link(dispatch, "gpu")
     target.put(score(1, 4, 4))
     draft.put(extend(2))
     await settle()
@@ -92,8 +92,8 @@ async def test_drafts_and_scores_of_one_device_take_turns_and_sessions_come_into
 
 
 async def test_who_has_waited_longest_goes_first() -> None:
-    turns = DispatchScheduler()
-    target, draft = Link(turns, "gpu"), Link(turns, "gpu")
+    dispatch = DispatchScheduler()
+    target, draft = Link(dispatch, "gpu"), Link(dispatch, "gpu")
     target.put(score(1))
     await settle()
     draft.put(extend(2))
@@ -109,8 +109,8 @@ async def test_who_has_waited_longest_goes_first() -> None:
 
 
 async def test_services_on_devices_of_their_own_do_not_wait_for_each_other() -> None:
-    turns = DispatchScheduler()
-    target, draft = Link(turns, "gpu 0"), Link(turns, "gpu 1")
+    dispatch = DispatchScheduler()
+    target, draft = Link(dispatch, "gpu 0"), Link(dispatch, "gpu 1")
     target.put(score(1, 4))
     await settle()
     draft.put(extend(2))
@@ -133,8 +133,8 @@ async def test_plain_steps_wait_for_plain_steps_wherever_they_are() -> None:
 
 
 async def test_prompts_and_ends_wait_for_nobody_and_are_waited_for_by_nobody() -> None:
-    turns = DispatchScheduler()
-    target, draft = Link(turns, "gpu"), Link(turns, "gpu")
+    dispatch = DispatchScheduler()
+    target, draft = Link(dispatch, "gpu"), Link(dispatch, "gpu")
     target.put(score(1, num_kept_tokens=0))
     await settle()
     draft.put(extend(2))
@@ -147,8 +147,8 @@ async def test_prompts_and_ends_wait_for_nobody_and_are_waited_for_by_nobody() -
 
 
 async def test_a_session_that_was_released_and_a_link_that_was_lost_keep_nobody_waiting() -> None:
-    turns = DispatchScheduler()
-    target, draft = Link(turns, "gpu"), Link(turns, "gpu")
+    dispatch = DispatchScheduler()
+    target, draft = Link(dispatch, "gpu"), Link(dispatch, "gpu")
     target.put(score(1))
     await settle()
     draft.put(extend(2))
@@ -164,9 +164,9 @@ async def test_a_session_that_was_released_and_a_link_that_was_lost_keep_nobody_
 
 
 async def test_who_does_not_answer_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns_module, "LONGEST_WAIT_S", 0.01)
-    turns = DispatchScheduler()
-    target, draft = Link(turns, "gpu"), Link(turns, "gpu")
+    monkeypatch.setattr(dispatch_module, "LONGEST_WAIT_S", 0.01)
+    dispatch = DispatchScheduler()
+    target, draft = Link(dispatch, "gpu"), Link(dispatch, "gpu")
     draft.put(extend(1))
     await settle()
     target.put(score(1))
