@@ -21,7 +21,7 @@ def sampling_defaults(files: Mapping[str, bytes]) -> dict[str, float | int]:
     """Name -> value of each default in the file; values that are not numbers are ignored with a warning."""
     try:
         config = json.loads(files.get(GENERATION_CONFIG_FILE, b"{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     named = {
         name: config[name] for name in SAMPLING_DEFAULTS if isinstance(config, dict) and config.get(name) is not None

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from outrider.chat import ChatPrompt
-from outrider.errors import InvalidRequestError
+from outrider.errors import ConfigError, InvalidRequestError
+from outrider.tokenization import ModelText
 from outrider.tokenization.chat import ChatRenderer
 from outrider.tokenization.chat.messages import loops_over_content
+from outrider.tokenization.model_text import read_chat_template
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAIR = Path(__file__).parents[2] / "outrider" / "demo" / "pair" / "target"
@@ -77,6 +79,11 @@ def reference(source: str | dict[str, str], messages: list[dict[str, Any]], **op
     return str(tokenizer.apply_chat_template(copy.deepcopy(messages), tokenize=False, **options))
 
 
+def with_content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As vLLM hands them to transformers: the empty text in the place of null."""
+    return [{**message, "content": message["content"] or ""} for message in messages]
+
+
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("tools", [None, (WEATHER,)], ids=["plain", "with tools"])
 @pytest.mark.parametrize("header", [True, False])
@@ -88,7 +95,7 @@ def test_prompts_equal_those_of_transformers(
     chat = ChatPrompt(tuple(messages), tools=tools, add_generation_prompt=header)
     try:
         expected = reference(
-            source, messages, tools=None if tools is None else list(tools), add_generation_prompt=header
+            source, with_content(messages), tools=None if tools is None else list(tools), add_generation_prompt=header
         )
     except Exception as error:
         with pytest.raises(InvalidRequestError) as refused:
@@ -150,6 +157,38 @@ def test_messages_of_openai_are_made_into_what_templates_expect() -> None:
     assert renderer(source).render(ChatPrompt(tuple(wire), add_generation_prompt=False)) == reference(source, plain)
 
 
+@pytest.mark.parametrize("call", [{"content": None}, {}], ids=["null", "absent"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_of_a_tool_needs_no_content(family: str, call: dict[str, Any]) -> None:
+    source = (TEMPLATES / f"{family}.jinja").read_text()
+
+    def rendered(content: dict[str, Any]) -> str:
+        messages = (TOOLS[0], {"role": "assistant", **content, "tool_calls": [CALL]}, TOOLS[2])
+        return renderer(source).render(ChatPrompt(messages, tools=(WEATHER,)))
+
+    assert rendered(call) == rendered({"content": ""})
+
+
+def test_a_template_that_asks_for_content_that_is_none_finds_it() -> None:
+    """DeepSeek-V3's tells calls of tools from answers in this way."""
+    source = "{% for m in messages %}{% if m['content'] is none %}call{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    messages = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [CALL]})
+    assert renderer(source).render(ChatPrompt(messages)) == "hi;call;"
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [(None, {}), ("", {}), ('{"a": ', {}), ("[1]", {}), ("null", {}), ("[" * 100_000, {}), ('{"a": 1}', {"a": 1})],
+)
+def test_arguments_of_calls_are_objects_for_the_template(given: str | None, arguments: dict[str, Any]) -> None:
+    """As in vLLM, also those that a model did not write to their end."""
+    call = {"function": {"name": "weather", "arguments": given}}
+    text = renderer("{{ messages[0].tool_calls[0].function.arguments | tojson }}").render(
+        ChatPrompt(({"role": "assistant", "tool_calls": [call]},))
+    )
+    assert json.loads(text) == arguments
+
+
 def test_parts_stay_parts_for_a_template_that_loops_over_them() -> None:
     source = (TEMPLATES / "parts.jinja").read_text()
     assert [loops_over_content((TEMPLATES / f"{family}.jinja").read_text()) for family in FAMILIES] == [False] * 4 + [
@@ -175,6 +214,8 @@ def test_parts_stay_parts_for_a_template_that_loops_over_them() -> None:
         ("{% for", "unexpected"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{% for i in range(10**9) %}{% endfor %}", "range"),
+        ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "nested too deeply"),
+        ("{{ " + "(1+" * 300 + "1" + ")" * 300 + " }}", "nested too deeply"),
     ],
 )
 def test_a_template_that_does_harm_is_an_error_of_the_request(source: str, words: str) -> None:
@@ -195,10 +236,6 @@ def test_a_template_that_does_harm_is_an_error_of_the_request(source: str, words
         (ChatPrompt(("hello",)), "messages[0]"),  # type: ignore[arg-type]
         (ChatPrompt(({"role": "user", "content": object()},)), "messages[0]"),
         (ChatPrompt(({"role": "user", "content": [{"type": "image_url"}]},)), "messages[0].content[0]"),
-        (
-            ChatPrompt(({"role": "user", "tool_calls": [{"function": {"arguments": "{"}}]},)),
-            "messages[0].tool_calls[0].function.arguments",
-        ),
         (ChatPrompt(tuple(TURN), tools=(3,)), "tools[0]"),  # type: ignore[arg-type]
         (ChatPrompt(tuple(TURN), chat_template="rag"), "chat_template"),
         (ChatPrompt(tuple(TURN), chat_template="{{ messages }}"), "chat_template"),
@@ -213,6 +250,21 @@ def test_a_chat_that_no_template_could_take_is_refused_by_its_field(chat: ChatPr
     with pytest.raises(InvalidRequestError) as refused:
         renderer("{{ messages[0].content }}").render(chat)
     assert refused.value.field == field
+
+
+def test_json_that_is_nested_too_deeply_is_passed_over_as_other_bad_json_is() -> None:
+    deep = b'{"a":' + b"[" * 100_000
+    text = ModelText.from_files(
+        {"tokenizer_config.json": deep, "special_tokens_map.json": deep, "generation_config.json": deep}
+    )
+    assert (text.chat.template_names, text.sampling_defaults) == ((), {})
+
+
+def test_a_template_file_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "deep.jinja"
+    path.write_text("{{ " + "(" * 5000 + ")" * 5000 + " }}")
+    with pytest.raises(ConfigError, match=r"deep.jinja is no Jinja template: it is nested too deeply"):
+        read_chat_template(path)
 
 
 def test_a_model_without_a_template_says_so() -> None:

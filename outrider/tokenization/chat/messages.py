@@ -1,7 +1,7 @@
 """Conversion of OpenAI messages for chat templates.
 
-Content that is a list of text parts is joined if the template does not loop over parts. Arguments of tool calls become
-objects. Parts that are not text are refused.
+As in vLLM: content that is a list of text parts is joined if the template does not loop over parts, content that is
+null or absent is the empty text, and arguments of tool calls become objects. Parts that are not text are refused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 def prepare_messages(messages: Sequence[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
     """Copies of the messages in the form of the template; ``InvalidRequestError`` names an unsupported part."""
-    takes_parts = loops_over_content(template)
-    prepared = [_prepare(f"messages[{index}]", message, takes_parts) for index, message in enumerate(messages)]
+    takes_parts, no_content = loops_over_content(template), None if tests_content_for_none(template) else ""
+    found = [_prepare(f"messages[{index}]", message, takes_parts) for index, message in enumerate(messages)]
+    prepared = [{**message, "content": message.get("content", no_content)} for message in found]
     return prepared if "developer" in template else list(map(_without_developer, prepared))
 
 
@@ -37,6 +38,16 @@ def loops_over_content(template: str) -> bool:
     except jinja2.TemplateError:
         return False
     return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+@lru_cache(maxsize=64)
+def tests_content_for_none(template: str) -> bool:
+    """Whether a template has a test such as ``message.content is none``: DeepSeek's finds calls of tools by it."""
+    try:
+        tree = parse_template(template)
+    except jinja2.TemplateError:
+        return False
+    return any(test.name == "none" and _is_content(test.node) for test in tree.find_all(nodes.Test))
 
 
 def _is_content(node: nodes.Node) -> bool:
@@ -59,7 +70,7 @@ def _prepare(field: str, message: Mapping[str, Any], takes_parts: bool) -> dict[
         parts = [_text_part(f"{field}.content[{index}]", part) for index, part in enumerate(kept["content"])]
         kept["content"] = parts if takes_parts else "\n".join(part["text"] for part in parts)
     if isinstance(kept.get("tool_calls"), list | tuple):
-        kept["tool_calls"] = [_tool_call(f"{field}.tool_calls[{n}]", call) for n, call in enumerate(kept["tool_calls"])]
+        kept["tool_calls"] = list(map(_tool_call, kept["tool_calls"]))
     reasoning = next((kept[name] for name in _REASONING_FIELDS if name in kept), None)
     return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
 
@@ -74,18 +85,24 @@ def _text_part(field: str, part: object) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _tool_call(field: str, call: object) -> object:
+def _tool_call(call: object) -> object:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         return call
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return call
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+
+
+def _arguments(given: object) -> object:
+    """The arguments of a call as an object; an empty one for what a model wrote that is no JSON object. Clients send it
+    back with each turn, and a refusal would end the conversation.
+    """
+    if not isinstance(given, str):
+        return {} if given is None else given
     try:
-        parsed = json.loads(arguments) if arguments else {}
-    except ValueError as error:
-        raise InvalidRequestError(f"{field}.function.arguments", f"must be JSON: {error}") from None
-    return {**call, "function": {**function, "arguments": parsed}}
+        parsed = json.loads(given)
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _without_developer(message: dict[str, Any]) -> dict[str, Any]:

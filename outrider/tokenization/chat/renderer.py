@@ -45,7 +45,7 @@ class ChatRenderer:
         check_chat(chat)
         template = self._choose(chat)
         messages = prepare_messages(chat.messages, template)
-        final = _mark_final(messages, template) if chat.continue_final_message else ""
+        final = _mark_final(chat, messages, template) if chat.continue_final_message else ""
         text = self._render(template, chat, messages)
         if chat.continue_final_message:
             text = _cut_at_mark(text, final)
@@ -77,14 +77,14 @@ class ChatRenderer:
             ) from error
 
 
-def _mark_final(messages: list[dict[str, Any]], template: str) -> str:
+def _mark_final(chat: ChatPrompt, messages: list[dict[str, Any]], template: str) -> str:
     """Mark the end of the last message, or of its last part."""
     content = messages[-1].get("content")
     if isinstance(content, list) and content:
         text: str = content[-1]["text"]
         messages[-1]["content"] = [*content[:-1], {**content[-1], "text": text + _MARK}]
         return text
-    if not isinstance(content, str) or "content" not in template:
+    if chat.messages[-1].get("content") is None or not isinstance(content, str) or "content" not in template:
         raise InvalidRequestError("continue_final_message", "is set, and the last message has no text to continue")
     messages[-1]["content"] = content + _MARK
     return content

@@ -18,17 +18,26 @@ import jinja2.parser
 import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+_TOO_DEEP = (RecursionError, SyntaxError, MemoryError)
+"""Raised by the parser of templates, and by that of the Python code which they are compiled to."""
+
 
 @lru_cache(maxsize=64)
 def compile_template(source: str) -> jinja2.Template:
     """Compile a template; raises ``jinja2.TemplateError`` for an invalid one. Cached."""
-    return _environment().from_string(source)
+    try:
+        return _environment().from_string(source)
+    except _TOO_DEEP as error:
+        raise jinja2.TemplateError(f"it is nested too deeply: {error}") from None
 
 
 @lru_cache(maxsize=64)
 def parse_template(source: str) -> jinja2.nodes.Template:
-    """The syntax tree of a template."""
-    return _environment().parse(source)
+    """The syntax tree of a template; raises ``jinja2.TemplateError`` for an invalid one. Cached."""
+    try:
+        return _environment().parse(source)
+    except _TOO_DEEP as error:
+        raise jinja2.TemplateError(f"it is nested too deeply: {error}") from None
 
 
 @lru_cache(maxsize=1)

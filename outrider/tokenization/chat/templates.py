@@ -88,6 +88,6 @@ def _content(token: object) -> str | None:
 def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     try:
         parsed = json.loads(files.get(name, b"{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return parsed if isinstance(parsed, dict) else {}
