@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Iterator, Sequence, Sized
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence, Sized
 from typing import TypeVar
 
 ResultT = TypeVar("ResultT")
@@ -58,3 +58,27 @@ def slices_of(entries: Sequence[EntryT]) -> Iterator[Sequence[EntryT]]:
         return
     for start in range(0, len(entries), SLICE_ENTRIES):
         yield entries[start : start + SLICE_ENTRIES]
+
+
+async def gather_limited(
+    work: Callable[[EntryT], Awaitable[ResultT]], entries: Sequence[EntryT], *, most: int
+) -> list[ResultT]:
+    """Await ``work(entry)`` for each entry, at most ``most`` at the same time, and return the results in order.
+
+    The first error cancels the others and is raised. There are ``most`` tasks, which take the next entry: cancelling a
+    task for each entry that waits at a semaphore takes time that is quadratic in their number.
+    """
+    results: dict[int, ResultT] = {}
+    numbered = iter(enumerate(entries))
+
+    async def take_next() -> None:
+        for index, entry in numbered:
+            results[index] = await work(entry)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(most, len(entries))):
+                group.create_task(take_next())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [results[index] for index in range(len(entries))]

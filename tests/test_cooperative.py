@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from outrider import cooperative
-from outrider.cooperative import SLICE_ENTRIES, Work, run, run_in_slices, slices_of
+from outrider.cooperative import SLICE_ENTRIES, Work, gather_limited, run, run_in_slices, slices_of
 from outrider.generation import GenerationRequest
 from outrider.requests import checks_of_request
 from outrider.transport.convert.generation import request_reading, request_to_proto, request_writing
@@ -81,3 +81,60 @@ def test_work_on_a_long_request_has_pauses() -> None:
     tokens = CommittedTokens(range(50_000))
     for work in (checks_of_request(request), request_reading(message), request_writing(request), tokens.prepare()):
         assert len(list(work)) >= 5
+
+
+async def test_gathered_work_runs_so_much_at_once_and_gives_results_in_order() -> None:
+    running: set[int] = set()
+    most_at_once = 0
+
+    async def double(entry: int) -> int:
+        nonlocal most_at_once
+        running.add(entry)
+        most_at_once = max(most_at_once, len(running))
+        for _ in range(entry % 3):
+            await asyncio.sleep(0)
+        running.remove(entry)
+        return 2 * entry
+
+    assert await gather_limited(double, range(50), most=7) == [2 * entry for entry in range(50)]
+    assert most_at_once == 7
+    assert await gather_limited(double, [], most=7) == []
+
+
+async def test_gathered_work_that_waits_has_no_task_and_is_never_begun_after_an_error() -> None:
+    num_tasks, begun = len(asyncio.all_tasks()), []
+    is_full, fails = asyncio.Event(), asyncio.Event()
+
+    async def wait(entry: int) -> None:
+        begun.append(entry)
+        if len(begun) == 4:
+            is_full.set()
+        await fails.wait()
+        raise ValueError(f"number {entry}")
+
+    gathering = asyncio.create_task(gather_limited(wait, range(100_000), most=4))
+    await is_full.wait()
+    assert len(asyncio.all_tasks()) == num_tasks + 1 + 4
+    fails.set()
+    with pytest.raises(ValueError, match="number 0"):
+        await gathering
+    assert begun == [0, 1, 2, 3]
+
+
+async def test_cancelled_gathering_cancels_its_work() -> None:
+    num_cancelled = 0
+
+    async def wait(entry: int) -> None:
+        nonlocal num_cancelled
+        try:
+            await asyncio.Event().wait()
+        finally:
+            num_cancelled += 1
+
+    gathering = asyncio.create_task(gather_limited(wait, range(9), most=3))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gathering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gathering
+    assert num_cancelled == 3

@@ -23,7 +23,7 @@ from outrider.client.requests import (
 )
 from outrider.client.resuming import Generation, ResumableGeneration, SingleGeneration
 from outrider.config.client import client_environment
-from outrider.cooperative import run_in_slices
+from outrider.cooperative import gather_limited, run_in_slices
 from outrider.errors import OutriderError, ProtocolError
 from outrider.generation import Delta, GenerationRequest, GenerationResult, ModelInfo, TokenizerFiles
 from outrider.tls import Tls
@@ -103,18 +103,7 @@ class AsyncClient:
         singles = each_request(prompt, n, options)
         if singles is None:
             return await self._generate(with_prompt(cast(OnePrompt, prompt), options))
-        room = asyncio.Semaphore(MAX_CONCURRENCY)
-
-        async def generate_one(single: GenerateOptions) -> GenerationResult:
-            async with room:
-                return await self._generate(single)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(generate_one(single)) for single in singles]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return await gather_limited(self._generate, singles, most=MAX_CONCURRENCY)
 
     async def _generate(self, options: GenerateOptions) -> GenerationResult:
         request, timeout = await run_in_slices(building(options))

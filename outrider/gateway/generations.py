@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, Unpack
 
 from outrider.client import GenerateOptions
+from outrider.cooperative import gather_limited
 from outrider.generation import Delta, GenerationResult
 
 MAX_AT_ONCE = 256
@@ -40,18 +41,7 @@ async def generate_all(client: GenerationClient, choices: Sequence[Choice]) -> l
     """The results in order. The first error cancels the others and is raised; so does cancellation."""
     if len(choices) == 1:
         return [await client.generate(**choices[0].options)]
-    room = asyncio.Semaphore(MAX_AT_ONCE)
-
-    async def one(choice: Choice) -> GenerationResult:
-        async with room:
-            return await client.generate(**choice.options)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(choice)) for choice in choices]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
+    return await gather_limited(lambda choice: client.generate(**choice.options), choices, most=MAX_AT_ONCE)
 
 
 async def stream_all(client: GenerationClient, choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, Delta], None]:
@@ -69,30 +59,26 @@ async def stream_all(client: GenerationClient, choices: Sequence[Choice]) -> Asy
 async def _merge(client: GenerationClient, choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, Delta], None]:
     # A reader that is slow holds up the generations behind a queue that is full, as it does with one of them.
     queue: asyncio.Queue[tuple[Choice, Delta] | BaseException | None] = asyncio.Queue(2 * MAX_AT_ONCE)
-    room = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def pump(choice: Choice) -> None:
+        async with contextlib.aclosing(client.stream(**choice.options)) as deltas:
+            async for delta in deltas:
+                await queue.put((choice, delta))
+
+    async def pump_all() -> None:
         try:
-            async with room, contextlib.aclosing(client.stream(**choice.options)) as deltas:
-                async for delta in deltas:
-                    await queue.put((choice, delta))
+            await gather_limited(pump, choices, most=MAX_AT_ONCE)
         except Exception as error:
             await queue.put(error)
         else:
             await queue.put(None)
 
-    tasks = [asyncio.create_task(pump(choice)) for choice in choices]
-    num_running = len(tasks)
+    pumping = asyncio.create_task(pump_all())
     try:
-        while num_running:
-            found = await queue.get()
+        while (found := await queue.get()) is not None:
             if isinstance(found, BaseException):
                 raise found
-            if found is None:
-                num_running -= 1
-            else:
-                yield found
+            yield found
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        pumping.cancel()
+        await asyncio.gather(pumping, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -14,6 +15,7 @@ import pytest
 from outrider import __version__
 from outrider.errors import UnavailableError
 from outrider.gateway.callers import caller_key
+from outrider.gateway.generations import MAX_AT_ONCE, Choice, generate_all, stream_all
 from outrider.gateway.protocol.completion import CompletionRequest
 from outrider.gateway.protocol.fields import GenerationFields
 from outrider.transport.security import ServerSecurity, TokenFile
@@ -146,6 +148,50 @@ def test_one_choice_that_fails_ends_the_others(service: Service, gateway: Gatewa
         wait_until(lambda: generator.num_asked == generator.num_finished + generator.num_abandoned, "the end of all")
 
 
+@pytest.mark.parametrize("prompt", [["a"] * 1000, [[1]] * 9])
+def test_the_choices_of_a_request_are_bounded(service: Service, gateway: Gateway, prompt: list[Any]) -> None:
+    error = complete(gateway, prompt=prompt, n=128).json["error"]
+    assert (error["code"], error["param"]) == (400, "n")
+    assert f"which makes {128 * len(prompt)} choices; at most 1024 in one request" in error["message"]
+    assert service.generator.num_asked == 0
+    assert complete(gateway, prompt=["a"] * 8, n=128, max_tokens=1).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_that_wait_for_others_have_no_tasks(stream: bool) -> None:
+    """The end of a request with a task for each of its choices would take time that is quadratic in their number."""
+    num_tasks = len(asyncio.all_tasks())
+    num_begun = 0
+
+    class Waiting:
+        async def generate(self, **options: Any) -> Any:
+            nonlocal num_begun
+            num_begun += 1
+            await asyncio.Event().wait()
+
+        async def stream(self, **options: Any) -> Any:
+            yield await self.generate()
+
+    choices = [Choice(index, 0, {}) for index in range(4 * MAX_AT_ONCE)]
+    client: Any = Waiting()
+
+    async def work() -> None:
+        if stream:
+            async for _ in stream_all(client, choices):
+                pass
+        else:
+            await generate_all(client, choices)
+
+    working = asyncio.create_task(work())
+    while num_begun < MAX_AT_ONCE:
+        await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) <= num_tasks + MAX_AT_ONCE + 2
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert num_begun == MAX_AT_ONCE and len(asyncio.all_tasks()) == num_tasks
+
+
 def test_an_interruption_is_gone_on_from_where_it_was(service: Service) -> None:
     gateway = Gateway(service.address, resume_timeout_s=20.0)
     try:
@@ -209,6 +255,24 @@ def test_tools_reach_the_template(service: Service, gateway: Gateway) -> None:
     assert chat(gateway, tools=tools, tool_choice="auto").status == 200
     text = TOKENIZER.decode(service.generator.requests[0].prompt_token_ids or (), skip_special_tokens=False)
     assert '{"type": "function", "function": {"name": "f"}}' in text
+
+
+@pytest.mark.parametrize("call", [{"content": None}, {}], ids=["null", "absent"])
+def test_a_call_of_a_tool_without_content_is_answered(service: Service, gateway: Gateway, call: dict[str, Any]) -> None:
+    template = (Path(__file__).parents[1] / "tokenization" / "templates" / "qwen3.jinja").read_bytes()
+    service.generator.tokenizer = TEXT.with_chat_template(template).files
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Rome"}'}}]
+    answer = chat(
+        gateway,
+        messages=[
+            *MESSAGES,
+            {"role": "assistant", **call, "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "1", "content": "rain"},
+        ],
+    )
+    assert answer.status == 200
+    text = TOKENIZER.decode(service.generator.requests[0].prompt_token_ids or (), skip_special_tokens=False)
+    assert '{"name": "f", "arguments": {"city": "Rome"}}' in text and "rain" in text
 
 
 def test_tokenize_and_detokenize(gateway: Gateway) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from outrider.errors import InvalidRequestError
-from outrider.gateway.protocol.fields import MAX_PROMPTS, GenerationFields, TokenId
+from outrider.gateway.protocol.fields import MAX_GENERATIONS, MAX_PROMPTS, GenerationFields, TokenId
 
 DEFAULT_MAX_TOKENS = 16
 Prompt = str | tuple[int, ...]
@@ -56,3 +56,13 @@ class CompletionRequest(GenerationFields):
     def wanted_prompt_logprobs(self) -> int | None:
         """Number of prompt logprobs: as requested, or as an echo requires."""
         return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
+
+    def check(self) -> None:
+        """Raise ``InvalidRequestError`` for more choices than one request may have."""
+        num_prompts = len(self.prompts)
+        if num_prompts * self.num_choices > MAX_GENERATIONS:
+            raise InvalidRequestError(
+                "n",
+                f"is {self.num_choices} for each of {num_prompts} prompts, which makes"
+                f" {num_prompts * self.num_choices} choices; at most {MAX_GENERATIONS} in one request",
+            )

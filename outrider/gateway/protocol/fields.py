@@ -11,6 +11,8 @@ MAX_CHOICES = 128
 """Of one prompt; OpenAI's bound."""
 MAX_PROMPTS = 1024
 """In one request; vLLM's bound."""
+MAX_GENERATIONS = 1024
+"""Choices of one request, of all its prompts."""
 
 Seed = Annotated[int, Field(ge=-_INT64, le=_INT64 - 1)]
 TokenId = Annotated[int, Field(ge=0)]

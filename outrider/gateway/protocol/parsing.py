@@ -10,6 +10,7 @@ from outrider.chat import MAX_DOCUMENTS, MAX_MESSAGES, MAX_TOOLS
 from outrider.cooperative import Work, run
 from outrider.errors import InvalidRequestError
 from outrider.gateway.protocol.chat import ChatCompletionRequest
+from outrider.gateway.protocol.completion import CompletionRequest
 from outrider.gateway.protocol.fields import GenerationFields
 from outrider.gateway.protocol.long_ids import Ids, parse_body_json
 from outrider.gateway.protocol.unsupported import refuse_unsupported
@@ -86,7 +87,7 @@ def _check(request: GenerationFields, given: dict[str, Any]) -> None:
         raise InvalidRequestError("prompt_logprobs", "is not available with stream")
     if given.get("cache_salt") == "":
         raise InvalidRequestError("cache_salt", "must be a text that is not empty, or be left out")
-    if isinstance(request, ChatCompletionRequest):
+    if isinstance(request, ChatCompletionRequest | CompletionRequest):
         request.check()
 
 
