@@ -76,9 +76,11 @@ LINK_HASH = Bound(64, "bytes")
 """A prefix hash or its key."""
 LINK_DRAFT_TOKEN_IDS = Bound(MAX_DRAFT_LENGTH, "ids")
 LINK_FIELDS = Bound(1 << 20, "fields")
-"""Of one message with all that it holds: more than ``LINK_ITEMS`` of any kind come to."""
+"""Of one message with all that it holds: more than ``LINK_COMMANDS`` or ``LINK_ITEMS`` of any kind come to."""
+LINK_COMMANDS = Bound(1 << 14, "items")
+"""Commands in one message: sixteen for each of the sessions that a link has by default. More are sent as several."""
 LINK_ITEMS = Bound(1 << 16, "items")
-"""Commands or events in one message."""
+"""Events in one message."""
 LINK_SUPPORT_IDS = Bound(1 << 22, "ids")
 """Of all positions of one proposal: some tens of thousands for each."""
 LINK_HIDDEN_LAYERS = Bound(16, "layers")

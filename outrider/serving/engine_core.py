@@ -33,6 +33,8 @@ _MAX_STEPS_WITHOUT_FORWARD = 32
 """Events that need no forward leave first, for no more steps in a row: a link that asks for nothing else holds up no
 other.
 """
+_EVENTS_OF_STEP = 64
+"""So many events that need no forward count as a step of their own."""
 
 
 class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
@@ -89,8 +91,10 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         leave in steps of their own.
         """
         if self._outputs.is_ready and not self._is_forward_overdue:
-            self._num_steps_without_forward += 1
-            return self._outputs.take()
+            messages = self._outputs.take()
+            num_events = sum([len(batch.events) for _, batch in messages])
+            self._num_steps_without_forward += 1 + num_events // _EVENTS_OF_STEP
+            return messages
         self._num_steps_without_forward = 0
         batch = self._scheduler.schedule(self._in_flight)
         finished = self._execute(batch)

@@ -20,12 +20,18 @@ from outrider.ports import (
     SessionFailed,
     SessionLost,
 )
+from outrider.rate_limit import RateLimit
 from outrider.recording import ItemRecord, Recorder
 from outrider.serving.executor import Item
 from outrider.serving.request import AnyRequest
 from outrider.serving.stats import ServiceStats
 
 _log = logging.getLogger(__name__)
+
+_WARNING_INTERVAL_S = 1.0
+MAX_WARNINGS = 32
+"""Warnings about sessions in one interval. One message can cause thousands, each of which takes the engine's thread
+some 30 us; the metrics count all of them."""
 
 Messages: TypeAlias = list[tuple[int, EventBatch[Any]]]
 """Messages, each with the number of its link."""
@@ -42,6 +48,7 @@ class OutputProcessor:
         self._opened: dict[int, list[Any]] = {}
         """Leave with the next message of their link, which answers the items that they came with."""
         self._finished: list[AnyRequest] = []
+        self._warnings = RateLimit(_WARNING_INTERVAL_S, burst=MAX_WARNINGS)
 
     @property
     def is_ready(self) -> bool:
@@ -90,9 +97,20 @@ class OutputProcessor:
         return messages
 
     def note(self, event: object, opening: Open | None, trace_parent: str = "") -> None:
-        """Count and log an event that says that something went wrong; nothing of any other."""
+        """Count and log an event that says that something went wrong; nothing of any other.
+
+        ``opening`` is the session's. None for one that is not open here: then only the item's ``trace_parent`` tells
+        whose it is, where there is one.
+        """
         self._stats.note_answer(event)
-        _log_trouble(event, opening, trace_parent)
+        if isinstance(event, SessionFailed | SessionLost):
+            num_suppressed = self._warnings.take()
+            if num_suppressed is not None:
+                _warn(event, _about(event, opening, trace_parent, num_suppressed))
+        elif isinstance(event, Preempted):
+            _log.info("a session is preempted for older ones", extra=_about(event, opening, trace_parent))
+        elif isinstance(event, Refused) and _log.isEnabledFor(logging.DEBUG):
+            _log.debug("a session is refused: %s", event.reason, extra=_about(event, opening, trace_parent))
 
     def record_of(self, item: Item, arrived_ns: int) -> ItemRecord | None:
         """The record of an item; None when it is not traced."""
@@ -150,27 +168,25 @@ def _timings(finished: Sequence[AnyRequest], now_ns: int) -> tuple[ItemTiming, .
     return tuple(found)
 
 
-def _log_trouble(event: object, opening: Open | None, trace_parent: str) -> None:
-    """``opening`` is the session's. None for one that is not open here: then only the item's ``trace_parent`` tells
-    whose it is, where there is one.
-    """
+def _warn(event: SessionFailed | SessionLost, about: dict[str, dict[str, object]]) -> None:
     if isinstance(event, SessionFailed):
-        _log.warning("a session failed: %s: %s", event.code, event.message, extra=_about(event, opening, trace_parent))
-    elif isinstance(event, SessionLost):
-        _log.warning("a session is lost: %s", event.reason, extra=_about(event, opening, trace_parent))
-    elif isinstance(event, Preempted):
-        _log.info("a session is preempted for older ones", extra=_about(event, opening, trace_parent))
-    elif isinstance(event, Refused):
-        _log.debug("a session is refused: %s", event.reason, extra=_about(event, opening, trace_parent))
+        _log.warning("a session failed: %s: %s", event.code, event.message, extra=about)
+    else:
+        _log.warning("a session is lost: %s", event.reason, extra=about)
 
 
 def _about(
-    event: SessionFailed | SessionLost | Preempted | Refused, opening: Open | None, trace_parent: str
+    event: SessionFailed | SessionLost | Preempted | Refused,
+    opening: Open | None,
+    trace_parent: str,
+    num_suppressed: int = 0,
 ) -> dict[str, dict[str, object]]:
+    """Fields of a line; those without a value are left out."""
     if opening is None:
-        named = {"trace_id": _trace_id(trace_parent)}
+        named: dict[str, object] = {"trace_id": _trace_id(trace_parent)}
     else:
         named = {"request_id": opening.request_id, "trace_id": opening.trace_id}
+    named["num_suppressed"] = num_suppressed
     return {"fields": {"session": event.session, **{key: value for key, value in named.items() if value}}}
 
 

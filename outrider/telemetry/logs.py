@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -85,22 +84,3 @@ def _dropped_record(count: int) -> logging.LogRecord:
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     fields = getattr(record, "fields", {})
     return {**about_request.get(), **(fields if isinstance(fields, dict) else {})}
-
-
-class RateLimit:
-    """Rate limit for log lines that clients can cause: one every ``interval_s`` seconds. Not thread-safe."""
-
-    def __init__(self, interval_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._interval_s = interval_s
-        self._clock = clock
-        self._last: float | None = None
-        self._num_suppressed = 0
-
-    def take(self) -> int | None:
-        """Return the number of lines suppressed since the last one if this one may be logged, otherwise None."""
-        now = self._clock()
-        if self._last is not None and now - self._last < self._interval_s:
-            self._num_suppressed += 1
-            return None
-        suppressed, self._num_suppressed, self._last = self._num_suppressed, 0, now
-        return suppressed

@@ -14,8 +14,8 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from outrider.errors import InvalidRequestError, OutriderError
-from outrider.limits import NAME_MESSAGE
-from outrider.telemetry.logs import RateLimit
+from outrider.limits import LINK_COMMANDS, NAME_MESSAGE
+from outrider.rate_limit import RateLimit
 from outrider.transport.field_counts import check_num_fields
 from outrider.transport.link.counts import LinkCounts
 from outrider.transport.long_requests import long_or_parsed
@@ -153,7 +153,7 @@ def _deserializer(method: str, deserialize: Callable[[bytes], Any] | None) -> Ca
     if method.startswith(_PUBLIC):
         return tolerant(_DESERIALIZERS.get(method, deserialize), _check_fields)
     if method in _LINK_MESSAGES:
-        return tolerant_of_link(deserialize, _LINK_MESSAGES[method])
+        return tolerant_of_link(deserialize, _LINK_MESSAGES[method], LINK_COMMANDS)
     return tolerant(deserialize, None if method.startswith(OWN_METHODS) else _check_size)
 
 

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from outrider.cooperative import Work, run_in_slices
 from outrider.errors import InvalidRequestError
-from outrider.limits import LINK_FIELDS, LINK_ITEMS
+from outrider.limits import LINK_FIELDS, Bound
 from outrider.transport.field_counts import counting_fields, may_have_more
 
 
@@ -71,9 +71,16 @@ def tolerant(
     return parse
 
 
-def tolerant_of_link(deserialize: Callable[[bytes], Any], message: Any) -> Callable[[bytes], Any]:  # noqa: ANN401
-    """The deserializer of a link's messages, of which it returns large ones as ``Unchecked``."""
-    checking = partial(counting_fields, message=message, most=LINK_FIELDS, most_items=LINK_ITEMS)
+def tolerant_of_link(
+    deserialize: Callable[[bytes], Any],
+    message: Any,  # noqa: ANN401 - descriptors have several types
+    most_items: Bound,
+) -> Callable[[bytes], Any]:
+    """The deserializer of a link's messages, of which it returns large ones as ``Unchecked``.
+
+    ``most_items``: commands or events in one message.
+    """
+    checking = partial(counting_fields, message=message, most=LINK_FIELDS, most_items=most_items)
     parse = tolerant(deserialize)
 
     def parse_or_mark(data: bytes) -> Any:  # noqa: ANN401

@@ -14,6 +14,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from outrider.errors import LoadingError, TlsError, UnavailableError
+from outrider.limits import LINK_ITEMS
 from outrider.ports import DraftCommand, DraftEvent, DraftLink, TargetCommand, TargetEvent, TargetLink
 from outrider.transport.channels import MAX_LINK_MESSAGE_BYTES, open_channel
 from outrider.transport.convert.columns import CAPABILITY as COLUMNS
@@ -157,7 +158,7 @@ def _attach(channel: grpc.aio.Channel, service: str, commands: Any, events: Any)
     return channel.stream_stream(
         f"/{pb.DESCRIPTOR.services_by_name[service].full_name}/Attach",
         request_serializer=commands.SerializeToString,
-        response_deserializer=tolerant_of_link(events.FromString, events.DESCRIPTOR),
+        response_deserializer=tolerant_of_link(events.FromString, events.DESCRIPTOR, LINK_ITEMS),
     )
 
 

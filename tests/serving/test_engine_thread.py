@@ -275,3 +275,25 @@ async def test_idle_sessions_are_looked_for_while_nothing_comes(core: EchoCore) 
         assert core.num_checks == 3
     finally:
         thread.close()
+
+
+async def test_a_links_flood_is_handled_in_turns_and_another_link_is_answered_between_them(
+    core: EchoCore, thread: EngineThread[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_thread, "MAX_COMMANDS_OF_TURN", 4)
+    flooding, other = thread.attach(), thread.attach()
+    core.gate.clear()
+    other.send(["first"])
+    assert await asyncio.to_thread(core.entered.wait, DEADLINE_S)
+    flooding.send([str(number) for number in range(6)])
+    flooding.send([str(number) for number in range(6, 9)])
+    closing = asyncio.create_task(flooding.close())
+    await asyncio.sleep(0)
+    other.send(["a", "b"])
+    core.gate.set()
+    await asyncio.wait_for(closing, DEADLINE_S)
+    assert core.dropped == [flooding.link_id], "after all that it sent"
+    first, second = core.steps[1:3]
+    assert [command for _, command in first] == ["0", "1", "2", "3", "a", "b"]
+    assert [command for _, command in second] == ["4", "5", "6", "7"]
+    assert flooding.num_pending == other.num_pending == 0

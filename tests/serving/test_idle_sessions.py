@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from outrider.ports import Open, Proposal, Refused, Release, SessionLost
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits, SessionLimits
@@ -96,3 +98,13 @@ def test_a_link_with_as_many_sessions_as_it_may_have_is_refused_more() -> None:
     driver.run(Release(1, 2))
     assert driver.run(opened(4)) == []
     assert driver.core.num_sessions == 3
+
+
+def test_many_items_for_sessions_that_are_not_open_are_answered_with_few_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver = drive(Clock())
+    lost = driver.run(*(extend_item(session, 1, [1], 2) for session in range(500)))
+    assert [event.session for event in lost] == list(range(500))
+    assert driver.core.stats.num_lost == 500
+    assert 1 <= len(caplog.records) <= 32

@@ -11,7 +11,7 @@ import pytest
 
 from outrider import ports
 from outrider.errors import ProtocolError
-from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS
+from outrider.limits import LINK_COMMANDS, LINK_DRAFT_TOKEN_IDS
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, PrefixHash
 from outrider.transport.convert.commands import (
     draft_commands_from_proto,
@@ -158,8 +158,8 @@ def test_columns_that_do_not_fit_each_other_are_told(name: str, change: int) -> 
 
 
 def test_sizes_are_bounded_before_anything_is_made_of_them() -> None:
-    many = pb.TargetCommands(columns=[pb.CommandColumns(sessions=bytes(8 * LINK_ITEMS.most))] * 2)
-    with pytest.raises(Exception, match=f"at most {LINK_ITEMS.most}"):
+    many = pb.TargetCommands(columns=[pb.CommandColumns(sessions=bytes(8 * LINK_COMMANDS.most))] * 2)
+    with pytest.raises(Exception, match=f"at most {LINK_COMMANDS.most}"):
         target_commands_from_proto(many)
     message = target_commands_to_proto([score(index) for index in range(4)], columns=True)
     message.columns[0].draft_lengths = np.array([LAST >> 32] * 4, dtype="<u4").tobytes()

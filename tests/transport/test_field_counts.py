@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outrider.cooperative import run
 from outrider.errors import InvalidRequestError, UnavailableError
-from outrider.limits import LINK_FIELDS, LINK_ITEMS, REQUEST_FIELDS
+from outrider.limits import LINK_COMMANDS, LINK_FIELDS, REQUEST_FIELDS
 from outrider.transport import field_counts
 from outrider.transport.field_counts import check_num_fields, counting_fields, read_varint
 from outrider.transport.long_requests import parsing
@@ -119,7 +119,7 @@ def a_command_of_many_fields(count: int) -> bytes:
 
 def steps_until_refused(flood: bytes, message: Any) -> tuple[int, str]:
     """Slices until a link's message is refused, and what its error says; a slice counts some thousand fields."""
-    work, num_steps = counting_fields(flood, message, LINK_FIELDS, LINK_ITEMS), 0
+    work, num_steps = counting_fields(flood, message, LINK_FIELDS, LINK_COMMANDS), 0
     try:
         while True:
             next(work)
@@ -133,7 +133,7 @@ def steps_until_refused(flood: bytes, message: Any) -> tuple[int, str]:
 @pytest.mark.parametrize("role", LINK_FLOODS)
 def test_a_link_message_of_very_many_items_is_refused_after_few_of_them(role: str) -> None:
     num_steps, error = steps_until_refused(b"\x0a\x00" * 10_000_000, LINK_FLOODS[role])
-    assert error == "commands: has 65553 items or more; at most 65536"
+    assert error == "commands: has 16401 items or more; at most 16384"
     assert num_steps <= 9, "the other ten million are not looked at"
 
 
@@ -162,7 +162,7 @@ async def test_a_flooded_link_ends_with_invalid_argument(serve: Serve, role: str
                 async for _ in call:
                     pass
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "commands: has 65553 items or more" in str(caught.value.details())
+    assert "commands: has 16401 items or more" in str(caught.value.details())
 
 
 async def test_a_service_that_floods_its_coordinator_loses_the_link() -> None:

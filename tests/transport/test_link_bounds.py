@@ -225,10 +225,10 @@ def test_too_many_items_in_a_message_are_refused_and_never_sent() -> None:
         sizes.append(len(commands))
         return pb.DraftCommands()
 
-    split_commands([release] * (limits.LINK_ITEMS.most + 1), encode, 1 << 20)
-    assert max(sizes) <= limits.LINK_ITEMS.most < sum(sizes)
-    many = [pb.DraftCommand()] * (limits.LINK_ITEMS.most + 1)
-    with pytest.raises(InvalidRequestError, match="commands: has 65537 items; at most 65536"):
+    split_commands([release] * (limits.LINK_COMMANDS.most + 1), encode, 1 << 20)
+    assert max(sizes) <= limits.LINK_COMMANDS.most < sum(sizes)
+    many = [pb.DraftCommand()] * (limits.LINK_COMMANDS.most + 1)
+    with pytest.raises(InvalidRequestError, match="commands: has 16385 items; at most 16384"):
         draft_commands_from_proto(pb.DraftCommands(commands=many))
     with pytest.raises(ProtocolError, match="events: has 65537 items; at most 65536"):
         draft_events_from_proto(pb.DraftEvents(events=[pb.DraftEvent()] * (limits.LINK_ITEMS.most + 1)))

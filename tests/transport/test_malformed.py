@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 
 from outrider.errors import DeadlineError, OutriderError
 from outrider.generation import Delta, GenerationRequest
-from outrider.telemetry.logs import RateLimit
+from outrider.rate_limit import RateLimit
 from outrider.transport.remote import RemoteTarget
 from outrider.v1 import generation_pb2, link_pb2
 from tests.support.scripted_generator import ScriptedGenerator
@@ -137,6 +137,14 @@ def test_a_rate_limit_says_how_many_it_held_back() -> None:
     assert limit.take() == 4
     now = 20.0
     assert limit.take() == 0
+
+
+def test_a_rate_limit_lets_a_burst_through_in_each_interval() -> None:
+    now = 0.0
+    limit = RateLimit(10.0, burst=2, clock=lambda: now)
+    assert [limit.take() for _ in range(4)] == [0, 0, None, None]
+    now = 10.0
+    assert [limit.take() for _ in range(3)] == [2, 0, None]
 
 
 async def test_an_unknown_enum_of_a_user_names_its_field(serve: Serve) -> None:

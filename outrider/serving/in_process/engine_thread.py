@@ -14,8 +14,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
@@ -29,6 +29,10 @@ _log = logging.getLogger(__name__)
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
 CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
+
+MAX_COMMANDS_OF_TURN = 4096
+"""Commands of one link that are handled between two steps: four for each of the sessions that it has by default. The
+others wait for the next turn, so that one link's flood delays the forwards of others by some 15 ms."""
 
 OnFailure = Callable[[BaseException], None]
 
@@ -95,6 +99,9 @@ class _Message(Generic[CommandT, EventT]):
 class _Drop(Generic[CommandT, EventT]):
     link: LocalLink[CommandT, EventT]
     done: Callable[[], None]
+
+
+_Entry: TypeAlias = _Message[Any, Any] | _Drop[Any, Any]
 
 
 class EngineThread(Generic[CommandT, EventT]):
@@ -185,13 +192,15 @@ class EngineThread(Generic[CommandT, EventT]):
             self._stop("the engine was shut down")
 
     def _take(self) -> list[_Message[CommandT, EventT] | _Drop[CommandT, EventT]] | None:
-        """Everything that has arrived, without waiting while there is work; None when it is time to stop."""
+        """What has arrived, of each link as much as one turn handles, without waiting while there is work; None when it
+        is time to stop.
+        """
         with self._changed:
             while not (self._inbox or self._stopping or self._is_due() or self._is_check_due()):
                 self._changed.wait(self._core.pause_s if self._core.has_work else self._core.next_check_s)
             if self._stopping:
                 return None
-            inbox, self._inbox = self._inbox, []
+            inbox, self._inbox = _of_one_turn(self._inbox)
             for entry in inbox:
                 if isinstance(entry, _Message):
                     entry.link.num_pending -= len(entry.commands)
@@ -259,3 +268,27 @@ class EngineThread(Generic[CommandT, EventT]):
         for entry in inbox:
             if isinstance(entry, _Drop):
                 entry.done()
+
+
+def _of_one_turn(inbox: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
+    """The entries of one turn, and those that are left for later ones; each link's stay in order. A message may be cut:
+    its parts mean the same one after the other.
+    """
+    if sum([len(entry.commands) for entry in inbox if isinstance(entry, _Message)]) <= MAX_COMMANDS_OF_TURN:
+        return inbox, []
+    taken: list[_Entry] = []
+    left: list[_Entry] = []
+    room: dict[int, int] = {}
+    for entry in inbox:
+        link_id = entry.link.link_id
+        most = room.get(link_id, MAX_COMMANDS_OF_TURN)
+        if not most:
+            left.append(entry)
+        elif isinstance(entry, _Message) and len(entry.commands) > most:
+            room[link_id] = 0
+            taken.append(replace(entry, commands=entry.commands[:most]))
+            left.append(replace(entry, commands=entry.commands[most:]))
+        else:
+            taken.append(entry)
+            room[link_id] = most - (len(entry.commands) if isinstance(entry, _Message) else 0)
+    return taken, left

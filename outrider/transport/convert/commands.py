@@ -13,7 +13,14 @@ from typing import Any
 from outrider import ports
 from outrider.columns import CommandColumns
 from outrider.errors import ProtocolError
-from outrider.limits import ANY_MODEL, LINK_DRAFT_TOKEN_IDS, LINK_ITEMS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS, ModelLimits
+from outrider.limits import (
+    ANY_MODEL,
+    LINK_COMMANDS,
+    LINK_DRAFT_TOKEN_IDS,
+    LINK_SUPPORT_IDS,
+    LINK_TOKEN_IDS,
+    ModelLimits,
+)
 from outrider.transport.convert.arrays import (
     ints_from_bytes,
     ints_to_bytes,
@@ -255,7 +262,7 @@ def draft_commands_from_proto(
 
     ``model`` limits the sizes of a session's fields.
     """
-    LINK_ITEMS.check("commands", len(message.commands) + num_rows(message.columns))
+    LINK_COMMANDS.check("commands", len(message.commands) + num_rows(message.columns))
     commands = [_draft_command_from_proto(command, model) for command in message.commands]
     for group in message.columns:
         commands += extends_from_columns(group)
@@ -308,7 +315,7 @@ def target_commands_from_proto(
 
     ``model`` limits the sizes of a session's fields.
     """
-    LINK_ITEMS.check("commands", len(message.commands) + num_rows(message.columns))
+    LINK_COMMANDS.check("commands", len(message.commands) + num_rows(message.columns))
     commands = [_target_command_from_proto(command, model) for command in message.commands]
     for group in message.columns:
         commands += scores_from_command_columns(group)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from outrider.errors import InvalidRequestError
-from outrider.limits import LINK_ITEMS
+from outrider.limits import LINK_COMMANDS
 from outrider.transport.convert.columns import NUMBERS_IN_A_TIMING
 from outrider.v1 import link_pb2 as pb
 
@@ -58,7 +58,7 @@ def split_commands(
     commands: Sequence[CommandT], encode: Callable[[Sequence[CommandT]], MessageT], max_bytes: int
 ) -> list[MessageT]:
     """The commands in order, in messages of at most ``max_bytes``; a single command is sent whatever its length."""
-    if len(commands) <= LINK_ITEMS.most:
+    if len(commands) <= LINK_COMMANDS.most:
         message: Any = encode(commands)
         if len(commands) < 2 or message.ByteSize() <= max_bytes:
             return [message]
