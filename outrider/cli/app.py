@@ -19,6 +19,7 @@ from outrider.cli.compatibility import ServeCommand
 from outrider.cli.config import config
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
+from outrider.cli.help import CommandGroup, GroupedCommand
 from outrider.cli.info import info
 from outrider.cli.options import HELP_NAMES, progress
 from outrider.cli.serve import serve
@@ -31,15 +32,17 @@ _INTERRUPTED = 130
 
 app = typer.Typer(
     name="outrider",
+    cls=CommandGroup,
     help="Speculative decoding as gRPC microservices.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings=HELP_NAMES,
 )
 app.command(cls=ServeCommand, context_settings=HELP_NAMES)(serve)
 for command in (generate, chat, demo, trace, info, config):
-    app.command(context_settings=HELP_NAMES)(command)
+    app.command(cls=GroupedCommand, context_settings=HELP_NAMES)(command)
 for name, service in SERVICES.items():
     app.command(name, add_help_option=False, context_settings={"ignore_unknown_options": True})(service)
 app.add_typer(bench, name="bench")

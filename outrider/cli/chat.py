@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Generator, Iterator
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +34,15 @@ _FORGET, _LEAVE = "/clear", "/exit"
 _HELP = f"Ctrl-C stops an answer, {_FORGET} begins anew, {_LEAVE} or Ctrl-D leaves."
 
 
+def _flag(panel: str, text: str, *names: str) -> Any:  # noqa: ANN401 - typer's own type
+    return typer.Option(*names, help=text, show_default=False, rich_help_panel=panel)
+
+
+_conversation, _sampling, _speculation = (
+    partial(_flag, panel) for panel in ("Conversation", "Sampling", "Speculation")
+)
+
+
 def chat(
     message: Annotated[str | None, typer.Argument(help="The first message.", show_default=False)] = None,
     *,
@@ -44,16 +54,25 @@ def chat(
     tls_server_name: TlsServerName = None,
     token_file: TokenFilePath = None,
     allow_plaintext_token: AllowPlaintextToken = False,
-    system: Annotated[str | None, typer.Option("--system", "-s", help="System message.", show_default=False)] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Maximum number of tokens of an answer.", show_default=False)
+    system: Annotated[str | None, _conversation("System message.", "--system", "-s")] = None,
+    max_tokens: Annotated[int | None, _conversation("Maximum number of tokens of an answer.")] = None,
+    temperature: Annotated[
+        float | None, _sampling("0 is greedy. Default: the model's, else 1.", "--temperature", "-t")
     ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", "-t", help="0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling mass; 1 is off.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Number of most likely tokens that are kept.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed, which repeats a conversation.")] = None,
-    num_speculative_tokens: Annotated[int | None, typer.Option("--num-speculative-tokens", "-k")] = None,
-    acceptance_method: Annotated[str | None, typer.Option(help="rejection, coupled or typical.")] = None,
+    top_p: Annotated[float | None, _sampling("Nucleus sampling mass; 1 is off. Default: the model's, else 1.")] = None,
+    top_k: Annotated[
+        int | None, _sampling("Number of most likely tokens that are kept; 0 keeps all. Default: the model's, else 0.")
+    ] = None,
+    seed: Annotated[int | None, _sampling("Seed, which repeats a conversation. Default: random.")] = None,
+    num_speculative_tokens: Annotated[
+        int | None,
+        _speculation(
+            "Maximum draft length; 0 turns speculation off. Default: the server's.", "--num-speculative-tokens", "-k"
+        ),
+    ] = None,
+    acceptance_method: Annotated[
+        str | None, _speculation("rejection, coupled or typical. Default: the server's.")
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print statistics after each answer.")] = False,
 ) -> None:
     """Chat with a model that has a chat template. Answers are streamed."""

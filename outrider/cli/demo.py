@@ -50,7 +50,9 @@ def demo(
     method: Annotated[str, typer.Option(help="How to draft: draft_model or eagle3.")] = DraftMethod.DRAFT_MODEL.value,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     acceptance_method: Annotated[str, typer.Option(help="rejection, coupled or typical.")] = "rejection",
-    num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", "-k", min=1)] = 4,
+    num_speculative_tokens: Annotated[
+        int, typer.Option("--num-speculative-tokens", "-k", min=1, help="Maximum draft length.")
+    ] = 4,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each generation.")] = 64,
     runs: Annotated[int, typer.Option(min=1, help="Interleaved runs of each measurement.")] = 5,
     verbose: Verbose = 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,19 +31,27 @@ from outrider.errors import InvalidRequestError
 from outrider.generation import GenerationResult
 
 Prompt = Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.", show_default=False)]
-_OFF = "off"
 
 
-def _option(name: str, text: str, default: str = _OFF, *short: str) -> Any:  # noqa: ANN401 - typer's own type
+def _option(panel: str, name: str, text: str, default: str, *short: str) -> Any:  # noqa: ANN401 - typer's own type
     """An option whose default is the server's, which the help names."""
-    return typer.Option(name, *short, help=f"{text} Default: {default}.", show_default=False)
+    return typer.Option(name, *short, help=f"{text} Default: {default}.", show_default=False, rich_help_panel=panel)
+
+
+def _plain(panel: str, text: str, *names: str, **more: Any) -> Any:  # noqa: ANN401
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+_input, _sampling, _length, _request, _output = (
+    partial(_plain, panel) for panel in ("Input", "Sampling", "Length and stops", "Request", "Output")
+)
 
 
 def generate(
     prompt: Prompt = None,
     *,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a stream.")] = False,
+    file: Annotated[Path | None, _input("Read the prompt from a file.", "--file", "-f")] = None,
+    as_json: Annotated[bool, _output("Print one JSON object instead of a stream.", "--json")] = False,
     address: Address = DEFAULT_ADDRESS,
     tls: UseTls = False,
     tls_ca_file: TlsCaFile = None,
@@ -52,62 +61,75 @@ def generate(
     token_file: TokenFilePath = None,
     allow_plaintext_token: AllowPlaintextToken = False,
     max_tokens: Annotated[
-        int | None, _option("--max-tokens", "Maximum number of tokens to generate.", "up to the end of the context")
+        int | None,
+        _option(
+            "Length and stops", "--max-tokens", "Maximum number of tokens to generate.", "up to the end of the context"
+        ),
     ] = None,
-    min_tokens: Annotated[int, typer.Option(help="Minimum number of tokens before the output may end.")] = 0,
+    min_tokens: Annotated[int, _length("Minimum number of tokens before the output may end.")] = 0,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", "-t", help="0 is greedy. Default: the model's, else 1.")
+        float | None, _sampling("0 is greedy. Default: the model's, else 1.", "--temperature", "-t")
     ] = None,
     top_p: Annotated[
-        float | None, _option("--top-p", "Nucleus sampling mass; 1 is off.", "the model's, else 1")
+        float | None, _option("Sampling", "--top-p", "Nucleus sampling mass; 1 is off.", "the model's, else 1")
     ] = None,
     top_k: Annotated[
         int | None,
-        _option("--top-k", "Number of most likely tokens that are kept; 0 keeps all.", "the model's, else 0"),
+        _option(
+            "Sampling", "--top-k", "Number of most likely tokens that are kept; 0 keeps all.", "the model's, else 0"
+        ),
     ] = None,
     min_p: Annotated[
         float | None,
-        _option("--min-p", "Drop tokens below this fraction of the largest probability.", "the model's, else 0"),
+        _option(
+            "Sampling", "--min-p", "Drop tokens below this fraction of the largest probability.", "the model's, else 0"
+        ),
     ] = None,
     repetition_penalty: Annotated[
         float | None,
-        _option("--repetition-penalty", "Values above 1 discourage repeated tokens.", "the model's, else 1"),
+        _option(
+            "Sampling", "--repetition-penalty", "Values above 1 discourage repeated tokens.", "the model's, else 1"
+        ),
     ] = None,
-    frequency_penalty: Annotated[float, typer.Option(help="Penalty per occurrence in the output, -2 to 2.")] = 0.0,
-    presence_penalty: Annotated[float, typer.Option(help="Penalty for tokens in the output, -2 to 2.")] = 0.0,
+    frequency_penalty: Annotated[float, _sampling("Penalty per occurrence in the output, -2 to 2.")] = 0.0,
+    presence_penalty: Annotated[float, _sampling("Penalty for tokens in the output, -2 to 2.")] = 0.0,
     logit_bias: Annotated[
-        list[str] | None, typer.Option(metavar="ID=BIAS", help="Bias of a token's logit. May be repeated.")
+        list[str] | None, _sampling("Bias of a token's logit. May be repeated.", metavar="ID=BIAS")
     ] = None,
     bad_words: Annotated[
-        list[str] | None, typer.Option("--bad-word", help="Text that is never completed. May be repeated.")
+        list[str] | None, _sampling("Text that is never completed. May be repeated.", "--bad-word")
     ] = None,
     allowed_token_ids: Annotated[
-        list[int] | None, typer.Option("--allowed-token-id", help="Token that may be drawn. May be repeated.")
+        list[int] | None, _sampling("Token that may be drawn. May be repeated.", "--allowed-token-id")
     ] = None,
-    seed: Annotated[int | None, _option("--seed", "Seed, which repeats a generation.", "random")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop string. May be repeated.")] = None,
-    stop_token_ids: Annotated[
-        list[int] | None, typer.Option("--stop-token-id", help="Stop token. May be repeated.")
-    ] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after an end of sequence.")] = False,
-    include_stop_str_in_output: Annotated[bool, typer.Option("--include-stop-str-in-output")] = False,
+    seed: Annotated[int | None, _option("Sampling", "--seed", "Seed, which repeats a generation.", "random")] = None,
+    stop: Annotated[list[str] | None, _length("Stop string. May be repeated.")] = None,
+    stop_token_ids: Annotated[list[int] | None, _length("Stop token. May be repeated.", "--stop-token-id")] = None,
+    ignore_eos: Annotated[bool, _length("Continue after an end of sequence.", "--ignore-eos")] = False,
+    include_stop_str_in_output: Annotated[
+        bool, _length("Keep the stop string in the output.", "--include-stop-str-in-output")
+    ] = False,
     num_speculative_tokens: Annotated[
         int | None,
-        _option("--num-speculative-tokens", "Maximum draft length; 0 turns speculation off.", "the server's", "-k"),
+        _option(
+            "Speculation",
+            "--num-speculative-tokens",
+            "Maximum draft length; 0 turns speculation off.",
+            "the server's",
+            "-k",
+        ),
     ] = None,
     acceptance_method: Annotated[
-        str | None, _option("--acceptance-method", "rejection, coupled or typical.", "the server's")
+        str | None, _option("Speculation", "--acceptance-method", "rejection, coupled or typical.", "the server's")
     ] = None,
-    timeout: Annotated[float | None, _option("--timeout", "Deadline in seconds.", "none")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume after an interruption, at any of the addresses.")
-    ] = False,
+    timeout: Annotated[float | None, _option("Request", "--timeout", "Deadline in seconds.", "none")] = None,
+    resume: Annotated[bool, _request("Resume after an interruption, at any of the addresses.", "--resume")] = False,
     resume_timeout: Annotated[
-        float, typer.Option(help="Maximum duration of an interruption, in seconds.")
+        float, _request("Maximum duration of an interruption, in seconds.")
     ] = DEFAULT_RESUME_TIMEOUT_S,
-    request_id: Annotated[str, typer.Option(help="Id of the request in logs.")] = "",
-    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt first.")] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Print statistics afterwards.")] = False,
+    request_id: Annotated[str, _request("Id of the request in logs.")] = "",
+    echo: Annotated[bool, _output("Print the prompt first.", "--echo")] = False,
+    stats: Annotated[bool, _output("Print statistics afterwards.", "--stats")] = False,
 ) -> None:
     """Generate text and stream it to the terminal."""
     with (
@@ -170,7 +192,12 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
             return file.read_text(encoding="utf-8")
         return sys.stdin.read() if prompt == "-" else prompt or ""
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError("prompt", f"{file or 'standard input'} cannot be read: {error}") from error
+        raise InvalidRequestError("prompt", f"{file or 'standard input'} cannot be read: {_reason(error)}") from error
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    """The error without the path, which the caller names."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def result_json(result: GenerationResult) -> str:

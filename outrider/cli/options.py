@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +16,14 @@ from outrider.transport.security import TokenFile
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 """Value of a command's ``context_settings``."""
 
+
+def _server(text: str, *names: str) -> Any:  # noqa: ANN401 - typer's own type
+    return typer.Option(*names, help=text, rich_help_panel=SERVER)
+
+
+SERVER = "Server"
+"""Group of the flags that say which server, and how it is reached."""
+
 Address = Annotated[
     str,
     typer.Option(
@@ -24,32 +32,35 @@ Address = Annotated[
         envvar="OUTRIDER_ADDRESS",
         show_envvar=True,
         help="Address of the coordinator: host:port or unix:/path; several separated by commas.",
-        rich_help_panel="Server",
+        rich_help_panel=SERVER,
     ),
 ]
-UseTls = Annotated[bool, typer.Option("--tls", help="Use TLS with the public certificate authorities.")]
+UseTls = Annotated[bool, _server("Use TLS with the public certificate authorities.", "--tls")]
 TlsCaFile = Annotated[
     str | None,
-    typer.Option("--tls-ca-file", help="Use TLS with these certificate authorities (PEM). OUTRIDER_TLS_CA_FILE."),
+    _server("Use TLS with these certificate authorities (PEM). OUTRIDER_TLS_CA_FILE.", "--tls-ca-file"),
 ]
 TlsCertFile = Annotated[
-    str | None, typer.Option("--tls-cert-file", help="Client certificate, for mutual TLS. OUTRIDER_TLS_CERT_FILE.")
+    str | None, _server("Client certificate, for mutual TLS. OUTRIDER_TLS_CERT_FILE.", "--tls-cert-file")
 ]
 TlsKeyFile = Annotated[
-    str | None, typer.Option("--tls-key-file", help="Private key of the client certificate. OUTRIDER_TLS_KEY_FILE.")
+    str | None, _server("Private key of the client certificate. OUTRIDER_TLS_KEY_FILE.", "--tls-key-file")
 ]
 TlsServerName = Annotated[
-    str | None, typer.Option("--tls-server-name", help="Name in the server's certificate. OUTRIDER_TLS_SERVER_NAME.")
+    str | None, _server("Name in the server's certificate. OUTRIDER_TLS_SERVER_NAME.", "--tls-server-name")
 ]
 TokenFilePath = Annotated[
     str | None,
-    typer.Option("--token-file", help="File with the bearer token. OUTRIDER_API_TOKEN holds the token itself."),
+    _server("File with the bearer token. OUTRIDER_API_TOKEN holds the token itself.", "--token-file"),
 ]
 AllowPlaintextToken = Annotated[
-    bool, typer.Option("--allow-plaintext-token", help="Send the token without TLS, in a trusted network.")
+    bool, _server("Send the token without TLS, in a trusted network.", "--allow-plaintext-token")
 ]
 Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="Show more output; -vv shows the logs of the services.")
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, show_default=False, help="Show more output; -vv shows the logs of the services."
+    ),
 ]
 
 progress = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -16,6 +16,7 @@ SpeculativeConfig = Annotated[
     typer.Option(
         "--speculative-config",
         "-sc",
+        rich_help_panel="Speculation",
         help="JSON in vLLM's keys: method, model, num_speculative_tokens, acceptance_method, ...",
     ),
 ]

@@ -8,10 +8,23 @@ from typing import Any, NoReturn
 
 from pydantic.fields import FieldInfo
 
+from outrider.config.flag_groups import GROUPS, group_of, value_name
 from outrider.config.schema import Section
 from outrider.config.sources import variable_name
 from outrider.config.suggestions import unknown
 from outrider.errors import ConfigError
+
+_OF_SERVE = {("gateway", "enabled"), ("gateway", "num_processes"), ("coordinator", "num_processes")}
+"""Settings that only ``outrider serve`` reads: taken here, and not in the help."""
+
+_SHORT = {("gateway", "coordinator_address"): "--coordinator"}
+"""A shorter name, which the help shows instead of the setting's."""
+
+_AS_SERVE = {("gateway", "port"): "--http-port", ("gateway", "host"): "--http-host"}
+"""Names that these flags have in ``outrider serve``; taken here, and not in the help."""
+
+_SEVERAL = {("gateway", "coordinator_address")}
+"""Settings that take one value or several, which commas join."""
 
 _MODULES = {
     "target": "outrider_target",
@@ -40,31 +53,42 @@ def parse_flags(section: type[Section], argv: Sequence[str] | None = None) -> tu
     if rest:
         raise _unknown_flag(rest[0], section)
     values = vars(given)
-    return {key: values[key] for key in section.model_fields if key in values}, values.get("config")
+    return {key: _joined(values[key]) for key in section.model_fields if key in values}, values.get("config")
+
+
+def _joined(value: Any) -> Any:  # noqa: ANN401 - a text, a bool, or texts
+    return ",".join(value) if isinstance(value, list) else value
 
 
 def build_parser(section: type[Section]) -> argparse.ArgumentParser:
     """Build the parser; flags that are not given set no attribute."""
     parser = _Parser(
         prog=f"outrider {section.name}",
-        description=section.__doc__,
+        usage=f"outrider {section.name} [OPTIONS]",
+        description=(section.__doc__ or "").replace("``", ""),
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings (variable OUTRIDER_CONFIG)")
+    groups = {title: parser.add_argument_group(title) for title in GROUPS}
     for key, field in section.model_fields.items():
-        _add(parser, section.name, key, field)
+        _add(groups[group_of(key)], section.name, key, field)
     return parser
 
 
-def _add(parser: argparse.ArgumentParser, section: str, key: str, field: FieldInfo) -> None:
+def _add(parser: argparse._ArgumentGroup, section: str, key: str, field: FieldInfo) -> None:
     flag = f"--{key.replace('_', '-')}"
     default = "" if field.is_required() or field.default is None else f" Default {field.default}."
     text = f"{field.description}{default} [{variable_name(section, key)}]".replace("%", "%%")
+    text = argparse.SUPPRESS if (section, key) in _OF_SERVE else text
     if field.annotation is bool:
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
-    else:
-        parser.add_argument(flag, metavar="VALUE", help=text)
+        return
+    many: dict[str, Any] = {"nargs": "+"} if (section, key) in _SEVERAL else {}
+    shown = _SHORT.get((section, key), flag)
+    parser.add_argument(shown, dest=key, metavar=value_name(key, field.annotation), help=text, **many)
+    for hidden in {flag, _AS_SERVE.get((section, key), flag)} - {shown}:
+        parser.add_argument(hidden, dest=key, help=argparse.SUPPRESS, **many)
 
 
 def _unknown_flag(text: str, section: type[Section]) -> ConfigError:

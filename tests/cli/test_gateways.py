@@ -14,7 +14,6 @@ from outrider.cli.stack.gateways import plan_gateway
 from outrider.cli.stack.preflight import free_port
 from outrider.config import GatewaySettings, load, load_all
 from outrider.errors import ConfigError
-from outrider.gateway.__main__ import with_addresses
 from outrider.process.extras import EXTRAS
 
 
@@ -85,7 +84,7 @@ def test_a_port_in_use_is_named() -> None:
 
 
 def test_flags_of_serve_are_understood() -> None:
-    argv = with_addresses(["--coordinator=a:1", "--http-host=0.0.0.0", "--http-port", "81"])
+    argv = ["--coordinator=a:1", "--http-host=0.0.0.0", "--http-port", "81"]
     settings = load(GatewaySettings, argv, {})
     assert (settings.host, settings.port) == ("0.0.0.0", 81)
 
@@ -96,10 +95,12 @@ def test_flags_of_serve_are_understood() -> None:
         ("--coordinator a:1 b:2 --port 9", "a:1,b:2"),
         ("--port 9 --coordinator=a:1", "a:1"),
         ("--coordinator a:1", "a:1"),
+        ("--coordinator-address a:1 b:2", "a:1,b:2"),
+        ("--coordinator-address a:1,b:2 --port 9", "a:1,b:2"),
     ],
 )
 def test_coordinators_are_named_one_after_the_other(words: str, addresses: str) -> None:
-    assert load(GatewaySettings, with_addresses(words.split()), {}).coordinator_address == addresses
+    assert load(GatewaySettings, words.split(), {}).coordinator_address == addresses
 
 
 def test_every_service_of_the_command_line_names_its_extra() -> None:

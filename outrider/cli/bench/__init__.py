@@ -17,12 +17,15 @@ from outrider.cli.bench.serve import serve
 from outrider.cli.bench.step import step
 from outrider.cli.bench.tracing import tracing
 from outrider.cli.bench.turn import turn
+from outrider.cli.help import CommandGroup, GroupedCommand
 from outrider.cli.options import HELP_NAMES
 
 app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     help="Measure: the whole system, one engine, the wire, a step, tracing, others.",
     context_settings=HELP_NAMES,
+    rich_markup_mode=None,
 )
 for command in (serve, interference, engine, kernels, rpc, step, turn, tracing, peers):
-    app.command(context_settings=HELP_NAMES)(command)
+    app.command(cls=GroupedCommand, context_settings=HELP_NAMES)(command)

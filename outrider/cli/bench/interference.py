@@ -28,7 +28,9 @@ def interference(
     address: Annotated[
         str | None, typer.Option("--address", "-a", help="Measure a running coordinator; start nothing.")
     ] = None,
-    num_speculative_tokens: Annotated[int | None, typer.Option("--num-speculative-tokens", "-k", min=0)] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option("--num-speculative-tokens", "-k", min=0, help="Maximum draft length.")
+    ] = None,
     num_running: Annotated[int, typer.Option(min=1, help="Number of running requests.")] = 8,
     input_len: Annotated[int, typer.Option(min=1, help="Prompt tokens of the running requests.")] = 64,
     output_len: Annotated[int, typer.Option(min=2, help="New tokens of the running requests.")] = 256,

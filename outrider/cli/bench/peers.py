@@ -29,8 +29,10 @@ def peers(
     *,
     draft_model: Annotated[Path | None, typer.Option(help="Folder of the draft.")] = None,
     peer: Peers = None,
-    num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", "-k", min=1)] = 4,
-    num_prompts: Annotated[int, typer.Option(min=1)] = 4,
+    num_speculative_tokens: Annotated[
+        int, typer.Option("--num-speculative-tokens", "-k", min=1, help="Maximum draft length.")
+    ] = 4,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Number of requests in a run.")] = 4,
     input_len: Annotated[int, typer.Option("--input-len", min=1, help="Prompt tokens.")] = 64,
     output_len: Annotated[int, typer.Option("--output-len", min=2, help="New tokens.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the prompts.")] = 0,

@@ -47,7 +47,9 @@ def serve(
         bool,
         typer.Option("--baseline", help="Alternate with the same requests without speculation, and print the speedup."),
     ] = False,
-    num_speculative_tokens: Annotated[int | None, typer.Option("--num-speculative-tokens", "-k", min=0)] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option("--num-speculative-tokens", "-k", min=0, help="Maximum draft length.")
+    ] = None,
     acceptance_method: Annotated[str | None, typer.Option(help="rejection, coupled or typical.")] = None,
     dataset_name: Annotated[
         str | None,
@@ -67,7 +69,7 @@ def serve(
     client_processes: Annotated[
         int, typer.Option(min=1, help="Processes that send the requests; the users are divided among them.")
     ] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling mass.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Number of most likely tokens that are kept; 0 keeps all.")] = 0,
     ignore_eos: Annotated[bool, typer.Option(help="Continue after an end of sequence.")] = True,

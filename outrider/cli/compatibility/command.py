@@ -8,10 +8,10 @@ from functools import cache
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
 from outrider.cli.compatibility import table
 from outrider.cli.compatibility.spellings import normalize
+from outrider.cli.help import GroupedCommand
 from outrider.cli.options import progress
 
 _ANY = "*"
@@ -29,7 +29,7 @@ class Rule:
     """Whether other values are the option's."""
 
 
-class ServeCommand(TyperCommand):
+class ServeCommand(GroupedCommand):
     """A command that understands vLLM's flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - of a library typer brings itself
