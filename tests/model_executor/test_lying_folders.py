@@ -188,6 +188,33 @@ def test_what_no_model_has_is_refused(folder: Path, field: str, value: Any) -> N
         assert_one_line(said, folder)
 
 
+UNCLEAR: list[tuple[str, Any, str]] = [
+    ("id2label", 5, "id2label 5 cannot be read"),
+    ("id2label", {"a": "b"}, "id2label {'a': 'b'} cannot be read"),
+    ("rope_parameters", {"full_attention": {}}, "rope_parameters should be those of all layers"),
+    ("torch_dtype", "float8", "torch_dtype 'float8' is not supported; supported are float32"),
+    ("eos_token_id", "x", "config.json: eos_token_id should be a valid integer, not 'x'"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "clear"), UNCLEAR, ids=str)
+def test_an_error_names_the_field_and_what_is_wrong(folder: Path, field: str, value: Any, clear: str) -> None:
+    change(folder / "config.json", **{field: value})
+    said = refusal(folder)
+    assert said is not None
+    assert_one_line(said, folder)
+    assert clear in said
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "special_tokens_map.json", "tokenizer_config.json"]
+)
+def test_a_file_of_settings_that_is_too_long_is_not_read(folder: Path, name: str) -> None:
+    with (folder / name).open("wb") as stream:
+        stream.truncate((16 << 20) + 1)
+    assert refusal(folder) == f"{folder / name} has 16777217 bytes; at most 16777216 are read"
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("eos_token_id", [5, 272]), ("eos_token_id", [-1]), ("bos_token_id", 10**9)], ids=str
 )
@@ -435,6 +462,31 @@ def test_a_tokenizer_that_lies_is_refused(folder: Path, spoil: Spoil) -> None:
     assert said is not None
     assert_one_line(said, folder)
     assert "tokenizer" in said
+
+
+FAR = {"id": "far", "ids": [271, 5000], "tokens": ["x", "far"]}
+ADDED: list[dict[str, Any]] = [
+    {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "far", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {"far": FAR},
+    },
+    {"type": "RobertaProcessing", "sep": ["x", 5000], "cls": ["y", 1], "trim_offsets": True, "add_prefix_space": True},
+    {"type": "BertProcessing", "sep": ["x", 2], "cls": ["y", 5000]},
+]
+
+
+@pytest.mark.parametrize("is_in_sequence", [False, True])
+@pytest.mark.parametrize("processor", ADDED, ids=range(len(ADDED)))
+def test_an_id_without_a_row_is_refused_wherever_it_is_put_into_a_text(
+    folder: Path, processor: dict[str, Any], is_in_sequence: bool
+) -> None:
+    value = {"type": "Sequence", "processors": [processor]} if is_in_sequence else processor
+    with_tokenizer("post_processor", value=value)(folder)
+    assert refusal(folder) == (
+        f"{folder / 'tokenizer.json'} has token id 5000 in its post_processor; the model has only 272 rows"
+    )
 
 
 # What is compared with what.

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from outrider.errors import ModelError
 from outrider.model_executor.layers.contract import WeightTarget
 from outrider.model_executor.models.config import ModelConfig
-from outrider.model_executor.models.json_files import is_there, parse_object, read_object, validated
+from outrider.model_executor.models.json_files import MAX_INDEX_BYTES, is_there, parse_object, read_object, validated
 from outrider.model_executor.models.weights import checkpoint_targets, is_ignored
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -99,7 +99,7 @@ def _find_files(folder: Path) -> list[Path]:
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    content = read_object(index)
+    content = read_object(index, MAX_INDEX_BYTES)
     if not isinstance(content.get("weight_map"), dict):
         raise ModelError(f"{index} is no index: it should map tensor names to files under weight_map")
     return validated(index, _INDEX, content).weight_map

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,15 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from outrider.errors import ModelError
-from outrider.model_executor.models.json_files import is_there, one_line, parse_object, read_bytes, shown
+from outrider.limits import TOKENIZER_BYTES
+from outrider.model_executor.models.json_files import (
+    MAX_SETTINGS_BYTES,
+    is_there,
+    one_line,
+    parse_object,
+    read_bytes,
+    shown,
+)
 from outrider.tokenization.model_text import JSON_FILES, template_files
 
 _MATCHING_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
@@ -40,14 +48,17 @@ class TokenizerFacts:
 
 def read_tokenizer(folder: Path, *, vocab_size: int) -> TokenizerFacts:
     """Read a folder's tokenizer files; ``ModelError`` when they cannot be read or do not fit the model."""
-    files = {name: read_bytes(folder / name) for name in JSON_FILES if is_there(folder / name)}
+    files = {name: read_bytes(folder / name, _most_bytes(name)) for name in JSON_FILES if is_there(folder / name)}
     templates = {path.relative_to(folder).as_posix(): read_bytes(path) for path in template_files(folder)}
     if "tokenizer.json" not in files:
         return TokenizerFacts(files=files | templates)
     contents = {name: parse_object(folder / name, content) for name, content in files.items()}
     tokenizer = contents["tokenizer.json"]
     try:
-        ids = _checked(folder / "tokenizer.json", _ids_by_token(tokenizer), vocab_size)
+        ids = _ids_by_token(tokenizer)
+        _check_ids(folder / "tokenizer.json", ids.items(), vocab_size)
+        added = _post_processor_ids(tokenizer.get("post_processor") or {})
+        _check_ids(folder / "tokenizer.json", added, vocab_size, " in its post_processor")
         facts = TokenizerFacts(
             files=files | templates,
             num_token_ids=max(ids.values(), default=-1) + 1,
@@ -79,13 +90,18 @@ def check_tokenizer(folder: Path, facts: TokenizerFacts) -> None:
         raise ModelError(f"{folder / 'tokenizer.json'} cannot be used as a tokenizer: {one_line(error)}") from error
 
 
-def _checked(path: Path, ids: dict[str, int], vocab_size: int) -> dict[str, int]:
-    for token, token_id in ids.items():
+def _check_ids(path: Path, ids: Iterable[tuple[object, object]], vocab_size: int, where: str = "") -> None:
+    for token, token_id in ids:
         if type(token_id) is not int or token_id < 0:
-            raise ModelError(f"{path}: the id of token {shown(token)} should be a whole number, not {shown(token_id)}")
+            raise ModelError(
+                f"{path}: the id of token {shown(token)}{where} should be a whole number, not {shown(token_id)}"
+            )
         if token_id >= vocab_size:
-            raise ModelError(f"{path} has token id {shown(token_id)}; the model has only {vocab_size} rows")
-    return ids
+            raise ModelError(f"{path} has token id {shown(token_id)}{where}; the model has only {vocab_size} rows")
+
+
+def _most_bytes(name: str) -> int:
+    return TOKENIZER_BYTES.most if name == "tokenizer.json" else MAX_SETTINGS_BYTES
 
 
 def tokenizer_hash(tokenizer: Json) -> str:
@@ -135,6 +151,18 @@ def _bos_token_id(tokenizer: Json, settings: Json, ids: Mapping[str, int]) -> in
     token = settings.get("bos_token")
     content = token.get("content") if isinstance(token, dict) else token
     return ids[content] if asked and content is not None else None
+
+
+def _post_processor_ids(processor: Json) -> Iterator[tuple[object, object]]:
+    """Tokens that are put into texts, anywhere, and their ids."""
+    for part in processor.get("processors") or []:
+        yield from _post_processor_ids(part)
+    for token, entry in (processor.get("special_tokens") or {}).items():
+        yield from ((token, token_id) for token_id in entry["ids"])
+    for name in ("cls", "sep"):  # of BERT's and RoBERTa's
+        if name in processor:
+            token, token_id = processor[name]
+            yield token, token_id
 
 
 def _template_bos(processor: Json) -> int | None:

@@ -25,9 +25,11 @@ from outrider.model_executor.models.config_schema import (
     SpecialTokens,
 )
 from outrider.model_executor.models.families import ModelFamily, architecture_of, family_of
-from outrider.model_executor.models.json_files import is_there, one_line, read_object, validated
+from outrider.model_executor.models.json_files import is_there, one_line, read_object, shown, validated
 
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16", "float64")
+_MAX_FIELDS_TRIED = 200
+"""Models have some fifty."""
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
@@ -65,6 +67,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     quantization = _quantization(folder, raw)
     checked = validated(path, CONFIG_FILE, raw)
     _check_special_ids(path, checked, checked.vocab_size)
+    _check_dtypes(path, checked.torch_dtype, checked.dtype)
     fields = _read_fields(folder, raw, family)
     _check_special_ids(path, checked, fields["vocab_size"])
     eos_token_ids = _eos_token_ids(folder, fields)
@@ -97,6 +100,15 @@ def _check_special_ids(path: Path, special: SpecialTokens, vocab_size: int | Non
         raise ModelError(f"{path}: {error}") from error
 
 
+def _check_dtypes(path: Path, *names: str | None) -> None:
+    """Raise ``ModelError`` for a type that is not supported, before transformers looks it up in torch."""
+    try:
+        for name in names:
+            _dtype(name)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
 def _read_fields(folder: Path, raw: dict[str, Any], family: ModelFamily) -> dict[str, Any]:
     """The fields as transformers has them, with the defaults of the architecture."""
     try:
@@ -106,7 +118,22 @@ def _read_fields(folder: Path, raw: dict[str, Any], family: ModelFamily) -> dict
             return dict(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
     except Exception as error:  # transformers raises whatever its validators raise
         path = folder / "config.json"
-        raise ModelError(f"{path} does not describe a {family.architecture}: {one_line(error)}") from error
+        field = _field_at_fault(raw, family)
+        raise ModelError(f"{path} does not describe a {family.architecture}: {field}{one_line(error)}") from error
+
+
+def _field_at_fault(raw: dict[str, Any], family: ModelFamily) -> str:
+    """The field without which transformers reads the others, as the beginning of an error; empty if there is none."""
+    model_type = family.reads_as or str(raw.get("model_type"))
+    for name in list(raw)[:_MAX_FIELDS_TRIED]:
+        others = {key: value for key, value in _without_code(raw).items() if key not in (name, "model_type")}
+        try:
+            with _without_warnings():
+                AutoConfig.for_model(**others, model_type=model_type)
+        except Exception:
+            continue
+        return f"{name[:60]} {shown(raw[name])} cannot be read: "
+    return ""
 
 
 @contextlib.contextmanager

@@ -43,6 +43,13 @@ class RopeParameters(BaseModel):
     high_freq_factor: PositiveNumber | None = None
     partial_rotary_factor: PositiveNumber | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _are_of_all_layers(cls, content: object) -> object:
+        if isinstance(content, dict) and any(isinstance(value, dict) for value in content.values()):
+            raise ValueError("should be those of all layers: parameters for each type of layer are not supported")
+        return content
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
         low, high = self.low_freq_factor, self.high_freq_factor

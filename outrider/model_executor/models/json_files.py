@@ -16,8 +16,10 @@ from outrider.errors import ModelError
 
 ValueT = TypeVar("ValueT")
 
-_MAX_FILE_BYTES = 1 << 30
-"""Of a JSON file; the largest tokenizers take some tens of megabytes."""
+MAX_SETTINGS_BYTES = 16 << 20
+"""Of a file of settings; the largest take some 2 MB. Parsing takes ten times its bytes."""
+MAX_INDEX_BYTES = 128 << 20
+"""Of a file that names all tensors; the largest take some 20 MB."""
 _MAX_SHOWN = 60
 """Characters of a wrong value."""
 
@@ -36,21 +38,23 @@ def is_there(path: Path) -> bool:
     return False
 
 
-def read_bytes(path: Path) -> bytes:
-    """A file's content."""
+def read_bytes(path: Path, most: int = MAX_SETTINGS_BYTES) -> bytes:
+    """A file's content; ``ModelError`` for one of more than ``most`` bytes."""
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ModelError(f"{path} has more than {_MAX_FILE_BYTES} bytes, too many for a file of settings")
-        return path.read_bytes()
+        with path.open("rb") as stream:
+            content = stream.read(most + 1) if (size := path.stat().st_size) <= most else b""
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    if max(size, len(content)) > most:
+        raise ModelError(f"{path} has {max(size, len(content))} bytes; at most {most} are read")
+    return content
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds."""
+def read_object(path: Path, most: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
+    """The JSON object that a file of at most ``most`` bytes holds."""
     if not is_there(path):
         raise ModelError(f"{path} is missing: a model folder has config.json and *.safetensors")
-    return parse_object(path, read_bytes(path))
+    return parse_object(path, read_bytes(path, most))
 
 
 def parse_object(path: Path, content: bytes, what: str = "") -> dict[str, Any]:
@@ -95,7 +99,8 @@ def shown(value: object) -> str:
 
 def _trouble(found: Any) -> str:  # noqa: ANN401 - pydantic's own dictionary
     # The branches of a union follow the field in the location; a field's own name is what a reader can look for.
-    place = ".".join(str(part)[:_MAX_SHOWN] for part in found["loc"])
+    parts = [str(part)[:_MAX_SHOWN] for part in found["loc"]]
+    place = ".".join(part for part in parts if "constrained-" not in part)
     message = found["msg"].removeprefix("Value error, ").removeprefix("Input ")
     value = "" if found["type"] == "missing" else f", not {shown(found['input'])}"
     if not place or message.startswith(place):
