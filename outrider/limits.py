@@ -63,7 +63,7 @@ JSON_VALUES = Bound(1 << 17, "lists, objects, names and separators of JSON")
 """Of one HTTP body without its lists of token ids, or of one chat: parsing so many takes some 40 ms."""
 MODEL_NAME = Bound(1024, "characters")
 NAME_MESSAGE = Bound(4096, "bytes")
-"""A message of health or reflection, which holds a name."""
+"""A message of health or reflection, which holds a name, or of a method that takes a hash or nothing."""
 
 # Links. A bad word travels as up to two runs of tokens: at the start of a text and after a space.
 LINK_BAD_WORDS = Bound(2 * BAD_WORDS.most, "entries")

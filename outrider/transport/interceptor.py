@@ -20,7 +20,6 @@ from outrider.transport.field_counts import check_num_fields
 from outrider.transport.link.counts import LinkCounts
 from outrider.transport.long_requests import long_or_parsed
 from outrider.transport.malformed import tolerant, tolerant_of_link, well_formed
-from outrider.transport.security.tokens import OWN_METHODS
 from outrider.transport.status import to_status
 from outrider.v1 import generation_pb2, link_pb2
 
@@ -150,20 +149,20 @@ _LINK_MESSAGES = {
 def _deserializer(method: str, deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
     if deserialize is None:
         return None
-    if method.startswith(_PUBLIC):
-        return tolerant(_DESERIALIZERS.get(method, deserialize), _check_fields)
+    if method in _DESERIALIZERS:
+        return tolerant(_DESERIALIZERS[method], _check_fields)
     if method in _LINK_MESSAGES:
         return tolerant_of_link(deserialize, _LINK_MESSAGES[method], LINK_COMMANDS)
-    return tolerant(deserialize, None if method.startswith(OWN_METHODS) else _check_size)
+    return tolerant(deserialize, _check_size)
 
 
 def _check_fields(data: bytes) -> None:
-    # The other methods' messages are empty, so every field of theirs is unknown.
     check_num_fields(data, generation_pb2.GenerateRequest.DESCRIPTOR)
 
 
 def _check_size(data: bytes) -> None:
-    # Health and reflection take names, from callers without a token too, and keep them while they are watched.
+    # Health and reflection take names, from callers without a token too, and keep them while they are watched. The
+    # other methods take a hash or nothing.
     NAME_MESSAGE.check("message", len(data))
 
 

@@ -93,7 +93,7 @@ def test_nothing_but_the_number_of_fields_is_refused(data: bytes) -> None:
         check_num_fields(data, REQUEST)  # far fewer fields than there may be: garbage is for the parser to refuse
 
 
-@pytest.mark.parametrize("method", ["Generate", "StreamGenerate", "GetModelInfo"])
+@pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
 async def test_a_flood_is_an_invalid_argument_on_the_wire(serve: Serve, method: str) -> None:
     server = await serve("generation", ScriptedGenerator())
     async with grpc.aio.insecure_channel(server.address) as channel:
@@ -101,6 +101,18 @@ async def test_a_flood_is_an_invalid_argument_on_the_wire(serve: Serve, method: 
         call = asking(FLOODS["bad_words"])
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (await call.details()).startswith("bad_words: has ")
+
+
+@pytest.mark.parametrize("method", ["GetModelInfo", "GetTokenizer"])
+@pytest.mark.parametrize("flood", [FLOODS["stop"], nested(0x0A, b"a" * 8_000_000)], ids=["fields", "text"])
+async def test_a_flood_of_a_method_without_a_prompt_names_none(serve: Serve, method: str, flood: bytes) -> None:
+    server = await serve("generation", ScriptedGenerator())
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        asking: Any = channel.unary_unary(f"/outrider.v1.GenerationService/{method}")
+        call = asking(flood)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await call.details() == f"message: has {len(flood)} bytes; at most 4096"
+        assert await asking(nested(0x7A, b"a" * 4000)) is not None, "of a newer client"
 
 
 def test_the_bound_is_past_what_a_whole_request_holds() -> None:
