@@ -20,7 +20,13 @@ from outrider.gateway.callers import CallerKeys
 from outrider.gateway.disconnects import ClientGoneError
 from outrider.gateway.endpoints import Endpoints
 from outrider.gateway.middleware import REQUEST_ID, ApiKeys, RequestIds, RootPath
-from outrider.gateway.responses.error_responses import error_body, error_headers, error_status, make_error_body
+from outrider.gateway.responses.error_responses import (
+    error_body,
+    error_headers,
+    error_status,
+    make_error_body,
+    shortened,
+)
 from outrider.gateway.watching import HttpWatch, Watched
 from outrider.transport.security import TokenFile
 
@@ -53,6 +59,8 @@ def make_app(
             Route("/tokenize", endpoints.tokenize, methods=["POST"]),
             Route("/detokenize", endpoints.detokenize, methods=["POST"]),
             Route("/health", endpoints.health, methods=["GET"]),
+            Route("/ping", endpoints.health, methods=["GET", "POST"]),
+            Route("/metrics", endpoints.metrics, methods=["GET"]),
             Route("/version", endpoints.version, methods=["GET"]),
         ],
         middleware=[*before_keys, *keys, Middleware(CallerKeys)],
@@ -92,13 +100,14 @@ def _cross_origin(settings: GatewaySettings) -> list[Middleware]:
 async def _on_known_error(request: Request, error: Exception) -> JSONResponse:
     status = error_status(error)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.warning("%s %s: %s", request.method, request.url.path, error)
+        _log.warning("%s %s: %s", request.method, shortened(request.url.path), error)
     return JSONResponse(error_body(error), status, error_headers(error))
 
 
 async def _on_http_error(request: Request, error: Any) -> JSONResponse:  # noqa: ANN401 - by its kind an HTTPException
     status = HTTPStatus(error.status_code)
-    message = f"{error.detail}: {request.method} {request.url.path}" if error.detail == status.phrase else error.detail
+    asked = f"{request.method} {shortened(request.url.path)}"
+    message = f"{error.detail}: {asked}" if error.detail == status.phrase else error.detail
     return JSONResponse(make_error_body(status, message), status, error.headers)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from outrider import __version__
 from outrider.cooperative import run_in_slices
-from outrider.errors import ModelNotFoundError, OutriderError, UnauthenticatedError
+from outrider.errors import InvalidRequestError, OutriderError, UnauthenticatedError
 from outrider.gateway.bodies import read_json
 from outrider.gateway.disconnects import until_disconnect
 from outrider.gateway.generations import Choice, GenerationClient, generate_all, stream_all
@@ -70,7 +73,10 @@ class Endpoints:
         asked = await run_in_slices(parsing(CompletionRequest, await self._body(request)))
         model = await self._watch.current()
         model.check_name(asked.model)
-        prompts = [await prepare_prompt(model, asked, prompt, needs_text=bool(asked.echo)) for prompt in asked.prompts]
+        prompts = []
+        for given in asked.prompts:
+            prompts.append(await prepare_prompt(model, asked, given, needs_text=bool(asked.echo)))
+            await asyncio.sleep(0)  # a thousand short prompts would hold up the streams of others
         for prompt in prompts:
             wanted = None if asked.is_echo_alone else asked.wanted_tokens
             check_length(model, prompt, wanted, prompt_field="prompt", tokens_field="max_tokens")
@@ -106,7 +112,7 @@ class Endpoints:
         """``GET /v1/models/{name}``."""
         model, name = await self._watch.current(), request.path_params["name"]
         if name not in model.names:
-            raise ModelNotFoundError(f"The model `{name}` does not exist; served: {', '.join(model.names)}")
+            raise model.not_found(name)
         return JsonAnswer(_card(model, name))
 
     async def tokenize(self, request: Request) -> Response:
@@ -117,7 +123,9 @@ class Endpoints:
         if asked.messages is not None:
             prompt = await prepare_chat(model, asked, asked.chat)
         else:
-            prompt = await prepare_prompt(model, asked, asked.prompt or "", needs_text=False)
+            if asked.prompt is None:
+                raise InvalidRequestError("prompt", "must be given, or messages")
+            prompt = await prepare_prompt(model, asked, asked.prompt, needs_text=False)
         found: Json = {
             "count": len(prompt.token_ids),
             "max_model_len": model.info.max_model_len,
@@ -138,7 +146,7 @@ class Endpoints:
         return JsonAnswer({"prompt": tokenizer.decode(asked.tokens, skip_special_tokens=False)})
 
     async def health(self, request: Request) -> Response:
-        """``GET /health``: 200 while a coordinator with a target answers, otherwise 503."""
+        """``GET /health`` and ``/ping``: 200 while a coordinator with a target answers, otherwise 503."""
         if self.is_draining:
             return Response(status_code=503)
         try:
@@ -148,6 +156,14 @@ class Endpoints:
         except OutriderError:
             return Response(status_code=503)
         return Response(status_code=200)
+
+    async def metrics(self, request: Request) -> Response:
+        """``GET /metrics``: 404 with the place of the metrics, which other servers have on this port."""
+        raise HTTPException(
+            HTTPStatus.NOT_FOUND,
+            "metrics have ports of their own: gateway.metrics_port and coordinator.metrics_port, or the option"
+            " --metrics-port of outrider serve; see docs/metrics.md",
+        )
 
     async def version(self, request: Request) -> Response:
         """``GET /version``."""

@@ -19,7 +19,7 @@ from outrider.transport.security import TokenFile
 
 REQUEST_ID = "x-request-id"
 _MAX_ID_CHARACTERS = 128
-_OPEN_PATHS = frozenset({"/health", "/version"})
+_OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 """What probes ask for."""
 
 

@@ -12,7 +12,7 @@ from outrider.errors import InvalidRequestError
 from outrider.gateway.protocol.completion import Prompt
 from outrider.gateway.protocol.fields import GenerationFields
 from outrider.gateway.served_model import ServedModel
-from outrider.limits import PROMPT_CHARACTERS
+from outrider.limits import DETOKENIZED_TOKENS, PROMPT_CHARACTERS
 
 _LONG_CHARACTERS = 20_000
 """Longer texts are tokenized in a thread, so that the streams of others go on."""
@@ -33,12 +33,11 @@ async def prepare_prompt(
     """A prompt of ``/v1/completions``."""
     if isinstance(prompt, str):
         adds = request.add_special_tokens is not False
-        token_ids = await _encode(model, prompt, adds=adds, truncates=request.truncate_prompt_tokens is not None)
-        return PreparedPrompt(_truncate(model, request, token_ids), prompt)
+        return PreparedPrompt(await _encode(model, request, prompt, adds=adds), prompt)
     if not prompt:
         raise InvalidRequestError("prompt", "must not hold an empty list")
-    text = model.require_tokenizer().decode(prompt, skip_special_tokens=False) if needs_text else ""
-    return PreparedPrompt(_truncate(model, request, prompt), text)
+    kept = _truncate(model, request, prompt)
+    return PreparedPrompt(kept, _decode(model, kept) if needs_text else "")
 
 
 async def prepare_chat(model: ServedModel, request: GenerationFields, chat: ChatPrompt) -> PreparedPrompt:
@@ -49,9 +48,7 @@ async def prepare_chat(model: ServedModel, request: GenerationFields, chat: Chat
     is_long = is_longer(chat, _LONG_CHARACTERS)
     text = await asyncio.to_thread(model.text.chat.render, chat) if is_long else model.text.chat.render(chat)
     adds = bool(request.add_special_tokens)  # the template writes them
-    truncates = request.truncate_prompt_tokens is not None
-    token_ids = await _encode(model, text, adds=adds, truncates=truncates, field="messages")
-    return PreparedPrompt(_truncate(model, request, token_ids), text)
+    return PreparedPrompt(await _encode(model, request, text, adds=adds, field="messages"), text)
 
 
 def check_length(
@@ -69,17 +66,19 @@ def check_length(
 
 
 async def _encode(
-    model: ServedModel, text: str, *, adds: bool, truncates: bool, field: str = "prompt"
+    model: ServedModel, request: GenerationFields, text: str, *, adds: bool, field: str = "prompt"
 ) -> tuple[int, ...]:
     tokenizer = model.require_tokenizer(field)
     if not text:
         raise InvalidRequestError(field, "must not be empty")
     check_text(field, text)
+    most, limits = _most_kept(model, request), model.limits
 
     def encode() -> tuple[int, ...]:
-        if truncates:
-            return tokenizer.encode_prompt(text, add_special_tokens=adds, field=field)
-        return tokenizer.encode_prompt(text, limits=model.limits, add_special_tokens=adds, field=field)
+        # As many as the model holds, or more, are no truncation: a text that has so many is refused.
+        if most is None or most >= limits.max_model_len:
+            return tokenizer.encode_prompt(text, limits=limits, add_special_tokens=adds, field=field)
+        return tokenizer.encode_truncated(text, most, keeps_end=_keeps_end(request), add_special_tokens=adds)
 
     token_ids = await asyncio.to_thread(encode) if len(text) > _LONG_CHARACTERS else encode()
     if not token_ids:
@@ -87,15 +86,35 @@ async def _encode(
     return token_ids
 
 
+def _decode(model: ServedModel, token_ids: Sequence[int]) -> str:
+    """The text of a prompt of ids, whose number is checked first: decoding holds the interpreter lock."""
+    model.limits.check_prompt("prompt", len(token_ids))
+    if len(token_ids) > DETOKENIZED_TOKENS.most:
+        raise InvalidRequestError(
+            "echo", f"cannot be set for a prompt of {len(token_ids)} ids; at most {DETOKENIZED_TOKENS.most} are decoded"
+        )
+    return model.require_tokenizer().decode(token_ids, skip_special_tokens=False)
+
+
 def _truncate(model: ServedModel, request: GenerationFields, token_ids: Sequence[int]) -> tuple[int, ...]:
-    most = request.truncate_prompt_tokens
+    most = _most_kept(model, request)
     if most is None:
         return tuple(token_ids)
+    return tuple(token_ids[-most:] if _keeps_end(request) else token_ids[:most])
+
+
+def _most_kept(model: ServedModel, request: GenerationFields) -> int | None:
+    """How many tokens of a prompt are kept; None: all of them."""
+    most = request.truncate_prompt_tokens
     if most == 0:
         raise InvalidRequestError("truncate_prompt_tokens", "must be above 0, or -1 for what the model holds")
-    if most < 0:
-        most = max(1, model.info.max_model_len - max(1, request.max_tokens or 1))
-    return tuple(token_ids[:most] if request.truncation_side == "right" else token_ids[-most:])
+    if most is None or most > 0:
+        return most
+    return max(1, model.info.max_model_len - max(1, request.max_tokens or 1))
+
+
+def _keeps_end(request: GenerationFields) -> bool:
+    return request.truncation_side != "right"
 
 
 def check_text(field: str, text: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from outrider.errors import InvalidRequestError, ModelNotFoundError, OutriderError, UnavailableError
+from outrider.gateway.responses.error_responses import shortened
 from outrider.generation import ModelInfo, TokenizerFiles
 from outrider.limits import ModelLimits
 from outrider.tokenization import ModelText, TextTokenizer, TokenText, TokenTexts
@@ -53,8 +54,12 @@ class ServedModel:
     def check_name(self, name: str | None) -> str:
         """The model name of responses; ``ModelNotFoundError`` for an unknown name."""
         if name and name not in self.names:
-            raise ModelNotFoundError(f"The model `{name}` does not exist; served: {', '.join(self.names)}")
+            raise self.not_found(name)
         return name or self.names[0]
+
+    def not_found(self, name: str) -> ModelNotFoundError:
+        """The error for an unknown name, of which it shows the beginning."""
+        return ModelNotFoundError(f"The model `{shortened(name)}` does not exist; served: {', '.join(self.names)}")
 
     def require_tokenizer(self, field_name: str = "prompt") -> TextTokenizer:
         """The tokenizer; ``InvalidRequestError`` naming the field that requires one."""

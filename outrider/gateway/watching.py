@@ -22,10 +22,19 @@ TRACE = "trace"
 """Key of the request's state: the context of its span, for the calls that it makes."""
 OTHER = "other"
 _PATHS = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/version"}
+    {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/models",
+        "/tokenize",
+        "/detokenize",
+        "/health",
+        "/ping",
+        "/version",
+    }
 )
 _GENERATIONS = frozenset({"/v1/completions", "/v1/chat/completions"})
-_PROBED = frozenset({"/health", "/version"})
+_PROBED = frozenset({"/health", "/ping", "/version"})
 """Asked for every few seconds by probes: counted, and no span each."""
 _CLIENT_GONE = 499
 _FIRST_BYTE_NS = "outrider.http.first_byte_ns"

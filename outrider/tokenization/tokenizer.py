@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -77,11 +78,29 @@ class TextTokenizer:
                     f"has {num_tokens} tokens in its first {len(part)} of {len(text)} characters;"
                     f" at most {limits.max_model_len - 1} leave room for one of output",
                 )
+        return tuple(self._encode_with_bos(text, add_special_tokens))
+
+    def encode_truncated(
+        self, text: str, most: int, *, keeps_end: bool, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """The last ``most`` ids of a text, or without ``keeps_end`` the first ones.
+
+        A long text is tokenized in parts that grow from this end, until they have ``most`` ids and those that the cut
+        may have changed: the rest of the text costs nothing.
+        """
+        ids: list[int] = []
+        for part in itertools.chain(_beginnings(text, most, from_end=keeps_end), [text]):
+            ids = self._encode_with_bos(part, add_special_tokens)
+            if len(ids) >= most + _SEAM_TOKENS:
+                break
+        return tuple(ids[-most:] if keeps_end else ids[:most])
+
+    def _encode_with_bos(self, text: str, add_special_tokens: bool) -> list[int]:
         ids = self._encode(text, add_special_tokens=add_special_tokens)
         bos = self._bos_token_id
         if add_special_tokens and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
-        return tuple(ids)
+        return ids
 
     def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. Unlike ``encode``, ``encode_batch`` releases the interpreter lock."""
@@ -115,9 +134,9 @@ class TextTokenizer:
         return known
 
 
-def _beginnings(text: str, max_model_len: int) -> Iterator[str]:
-    """Growing parts of a text that has more characters than a prompt of this length usually has."""
-    size = _USUAL_CHARACTERS * max_model_len
+def _beginnings(text: str, num_tokens: int, *, from_end: bool = False) -> Iterator[str]:
+    """Growing parts, from one end on, of a text that has more characters than so many tokens usually have."""
+    size = _USUAL_CHARACTERS * (num_tokens + _SEAM_TOKENS)
     while size < len(text):
-        yield text[:size]
+        yield text[-size:] if from_end else text[:size]
         size *= _GROWTH

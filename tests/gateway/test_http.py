@@ -18,6 +18,7 @@ from outrider.gateway.callers import caller_key
 from outrider.gateway.generations import MAX_AT_ONCE, Choice, generate_all, stream_all
 from outrider.gateway.protocol.completion import CompletionRequest
 from outrider.gateway.protocol.fields import GenerationFields
+from outrider.tokenization import TextTokenizer
 from outrider.transport.security import ServerSecurity, TokenFile
 from outrider.types import AcceptanceMethod
 from tests.client.conftest import Service
@@ -240,6 +241,106 @@ def test_token_ids_are_given_back_where_they_are_asked_for(gateway: Gateway) -> 
 def test_prompts_are_truncated(service: Service, gateway: Gateway, fields: dict[str, Any], kept: slice) -> None:
     assert complete(gateway, **fields).status == 200
     assert service.generator.requests[0].prompt_token_ids == TOKENIZER.encode_prompt("hello")[kept]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("most", [1, 50, 4095])
+def test_a_long_text_is_truncated_as_the_whole_of_it_would_be(side: str, most: int) -> None:
+    text = " ".join(f"word {number * number}, then" for number in range(8000))
+    encoded: list[int] = []
+    tokenizer = TextTokenizer(TOKENIZER.backend, bos_token_id=0)
+    encode = tokenizer._encode
+
+    def noted(part: str, **options: Any) -> list[int]:
+        encoded.append(len(part))
+        return encode(part, **options)
+
+    tokenizer._encode = noted  # type: ignore[method-assign,assignment]
+    kept = tokenizer.encode_truncated(text, most, keeps_end=side == "left")
+    whole = TOKENIZER.encode_prompt(text)
+    assert kept == (whole[-most:] if side == "left" else whole[:most])
+    assert max(encoded) <= 8 * (most + 64) < len(text)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_truncation_lifts_no_bound_of_what_is_tokenized(gateway: Gateway, path: str, monkeypatch: Any) -> None:
+    num_characters: list[int] = []
+    encode = TextTokenizer._encode
+
+    def noted(self: TextTokenizer, text: str, **options: Any) -> list[int]:
+        num_characters.append(len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(TextTokenizer, "_encode", noted)
+    body = {"prompt": "a b " * 100_000, "max_tokens": 1}
+    assert ask(gateway, path, {**body, "truncate_prompt_tokens": 10}).status == 200
+    refused = ask(gateway, path, {**body, "truncate_prompt_tokens": 100_000})
+    assert refused.status == 400 and "tokens in its first" in refused.json["error"]["message"]
+    assert max(num_characters) <= 40_000
+
+
+def test_ids_are_counted_before_they_are_decoded_for_an_echo(gateway: Gateway, monkeypatch: Any) -> None:
+    decoded: list[int] = []
+    decode = TextTokenizer.decode
+
+    def noted(self: TextTokenizer, token_ids: Any, **options: Any) -> str:
+        decoded.append(len(token_ids))
+        return decode(self, token_ids, **options)
+
+    monkeypatch.setattr(TextTokenizer, "decode", noted)
+    error = complete(gateway, prompt=[1] * 100_000, echo=True).json["error"]
+    assert error["message"] == "prompt: has 100000 tokens; at most 4095 leave room for one of output"
+    truncated = complete(gateway, prompt=[1] * 100_000, echo=True, truncate_prompt_tokens=4, max_tokens=0)
+    assert truncated.json["choices"][0]["text"] == TOKENIZER.decode([1] * 4, skip_special_tokens=False)
+    assert max(decoded) <= 4
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "m" * 1_000_000, "prompt": "a"}),
+        ("/v1/chat/completions", {"model": "\0" * 100_000, "messages": MESSAGES}),
+        ("/v1/models/" + "m" * 60_000, None),
+        ("/" + "m" * 60_000, None),
+    ],
+)
+def test_an_error_shows_the_beginning_of_a_long_name(gateway: Gateway, path: str, body: Any) -> None:
+    answer = ask(gateway, path, body)
+    assert answer.status == 404 and len(answer.body) < 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/completions", {"max_tokens": "a"}, "max_tokens: must be a valid integer, not 'a'"),
+        ("/v1/completions", {"stream": "maybe"}, "stream: must be a valid boolean, not 'maybe'"),
+        ("/v1/completions", {"stop": [None]}, "stop[0]: must be a valid string, not null"),
+        ("/v1/completions", None, "body: must be a JSON object, not null"),
+        ("/v1/completions", [], "body: must be a JSON object, not a list"),
+        ("/v1/completions", 1.5, "body: must be a JSON object, not a number"),
+        ("/tokenize", {}, "prompt: must be given, or messages"),
+        ("/detokenize", {}, "tokens: must be given"),
+    ],
+)
+def test_messages_say_once_and_in_words_of_json_what_is_wrong(
+    gateway: Gateway, path: str, body: Any, message: str
+) -> None:
+    answer = ask(gateway, path, json.dumps(body).encode())
+    assert (answer.status, answer.json["error"]["message"]) == (400, message)
+
+
+def test_probes_of_other_servers_find_health_and_are_told_of_the_metrics(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("key\n")
+    gateway = Gateway(service.address, tokens=TokenFile("api_token_file", str(path)))
+    try:
+        assert ask(gateway, "/ping").status == ask(gateway, "/ping", {}).status == 200
+        metrics = ask(gateway, "/metrics")
+        assert metrics.status == 404 and "gateway.metrics_port" in metrics.json["error"]["message"]
+        service.stop()
+        assert ask(gateway, "/ping").status == 503
+    finally:
+        gateway.close()
 
 
 def test_a_chats_last_message_is_continued(service: Service, gateway: Gateway) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -14,6 +15,7 @@ from outrider.gateway.protocol.completion import CompletionRequest
 from outrider.gateway.protocol.fields import GenerationFields
 from outrider.gateway.protocol.long_ids import Ids, parse_body_json
 from outrider.gateway.protocol.unsupported import refuse_unsupported
+from outrider.gateway.responses.error_responses import shortened
 from outrider.limits import (
     ALLOWED_TOKEN_IDS,
     BAD_WORDS,
@@ -25,7 +27,7 @@ from outrider.limits import (
 )
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
-_SHOWN_CHARACTERS = 80
+_KINDS = {type(None): "null", bool: "a boolean", str: "a text", list: "a list"}
 _LENGTHS = {
     "allowed_token_ids": ALLOWED_TOKEN_IDS,
     "bad_words": BAD_WORDS,
@@ -69,7 +71,7 @@ def _object(body: bytes) -> Work[tuple[dict[str, Any], dict[str, Ids]]]:
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError("body", f"must be JSON: {error}") from error
     if not isinstance(given, dict):
-        raise InvalidRequestError("body", f"must be a JSON object, not {type(given).__name__}")
+        raise InvalidRequestError("body", f"must be a JSON object, not {_KINDS.get(type(given), 'a number')}")
     return given, long_ids
 
 
@@ -95,10 +97,21 @@ def _as_request_error(error: ValidationError) -> InvalidRequestError:
     """Of several problems the first; of the branches of a union the one that got furthest."""
     first = error.errors(include_url=False, include_context=False)
     found = max(first, key=lambda one: len(_path(one["loc"]))) if _is_union(first) else first[0]
-    shown = repr(found["input"])
-    shown = shown if len(shown) <= _SHOWN_CHARACTERS else shown[:_SHOWN_CHARACTERS] + "..."
     message = found["msg"].removeprefix("Input ").replace("should", "must", 1)
-    return InvalidRequestError(_path(found["loc"]) or "body", f"{message}, not {shown}")
+    if found["type"] == "missing":
+        return InvalidRequestError(_path(found["loc"]) or "body", "must be given")
+    message = message.partition(", unable to ")[0]  # pydantic's words of the value, which is shown
+    return InvalidRequestError(_path(found["loc"]) or "body", f"{message}, not {shortened(_as_json(found['input']))}")
+
+
+def _as_json(value: object) -> str:
+    """A value as the caller wrote it; Python's words for it would be foreign."""
+    if isinstance(value, str):
+        return repr(shortened(value))
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
 
 
 def _is_union(found: list[Any]) -> bool:

@@ -34,7 +34,14 @@ _OF_PROMPTS = {"prompt_token_ids": "prompt"}
 _OF_CHATS = {"prompt_token_ids": "messages", "prompt": "messages", "logprobs": "top_logprobs"}
 """Fields of the SDK that a chat request calls by another name."""
 
+_SHOWN_CHARACTERS = 80
+
 Json = dict[str, Any]
+
+
+def shortened(text: str) -> str:
+    """The beginning of a caller's value, as a message shows it."""
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def error_status(error: Exception) -> HTTPStatus:
