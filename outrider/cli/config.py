@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.cli.options import errors_as_lines, output
+from outrider.cli.serve_settings import Typed, named_as_typed
 from outrider.cli.settings_flags import ConfigFile, SetOptions, SpeculativeConfig, parse_set
 from outrider.config import Effective, load_all
 from outrider.config.reference import effective_rows
@@ -43,10 +44,11 @@ def config(
 
 def _load(speculative_config: str | None, config: str | None, set_options: list[str] | None) -> Effective:
     flags = parse_set(set_options)
-    try:
-        return load_all(flags, speculative_config=speculative_config, config=config)
-    except ConfigError as error:
-        # The one setting without a default is usually given as an argument of `serve`.
-        if error.field != ".".join(_MODEL) or os.environ.get(variable_name(*_MODEL)):
-            raise
-        return load_all({**flags, _MODEL: _UNSET}, speculative_config=speculative_config, config=config)
+    with named_as_typed({}, Typed(), flags, speculative_config):
+        try:
+            return load_all(flags, speculative_config=speculative_config, config=config)
+        except ConfigError as error:
+            # The one setting without a default is usually given as an argument of `serve`.
+            if error.field != ".".join(_MODEL) or os.environ.get(variable_name(*_MODEL)):
+                raise
+            return load_all({**flags, _MODEL: _UNSET}, speculative_config=speculative_config, config=config)

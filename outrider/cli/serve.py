@@ -8,12 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.cli.compatibility.command import typed_flags
 from outrider.cli.compatibility.spellings import whole_number
 from outrider.cli.facts import draft_length_text, model_text
 from outrider.cli.options import Verbose, errors_as_lines, output
+from outrider.cli.serve_settings import named_as_typed, settings_of
 from outrider.cli.settings_flags import ConfigFile, SetOptions, SpeculativeConfig, parse_set
 from outrider.cli.stack.arrangement import LOADS, Load
-from outrider.cli.stack.plan import Place, StackPlan, inheriting
+from outrider.cli.stack.plan import StackPlan, inheriting
 from outrider.cli.stack.preparation import prepare_stack
 from outrider.cli.stack.running import Described, run_until_signal
 from outrider.cli.stack.secret import LinkSecret, hold_tokens
@@ -186,10 +188,9 @@ GenerationConfigFlag = Annotated[
 LogLevel = Annotated[str | None, _serving("debug, info, warning or error.", "--log-level")]
 DisableLogStats = Annotated[bool, _serving("Do not log throughput while requests run.", "--disable-log-stats")]
 
-_METRICS_ORDER = ("coordinator", "target", "draft")
-
 
 def serve(
+    context: typer.Context,
     target: Target = None,
     *,
     model: Model = None,
@@ -239,53 +240,16 @@ def serve(
     verbose: Verbose = 0,
 ) -> None:
     """Start draft, target, coordinator and HTTP gateway on this host, and print the addresses when all are ready."""
-    log_interval_s = 0.0 if disable_log_stats else None
-    flags: dict[Place, Any] = {
-        ("target", "revision"): revision,
-        **_names(served_model_name),
-        ("target", "max_model_len"): max_model_len,
-        ("target", "tensor_parallel_size"): tensor_parallel_size,
-        ("target", "kv_cache_bytes"): kv_cache_bytes,
-        ("draft", "model"): draft_model,
-        ("draft", "revision"): draft_revision,
-        ("draft", "method"): method,
-        ("draft", "tensor_parallel_size"): draft_tensor_parallel_size,
-        ("coordinator", "num_speculative_tokens"): num_speculative_tokens,
-        ("coordinator", "acceptance_method"): acceptance_method,
-        ("coordinator", "host"): host,
-        ("coordinator", "port"): port,
-        ("coordinator", "disable_by_batch_size"): disable_by_batch_size,
-        ("coordinator", "tokenizer"): tokenizer,
-        ("coordinator", "tokenizer_revision"): tokenizer_revision,
-        ("coordinator", "chat_template"): chat_template,
-        ("coordinator", "max_running_requests"): max_running_requests,
-        ("coordinator", "num_processes"): num_coordinators,
-        ("coordinator", "max_logprobs"): max_logprobs,
-        ("coordinator", "log_level"): log_level,
-        ("coordinator", "log_interval_s"): log_interval_s,
-        ("coordinator", "api_token_file"): api_token_file,
-        ("coordinator", "generation_config"): generation_config,
-        ("gateway", "enabled"): http,
-        ("gateway", "port"): http_port,
-        **_both("device", device, draft_device),
-        **_both("dtype", dtype, draft_dtype),
-        **_both("load_format", load_format),
-        **_both("page_size", page_size),
-        **_both("prefix_caching", prefix_caching),
-        **_both("cuda_graph_memory_mb", 0 if enforce_eager else None),
-        **_both("max_batched_tokens", max_batched_tokens),
-        **_both("num_threads", num_threads),
-        **_both("log_level", log_level),
-        **_both("log_interval_s", log_interval_s),
-        **_metrics_ports(metrics_port),
-    }
+    flags = settings_of(context.params)
     guard_output()
     with errors_as_lines():
+        given = parse_set(set_options)
         flags["target", "model"] = _target(target, model)
         keys = _held(api_key, api_token_file)
         if keys is not None:
             flags["coordinator", "api_token_file"] = keys.path
-        flags.update(parse_set(set_options))
+        flags.update(given)
+    with errors_as_lines(), named_as_typed(context.params, typed_flags(context), given, speculative_config):
         effective = load_all(flags, speculative_config=speculative_config, config=config)
         plan = prepare_stack(
             effective,
@@ -302,17 +266,6 @@ def _target(argument: str | None, option: str | None) -> str | None:
     if argument is not None and option not in {None, argument}:
         raise ConfigError("--model", f"is {option}, and the target was named {argument}; one of them should go")
     return argument if option is None else option
-
-
-def _names(given: list[str] | None) -> dict[Place, Any]:
-    """The target is called by the first name; requests over HTTP may use any."""
-    names = [name.strip() for part in given or () for name in part.split(",") if name.strip()]
-    if not names:
-        return {}
-    return {
-        ("target", "served_model_name"): names[0],
-        ("gateway", "served_model_name"): ",".join(names) if len(names) > 1 else None,
-    }
 
 
 def _held(keys: list[str] | None, file: str | None) -> LinkSecret | None:
@@ -335,15 +288,6 @@ def _share(value: float | None) -> float | None:
     if value is not None and not 0 < value <= 1:
         raise ConfigError("--gpu-memory-utilization", f"should be above 0 and at most 1, not {value:g}")
     return value
-
-
-def _both(key: str, value: object, draft_value: object = None) -> dict[Place, Any]:
-    return {("target", key): value, ("draft", key): value if draft_value is None else draft_value}
-
-
-def _metrics_ports(first: int | None) -> dict[Place, Any]:
-    """Consecutive ports for the services."""
-    return {} if first is None else {(name, "metrics_port"): first + i for i, name in enumerate(_METRICS_ORDER)}
 
 
 def _print_ready(plan: StackPlan, described: Described, settings: CoordinatorSettings) -> None:

@@ -116,7 +116,8 @@ def as_mapping(value: object) -> Mapping[str, Any]:
 
 def translate(config: Mapping[str, Any]) -> dict[Place, Any]:
     """Return (section, key) -> value; ``ConfigError`` for an unsupported key. A null counts as unset, as in vLLM."""
-    check_known(config, [*KEYS, *_SWITCHES, *_REFUSED, *_WITHOUT_EFFECT], prefix=f"{NAME}.")
+    taken = [*KEYS, *_SWITCHES]
+    check_known(config, [*taken, *_REFUSED, *_WITHOUT_EFFECT], prefix=f"{NAME}.", suggested=taken)
     given = {key: value for key, value in config.items() if value is not None}
     for key in given.keys() & _REFUSED.keys():
         _refuse(key, given[key])

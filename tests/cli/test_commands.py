@@ -70,15 +70,17 @@ def test_config_shows_every_setting_and_its_origin(monkeypatch: pytest.MonkeyPat
         (["config", "--set", "port"], "SECTION.KEY=VALUE"),
         (["config", "--speculative-config", '{"num_spec": 1}'], "speculative_config.num_spec"),
         (["config", "--config", "/nowhere.yaml"], "/nowhere.yaml cannot be read"),
-        (["serve"], "target.model: must be set"),
+        (["serve"], "error: a model is needed: outrider serve MODEL (a folder or a Hub id)"),
         (["serve", "/nowhere"], "target model: /nowhere does not exist"),
         (["serve", "MODEL", "--draft-model", "/nowhere"], "draft model: /nowhere does not exist"),
-        (["serve", "MODEL", "-k", "-1"], "coordinator.num_speculative_tokens"),
-        (["serve", "MODEL", "--acceptance-method", "hope"], "coordinator.acceptance_method"),
-        (["serve", "MODEL", "--device", "tpu"], "target.device"),
+        (["serve", "MODEL", "-k", "-1"], "error: -k: should be"),
+        (["serve", "MODEL", "--acceptance-method", "hope"], "error: --acceptance-method: should be"),
+        (["serve", "MODEL", "--set", "target.page_size=0"], "error: target.page_size: should be"),
+        (["serve", "MODEL", "--chat-template", "/nope"], "error: --chat-template: /nope cannot be read"),
+        (["serve", "MODEL", "--device", "tpu"], "error: --device: should be"),
         (
             ["serve", "MODEL", "--speculative-config", '{"draft_tensor_parallel_size": 2}'],
-            "draft.tensor_parallel_size",
+            "error: speculative_config.draft_tensor_parallel_size: ",
         ),
         (["serve", "MODEL", "--port", "PORT"], "127.0.0.1:PORT is in use"),
         (["generate", "x", "-a", "127.0.0.1:1", "--timeout", "5"], "127.0.0.1:1"),
@@ -148,6 +150,11 @@ def test_a_prompt_comes_from_an_argument_standard_input_or_a_file(
     assert [outcome.stdout for outcome in outcomes] == ["<0><1>\n"] * 3, outcomes[-1].stderr
     assert [request.prompt for request in service.generator.requests] == ["typed", "piped", "of a file"]
     assert service.generator.requests[2].num_speculative_tokens == 0
+
+
+def test_a_prompt_file_that_cannot_be_read_is_named_once() -> None:
+    outcome = runner.invoke(app, ["generate", "--file", "/nowhere.txt"])
+    assert outcome.stderr == "error: prompt: /nowhere.txt cannot be read: No such file or directory\n"
 
 
 @pytest.mark.parametrize("words", [[], ["x", "--file", "y"], ["--file", "/nowhere"]])

@@ -213,3 +213,32 @@ def test_a_share_of_memory_is_a_share(value: str) -> None:
     outcome = runner.invoke(app, ["serve", "/a", "--gpu-memory-utilization", value])
     assert outcome.exit_code == 1
     assert "--gpu-memory-utilization: should be above 0 and at most 1" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--max-num-seqs 0", "--max-num-seqs"),
+        ("--max_num_batched_tokens=0", "--max-num-batched-tokens"),
+        ("-tp0", "-tp"),
+        ("--dtype fp8", "--dtype"),
+        ("--dtype half --draft-dtype fp8", "--draft-dtype"),
+        ("--port 70000", "--port"),
+        ("--metrics-port 65535", "--metrics-port"),
+        ("--root-path x", "--root-path"),
+        ("--api-server-count 0", "--api-server-count"),
+        ("--block-size 4 --set target.page_size=0", "target.page_size"),
+        ("--set coordinator.max_queue=-1", "coordinator.max_queue"),
+        ('-sc {"method":"foo"}', "speculative_config.method"),
+        ('-sc {"num_speculative_tokens":-1}', "speculative_config.num_speculative_tokens"),
+    ],
+)
+def test_an_error_names_the_flag_or_key_that_was_typed(words: str, named: str) -> None:
+    outcome = runner.invoke(app, ["serve", "/t", *words.split()])
+    assert outcome.exit_code == 1
+    assert outcome.stderr.startswith(f"error: {named}: ")
+
+
+def test_config_names_the_key_of_the_speculative_config_too() -> None:
+    outcome = runner.invoke(app, ["config", "-sc", '{"method":"foo"}'])
+    assert outcome.stderr.startswith("error: speculative_config.method: should be 'draft_model'")

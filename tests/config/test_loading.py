@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -289,6 +290,12 @@ def test_a_bad_speculative_config_is_named(text: str, field: str) -> None:
     with pytest.raises(ConfigError) as caught:
         _speculative(text)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("key", ["speculative_model", "modle"])
+def test_a_key_that_is_offered_is_suggested(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean speculative_config\.model\?"):
+        load_all({}, speculative_config=json.dumps({key: "x"}), environ={})
 
 
 def test_the_same_setting_twice_in_one_source_must_agree(file: Path) -> None:
