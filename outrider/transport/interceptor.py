@@ -19,7 +19,7 @@ from outrider.rate_limit import RateLimit
 from outrider.transport.field_counts import check_num_fields
 from outrider.transport.link.counts import LinkCounts
 from outrider.transport.long_requests import long_or_parsed
-from outrider.transport.malformed import tolerant, tolerant_of_link, well_formed
+from outrider.transport.malformed import end_stream, tolerant, tolerant_of_link, well_formed
 from outrider.transport.status import to_status
 from outrider.v1 import generation_pb2, link_pb2
 
@@ -89,15 +89,20 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self, behaviour: Callable[..., AsyncGenerator[Any, None]], method: str
     ) -> Callable[..., AsyncGenerator[Any, None]]:
         async def guarded(request: Any, context: Context) -> AsyncGenerator[Any, None]:  # noqa: ANN401
+            received: Any = None
             try:
                 with self._counted(context, method):
+                    received = well_formed(request)
                     # Closed at once when the call is cancelled, not when the collector comes by.
-                    async with contextlib.aclosing(behaviour(well_formed(request), context)) as messages:
+                    async with contextlib.aclosing(behaviour(received, context)) as messages:
                         async for message in messages:
                             yield message
                 return
             except Exception as error:
                 failure = error
+            finally:
+                await end_stream(received)
+                del received
             del request  # gRPC keeps this frame until the collector comes by
             await self._abort(failure, context, method)
 

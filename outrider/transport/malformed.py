@@ -6,7 +6,8 @@ for which the wrapper of the handler raises.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -96,9 +97,23 @@ def well_formed(request: Any) -> Any:  # noqa: ANN401
     return _well_formed_stream(request) if hasattr(request, "__aiter__") else request
 
 
-async def _well_formed_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for received in requests:
-        request = await checked(received)
-        if isinstance(request, Malformed):
-            raise request.error
-        yield request
+async def _well_formed_stream(requests: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+    received_ones = aiter(requests)
+    try:
+        async for received in received_ones:
+            request = await checked(received)
+            del received
+            if isinstance(request, Malformed):
+                raise request.error
+            yield request
+    finally:
+        await end_stream(received_ones)
+
+
+async def end_stream(requests: Any) -> None:  # noqa: ANN401 - any stream of messages, or one message
+    """Close a stream that is not read any more: gRPC's holds its last message, and itself, until the collector comes
+    by, which few objects of many megabytes do not make it do.
+    """
+    if isinstance(requests, AsyncGenerator):
+        with contextlib.suppress(RuntimeError):  # a task that was cancelled twice still reads it
+            await requests.aclose()

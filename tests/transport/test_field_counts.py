@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from outrider.limits import LINK_COMMANDS, LINK_FIELDS, REQUEST_FIELDS
 from outrider.transport import field_counts
 from outrider.transport.field_counts import check_num_fields, counting_fields, read_varint
 from outrider.transport.long_requests import parsing
+from outrider.transport.malformed import Unchecked
 from outrider.transport.remote import RemoteDraft
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import link_pb2
@@ -175,6 +177,32 @@ async def test_a_flooded_link_ends_with_invalid_argument(serve: Serve, role: str
                     pass
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "commands: has 16401 items or more" in str(caught.value.details())
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+@pytest.mark.parametrize("is_many", [True, False], ids=["items", "garbage"])
+async def test_a_refused_link_message_is_not_kept(serve: Serve, role: str, is_many: bool) -> None:
+    """Without the collector of cycles: it comes by after many objects, and this is one of many megabytes."""
+    toy = ToyDraft(random_rows(9, seed=1), 9) if role == "draft" else ToyTarget(random_rows(9, seed=1), 9)
+    server = await serve(role, toy)
+    service = link_pb2.DESCRIPTOR.services_by_name[f"{role.capitalize()}Service"].full_name
+
+    async def flood() -> AsyncIterator[bytes]:
+        yield b"\x0a\x00" * 1_100_000 if is_many else b"\xff" * 2_200_000
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            attach: Any = channel.stream_stream(f"/{service}/Attach")
+            with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
+                async with asyncio.timeout(60):
+                    async for _ in attach(flood()):
+                        pass
+        kept = [found for found in gc.get_objects() if isinstance(found, Unchecked)]
+    finally:
+        gc.enable()
+    assert not kept
 
 
 async def test_a_service_that_floods_its_coordinator_loses_the_link() -> None:
