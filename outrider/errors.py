@@ -119,3 +119,10 @@ class ProtocolError(OutriderError):
 
 class IntegrityError(OutriderError):
     """An internal invariant is violated."""
+
+
+def install_command(extras: str) -> str:
+    """How to install optional dependencies, for messages: no package index has Outrider, so its name alone would not
+    do.
+    """
+    return f'pip install -e ".[{extras}]" in a clone of Outrider, or pip install "WHEEL[{extras}]" with its wheel'

@@ -26,11 +26,12 @@ from outrider.cli.options import (
 from outrider.cli.statistics import print_statistics
 from outrider.client import Client
 from outrider.config.client import DEFAULT_ADDRESS
-from outrider.errors import OutriderError
+from outrider.errors import DeadlineError, ModelError, OutriderError
 from outrider.generation import Delta, GenerationResult
 
 _PROMPT = "> "
 _FORGET, _LEAVE = "/clear", "/exit"
+_IN_CONFIG = b'"chat_template"'
 _HELP = f"Ctrl-C stops an answer, {_FORGET} begins anew, {_LEAVE} or Ctrl-D leaves."
 
 
@@ -101,11 +102,27 @@ def chat(
         conversation = Conversation(
             client, system, {name: value for name, value in options.items() if value is not None}
         )
+        if message is None:
+            _check_template(client)
         for said in _messages(message):
             if said == _FORGET:
                 conversation.forget()
             else:
                 _answer(conversation, said, stats=stats)
+
+
+def _check_template(client: Client) -> None:
+    """Raise ``ModelError`` for a model without a chat template, before its user writes a message. Reads no JSON: the
+    base install has no library for templates.
+    """
+    try:
+        files = client.tokenizer_files().files
+    except DeadlineError:  # a slow connection, over which messages are still short
+        return
+    if not any("chat_template" in name for name in files) and _IN_CONFIG not in files.get("tokenizer_config.json", b""):
+        raise ModelError(
+            "the model has no chat template: serve it with --chat-template FILE, or use `outrider generate`"
+        )
 
 
 class Conversation:

@@ -14,6 +14,7 @@ from outrider.client.attempts import Attempts
 from outrider.client.batches import MAX_CONCURRENCY, ManyPrompts, OnePrompt, each_request, with_prompt
 from outrider.client.documented import with_options_of
 from outrider.client.requests import (
+    DEFAULTS,
     GenerateOptions,
     build_request,
     building,
@@ -85,7 +86,7 @@ class AsyncClient:
         self, prompt: ManyPrompts, /, *, n: int | None = None, **options: Unpack[GenerateOptions]
     ) -> list[GenerationResult]: ...
 
-    @with_options_of(GenerateOptions)
+    @with_options_of(GenerateOptions, DEFAULTS)
     async def generate(
         self,
         prompt: OnePrompt | ManyPrompts = None,
@@ -116,7 +117,7 @@ class AsyncClient:
                     return delta.result
         raise ProtocolError("the stream ended without a result")
 
-    @with_options_of(GenerateOptions)
+    @with_options_of(GenerateOptions, DEFAULTS)
     def stream(self, prompt: OnePrompt = None, /, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Delta, None]:
         """Generate text and yield deltas, the last with the result; leaving the loop early cancels the request.
 
@@ -142,7 +143,7 @@ class AsyncClient:
         attempts = self._attempts(timeout, limit := resume_timeout(options), retries=max_retries(options))
         return self._deltas(SingleGeneration(request) if limit is None else ResumableGeneration(request), attempts)
 
-    @with_options_of(GenerateOptions)
+    @with_options_of(GenerateOptions, DEFAULTS, without=("prompt", "prompt_token_ids"))
     async def chat(
         self, messages: Sequence[Mapping[str, Any]] | None = None, /, **options: Unpack[GenerateOptions]
     ) -> GenerationResult:

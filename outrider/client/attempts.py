@@ -20,15 +20,27 @@ from outrider.errors import (
     ProtocolError,
     RequestCancelledError,
     TlsError,
+    UnauthenticatedError,
     UnavailableError,
 )
+from outrider.transport.security.tokens import NO_TOKEN
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+_GIVE_TOKEN = "--token-file FILE, the variable OUTRIDER_API_TOKEN, or token= of the client"
 _OUT = 2
 """Number of strikes after which the client does not wait for an address."""
 MAX_FRUITLESS = 30
 """Maximum number of attempts in a row that were accepted without new output, so that a request is not sent forever."""
+
+
+def _advised(error: OutriderError) -> OutriderError:
+    """The error with what its reader may do, where only a user of the SDK or of the command line can do it."""
+    if isinstance(error, UnauthenticatedError) and NO_TOKEN in str(error):
+        return UnauthenticatedError(f"{error}: {_GIVE_TOKEN}")
+    if type(error) is UnavailableError and "Connection refused" in str(error):
+        return UnavailableError(f"{error}; is `outrider serve` running there?")
+    return error
 
 
 class Attempts:
@@ -99,6 +111,7 @@ class Attempts:
 
     def failed(self, error: OutriderError) -> float:
         """Return the seconds to wait before the next attempt, or raise the error if there is none."""
+        error = _advised(error)
         if self._may_retry(error):
             self._num_retries_left -= 1
             return self._pause_for_room(error)

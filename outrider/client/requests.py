@@ -133,6 +133,22 @@ class GenerateOptions(TypedDict, total=False):
     use_beam_search: Annotated[bool, Doc("Not offered.")]
 
 
+DEFAULTS: Mapping[str, object] = {
+    "continue_final_message": False,
+    "skip_special_tokens": True,
+    "min_tokens": 0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "ignore_eos": False,
+    "include_stop_str_in_output": False,
+    "resume": False,
+    "resume_timeout": DEFAULT_RESUME_TIMEOUT_S,
+    "max_retries": 0,
+    "use_beam_search": False,
+}
+"""Defaults of the options that cannot be None, for ``help()``. Those of two options depend on others."""
+
+
 def build_request(options: GenerateOptions) -> tuple[GenerationRequest, float | None]:
     """Return the checked request and its timeout in seconds; ``InvalidRequestError`` names the invalid option."""
     return run(building(options))

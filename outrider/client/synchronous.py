@@ -14,7 +14,7 @@ from outrider.client.addresses import Addresses, parse_addresses
 from outrider.client.attempts import Attempts
 from outrider.client.batches import MAX_CONCURRENCY, ManyPrompts, OnePrompt, each_request, with_prompt
 from outrider.client.documented import with_options_of
-from outrider.client.requests import GenerateOptions, build_request, max_retries, resume_timeout
+from outrider.client.requests import DEFAULTS, GenerateOptions, build_request, max_retries, resume_timeout
 from outrider.client.resuming import Generation, ResumableGeneration, SingleGeneration
 from outrider.config.client import client_environment
 from outrider.errors import OutriderError, ProtocolError
@@ -78,7 +78,7 @@ class Client:
         self, prompt: ManyPrompts, /, *, n: int | None = None, **options: Unpack[GenerateOptions]
     ) -> list[GenerationResult]: ...
 
-    @with_options_of(GenerateOptions)
+    @with_options_of(GenerateOptions, DEFAULTS)
     def generate(
         self,
         prompt: OnePrompt | ManyPrompts = None,
@@ -113,7 +113,7 @@ class Client:
                 return delta.result
         raise ProtocolError("the stream ended without a result")
 
-    @with_options_of(GenerateOptions)
+    @with_options_of(GenerateOptions, DEFAULTS)
     def stream(self, prompt: OnePrompt = None, /, **options: Unpack[GenerateOptions]) -> Generator[Delta, None, None]:
         """Generate text and yield deltas, the last with the result; leaving the loop early cancels the request.
 
@@ -125,7 +125,7 @@ class Client:
         attempts = self._attempts(timeout, limit := resume_timeout(options), retries=max_retries(options))
         return self._deltas(SingleGeneration(request) if limit is None else ResumableGeneration(request), attempts)
 
-    @with_options_of(GenerateOptions)
+    @with_options_of(GenerateOptions, DEFAULTS, without=("prompt", "prompt_token_ids"))
     def chat(
         self, messages: Sequence[Mapping[str, Any]] | None = None, /, **options: Unpack[GenerateOptions]
     ) -> GenerationResult:

@@ -16,7 +16,7 @@ from outrider.config import speculative
 from outrider.config.client import CLIENT_VARIABLES
 from outrider.config.schema import SECTIONS
 from outrider.config.suggestions import check_known, unknown
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, install_command
 
 PREFIX = "OUTRIDER_"
 _CONFIG = f"{PREFIX}CONFIG"
@@ -81,7 +81,7 @@ def _parse_yaml(path: Path) -> Mapping[str, Any]:
         import yaml  # not of the base install, for its size
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "config", f"{path} cannot be read without PyYAML: install outrider[coordinator], or pyyaml alone"
+            "config", f"{path} cannot be read without PyYAML: pip install pyyaml, or {install_command('coordinator')}"
         ) from error
     try:
         text = path.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.errors import UnauthenticatedError
 from outrider.gateway.callers import bearer_key
-from outrider.gateway.responses.error_responses import error_body, error_headers, error_status
+from outrider.gateway.responses.error_responses import API_KEY, error_body, error_headers, error_status
 from outrider.transport.security import TokenFile
 
 REQUEST_ID = "x-request-id"
@@ -69,9 +69,7 @@ class ApiKeys:
         if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or self._is_known(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
-        error = UnauthenticatedError(
-            "an API key is asked for: Authorization: Bearer KEY, with a key that is known here"
-        )
+        error = UnauthenticatedError(API_KEY)
         response = JSONResponse(error_body(error), error_status(error), error_headers(error))
         await response(scope, receive, send)
 

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, install_command
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "coordinator": ("numpy", "tokenizers", "jinja2", "grpc_health", "grpc_reflection"),
@@ -26,7 +26,7 @@ def require_extras(names: Iterable[str], what: str, *, optional: Iterable[str] =
         missing |= _missing(optional)
         extras, modules = ",".join(missing), list(dict.fromkeys(missing.values()))
         verb = "is" if len(modules) == 1 else "are"
-        problem = f"{what} needs {' and '.join(modules)}, which {verb} not installed: install outrider[{extras}]"
+        problem = f"{what} needs {' and '.join(modules)}, which {verb} not installed: {install_command(extras)}"
         raise ConfigError("", problem)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
-from outrider.errors import ConfigError, ModelError
+from outrider.errors import ConfigError, ModelError, install_command
 from outrider.process.draft_methods import with_draft_method
 
 _log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class _Repository:
         try:
             import huggingface_hub
         except ImportError as error:
-            needed = f"ids of the Hugging Face Hub need huggingface_hub: install outrider[{self.extra}]"
+            needed = f"ids of the Hugging Face Hub need huggingface_hub: {install_command(self.extra)}"
             raise ConfigError(self.setting, f"{self.repo_id} is no folder here, and {needed}") from error
         if (folder := self._cached()) is not None:
             return folder

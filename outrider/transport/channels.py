@@ -5,6 +5,8 @@ Addresses are "host:port" or "unix:/path".
 
 from __future__ import annotations
 
+import re
+
 import grpc
 import grpc.aio
 
@@ -83,6 +85,9 @@ def _client_options(
     ]
 
 
+_URL = re.compile(r"(https?|grpcs?)://", re.IGNORECASE)
+
+
 def check_address(address: str) -> str:
     """Return the address; ``ConfigError`` unless it is "host:port" with a valid port, or "unix:/path".
 
@@ -90,6 +95,8 @@ def check_address(address: str) -> str:
     """
     if address.startswith("unix:") and len(address) > len("unix:"):
         return address
+    if _URL.match(address):
+        raise ConfigError("address", f"should be host:port of gRPC, such as 127.0.0.1:50050, not the URL {address!r}")
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 1 <= int(port) <= MAX_PORT:
         wanted = f"host:port with a port from 1 to {MAX_PORT}, or unix:/path"

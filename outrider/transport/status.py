@@ -58,6 +58,8 @@ _NEAREST: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.PERMISSION_DENIED: errors.ConfigError,
 }
 """For a status that is not ours."""
+_NOT_HTTP2 = ("http1.x server", "Expected SETTINGS frame as the first frame")
+"""How gRPC tells of a server whose first bytes are none of HTTP/2."""
 
 
 def to_status(error: OutriderError) -> status_pb2.Status:
@@ -153,6 +155,9 @@ def _from_foreign(code: grpc.StatusCode, details: str, address: str) -> Outrider
         return errors.InvalidRequestError("request", f"is larger than {address} takes: {details}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return errors.CapacityError(f"{address} has no room: {details}")
+    if any(words in details for words in _NOT_HTTP2):
+        problem = f"{address} does not speak gRPC: is it the port of HTTP? That of gRPC is 50050 by default"
+        return errors.UnavailableError(problem) if code is grpc.StatusCode.UNAVAILABLE else OutriderError(problem)
     if code is grpc.StatusCode.UNAVAILABLE:
         return errors.UnavailableError(f"{address} cannot be reached: {details}")
     if _is_broken_stream(code, details):

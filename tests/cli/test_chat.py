@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from outrider.cli.app import app
 from outrider.errors import InvalidRequestError
+from outrider.generation import TokenizerFiles
 from tests.client.conftest import Service
 
 runner = CliRunner()
@@ -21,6 +22,7 @@ runner = CliRunner()
 @pytest.fixture
 def service() -> Iterator[Service]:
     service = Service()
+    service.generator.tokenizer = TokenizerFiles({"chat_template.jinja": b"{{ messages }}"}, 3, "hash")
     yield service
     service.close()
 
@@ -55,6 +57,16 @@ def test_an_error_is_one_line(service: Service) -> None:
     outcome = runner.invoke(app, ["chat", "hello", "-a", service.address], input="")
     assert outcome.exit_code == 1
     assert outcome.stderr == "error: messages: cannot be used, since the model has no chat template\n"
+
+
+@pytest.mark.parametrize("given", ["", "hello\n"])
+def test_a_model_without_a_chat_template_is_told_before_a_message_is_asked_for(service: Service, given: str) -> None:
+    service.generator.tokenizer = TokenizerFiles({"tokenizer_config.json": b'{"bos_token": "<s>"}'}, 3, "hash")
+    outcome = runner.invoke(app, ["chat", "-a", service.address], input=given)
+    assert outcome.exit_code == 1 and service.generator.num_asked == 0
+    assert "the model has no chat template: serve it with --chat-template FILE" in outcome.stderr
+    service.generator.tokenizer = TokenizerFiles({"tokenizer_config.json": b'{"chat_template": "x"}'}, 3, "hash")
+    assert runner.invoke(app, ["chat", "-a", service.address], input="").exit_code == 0
 
 
 def test_ctrl_c_stops_the_answer_alone(service: Service) -> None:

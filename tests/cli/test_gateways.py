@@ -58,8 +58,8 @@ def test_none_is_started_where_it_is_turned_off() -> None:
 def test_a_missing_library_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "find_spec", lambda name: None)
     made = plan()
-    assert made.specs == () and "pip install 'outrider[gateway]'" in made.note
-    with pytest.raises(ConfigError, match="outrider\\[gateway\\]"):
+    assert made.specs == () and 'pip install -e ".[gateway]"' in made.note
+    with pytest.raises(ConfigError, match=r"\.\[gateway\]"):
         plan(gateway__port=free_port())
 
 

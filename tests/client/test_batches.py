@@ -14,6 +14,7 @@ from outrider.client import AsyncClient, Client, GenerateOptions
 from outrider.client.addresses import Addresses
 from outrider.client.attempts import Attempts
 from outrider.client.batches import each_request
+from outrider.client.requests import build_request, max_retries, resume_timeout
 from outrider.errors import CapacityError, DeadlineError, InvalidRequestError
 from outrider.generation import GenerationResult
 from tests.client.conftest import Service
@@ -153,10 +154,31 @@ def test_wrong_retries_are_named(generate: Any, value: Any) -> None:
 def test_help_shows_every_option_with_its_type(kind: type, name: str) -> None:
     method = getattr(kind, name)
     parameters = inspect.signature(method).parameters
-    shown = GenerateOptions.__annotations__.keys() - {"messages" if name == "chat" else "prompt"}
-    assert shown <= parameters.keys()
+    given_by_place = {"messages", "prompt", "prompt_token_ids"} if name == "chat" else {"prompt"}
+    assert GenerateOptions.__annotations__.keys() - given_by_place <= parameters.keys()
+    assert ("prompt_token_ids" in parameters) == (name != "chat")
     assert str(parameters["temperature"].annotation) == "float | None"
     assert "\n    top_k: How many of the likeliest tokens are kept" in (method.__doc__ or "")
+
+
+def test_help_shows_the_defaults_that_options_have() -> None:
+    """An option that is given its default is one that is left out."""
+    shown = {
+        name: found.default
+        for name, found in inspect.signature(Client.generate).parameters.items()
+        if found.kind is inspect.Parameter.KEYWORD_ONLY and name not in ("n", "prompt_token_ids")
+    }
+    depending = {name for name, default in shown.items() if repr(default) == "..."}
+    assert depending == {"add_generation_prompt", "add_special_tokens"}
+    without = build_request({"prompt": "x", "seed": 1})[0]
+    for name in shown.keys() - depending - {"seed", "continue_final_message"}:
+        options: Any = {"prompt": "x", "seed": 1, name: shown[name]}
+        assert build_request(options)[0] == without, name
+        assert (resume_timeout(options), max_retries(options)) == (None, 0)
+    assert shown["resume_timeout"] == 60.0
+    chat: Any = {"messages": [{"role": "user", "content": "x"}], "seed": 1}
+    given: Any = {**chat, "continue_final_message": shown["continue_final_message"]}
+    assert build_request(given)[0] == build_request(chat)[0]
 
 
 def test_the_package_lists_what_it_offers() -> None:

@@ -7,10 +7,12 @@ import contextlib
 import dataclasses
 import gc
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +22,16 @@ from outrider import AsyncClient, Client, errors
 from outrider.chat import ChatPrompt
 from outrider.errors import (
     CapacityError,
+    ConfigError,
     DeadlineError,
     InvalidRequestError,
     OutriderError,
     RequestCancelledError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from outrider.generation import DEFAULTABLE, Delta, GenerationRequest, GenerationResult, TokenizerFiles
+from outrider.transport.security import ServerSecurity, TokenFile
 from outrider.types import AcceptanceMethod, SamplingParams
 from tests.client.conftest import Service
 from tests.support.scripted_generator import INFO
@@ -271,6 +276,43 @@ def test_a_wrong_address_is_named_and_told_soon(either: Either) -> None:
         either.model_info("127.0.0.1:1")
     with pytest.raises(UnavailableError, match=r"nowhere\.invalid"):
         either.generate("nowhere.invalid:50050", prompt="x")
+
+
+def test_the_port_of_http_is_told_from_that_of_grpc(either: Either) -> None:
+    """A server of HTTP/1 closes, or answers with its first bytes, both of which gRPC tells in its own words."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Http1) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        address = f"127.0.0.1:{server.server_address[1]}"
+        for call in (either.generate, either.stream):
+            with pytest.raises(OutriderError, match=f"^{address} does not speak gRPC: is it the port of HTTP"):
+                call(address, prompt="x")
+        with pytest.raises(ConfigError, match=r"should be host:port of gRPC, such as .*, not the URL 'http://"):
+            either.generate(f"http://{address}", prompt="x")
+        server.shutdown()
+
+
+class _Http1(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.connection.recv(3)
+        self.wfile.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        self.connection.recv(1000)
+
+
+def test_a_refused_connection_asks_whether_a_server_runs(either: Either) -> None:
+    with pytest.raises(UnavailableError, match=r"Connection refused.*; is `outrider serve` running there\?$"):
+        either.generate("127.0.0.1:1", prompt="x")
+
+
+def test_a_service_that_asks_for_a_token_says_how_to_give_one(either: Either, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("key\n")
+    service = Service(security=ServerSecurity(tokens=TokenFile("api_token_file", str(path))))
+    try:
+        for call in (either.generate, either.stream):
+            with pytest.raises(UnauthenticatedError, match=r"--token-file FILE, .* OUTRIDER_API_TOKEN, or token="):
+                call(service.address, prompt="x")
+    finally:
+        service.close()
 
 
 def test_a_peer_that_never_speaks_is_given_up(either: Either, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,5 +325,7 @@ def test_settings_are_frozen() -> None:
 
 def test_a_file_without_pyyaml_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(ConfigError, match=r"without PyYAML: install outrider\[coordinator\]"):
+    with pytest.raises(
+        ConfigError, match=r"without PyYAML: pip install pyyaml, or pip install -e \"\.\[coordinator\]\" in a clone"
+    ):
         read_file("/settings.yaml")

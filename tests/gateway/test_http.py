@@ -470,7 +470,8 @@ def test_a_callers_key_goes_on_to_a_coordinator_that_asks_for_one(tmp_path: Path
         def answer(key: str) -> Answer:
             return ask(gateway, "/v1/completions", body, {**JSON, "authorization": f"Bearer {key}"})
 
-        assert ask(gateway, "/v1/completions", body).status == 401
+        refused = ask(gateway, "/v1/completions", body)
+        assert refused.status == 401 and "Authorization: Bearer KEY" in refused.json["error"]["message"]
         assert [answer(key).status for key in ("first", "wrong", "second")] == [200, 401, 200]
     finally:
         gateway.close()

@@ -40,19 +40,19 @@ def test_a_module_without_its_extra_ends_with_one_line(section: str, extra: str)
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[0].startswith(f"error: the {section} service needs ")
-    assert done.stderr.endswith(f"install outrider[{extra}]\n")
+    assert done.stderr.endswith(f'or pip install "WHEEL[{extra}]" with its wheel\n')
     assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["demo"], "error: the demonstration needs torch, which is not installed: install outrider[engine]"),
-        (["trace", "--demo"], "error: the demonstration needs torch, which is not installed: install outrider[engine"),
+        (["demo"], 'error: the demonstration needs torch, which is not installed: pip install -e ".[engine]"'),
+        (["trace", "--demo"], 'error: the demonstration needs torch, which is not installed: pip install -e ".[engine'),
         (
             ["serve", "/x"],
-            "error: starting the services needs torch and starlette, which are not installed: install"
-            " outrider[engine,gateway]",
+            "error: starting the services needs torch and starlette, which are not installed: pip install -e"
+            ' ".[engine,gateway]"',
         ),
     ],
 )

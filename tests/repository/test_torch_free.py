@@ -85,10 +85,10 @@ def test_the_base_install_imports_without_any_extra(module: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["serve", "/m"], "needs torch and tokenizers, which are not installed: install outrider[engine,gateway]"),
-        (["target"], "needs torch, which is not installed: install outrider[engine]"),
-        (["coordinator"], "needs numpy, which is not installed: install outrider[coordinator]"),
-        (["demo"], "needs torch, which is not installed: install outrider[engine]"),
+        (["serve", "/m"], 'needs torch and tokenizers, which are not installed: pip install -e ".[engine,gateway]"'),
+        (["target"], 'needs torch, which is not installed: pip install -e ".[engine]"'),
+        (["coordinator"], 'needs numpy, which is not installed: pip install -e ".[coordinator]"'),
+        (["demo"], 'needs torch, which is not installed: pip install -e ".[engine]"'),
         (["bench", "serve"], "this benchmark needs numpy"),
     ],
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.benchmarks.environment import describe_environment, now
 from outrider.benchmarks.schema import Label, Result, Series
 from outrider.benchmarks.tracing.rig import Rig, StepCost, Tracings
-from outrider.errors import ConfigError, IntegrityError
+from outrider.errors import ConfigError, IntegrityError, install_command
 from outrider.telemetry.tracing import TraceContext, names
 from outrider.telemetry.tracing.context import new_span_id, new_trace_id
 from outrider.telemetry.tracing.service_spans import ServiceRecorder
@@ -99,7 +99,7 @@ def _held_pipeline() -> Iterator[tuple[Pipeline, Callable[[], None], Callable[[]
     try:
         from outrider.benchmarks.tracing.exporting import Nowhere, make_pipeline
     except ModuleNotFoundError as error:
-        raise ConfigError("", "this benchmark needs OpenTelemetry: install outrider[telemetry]") from error
+        raise ConfigError("", f"this benchmark needs OpenTelemetry: {install_command('telemetry')}") from error
     gate = threading.Event()
 
     def wait() -> Iterable[Span]:

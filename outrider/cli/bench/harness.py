@@ -13,7 +13,7 @@ from rich.table import Table
 
 from outrider.cli.options import output, progress
 from outrider.demo import DRAFT, TARGET
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, install_command
 
 
 def benchmark(name: str) -> Any:  # noqa: ANN401 - a module
@@ -24,7 +24,7 @@ def benchmark(name: str) -> Any:  # noqa: ANN401 - a module
         missing = (error.name or "").partition(".")[0]
         if missing == "outrider":
             raise
-        raise ConfigError("", f"this benchmark needs {missing}: install outrider[engine]") from error
+        raise ConfigError("", f"this benchmark needs {missing}: {install_command('engine')}") from error
 
 
 def save(result: Any) -> None:  # noqa: ANN401 - a benchmark's result

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from outrider.cli.stack.plan import LOOPBACK, Place, ServiceSpec, address_of, spec_of
 from outrider.cli.stack.preflight import check_port
 from outrider.config import CoordinatorSettings, GatewaySettings, Settings
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, install_command
 
 MODULE = "outrider.gateway"
 _LIBRARIES = ("starlette", "uvicorn")
@@ -65,7 +65,7 @@ def _problem(gateway: GatewaySettings, coordinator: CoordinatorSettings) -> Conf
     """Why a gateway cannot run here."""
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
-        return ConfigError("gateway", f"{missing[0]} is not installed: pip install 'outrider[gateway]'")
+        return ConfigError("gateway", f"{missing[0]} is not installed: {install_command('gateway')}")
     if coordinator.host.startswith("unix:") or coordinator.tls_cert_file is None:
         return None
     if gateway.coordinator_tls_ca_file is None and not gateway.coordinator_tls:

@@ -19,7 +19,7 @@ from outrider.cli.trace.reading import Followed, read_spans
 from outrider.cli.trace.tree import what_is_missing
 from outrider.client import AsyncClient, Client
 from outrider.client.requests import GenerateOptions
-from outrider.errors import ConfigError, UnavailableError
+from outrider.errors import ConfigError, UnavailableError, install_command
 from outrider.telemetry.tracing import TraceContext
 from outrider.telemetry.tracing.context import new_span_id, new_trace_id
 from outrider.telemetry.tracing.span import Span
@@ -81,7 +81,7 @@ async def trace_received(open_client: Callable[[], Client], asked: Asked, *, lis
     try:
         from outrider.transport.otlp import serve_otlp
     except ModuleNotFoundError as error:
-        raise ConfigError("listen", "needs OpenTelemetry: install outrider[telemetry]") from error
+        raise ConfigError("listen", f"needs OpenTelemetry: {install_command('telemetry')}") from error
     received: list[Span] = []
     host, port = _host_and_port(listen)
     server = await serve_otlp(received.extend, host=host, port=port)

@@ -34,6 +34,7 @@ _OF_PROMPTS = {"prompt_token_ids": "prompt"}
 _OF_CHATS = {"prompt_token_ids": "messages", "prompt": "messages", "logprobs": "top_logprobs"}
 """Fields of the SDK that a chat request calls by another name."""
 
+API_KEY = "an API key is asked for: Authorization: Bearer KEY, with a key that is known here"
 _SHOWN_CHARACTERS = 80
 
 Json = dict[str, Any]
@@ -54,6 +55,8 @@ def error_body(error: Exception) -> Json:
     """The body of an ``OutriderError``; of any other error only that it occurred."""
     known = isinstance(error, OutriderError)
     message = str(error) if known else "internal error; the gateway's log says more"
+    if isinstance(error, errors.UnauthenticatedError):
+        message = API_KEY  # a coordinator's own words are for its callers over gRPC
     return make_error_body(error_status(error), message, error.field if isinstance(error, OutriderError) else "")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, TargetSettings
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, install_command
 from outrider.readings import Reading
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def metrics_served(
         from outrider.telemetry.metrics.endpoint import MetricsEndpoint
     except ImportError as error:
         raise ConfigError(
-            "metrics_port", "needs prometheus-client, which is not installed: install outrider[telemetry]"
+            "metrics_port", f"needs prometheus-client, which is not installed: {install_command('telemetry')}"
         ) from error
     plain_host = "127.0.0.1" if settings.host.startswith("unix:") else settings.host
     endpoint = MetricsEndpoint(

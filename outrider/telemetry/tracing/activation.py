@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, install_command
 from outrider.telemetry.tracing.context import TraceContext
 from outrider.telemetry.tracing.names import NO_EXPORTER, OTLP
 from outrider.telemetry.tracing.span import BuildSpans
@@ -21,7 +21,7 @@ from outrider.telemetry.tracing.span import BuildSpans
 _log = logging.getLogger(__name__)
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_INSTALL = "opentelemetry is not installed: install outrider[telemetry]"
+_INSTALL = f"opentelemetry is not installed: {install_command('telemetry')}"
 
 _SWITCH_INTERVAL_S = 5e-4
 """Switch interval of the interpreter while threads make and encode spans, in seconds; Python's default is 5 ms."""

@@ -19,6 +19,8 @@ from outrider.errors import ConfigError, UnauthenticatedError
 from outrider.transport.security.files import read, stamp
 
 _log = logging.getLogger(__name__)
+NO_TOKEN = "this service asks for a bearer token"
+"""The refusal of a call without any."""
 _HEADER = "authorization"
 _SCHEME = "bearer "
 OWN_METHODS = "/outrider."
@@ -97,7 +99,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         given = _bearer(handler_call_details)
         if given is not None and self._tokens.accepts(given):
             return handler
-        problem = "this service asks for a bearer token" if given is None else "the bearer token is not known here"
+        problem = NO_TOKEN if given is None else "the bearer token is not known here"
         return _refusing(handler, problem)
 
 
