@@ -108,3 +108,16 @@ def test_many_items_for_sessions_that_are_not_open_are_answered_with_few_lines(
     assert [event.session for event in lost] == list(range(500))
     assert driver.core.stats.num_lost == 500
     assert 1 <= len(caplog.records) <= 32
+
+
+def test_many_events_without_a_forward_do_not_hold_up_one() -> None:
+    driver = drive(Clock())
+    driver.run(opened(1))
+    driver.send(extend_item(1, 2, [1, 2], 2))
+    flood = [extend_item(session, 1, [1], 2) for session in range(2, 3000)]
+    answered = []
+    for _ in range(2):
+        driver.core.handle(0, flood)
+        answered.append([event for _, batch in driver.core.step() for event in batch.events])
+    assert len(answered[0]) >= len(flood)
+    assert any(isinstance(event, Proposal) for event in answered[1])
