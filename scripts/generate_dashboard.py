@@ -71,11 +71,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Speculation": (
         Panel(
             "Acceptance rate",
-            "Accepted tokens, divided by draft tokens. Judged acceptance: divided by the tokens that were judged.",
+            "Accepted tokens, divided by draft tokens. Of judged tokens: divided by those up to the first rejection.",
             "percentunit",
             (
                 (f"{ACCEPTED} / ({DRAFTED} > 0)", "acceptance rate"),
-                (f"{ACCEPTED} / ({rate(f'{_SPEC}judged_tokens_total')} > 0)", "judged acceptance"),
+                (f"{ACCEPTED} / ({rate(f'{_SPEC}judged_tokens_total')} > 0)", "acceptance rate of judged tokens"),
             ),
         ),
         Panel(

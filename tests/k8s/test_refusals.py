@@ -139,6 +139,25 @@ REFUSED: dict[str, tuple[Values, str]] = {
         {"common": {"autoscaling": {"enabled": True, "kind": "hpa"}}},
         "draft.autoscaling.enabled: more drafts do not change",
     ),
+    "more requests a replica than run on it": (
+        {
+            "target": {"autoscaling": {"enabled": True, "requestsPerReplica": 128}},
+            "coordinator": {"settings": {"max_running_requests": 64}},
+        },
+        "target.autoscaling.requestsPerReplica: 128 should be below coordinator.settings.max_running_requests 64",
+    ),
+    "as many requests a replica as run by default": (
+        {"target": {"autoscaling": {"enabled": True, "requestsPerReplica": 256}}},
+        "target.autoscaling.requestsPerReplica: 256 should be below coordinator.settings.max_running_requests 256",
+    ),
+    "a served name in the wrong block": (
+        {"coordinator": {"settings": {"served_model_name": "mine"}}},
+        "the coordinator has no such setting; draft.settings, gateway.settings, target.settings take it",
+    ),
+    "a runbook that is no URL": (
+        {"metrics": {"rules": {"runbookUrl": "docs/operations.md"}}},
+        "at '/metrics/rules/runbookUrl': 'docs/operations.md' does not match pattern",
+    ),
     "a query for the autoscaler of Kubernetes": (
         {"target": {"autoscaling": {"enabled": True, "kind": "hpa", "query": "sum(x)"}}},
         "target.autoscaling.query: is asked by KEDA; kind is hpa",

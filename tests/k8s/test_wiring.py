@@ -16,8 +16,8 @@ import yaml
 from outrider.config import CoordinatorSettings, load
 from outrider.telemetry.metrics import catalogue
 from outrider.telemetry.tracing import pipeline
-from tests.k8s.cases import ALL
-from tests.k8s.helm import CHART
+from tests.k8s.cases import ALL, MODELS, Values, over
+from tests.k8s.helm import CHART, Helm
 from tests.k8s.release import Object, Release, Workload
 
 EVERY_CASE = pytest.mark.parametrize("name", ALL)
@@ -573,6 +573,25 @@ def test_rules_match_this_release_alone(release: Releases) -> None:
         address = "https://docs.example.com/operations"
         assert rendered["annotations"]["runbook_url"].startswith(f"{address}#")
         assert {**rendered["annotations"], "runbook_url": ""} == {**written["annotations"], "runbook_url": ""}
+
+
+def test_alerts_link_to_nothing_unless_they_have_a_url(helm: Helm) -> None:
+    rendered = helm.render(over(MODELS, {"metrics": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}}}))
+    (rules,) = rendered.of_kind("PrometheusRule")
+    assert {frozenset(rule["annotations"]) for rule in rules["spec"]["groups"][0]["rules"]} == {frozenset({"summary"})}
+
+
+def test_two_coordinators_run_twice_as_many_requests(helm: Helm) -> None:
+    scaled: Values = {
+        "target": {"autoscaling": {"enabled": True, "requestsPerReplica": 100}},
+        "coordinator": {"replicas": 2, "settings": {"max_running_requests": 64}},
+    }
+    assert helm.render(over(MODELS, scaled)).of_kind("ScaledObject")
+
+
+def test_notes_have_an_empty_line_before_the_part_on_http(helm: Helm) -> None:
+    notes = helm.render(over(MODELS, {"gateway": {"enabled": True}})).notes
+    assert re.search(r"--stats[^\n]*\n\nOver HTTP", notes)
 
 
 def test_an_alert_fires_when_no_coordinator_is_there(release: Releases) -> None:

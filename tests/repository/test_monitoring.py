@@ -114,6 +114,12 @@ def test_every_example_reads_metrics_that_exist(spec: MetricSpec) -> None:
     assert spec.name in spec.promql
 
 
+def test_people_read_of_one_acceptance_rate() -> None:
+    text = json.dumps([DASHBOARD, RULES]).lower()
+    assert "acceptance rate" in text
+    assert "judged acceptance" not in text
+
+
 def test_alerts_name_reasons_that_exist() -> None:
     named = {
         reason

@@ -72,7 +72,14 @@
 {{- $known := index (.root.Files.Get "files/settings.json" | fromJson) $name }}
 {{- range $key, $value := $block.settings }}
 {{- if not (has $key $known) }}
-{{- fail (printf "\n%s.settings.%s: the %s has no such setting; docs/configuration.md has them all" $name $key $name) }}
+{{- $takers := list }}
+{{- range $other, $keys := $.root.Files.Get "files/settings.json" | fromJson }}
+{{- if has $key $keys }}
+{{- $takers = append $takers (printf "%s.settings" $other) }}
+{{- end }}
+{{- end }}
+{{- $hint := ternary (printf "%s take it" (join ", " $takers)) "docs/configuration.md has them all" (gt (len $takers) 0) }}
+{{- fail (printf "\n%s.settings.%s: the %s has no such setting; %s" $name $key $name $hint) }}
 {{- else if hasKey $owned $key }}
 {{- fail (printf "\n%s.settings.%s: is set by %s.%s" $name $key $name (get $owned $key)) }}
 {{- else if or (hasSuffix "_address" $key) (hasSuffix "_file" $key) (hasPrefix "max_connection_age" $key) (hasPrefix "coordinator_tls" $key) (eq $key "allow_plaintext_token") }}
@@ -106,6 +113,12 @@
 {{- if $scaling.enabled }}
 {{- if and (ne $scaling.kind "cpu") (not .root.Values.metrics.enabled) }}
 {{- fail (printf "\n%s.autoscaling.enabled: scaling is on requests that run or wait, a metric; metrics.enabled is false" .name) }}
+{{- end }}
+{{- $coordinator := include "outrider.block" (dict "root" .root "name" "coordinator") | fromJson }}
+{{- $coordinators := ternary $coordinator.autoscaling.maxReplicas $coordinator.replicas $coordinator.autoscaling.enabled }}
+{{- $most := dig "max_running_requests" 256 $coordinator.settings }}
+{{- if and (eq .name "target") (ne $scaling.kind "cpu") (not $scaling.query) (ge (int $scaling.requestsPerReplica) (mul (int $most) (int $coordinators))) }}
+{{- fail (printf "\n%s.autoscaling.requestsPerReplica: %v should be below coordinator.settings.max_running_requests %v for each of %v coordinators, or requests wait before a replica is added" .name (int $scaling.requestsPerReplica) (int $most) (int $coordinators)) }}
 {{- end }}
 {{- if and $scaling.query (ne $scaling.kind "keda") }}
 {{- fail (printf "\n%s.autoscaling.query: is asked by KEDA; kind is %s" .name $scaling.kind) }}

@@ -108,7 +108,7 @@ SPECULATION = (
     _counter(
         "outrider_spec_decode_num_judged_tokens_total",
         "Draft tokens judged: all but those after the first rejection of their step. Accepted tokens divided by judged"
-        " tokens: the judged acceptance.",
+        " tokens: the acceptance rate of judged tokens.",
         f"{_ACCEPTED} / ({_rate('outrider_spec_decode_num_judged_tokens_total')} > 0)",
     ),
     _counter(
