@@ -16,7 +16,7 @@ from outrider.benchmarks.tables.cells import median_of
 from outrider.benchmarks.tables.serving import sampling, tokens_per_user
 
 _WIDTH, _HEIGHT = 860, 460
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 300, 34, 48
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 30, 34, 48
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
 _FEWEST_POINTS = 3
 """Of a line; results of fewer numbers of users say nothing about the trade."""
@@ -90,7 +90,7 @@ def plot(results: Iterable[Result]) -> str:
     ]
     for place, line in enumerate(lines):
         parts += _drawn(line, colours[line.name], across, upward)
-        parts += _legend(line, colours[line.name], place)
+        parts += _legend(line, colours[line.name], len(lines) - place)
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -134,7 +134,8 @@ def _grid(across: _Axis, upward: _Axis) -> list[str]:
     middle = (_LEFT + right) / 2
     return [
         *parts,
-        f'<text x="{middle}" y="{_HEIGHT - 10}" text-anchor="middle">tokens/s per GPU</text>',
+        f'<text x="{middle}" y="{_HEIGHT - 10}" text-anchor="middle">'
+        "tokens/s per GPU (numbers at points: users)</text>",
         f'<text x="{_LEFT}" y="{_TOP - 14}" text-anchor="middle">tokens/s per user</text>',
     ]
 
@@ -143,19 +144,21 @@ def _drawn(line: Line, colour: str, across: _Axis, upward: _Axis) -> list[str]:
     places = [(across.at(x), upward.at(y), users) for x, y, users in line.points]
     path = " ".join(f"{x},{y}" for x, y, _ in places)
     dashes = ' stroke-dasharray="5 4"' if line.is_plain else ""
-    above = 14 if line.is_plain else -7
+    right, down, anchor = (6, -6, "start") if line.is_plain else (-6, 13, "end")
     return [
         f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>',
         *(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y, _ in places),
         *(
-            f'<text x="{x}" y="{y + above:.1f}" fill="{colour}" font-size="10" text-anchor="middle">{users}</text>'
+            f'<text x="{x + right:.1f}" y="{y + down:.1f}" fill="{colour}" font-size="10" text-anchor="{anchor}">'
+            f"{users}</text>"
             for x, y, users in places
         ),
     ]
 
 
 def _legend(line: Line, colour: str, place: int) -> list[str]:
-    x, y = _WIDTH - _RIGHT + 14, _TOP + 16 * place
+    """In the corner below the lines, which fall; ``place`` counts from the bottom, from 1."""
+    x, y = _LEFT + 14, _HEIGHT - _BOTTOM - 16 * place
     dashes = ' stroke-dasharray="5 4"' if line.is_plain else ""
     name = escape(line.name + (", plain" if line.is_plain else ""))
     return [
