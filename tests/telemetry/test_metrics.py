@@ -145,7 +145,7 @@ def test_a_port_in_use_is_told_by_its_setting() -> None:
 def test_a_missing_library_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "outrider.telemetry.metrics.endpoint", None)
     settings = DraftSettings.model_validate({"method": "ngram", "metrics_port": 9})
-    with pytest.raises(ConfigError, match=r"outrider\[telemetry\]"), metrics_served(settings, list):
+    with pytest.raises(ConfigError, match=r"\[telemetry\]"), metrics_served(settings, list):
         raise AssertionError("it listens")
 
 
