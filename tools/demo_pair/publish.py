@@ -22,24 +22,20 @@ LARGEST_SHARD_BYTES = 14_000_000
 
 def publish(state: dict[str, Tensor], shape: Shape, tokenizer_file: Path, folder: Path) -> None:
     """Write config, bfloat16 weights and tokenizer into `folder`, replacing what is there."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    _make_empty(folder)
     _write_json(folder / "config.json", _config(shape))
     _write_json(folder / "generation_config.json", {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID})
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(shape))
     _write_json(folder / "special_tokens_map.json", {"bos_token": BOS, "eos_token": EOS})
     shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
-    _write_weights({name: tensor.to(torch.bfloat16).contiguous().cpu() for name, tensor in state.items()}, folder)
+    _write_weights(state, folder)
 
 
 def load(folder: Path) -> Llama:
     """The published model, its bfloat16 weights upcast to float32."""
     config = json.loads((folder / "config.json").read_text())
     model = Llama(_shape(config))
-    state: dict[str, Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        state |= load_file(path)
-    model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    model.load_state_dict(_read_weights(folder))
     return model.eval()
 
 
@@ -47,8 +43,7 @@ def publish_head(head: Eagle3, folder: Path) -> None:
     """Write config and bfloat16 weights of a head, in SafeAILab's layout, replacing what is there. The embedding is the
     target's.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    _make_empty(folder)
     shape, target = head.shape, head.target.shape
     own = {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -61,9 +56,7 @@ def publish_head(head: Eagle3, folder: Path) -> None:
         "num_key_value_heads": shape.num_kv_heads,
     }
     _write_json(folder / "config.json", {**_config(target), **own})
-    _write_weights(
-        {name: part.to(torch.bfloat16).contiguous().cpu() for name, part in head.state_dict().items()}, folder
-    )
+    _write_weights(head.state_dict(), folder)
 
 
 def load_head(folder: Path, target: Llama) -> Eagle3:
@@ -77,8 +70,7 @@ def load_head(folder: Path, target: Llama) -> Eagle3:
         head_dim=config["head_dim"],
     )
     head = Eagle3(shape, target)
-    state = load_file(folder / "model.safetensors")
-    head.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    head.load_state_dict(_read_weights(folder))
     return head.to(next(target.parameters()).device).eval()
 
 
@@ -86,8 +78,7 @@ def publish_block_drafter(head: DFlash, folder: Path) -> None:
     """Write config and bfloat16 weights of a block drafter, in z-lab's layout, replacing what is there. Embedding and
     last product are the target's.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    _make_empty(folder)
     shape, target = head.shape, head.target.shape
     own = {
         "architectures": ["DFlashDraftModel"],
@@ -103,9 +94,7 @@ def publish_block_drafter(head: DFlash, folder: Path) -> None:
         "num_target_layers": target.num_layers,
     }
     _write_json(folder / "config.json", {**_config(target), **own})
-    _write_weights(
-        {name: part.to(torch.bfloat16).contiguous().cpu() for name, part in head.state_dict().items()}, folder
-    )
+    _write_weights(head.state_dict(), folder)
 
 
 def load_block_drafter(folder: Path, target: Llama) -> DFlash:
@@ -121,8 +110,7 @@ def load_block_drafter(folder: Path, target: Llama) -> DFlash:
         head_dim=config["head_dim"],
     )
     head = DFlash(shape, target)
-    state = load_file(folder / "model.safetensors")
-    head.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    head.load_state_dict(_read_weights(folder))
     return head.to(next(target.parameters()).device).eval()
 
 
@@ -179,7 +167,21 @@ def _tokenizer_config(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _write_weights(state: dict[str, Tensor], folder: Path) -> None:
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """Upcast to float32."""
+    state: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        state |= load_file(path)
+    return {name: tensor.float() for name, tensor in state.items()}
+
+
+def _write_weights(weights: dict[str, Tensor], folder: Path) -> None:
+    state = {name: tensor.to(torch.bfloat16).contiguous().cpu() for name, tensor in weights.items()}
     shards = _shards(state)
     if len(shards) == 1:
         save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
