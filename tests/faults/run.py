@@ -104,7 +104,12 @@ class Run:
         self.result.add("longest gap outside faults", max(quiet, default=0.0), None, "s")
         self.result.add("longest wait for a first output", tally.longest_first_s, None, "s")
         self.result.samples["longest_gaps"] = [
-            {"seconds": round(gap, 3), "request": number, "during": self._faults_during(clock - gap, clock)}
+            {
+                "seconds": round(gap, 3),
+                "ended": round(clock, 3),
+                "request": number,
+                "during": self._faults_during(clock - gap, clock),
+            }
             for gap, clock, number in gaps[:_KEPT_GAPS]
         ]
 

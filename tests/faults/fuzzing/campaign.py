@@ -7,7 +7,9 @@ that does not end is one too. Everything else is an answer.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +34,7 @@ _OUR_OWN = "Internal error from Core"
 _WORKERS = 6
 _OVERSIZED_EVERY = 400
 _MAX_MESSAGE_BYTES = 16 << 20
+_KEPT_CALLS = 40
 
 Script = Callable[[random.Random], list[Message]]
 
@@ -107,6 +110,8 @@ class Outcome:
     statuses: dict[str, int] = field(default_factory=dict)
     """By method and status."""
     findings: list[str] = field(default_factory=list)
+    slowest: list[tuple[float, float, str]] = field(default_factory=list)
+    """Calls that took longest: seconds, the monotonic clock at their end, and the answer. For the cause of a gap."""
 
 
 class Campaign:
@@ -146,12 +151,20 @@ class Campaign:
 
     async def _send(self, channel: grpc.aio.Channel, method: Method, contents: Sequence[bytes], what: str = "") -> None:
         self.outcome.num_messages += len(contents)
+        began = time.monotonic()
         name, details = await _call(channel, method, contents)
-        answer = f"{method.role}{method.path} {name}"
+        ended, answer = time.monotonic(), f"{method.role}{method.path} {name}"
+        if method.leaves_after_s is None or what:
+            self._note_time(ended - began, ended, f"{answer} {what}".strip())
         self.outcome.statuses[answer] = self.outcome.statuses.get(answer, 0) + 1
         if name in FINDINGS:
             sent = what or " ".join(content[:300].hex() for content in contents)
             self.outcome.findings.append(f"{answer}: {details[:300]} for {sent}")
+
+    def _note_time(self, seconds: float, ended: float, answer: str) -> None:
+        heapq.heappush(self.outcome.slowest, (seconds, ended, answer))
+        while len(self.outcome.slowest) > _KEPT_CALLS:
+            heapq.heappop(self.outcome.slowest)
 
 
 def _fuzzed(rng: random.Random, method: Method) -> list[bytes]:

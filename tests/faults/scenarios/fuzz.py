@@ -30,6 +30,10 @@ async def fuzz(run: Run) -> None:
     run.result.add("UNKNOWN, INTERNAL or hung", len(outcome["findings"]), 0)
     run.result.add("processes lost", sum(pid not in pids for pid in _pids(run)), 0)
     run.result.samples["statuses"] = outcome["statuses"]
+    run.result.samples["slowest_calls"] = [
+        {"seconds": round(seconds, 3), "ended": round(ended, 3), "answer": answer}
+        for seconds, ended, answer in sorted(outcome["slowest"], reverse=True)
+    ]
     run.note_streams(traffic.tally, longest_gap_s=LONGEST_GAP_S)
     run.note_memory(histories, most_mib=MOST_MEMORY_MIB)
 
