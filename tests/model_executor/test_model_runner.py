@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ from outrider.model_executor.models import AttentionWindow, read_model_config
 from tests.model_executor.parity import build, poisoned_runner, random_ids, reference_logits
 
 CPU = torch.device("cpu")
+ON_A_GPU = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+)
 
 
 @pytest.mark.parametrize(
@@ -204,18 +208,18 @@ def test_an_attention_window_hides_what_is_between_it_and_the_sinks() -> None:
     assert ((at_once[11:] - plain[11:]).abs().amax(1) > 1e-3).all()
 
 
-def test_pages_that_leave_the_window_are_given_back_and_never_read() -> None:
+@pytest.mark.parametrize("device", ["cpu", ON_A_GPU])
+def test_pages_that_leave_the_window_are_given_back_and_never_read(device: str) -> None:
     """Free pages are NaN, and logits those of a runner that keeps all pages; 250 tokens hold 24 pages."""
     folder, ids = build("llama"), random_ids(300, seed=5)
-    window = AttentionWindow(20, 5)
-    runner, keeps_all = (
-        ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=80, attention_window=window) for _ in range(2)
-    )
+    load = partial(ModelRunner.load, folder, device=device, dtype="float32", page_size=4, num_pages=80)
+    runner, keeps_all = (load(attention_window=AttentionWindow(20, 5)) for _ in range(2))
+    assert_close = partial(torch.testing.assert_close, rtol=0, atol=1e-5 if device == "cpu" else 2e-4)
     sequence, whole = runner.sequences.open(256), keeps_all.sequences.open(256)
     for start, stop in [(0, 30), *((n, n + 1) for n in range(30, 150)), *((n, n + 5) for n in range(150, 250, 5))]:
         logits = runner.forward([ForwardRow(sequence, ids[start:stop], stop - start)])
         expected = keeps_all.forward([ForwardRow(whole, ids[start:stop], stop - start)])
-        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+        assert_close(logits, expected)
         runner.sequences.commit(sequence, stop)
         runner.sequences.check_integrity()
         with torch.inference_mode():
@@ -228,7 +232,7 @@ def test_pages_that_leave_the_window_are_given_back_and_never_read() -> None:
         runner.sequences.truncate(sequence, 250 - 64 - 8)
     logits = runner.forward([ForwardRow(sequence, ids[186:190], 4)])
     keeps_all.sequences.truncate(whole, 186)
-    torch.testing.assert_close(logits, keeps_all.forward([ForwardRow(whole, ids[186:190], 4)]), atol=1e-5, rtol=1e-5)
+    assert_close(logits, keeps_all.forward([ForwardRow(whole, ids[186:190], 4)]))
 
 
 def test_a_layer_with_a_narrower_window_of_its_own_keeps_it() -> None:

@@ -38,7 +38,7 @@ async def _serving(given: argparse.Namespace) -> AsyncIterator[Server]:
     host, port = _split(given.address)
     stamps = Stamps()
     if given.role == "coordinator":
-        settings = CoordinatorSettings.model_validate({"tokenizer": given.tokenizer})
+        settings = CoordinatorSettings.model_validate({"tokenizer": given.tokenizer, "draft_length": "fixed"})
         target = StampedPort(RemoteTarget(given.target_address, keeps_columns=True), stamps, "target", is_remote=True)
         draft = StampedPort(RemoteDraft(given.draft_address, keeps_columns=True), stamps, "draft", is_remote=True)
         coordinator = Coordinator(target, draft, settings)
