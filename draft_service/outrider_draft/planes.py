@@ -6,8 +6,9 @@ Owns nothing of how bytes travel, which is ``outrider.tensor_plane``'s.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,7 +22,10 @@ from outrider.types import HiddenStates
 
 MAX_CONNECTIONS = 64
 """Of one link."""
+_FEWEST_TOGETHER = 2
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+CommandT = TypeVar("CommandT")
 
 
 class DraftPlanes:
@@ -67,6 +71,25 @@ class DraftPlanes:
             self._num_stale += 1
             raise
 
+    def fetch_all(self, commands: Sequence[CommandT]) -> Sequence[CommandT]:
+        """The commands of one message with all states that they refer to and that can be read, by as few copies as the
+        places allow: those of a step lie side by side. The others keep their references.
+        """
+        referring = [
+            (place, states)
+            for place, command in enumerate(commands)
+            if isinstance(command, Extend) and (states := command.hidden_states) is not None and states.references
+        ]
+        if len(referring) < _FEWEST_TOGETHER:
+            return commands
+        contents = iter(self._readers.read_all([each for _, states in referring for each in states.references]))
+        found: list[Any] = list(commands)
+        for place, states in referring:
+            parts = [next(contents) for _ in states.references]
+            if (brought := _brought(states, parts)) is not None:
+                found[place] = replace(found[place], hidden_states=brought)
+        return found
+
     def drop_link(self, link_id: int) -> None:
         """End the connections of a link."""
         for key in [key for key in list(self._open) if key[0] == link_id]:
@@ -89,7 +112,7 @@ class DraftPlanes:
         for reference in states.references:
             self._readers.read(reference, content[begin : begin + reference.num_bytes])
             begin += reference.num_bytes
-        return HiddenStates(states.start, states.num_rows, states.width, states.dtype, b"", (), out)
+        return _with_tensor(states, out)
 
     def _connect(self, key: tuple[int, int], offer: PlaneOffer, tell: Callable[[PlaneEvent], None]) -> None:
         try:
@@ -111,3 +134,17 @@ class DraftPlanes:
             reader = self._open.pop(key, None)
         if reader is not None:
             threading.Thread(target=reader.close, name="tensor-plane-end", daemon=True).start()
+
+
+def _brought(states: HiddenStates, parts: Sequence[torch.Tensor | None]) -> HiddenStates | None:
+    """The states with the bytes of their references; None where some are not there, or are not so many."""
+    there = [part for part in parts if part is not None]
+    num_bytes = states.num_rows * states.width * _DTYPES[states.dtype].itemsize
+    if len(there) < len(parts) or sum(part.numel() for part in there) != num_bytes:
+        return None
+    content = there[0] if len(there) == 1 else torch.cat(there)
+    return _with_tensor(states, content.view(_DTYPES[states.dtype]).view(states.num_rows, states.width))
+
+
+def _with_tensor(states: HiddenStates, tensor: torch.Tensor) -> HiddenStates:
+    return HiddenStates(states.start, states.num_rows, states.width, states.dtype, b"", (), tensor)

@@ -127,8 +127,7 @@ def build_core(
         sessions=session_limits,
     )
     budget = TokenBudget(max_batched_tokens, max_prefill_beside)
-    fetch = None if planes is None else planes.fetch
-    return EngineCore(SessionTable(served.sequences, limits), served.executor, budget, fetch=fetch)
+    return EngineCore(SessionTable(served.sequences, limits), served.executor, budget, references=planes)
 
 
 def _open_planes(settings: DraftSettings) -> DraftPlanes:

@@ -17,7 +17,7 @@ from typing import Any, Generic
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
 from outrider.recording import Recorder
-from outrider.serving.executor import CommonEvent, EventT, Executor, ExecutorOutput, ItemT, JobT
+from outrider.serving.executor import CommonEvent, EventT, Executor, ExecutorOutput, ItemT, JobT, References
 from outrider.serving.idle_sessions import IdleSessions
 from outrider.serving.input_processor import InputProcessor
 from outrider.serving.output_processor import OutputProcessor
@@ -47,17 +47,16 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         budget: TokenBudget | None = None,
         *,
         lookahead: bool = False,
-        fetch: Callable[[ItemT], ItemT] | None = None,
+        references: References | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """``lookahead``: a ``Prepare`` is served, where the executor can tell what the next step is.
 
-        ``fetch``: brings in what an item refers to; ``StaleReferenceError`` when it is not there, and the session is
-        lost.
+        ``references``: bring in what items refer to; None: they refer to nothing.
         """
         self.sessions = sessions
         self.stats = stats = ServiceStats()
-        self._executor, self._clock = executor, clock
+        self._executor, self._clock, self._references = executor, clock, references
         self._in_flight: deque[Batch] = deque()
         """Batches that were started, oldest first: one, and with lookahead one more queued behind it."""
         self._num_steps_without_forward = 0
@@ -73,7 +72,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             stats=stats,
             clock=clock,
         )
-        self._inputs = InputProcessor(sessions, executor, self._scheduler, self._outputs, stats, fetch=fetch)
+        self._inputs = InputProcessor(sessions, executor, self._scheduler, self._outputs, stats, references=references)
         self._idle = IdleSessions(
             sessions,
             is_busy=self._is_asked,
@@ -211,6 +210,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     ) -> None:
         """Process one message of a link; computes nothing."""
         arrived = self._clock() if arrived_ns is None else arrived_ns
+        if self._references is not None:
+            commands = self._references.fetch_all(commands)
         for command in commands:
             if isinstance(command, Open):
                 self._inputs.open(link_id, command, arrived)

@@ -52,6 +52,18 @@ class Item(Protocol):
         ...
 
 
+class References(Protocol):
+    """What items refer to, such as tensors in another process's memory."""
+
+    def fetch_all(self, commands: Sequence[Any]) -> Sequence[Any]:
+        """The commands of one message, with what they refer to where it is there."""
+        ...
+
+    def fetch(self, item: Any) -> Any:  # noqa: ANN401 - an item of the service
+        """The item with what it refers to; ``StaleReferenceError`` where that is not there, and the session is lost."""
+        ...
+
+
 class Answer(Protocol):
     """Common part of ``Proposal`` and ``Scores``."""
 

@@ -6,12 +6,12 @@ item means is the executor's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from outrider.errors import OutriderError, StaleReferenceError
 from outrider.ports import Open, Prepare, Rejected, Release, SessionFailed, SessionLost
-from outrider.serving.executor import CommonEvent, Executor, Item
+from outrider.serving.executor import CommonEvent, Executor, Item, References
 from outrider.serving.output_processor import OutputProcessor
 from outrider.serving.request import AnyRequest, Request, RequestStatus
 from outrider.serving.scheduler import Scheduler
@@ -31,10 +31,10 @@ class InputProcessor:
         outputs: OutputProcessor,
         stats: ServiceStats,
         *,
-        fetch: Callable[[Any], Any] | None = None,
+        references: References | None = None,
     ) -> None:
-        """``fetch`` is as for ``EngineCore``."""
-        self._fetch = fetch
+        """``references`` are as for ``EngineCore``."""
+        self._references = references
         self._sessions, self._executor, self._scheduler = sessions, executor, scheduler
         self._outputs, self._stats = outputs, stats
 
@@ -163,9 +163,9 @@ class InputProcessor:
     def _begin(self, session: Session[Any], item: Item, arrived_ns: int) -> None:
         if item.num_kept_tokens != session.sequence.length:
             self._scheduler.lookahead.revoke(session)  # it does not go on from where the session is
-        if self._fetch is not None:
+        if self._references is not None:
             try:
-                item = self._fetch(item)
+                item = self._references.fetch(item)
             except StaleReferenceError as error:
                 lost = SessionLost(session.open.session, session.generation, str(error))
                 self._scheduler.end_session(session.key)

@@ -30,9 +30,7 @@ class CudaIpcWriter(WriterEnd):
 
     def write(self, content: torch.Tensor, offset: int, sequences: Mapping[int, tuple[int, int]]) -> None:
         """Copy, in the order of the stream."""
-        ring = self._memory.content
-        if ring is not None:
-            ring[offset : offset + content.numel()].copy_(content, non_blocking=True)
+        self._memory.put(content, offset)
 
     def synchronize(self) -> None:
         """Wait for the current stream."""
@@ -46,18 +44,16 @@ class CudaIpcWriter(WriterEnd):
 class CudaIpcReader(ReaderEnd):
     """The end that maps the memory."""
 
+    widest_gap_bytes = 1 << 20
+
     def __init__(self, details: Details, device: torch.device) -> None:
         """``RuntimeError`` where it cannot be mapped."""
-        self._device = device
         self.capacity = int(details["capacity"])
-        self._memory = ImportedMemory(bytes.fromhex(str(details["handle"])), self.capacity, device)
+        self._memory = ImportedMemory(bytes.fromhex(str(details["handle"])), device)
 
     def read(self, out: torch.Tensor, offset: int) -> None:
         """Copy, in the order of the stream."""
-        ring = self._memory.content
-        if ring is None:
-            raise ConnectionError("the plane is closed")
-        out.copy_(ring[offset : offset + out.numel()], non_blocking=True)
+        self._memory.take(out, offset)
 
     def close(self) -> None:
         """Unmap."""

@@ -1,6 +1,8 @@
 """Device memory that another process may map: allocations of their own, through CUDA's runtime.
 
 Sharing a torch tensor would export the whole block of torch's allocator that it lies in, other users' tensors included.
+Copies are the runtime's own too: torch copies between cards on a stream of the source's, which would give the reader a
+context on the writer's card and let the two processes take turns there.
 """
 
 from __future__ import annotations
@@ -13,23 +15,12 @@ import torch
 
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
+_ANY_DIRECTION = 4
+"""cudaMemcpyDefault: the addresses say which devices they are of."""
 
 
 class _Handle(ctypes.Structure):
     _fields_ = [("reserved", ctypes.c_byte * HANDLE_BYTES)]
-
-
-class _Span:
-    """An address as torch takes it."""
-
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "data": (address, False),
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "strides": None,
-            "version": 3,
-        }
 
 
 class ExportedMemory:
@@ -49,12 +40,17 @@ class ExportedMemory:
                 _runtime().cudaFree(self._address)
                 raise
         self.handle = bytes(handle)
-        self.content: torch.Tensor | None = torch.as_tensor(_Span(self._address.value or 0, num_bytes), device=device)
+        self._is_open = True
+
+    def put(self, content: torch.Tensor, offset: int) -> None:
+        """Copy ``content`` [N] uint8 to these bytes, in the order of the current stream; nothing once it was freed."""
+        if self._is_open:
+            _copy((self._address.value or 0) + offset, content.data_ptr(), content.numel(), self._device)
 
     def free(self) -> None:
         """Give the memory back; idempotent."""
-        if self.content is not None:
-            self.content = None
+        if self._is_open:
+            self._is_open = False
             with torch.cuda.device(self._device):
                 torch.cuda.synchronize()
                 _runtime().cudaFree(self._address)
@@ -63,7 +59,7 @@ class ExportedMemory:
 class ImportedMemory:
     """Bytes of another process on a GPU that this process reaches."""
 
-    def __init__(self, handle: bytes, num_bytes: int, device: torch.device) -> None:
+    def __init__(self, handle: bytes, device: torch.device) -> None:
         """``RuntimeError`` where the memory cannot be mapped: another host, or GPUs that do not reach each other."""
         self._device = device
         self._address = ctypes.c_void_p()
@@ -75,15 +71,36 @@ class ImportedMemory:
                 _Handle.from_buffer_copy(handle),
                 ctypes.c_uint(_LAZY_PEER_ACCESS),
             )
-            self.content: torch.Tensor | None = torch.as_tensor(_Span(self._address.value or 0, num_bytes))
+        self._is_open = True
+
+    def take(self, out: torch.Tensor, offset: int) -> None:
+        """Copy these bytes to ``out`` [N] uint8, in the order of this device's current stream; ``ConnectionError`` once
+        they are unmapped.
+        """
+        if not self._is_open:
+            raise ConnectionError("the plane is closed")
+        _copy(out.data_ptr(), (self._address.value or 0) + offset, out.numel(), self._device)
 
     def close(self) -> None:
         """Unmap; idempotent."""
-        if self.content is not None:
-            self.content = None
+        if self._is_open:
+            self._is_open = False
             with torch.cuda.device(self._device):
                 torch.cuda.synchronize()
                 _runtime().cudaIpcCloseMemHandle(self._address)
+
+
+def _copy(to: int, source: int, num_bytes: int, device: torch.device) -> None:
+    with torch.cuda.device(device):
+        stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+        _check(
+            "cudaMemcpyAsync",
+            ctypes.c_void_p(to),
+            ctypes.c_void_p(source),
+            ctypes.c_size_t(num_bytes),
+            _ANY_DIRECTION,
+            stream,
+        )
 
 
 @cache

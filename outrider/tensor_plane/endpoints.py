@@ -65,6 +65,8 @@ class ReaderEnd(abc.ABC):
 
     capacity: int
     """Bytes of the ring."""
+    widest_gap_bytes = 0
+    """Bytes between two places that are copied with them rather than left out by a second copy."""
 
     def announce(self, message: Message) -> None:  # noqa: B027
         """Bytes are on their way (planes whose writer pushes)."""

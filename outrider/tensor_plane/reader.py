@@ -11,80 +11,23 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 import torch
 
 from outrider.errors import StaleReferenceError
 from outrider.planes import PlaneKind, PlaneOffer, PlaneReference, PlaneReport
 from outrider.tensor_plane.control import ControlConnection, Message, connect
-from outrider.tensor_plane.endpoints import PeerFacts, ReaderEnd, current_stream
+from outrider.tensor_plane.endpoints import PeerFacts, current_stream
 from outrider.tensor_plane.limits import PlaneLimits
+from outrider.tensor_plane.open_plane import OpenPlane
 from outrider.tensor_plane.opening import OPENING_ERRORS, open_reader
 
 _log = logging.getLogger(__name__)
 
-_DONE_AT_ONCE = 16
-_DONE_SHARE = 8
-"""The writer is told of places that it may use again after so many reads, or once they are this part of the ring, and
-otherwise by the thread of the connection: a message for each, or an event on a GPU, would take as long as a read."""
 _BEATS = 50
 """How often that thread looks, in the time after which a peer is gone."""
-
-
-class _Plane:
-    """One plane that is open, and what of it was read."""
-
-    def __init__(self, kind: PlaneKind, end: ReaderEnd) -> None:
-        self.kind, self.end = kind, end
-        self.lock = threading.Lock()
-        """Held while bytes are copied: what is given up is not being read."""
-        self.floor = 0
-        self.was_read: set[int] = set()
-        self.is_reported = False
-        self._queued: list[int] = []
-        """Sequence numbers whose copies have been queued, or made on a CPU, since the last event."""
-        self._queued_bytes = 0
-        self._stream: torch.cuda.Stream | None = None
-        """Of those copies."""
-        self._copying: list[tuple[torch.cuda.Event, list[int]]] = []
-
-    def check(self, sequence: int) -> None:
-        if sequence < self.floor or sequence in self.was_read:
-            raise StaleReferenceError(f"tensor {sequence} has been given up, or read before")
-
-    def note(self, reference: PlaneReference, stream: torch.cuda.Stream | None) -> list[int]:
-        """A copy was queued on ``stream``; which places the writer is to be told of. A large part of the ring is waited
-        for, so that the writer has it back before it needs it.
-        """
-        self.was_read.add(reference.sequence)
-        self._queued.append(reference.sequence)
-        self._queued_bytes += reference.num_bytes
-        self._stream = stream
-        is_large = self._queued_bytes * _DONE_SHARE >= self.end.capacity
-        return self.take_done(wait=is_large) if is_large or len(self._queued) >= _DONE_AT_ONCE else []
-
-    def take_done(self, *, wait: bool = False) -> list[int]:
-        """Sequence numbers whose places the writer may use again, and has not been told of."""
-        queued, self._queued, self._queued_bytes = self._queued, [], 0
-        if self._stream is None:
-            return queued
-        if queued:
-            self._copying.append((self._stream.record_event(), queued))
-        if wait:
-            self._stream.synchronize()
-        ended = [event.query() for event, _ in self._copying]  # type: ignore[no-untyped-call]
-        done = [one for (_, group), is_done in zip(self._copying, ended, strict=True) if is_done for one in group]
-        self._copying = [each for each, is_done in zip(self._copying, ended, strict=True) if not is_done]
-        return done
-
-    def raise_floor(self, floor: int) -> None:
-        with self.lock:
-            self.floor = max(self.floor, floor)
-            self.was_read = {sequence for sequence in self.was_read if sequence >= self.floor}
-            if self._stream is not None and (self._queued or self._copying):
-                self._stream.synchronize()
-            self.end.raise_floor(self.floor)
 
 
 class PlaneReader:
@@ -98,7 +41,7 @@ class PlaneReader:
         """What the writer chose; None until it has."""
         self.is_closed = False
         self._is_choosing = True
-        self._planes: dict[bytes, _Plane] = {}
+        self._planes: dict[bytes, OpenPlane] = {}
         self._changed = threading.Condition()
         self._control: ControlConnection = connect(offer)
         self._answers: dict[str, Callable[[Message], None]] = {
@@ -136,20 +79,25 @@ class PlaneReader:
         if plane is None:
             raise StaleReferenceError("the plane of this tensor is closed")
         content = out.view(-1).view(torch.uint8)
-        if content.numel() != reference.num_bytes:
-            raise StaleReferenceError(f"the tensor has {reference.num_bytes} bytes, not {content.numel()}")
-        if not 0 <= reference.offset_bytes <= plane.end.capacity - reference.num_bytes:
-            raise StaleReferenceError(f"byte {reference.offset_bytes} is outside a ring of {plane.end.capacity}")
-        plane.check(reference.sequence)
-        plane.end.wait(reference.sequence, self.limits.transfer_s)
-        with plane.lock:
-            plane.check(reference.sequence)
-            try:
-                plane.end.read(content, reference.offset_bytes)
-            except (OSError, RuntimeError) as error:
-                raise StaleReferenceError(f"the tensor cannot be read: {error}") from error
-            done = plane.note(reference, current_stream(out.device))
-        self._say_done(reference.plane_id, done)
+        self._say_done(reference.plane_id, plane.read(reference, content, self.limits.transfer_s))
+
+    def read_all(self, references: Sequence[PlaneReference]) -> list[torch.Tensor | None]:
+        """The bytes of references, [num_bytes] uint8 each, on this end's device; what was placed together is fetched by
+        one copy, of which they are views. None for one that cannot be read, of which ``read`` says why.
+        """
+        found: list[torch.Tensor | None] = [None] * len(references)
+        by_plane: defaultdict[bytes, list[int]] = defaultdict(list)
+        for index, reference in enumerate(references):
+            by_plane[reference.plane_id].append(index)
+        for plane_id, indices in by_plane.items():
+            plane = self._planes.get(plane_id)
+            if plane is None:
+                continue
+            own, done = plane.read_all([references[index] for index in indices], self.device, self.limits.transfer_s)
+            self._say_done(plane_id, done)
+            for index, content in zip(indices, own, strict=True):
+                found[index] = content
+        return found
 
     def close(self) -> None:
         """End the connection and free everything; idempotent."""
@@ -221,7 +169,7 @@ class PlaneReader:
         answer: Message = {"type": "opened"}
         try:
             end = open_reader(kind, message["details"], self.device, limits=self.limits)
-            self._planes[bytes.fromhex(message["plane"])] = _Plane(kind, end)
+            self._planes[bytes.fromhex(message["plane"])] = OpenPlane(kind, end)
         except OPENING_ERRORS as error:
             answer["reason"] = " ".join(str(error).split())[:200] or type(error).__name__
         self._control.send(answer)
@@ -291,6 +239,16 @@ class PlaneReaders:
                 reader.read(reference, out)
                 return
         raise StaleReferenceError("the plane of this tensor is closed, or was never open here")
+
+    def read_all(self, references: Sequence[PlaneReference]) -> list[torch.Tensor | None]:
+        """The bytes of references, whichever writers they are of; as ``PlaneReader.read_all``."""
+        found: list[torch.Tensor | None] = [None] * len(references)
+        for reader in list(self._readers.values()):
+            own = [index for index, reference in enumerate(references) if reader.has(reference)]
+            if own:
+                for index, content in zip(own, reader.read_all([references[index] for index in own]), strict=True):
+                    found[index] = content
+        return found
 
     def close(self) -> None:
         """End all connections; idempotent."""

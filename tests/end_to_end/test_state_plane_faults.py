@@ -185,7 +185,9 @@ async def test_either_side_is_killed_while_states_travel(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("victim", ["draft", "target"])
-@pytest.mark.parametrize(("plane", "draft_device"), [("cuda_ipc", "cuda:0"), ("nccl", "cuda:1")])
+@pytest.mark.parametrize(
+    ("plane", "draft_device"), [("cuda_ipc", "cuda:0"), ("cuda_ipc", "cuda:1"), ("nccl", "cuda:1")]
+)
 async def test_either_side_is_killed_while_states_travel_between_gpus(
     tmp_path: Path, plane: str, draft_device: str, victim: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Planes between GPUs: CUDA IPC on one card, NCCL over two; either side killed, the other's context unharmed."""
+"""Planes between GPUs: CUDA IPC on one card and to a peer, NCCL over two; either side killed, the other unharmed."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ SETTINGS = [
     pytest.param(PlaneKind.CUDA_IPC, "cuda:0", id="cuda_ipc"),
     pytest.param(PlaneKind.SHARED_MEMORY, "cuda:0", id="shared_memory"),
     pytest.param(PlaneKind.GLOO, "cuda:0", id="gloo"),
+    pytest.param(
+        PlaneKind.CUDA_IPC,
+        "cuda:1",
+        id="cuda_ipc_to_a_peer",
+        marks=pytest.mark.skipif(_NUM_GPUS < 2, reason="there are not two GPUs"),
+    ),
     pytest.param(
         PlaneKind.NCCL, "cuda:1", id="nccl", marks=pytest.mark.skipif(_NUM_GPUS < 2, reason="there are not two GPUs")
     ),

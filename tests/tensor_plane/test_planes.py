@@ -82,6 +82,40 @@ def test_rows_arrive_as_they_were(pair: Pair, kind: PlaneKind, dtype: torch.dtyp
         assert torch.equal(torch.cat(outs[::-1]), rows)
 
 
+@pytest.mark.parametrize("gap", [0, 1 << 20])
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_are_read_together_but_those_that_are_stale(
+    pair: Pair, kind: PlaneKind, gap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = pair.connected(kind)
+    ends = [plane.end for plane in reader._planes.values()]
+    monkeypatch.setattr(ends[0], "widest_gap_bytes", gap)
+    copies: list[int] = []
+    copy = ends[0].read
+
+    def read(out: torch.Tensor, offset: int) -> None:
+        copies.append(out.numel())
+        copy(out, offset)
+
+    monkeypatch.setattr(ends[0], "read", read)
+    rows = torch.randint(256, (12, 100), dtype=torch.uint8)
+    first, second, third, fourth = put(writer, rows, 3, 4, 2, 3)
+    reader.read(third, torch.empty_like(rows[7:9]))
+    kept = second.part(0, 300)  # one row of it was rejected
+    copies.clear()
+    found = reader.read_all([fourth, third, first, kept, first])
+    expected = [rows[9:], None, rows[:3], rows[3:6], None]
+    for got, wanted in zip(found, expected, strict=True):
+        assert (got is None) == (wanted is None)
+        assert got is None or wanted is None or torch.equal(got, wanted.reshape(-1))
+    assert copies == ([1200] if gap else [600, 300])
+    assert reader.read_all([first, kept, fourth]) == [None] * 3
+    with pytest.raises(StaleReferenceError, match="read before"):
+        reader.read(kept, torch.empty_like(rows[3:6]))
+    put(writer, rows, 12)
+    assert_soon(lambda: writer.num_unread == 1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_unread_is_written_over_and_a_full_ring_says_so(pair: Pair, kind: PlaneKind) -> None:
     writer, reader = pair.connected(kind, limits=impatient(ring_bytes=1 << 20))

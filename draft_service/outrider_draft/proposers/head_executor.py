@@ -181,9 +181,10 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             assert job.metadata is not None  # noqa: S101 - else it does not fit
             rows.append(DraftRow(job.metadata, job.kv, token_ids, job.draft_length, job.base, PAIR_LAG))
             states.append(own)
-        for job, row, own, draws in zip(jobs, rows, states, self.runner.draft(rows, states), strict=True):
+        drawn = self.runner.draft(rows, states)
+        for job, row, last, draws in zip(jobs, rows, _last_of_each(states), drawn, strict=True):
             job.sequence.text.extend(row.token_ids)
-            job.state.last_state = _last_of(own)
+            job.state.last_state = last
             job.draws.append(draws)
             self.sequences.keep_pairs(job.sequence, job.base - 1)
 
@@ -233,6 +234,14 @@ def _last_of(states: torch.Tensor) -> torch.Tensor:
     """The last row of states [N, F], copied only where it would keep many others in memory."""
     last = states[-1:]
     return last if states.untyped_storage().nbytes() <= _MAX_KEPT_BYTES else last.clone()
+
+
+def _last_of_each(states: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The last rows of several [N, F], in one copy."""
+    if len(states) == 1:
+        return [_last_of(states[0])]
+    last = torch.cat([each[-1:] for each in states])
+    return [last[place : place + 1] for place in range(len(states))]
 
 
 def _leave_last(job: HeadJob, share: int) -> int:

@@ -1,0 +1,153 @@
+"""A plane that a reader has open: which of its tensors were read, and which places the writer is to have back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from outrider.errors import StaleReferenceError
+from outrider.planes import PlaneKind, PlaneReference
+from outrider.tensor_plane.endpoints import ReaderEnd, current_stream
+
+_DONE_AT_ONCE = 16
+_DONE_SHARE = 8
+"""The writer is told of places that it may use again after so many reads, or once they are this part of the ring, and
+otherwise by the thread of the connection: a message for each, or an event on a GPU, would take as long as a read."""
+
+
+class OpenPlane:
+    """One plane, and what of it was read. One thread reads, any may do the rest."""
+
+    def __init__(self, kind: PlaneKind, end: ReaderEnd) -> None:
+        self.kind, self.end = kind, end
+        self.lock = threading.Lock()
+        """Held while bytes are copied: what is given up is not being read."""
+        self.floor = 0
+        self.was_read: set[int] = set()
+        self.is_reported = False
+        self._queued: list[int] = []
+        """Sequence numbers whose copies have been queued, or made on a CPU, since the last event."""
+        self._queued_bytes = 0
+        self._stream: torch.cuda.Stream | None = None
+        """Of those copies."""
+        self._copying: list[tuple[torch.cuda.Event, list[int]]] = []
+
+    def read(self, reference: PlaneReference, content: torch.Tensor, deadline_s: float) -> list[int]:
+        """Fetch one tensor into ``content`` [num_bytes] uint8; which places the writer is to be told of.
+
+        ``StaleReferenceError`` when it is not there any more, was read before, or does not come within the deadline.
+        """
+        if content.numel() != reference.num_bytes:
+            raise StaleReferenceError(f"the tensor has {reference.num_bytes} bytes, not {content.numel()}")
+        self._await(reference, deadline_s)
+        with self.lock:
+            self._check(reference.sequence)
+            self._copy(content, reference.offset_bytes)
+            return self._note([reference], current_stream(content.device))
+
+    def read_all(
+        self, references: Sequence[PlaneReference], device: torch.device, deadline_s: float
+    ) -> tuple[list[torch.Tensor | None], list[int]]:
+        """Fetch tensors by as few copies as their places allow: [num_bytes] uint8 of each, None for one of which
+        ``read`` says why it cannot be read; and which places the writer is to be told of.
+        """
+        there = [index for index, each in enumerate(references) if self._is_there(each, deadline_s)]
+        found: list[torch.Tensor | None] = [None] * len(references)
+        with self.lock:
+            once: dict[int, int] = {references[index].sequence: index for index in reversed(there)}
+            fresh = [index for sequence, index in once.items() if not self._why_stale(sequence)]
+            read: list[PlaneReference] = []
+            for begin, end, members in _spans(references, fresh, self.end.widest_gap_bytes):
+                span = torch.empty(end - begin, dtype=torch.uint8, device=device)
+                try:
+                    self._copy(span, begin)
+                except StaleReferenceError:
+                    continue
+                for index in members:
+                    each = references[index]
+                    found[index] = span[each.offset_bytes - begin :][: each.num_bytes]
+                    read.append(each)
+            return found, self._note(read, current_stream(device)) if read else []
+
+    def _is_there(self, reference: PlaneReference, deadline_s: float) -> bool:
+        try:
+            self._await(reference, deadline_s)
+        except StaleReferenceError:
+            return False
+        return True
+
+    def _await(self, reference: PlaneReference, deadline_s: float) -> None:
+        if not 0 <= reference.offset_bytes <= self.end.capacity - reference.num_bytes:
+            raise StaleReferenceError(f"byte {reference.offset_bytes} is outside a ring of {self.end.capacity}")
+        self._check(reference.sequence)
+        self.end.wait(reference.sequence, deadline_s)
+
+    def _copy(self, out: torch.Tensor, offset: int) -> None:
+        try:
+            self.end.read(out, offset)
+        except (OSError, RuntimeError) as error:
+            raise StaleReferenceError(f"the tensor cannot be read: {error}") from error
+
+    def _check(self, sequence: int) -> None:
+        if why := self._why_stale(sequence):
+            raise StaleReferenceError(why)
+
+    def _why_stale(self, sequence: int) -> str:
+        is_stale = sequence < self.floor or sequence in self.was_read
+        return f"tensor {sequence} has been given up, or read before" if is_stale else ""
+
+    def _note(self, references: Sequence[PlaneReference], stream: torch.cuda.Stream | None) -> list[int]:
+        """Copies were queued on ``stream``; which places the writer is to be told of. A large part of the ring is
+        waited for, so that the writer has it back before it needs it.
+        """
+        sequences = [reference.sequence for reference in references]
+        self.was_read.update(sequences)
+        self._queued += sequences
+        self._queued_bytes += sum([reference.num_bytes for reference in references])
+        self._stream = stream
+        is_large = self._queued_bytes * _DONE_SHARE >= self.end.capacity
+        return self.take_done(wait=is_large) if is_large or len(self._queued) >= _DONE_AT_ONCE else []
+
+    def take_done(self, *, wait: bool = False) -> list[int]:
+        """Sequence numbers whose places the writer may use again, and has not been told of."""
+        queued, self._queued, self._queued_bytes = self._queued, [], 0
+        if self._stream is None:
+            return queued
+        if queued:
+            self._copying.append((self._stream.record_event(), queued))
+        if wait:
+            self._stream.synchronize()
+        ended = [event.query() for event, _ in self._copying]  # type: ignore[no-untyped-call]
+        done = [one for (_, group), is_done in zip(self._copying, ended, strict=True) if is_done for one in group]
+        self._copying = [each for each, is_done in zip(self._copying, ended, strict=True) if not is_done]
+        return done
+
+    def raise_floor(self, floor: int) -> None:
+        """What has a lower sequence number is not read any more; waits for what is being copied."""
+        with self.lock:
+            self.floor = max(self.floor, floor)
+            self.was_read = {sequence for sequence in self.was_read if sequence >= self.floor}
+            if self._stream is not None and (self._queued or self._copying):
+                self._stream.synchronize()
+            self.end.raise_floor(self.floor)
+
+
+def _spans(
+    references: Sequence[PlaneReference], indices: Sequence[int], widest_gap: int
+) -> Iterator[tuple[int, int, list[int]]]:
+    """Runs of places with no wider gap in them: first byte, end, and whose places they are."""
+    members: list[int] = []
+    begin = end = 0
+    for index in sorted(indices, key=lambda index: references[index].offset_bytes):
+        each = references[index]
+        if members and each.offset_bytes > end + widest_gap:
+            yield begin, end, members
+            members = []
+        if not members:
+            begin = end = each.offset_bytes
+        members.append(index)
+        end = max(end, each.offset_bytes + each.num_bytes)
+    if members:
+        yield begin, end, members
