@@ -12,10 +12,10 @@ from demo_pair.dflash import DFlash
 from demo_pair.eagle3 import read_target
 from demo_pair.eagle3_training import HeadRecipe, optimizer_of
 from demo_pair.sampling import distribution, draw
-from demo_pair.training import mixed_precision, teacher_losses
+from demo_pair.training import mixed_precision, token_losses
 
-QUERIES_OF_A_ROW = 512
-"""Blocks of a row have so many queries in all."""
+TOKENS_OF_A_ROW = 420
+"""That the blocks of a row draft: a multiple of all lengths up to 7, so that one compilation of the loss serves all."""
 
 
 class BlockTrainer:
@@ -24,7 +24,7 @@ class BlockTrainer:
     def __init__(self, head: DFlash, recipe: HeadRecipe) -> None:
         self.head, self.recipe = head, recipe
         self._device = next(head.parameters()).device
-        self._losses = torch.compile(teacher_losses) if self._device.type == "cuda" else teacher_losses
+        self._losses = torch.compile(token_losses) if self._device.type == "cuda" else token_losses
         self._optimizer = optimizer_of(head, recipe)
         self._draw = torch.Generator().manual_seed(0)
 
@@ -35,19 +35,18 @@ class BlockTrainer:
         """
         batch, length = ids.shape
         drafts = int(torch.randint(1, self.head.shape.block_size, (), generator=self._draw))
-        count = max(1, QUERIES_OF_A_ROW // (drafts + 1))
+        count = max(1, TOKENS_OF_A_ROW // drafts)
         anchors = torch.randint(1, length - drafts, (batch, count), generator=self._draw).to(self._device)
         with mixed_precision(self._device):
             states, teacher = read_target(self.head.target, ids, self.head.shape.layers)
             logits = self.head(ids, states, anchors, drafts)
-        loss, weight, weights = torch.zeros((), device=self._device), 1.0, 0.0
-        rows = torch.arange(batch, device=self._device)[:, None]
-        for number in range(drafts):
-            cross, variation = self._losses(logits[:, :, number], teacher[rows, anchors + number])
-            loss = loss + weight * (cross + self.recipe.overlap_weight * variation)
-            weights += weight
-            weight *= self.recipe.step_decay
-        loss = loss / weights
+        number = torch.arange(drafts, device=self._device)
+        rows = torch.arange(batch, device=self._device)[:, None, None]
+        wanted = teacher[rows, anchors[..., None] + number]  # [B, N, K, V]
+        cross, variation = self._losses(logits.flatten(1, 2), wanted.flatten(1, 2))  # [B, N * K] each
+        weights = torch.pow(self.recipe.step_decay, number)
+        losses = (cross + self.recipe.overlap_weight * variation).reshape(batch, count, drafts)
+        loss = (losses * (weights / weights.sum())).sum(-1).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step(step)
         return loss.detach()

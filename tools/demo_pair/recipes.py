@@ -33,7 +33,7 @@ SAMPLED_SHARE = 0.6
 SHIPPED_DRAFT = "narrow"
 """Half the weights to read for each token, and accepted almost as often: on a CPU that decides."""
 HEAD = HeadRecipe(steps=20000)
-BLOCK = HeadRecipe(steps=20000, step_decay=0.8)
+BLOCK = HeadRecipe(steps=40000, length=512, step_decay=0.8)
 HEAD_TEXT = (SampledText(0.0, 4096, new_tokens=208), SampledText(0.7, 10240), SampledText(1.0, 10240))
 """Greedy text soon repeats itself: many short ones teach more."""
 HEAD_SAMPLED_SHARE = 0.85

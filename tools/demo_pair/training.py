@@ -83,15 +83,21 @@ def text_loss(logits: Tensor, ids: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
 
 
-def teacher_losses(logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross entropy against the teacher's distribution, and mean total variation from it over the temperatures.
-
-    Both logits [B, T, V].
+def token_losses(logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross entropy against the teacher's distribution, and mean total variation from it over the temperatures, of
+    each token.  # [..., V] to [...]
     """
     mine, teachers = logits.float(), teacher_logits.float()
-    cross = -(functional.softmax(teachers, -1) * functional.log_softmax(mine, -1)).sum(-1).mean()
+    cross = -(functional.softmax(teachers, -1) * functional.log_softmax(mine, -1)).sum(-1)
     apart = [functional.softmax(teachers / t, -1) - functional.softmax(mine / t, -1) for t in OVERLAP_TEMPERATURES]
-    return cross, sum((0.5 * difference.abs().sum(-1).mean() for difference in apart), cross.new_zeros(())) / len(apart)
+    variations = [0.5 * difference.abs().sum(-1) for difference in apart]
+    return cross, sum(variations, torch.zeros_like(cross)) / len(apart)
+
+
+def teacher_losses(logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Both of ``token_losses``, as means.  # [B, T, V]"""
+    cross, variation = token_losses(logits, teacher_logits)
+    return cross.mean(), variation.mean()
 
 
 class Student:
