@@ -7,6 +7,8 @@ times alone, never on what was drawn.
 
 from __future__ import annotations
 
+import math
+
 from outrider_coordinator.speculation.catch_up import CatchUp
 from outrider_coordinator.speculation.mode_choice import Load, ModeChoice
 from outrider_coordinator.speculation.mode_selector import Mode
@@ -20,6 +22,8 @@ LONGEST_PROMPT_AT_ONCE, _PROMPTS_AT_ONCE = 512, 2
 """Prompts that a draft computes beside the target: longer ones and more of them would hold up first tokens where both
 share a device.
 """
+_NEWEST_REQUEST = 0.1
+"""Weight of the request that ended last in the seconds that requests usually take."""
 _SETTLED = 0.8
 """Share of the sessions that are to draft, above which rounds are those of all."""
 
@@ -36,6 +40,7 @@ class DraftLengthController:
         self._rounds_since_choice = self._magnitude = 0
         self._has_prompts_ended = False
         """Since the last choice: sessions that waited for others' prompts go on, so the next choice is due."""
+        self._request_s = math.inf
         self._busy_s = self._steady_since = 0.0
         """Seconds of service, by which exploration is budgeted, and their reading when the load last changed much."""
 
@@ -106,9 +111,15 @@ class DraftLengthController:
         """A session leaves the target."""
         if session in self._sessions:
             del self._sessions[session]
+            self._note_request(session)
             self._num_prompts -= not session.has_begun
             self._choice.probe.leave(session)
             self._catch_up.leave(session)
+
+    def _note_request(self, session: ControlledSession) -> None:
+        if session.began_s is not None:
+            seconds, known = self._busy_s - session.began_s, self._request_s
+            self._request_s = seconds if math.isinf(known) else known + _NEWEST_REQUEST * (seconds - known)
 
     def begin(self, now: float) -> None:
         """A message of the target has come; ``now`` is in seconds."""
@@ -123,7 +134,7 @@ class DraftLengthController:
         self._batch.note(began, num_drafted, num_accepted)
         self._catch_up.note(session)
         if not session.has_begun:
-            session.has_begun = True
+            session.has_begun, session.began_s = True, self._busy_s
             self._num_prompts -= 1
             self._has_prompts_ended |= not self._num_prompts
         if num_drafted:
@@ -192,6 +203,7 @@ class DraftLengthController:
             has_prompts=self._num_prompts > 0,
             is_new=2 * sum(session.is_new for session in self._sessions) > len(self._sessions),
             has_drafted=any(session.has_ever_drafted for session in self._sessions),
+            request_s=self._request_s,
         )
 
     @property

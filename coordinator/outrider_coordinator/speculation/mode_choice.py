@@ -18,12 +18,21 @@ from outrider_coordinator.speculation.length_planner import LengthPlanner
 from outrider_coordinator.speculation.mode_selector import Mode, ModeSelector, SwitchPrice
 from outrider_coordinator.speculation.round_timer import RoundTimer, VerdictBatch
 from outrider_coordinator.speculation.session_state import ControlledSession
+from outrider_coordinator.speculation.trial_allowance import expected_loss_s
 from outrider_coordinator.speculation.trials import ModeTrial
 
 _IMBALANCE, _MAX_IMBALANCE = 0.016, 0.08
 _HOPE_OF_ACCEPTANCE = 0.6
 """Probes are made where speculation would pay with so much of the rejections."""
 _STEADY_S = 0.3
+_DOUBT = 1.2
+"""So many times slower than expected speculation may turn out for each doubling of the sessions past those with which
+it is known.
+"""
+_FEW_SESSIONS = 32
+"""So many sessions' drafts take in their text so fast that nothing is doubted. With more, a server that knows nothing
+of speculation begins plainly, and tries it later.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,8 @@ class Load:
     """Whether most sessions have nearly all of their output before them."""
     has_drafted: bool
     """Whether any session has had draft tokens on this target."""
+    request_s: float
+    """Seconds of service that requests take, the usual ones; infinity before any has ended."""
 
     @property
     def is_steady(self) -> bool:
@@ -53,6 +64,11 @@ def imbalance(num_sessions: int) -> float:
     gain unequally, and the last ones have forwards to themselves.
     """
     return min(_IMBALANCE * math.log2(max(num_sessions, 1)), _MAX_IMBALANCE)
+
+
+def _saved_share(rate: float, other: float) -> float:
+    """Of the time, where decoding turns from one rate to the other."""
+    return 1.0 - rate / other if other > rate else 0.0
 
 
 class ModeChoice:
@@ -97,6 +113,12 @@ class ModeChoice:
     def choose(self, load: Load) -> bool:
         """Set mode and lengths; returns whether the mode has changed."""
         sessions = load.sessions
+        self._trials[Mode.SPECULATIVE].allowance.serve(load.now, len(sessions))
+        if self._begins_plainly(len(sessions)):
+            self._take_plain_mode(load.now)
+            for session in sessions:
+                session.length = 0
+            return True
         useful = self._usefulness(sessions)
         best = best_choice(useful, self.timer.times, self.timer.share, near=self.lengths.base_length)
         plain_seconds = self.timer.plain_seconds(len(sessions))
@@ -104,7 +126,7 @@ class ModeChoice:
             return False
         rate = best.rate / (1.0 + imbalance(len(sessions)))
         self.rates = {Mode.PLAIN: len(sessions) / plain_seconds, Mode.SPECULATIVE: rate}
-        has_changed = self._select_mode(load, plain_seconds)
+        has_changed = self._select_mode(load, plain_seconds, best.seconds)
         if self.is_speculating:
             self.lengths.set_lengths(sessions, useful, best, self.timer.times, self.timer.share)
         elif not self.probe.is_active:
@@ -114,32 +136,62 @@ class ModeChoice:
             self.probe.begin_if_due(load.now, sessions, self.acceptance.mean)
         return has_changed
 
-    def _select_mode(self, load: Load, plain_seconds: float) -> bool:
+    def _begins_plainly(self, num_sessions: int) -> bool:
+        """Whether decoding is to turn plain since nothing is known and the price of learning grows with sessions."""
+        if self.selector.mode is Mode.PLAIN or num_sessions.bit_length() <= _FEW_SESSIONS.bit_length():
+            return False
+        return self.timer.doublings_past_known(num_sessions) is None
+
+    def _take_plain_mode(self, now: float) -> None:
+        self.selector.switch()
+        self.selector.pause(now)
+        self.probe.restart()
+
+    def _sure_rates(self, num_sessions: int) -> dict[Mode, float]:
+        """The rates, speculation's less what may be wrong where it was timed with fewer sessions only."""
+        past_few = num_sessions.bit_length() - _FEW_SESSIONS.bit_length()
+        past_known = self.timer.doublings_past_known(num_sessions)
+        doubt = math.inf if past_known is None and past_few > 0 else _DOUBT ** max(min(past_known or 0, past_few), 0)
+        return {Mode.PLAIN: self.rates[Mode.PLAIN], Mode.SPECULATIVE: self.rates[Mode.SPECULATIVE] / doubt}
+
+    def _select_mode(self, load: Load, plain_seconds: float, speculative_seconds: float) -> bool:
         other = self.selector.mode.other
+        rates = self._sure_rates(len(load.sessions))
+        price_s = self.switch_price.seconds(other, plain_seconds, sum(session.draft_lag for session in load.sessions))
+        is_worth = load.is_new and price_s < load.request_s * _saved_share(rates[self.selector.mode], rates[other])
         # What a new session's first few drafts came to is no reason to switch: too little was judged.
-        is_free = self.has_tried or (load.is_new and not (other is Mode.PLAIN and load.has_drafted))
+        is_free = self.has_tried or (is_worth and not (other is Mode.PLAIN and load.has_drafted))
         self.has_tried = False
         if load.has_prompts:
             self.selector.pause(load.now)
         if self._trials[other].is_active or (load.has_prompts and other is Mode.SPECULATIVE):
             return False
-        price_s = self.switch_price.seconds(other, plain_seconds, sum(session.draft_lag for session in load.sessions))
-        if self.selector.observe(load.now, self.rates, price_s, is_free=is_free):
+        if self.selector.observe(load.now, rates, price_s, is_free=is_free):
             self.probe.cancel(load.now)
             if other is Mode.PLAIN:
                 self.acceptance.lighten()
                 self.probe.restart()
             return True
         if load.is_steady and not self.probe.is_active:
-            self._trials[other].begin_if_due(
-                load.now,
-                load.steady_s,
-                len(load.sessions),
-                self.rates,
-                is_known=self.timer.knows(other, len(load.sessions)),
-                is_below_known=self.timer.times.has_speculated_above(self.timer.share * len(load.sessions)),
-            )
+            self._begin_trial_if_due(load, self._trials[other], plain_seconds, speculative_seconds, price_s)
         return False
+
+    def _begin_trial_if_due(
+        self, load: Load, trial: ModeTrial, plain_seconds: float, speculative_seconds: float, switch_s: float
+    ) -> None:
+        num_sessions = len(load.sessions)
+        num_rounds = trial.num_rounds(self.timer.num_cold_rounds)
+        trial.begin_if_due(
+            load.now,
+            load.steady_s,
+            num_sessions,
+            self.rates,
+            is_known=self.timer.knows(trial.mode, num_sessions),
+            is_below_known=(self.timer.doublings_past_known(num_sessions) or 0) < 0,
+            num_rounds=num_rounds,
+            loss_s=expected_loss_s(plain_seconds, speculative_seconds, num_rounds=num_rounds, switch_s=switch_s),
+            ahead_s=load.request_s if load.is_new and math.isfinite(load.request_s) else 0.0,
+        )
 
     def _may_pay(self, useful: np.ndarray) -> bool:  # useful [B, K]
         """Whether speculation would be worth it if more was accepted than expected."""

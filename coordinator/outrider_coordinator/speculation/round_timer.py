@@ -130,6 +130,15 @@ class RoundTimer:
             return self.times.num_plain(num_sessions) >= _KNOWN_ROUNDS
         return self.times.num_speculative(self.share * num_sessions) >= _KNOWN_ROUNDS
 
+    def doublings_past_known(self, num_sessions: int) -> int | None:
+        """How many times sessions have doubled since those with which speculation is known; None: it is not at all."""
+        return self.times.doublings_past_speculation(self.share * num_sessions, least_rounds=_KNOWN_ROUNDS)
+
+    @property
+    def num_cold_rounds(self) -> int:
+        """Speculative rounds to come that are not counted."""
+        return max(_COLD_ROUNDS - self._num_speculative_rounds, 0)
+
     def plain_seconds(self, num_sessions: int) -> float:
         """Expected duration of a plain round."""
         return self.times.plain(num_sessions)

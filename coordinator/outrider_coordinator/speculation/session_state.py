@@ -12,6 +12,7 @@ class ControlledSession:
 
     __slots__ = (
         "acceptance",
+        "began_s",
         "draft_lag",
         "expected",
         "has_begun",
@@ -46,6 +47,8 @@ class ControlledSession:
         self.num_probes = 0
         self.probe_steps = 0
         """Steps that are left of the session's probe."""
+        self.began_s: float | None = None
+        """Seconds of service when its prompt had been computed."""
         self.has_begun = False
         """Whether its prompt has been computed."""
 
@@ -56,7 +59,7 @@ class ControlledSession:
 
     def enter(self, length: int) -> None:
         """The session moves to a target, which computes its prompt first."""
-        self.has_begun, self.round_began, self.num_rounds = False, None, 0
+        self.has_begun, self.began_s, self.round_began, self.num_rounds = False, None, None, 0
         self.has_drafted = self.has_ever_drafted = False
         self.length = min(length, self.limit)
 

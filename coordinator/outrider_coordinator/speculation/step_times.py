@@ -139,12 +139,14 @@ class StepTimes:
         """Speculative rounds of about so many rows that were seen."""
         return sum(seen.count for length, seen in self._seen[_magnitude(rows)].items() if length)
 
-    def has_speculated_above(self, rows: float) -> bool:
-        """Whether speculative rounds of many more rows were seen."""
-        return any(
-            magnitude > _magnitude(rows) and any(seen.count for length, seen in lengths.items() if length)
-            for magnitude, lengths in self._seen.items()
-        )
+    def doublings_past_speculation(self, rows: float, *, least_rounds: int) -> int | None:
+        """How many times rows have doubled since those with which speculation was timed; below 0 with fewer than those.
+
+        None unless there were ``least_rounds`` with about equally many rows.
+        """
+        counts = {key: sum(seen.count for length, seen in each.items() if length) for key, each in self._seen.items()}
+        known = [magnitude for magnitude, count in counts.items() if count >= least_rounds]
+        return _magnitude(rows) - max(known) if known else None
 
     def _seen_of(self, rows: int, draft_length: int) -> _Seen:
         return self._seen[_magnitude(rows)].setdefault(draft_length, _Seen())

@@ -10,16 +10,19 @@ from __future__ import annotations
 from outrider_coordinator.speculation.exploration import Excursion, ExplorationBudget
 from outrider_coordinator.speculation.mode_selector import Mode
 from outrider_coordinator.speculation.round_timer import ROUNDS_NOT_AHEAD
+from outrider_coordinator.speculation.trial_allowance import TrialAllowance
 
-_PLAIN_ROUNDS = ROUNDS_NOT_AHEAD + 4
-_SPECULATIVE_ROUNDS = 5
+_NUM_ROUNDS = {Mode.PLAIN: ROUNDS_NOT_AHEAD + 4, Mode.SPECULATIVE: 5}
+"""Of a trial, besides those that are not counted."""
+_OVERRUN = 2.0
+"""A trial that has cost so many times its expected loss ends without a result."""
 _LONGEST_S = 3.0
 _HOPE_OF_PLAIN = {False: 1.3, True: 1.1}
 """So many times faster than expected plain decoding may turn out: unknown with about so many sessions, and known."""
 _HOPE_OF_SPECULATION, _STEADY_S = 1.1, 30.0
-"""The same for speculation, once there have been about so many sessions for so long. Before that it has to be expected
-to be better, and is then switched to: with more sessions than before it is rather overestimated. With fewer than before
-it is rather underestimated, so that the first trial need not wait.
+"""The same for speculation that is known, once there have been about so many sessions for so long. Where it is not, it
+has to be expected to be better: with more sessions than before it is rather overestimated. With fewer than before it is
+rather underestimated.
 """
 _SHORTEST_PAUSE_S = {Mode.PLAIN: 4.0, Mode.SPECULATIVE: 30.0}
 _LONGEST_PAUSE_S = 60.0
@@ -30,11 +33,19 @@ class ModeTrial:
 
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
-        self._num_rounds = _PLAIN_ROUNDS if mode is Mode.PLAIN else _SPECULATIVE_ROUNDS
+        self.allowance = TrialAllowance()
+        """For trials of speculation; those of plain decoding cost next to nothing."""
+        self._num_rounds = self.num_rounds(0)
         self._budget = ExplorationBudget(shortest_pause_s=_SHORTEST_PAUSE_S[mode], longest_pause_s=_LONGEST_PAUSE_S)
         self._excursion: Excursion | None = None
+        self._num_sessions = 0
+        self._limit_s = 0.0
         self._tried: set[int] = set()
         """Magnitudes of the number of sessions for which it was tried."""
+
+    def num_rounds(self, num_cold: int) -> int:
+        """Rounds of a trial of which so many say nothing yet."""
+        return _NUM_ROUNDS[self.mode] + (num_cold if self.mode is Mode.SPECULATIVE else 0)
 
     @property
     def is_active(self) -> bool:
@@ -50,21 +61,35 @@ class ModeTrial:
         *,
         is_known: bool,
         is_below_known: bool,
+        num_rounds: int,
+        loss_s: float,
+        ahead_s: float,
     ) -> bool:
         """Begin a trial, if it is worth its price; ``steady_s``: for how long there have been about so many sessions;
-        ``is_known``: the mode was timed with about so many; ``is_below_known``: speculation was timed with more.
+        ``is_known``: the mode was timed with about so many; ``is_below_known``: speculation was timed with more;
+        ``loss_s``: what the trial, of ``num_rounds``, costs if the mode is not better;
+        ``ahead_s``: for how long there will be these sessions.
         """
         is_first = not is_known and num_sessions.bit_length() not in self._tried
-        if self.mode is Mode.SPECULATIVE and steady_s < _STEADY_S and not (is_first and is_below_known):
-            return False
-        hope = _HOPE_OF_PLAIN[is_known] if self.mode is Mode.PLAIN else _HOPE_OF_SPECULATION
+        hope = self._hope(steady_s, is_known=is_known, is_below_known=is_below_known)
         if rates[self.mode] * hope < rates[self.mode.other]:
             return False
         if not is_first and not self._budget.is_due(now):
             return False
+        if self.mode is Mode.SPECULATIVE and loss_s > self.allowance.left_s(num_sessions, ahead_s=ahead_s):
+            return False
         self._tried.add(num_sessions.bit_length())
-        self._excursion = Excursion(now)
+        self._excursion, self._num_sessions, self._num_rounds = Excursion(now), num_sessions, num_rounds
+        self._limit_s = _OVERRUN * loss_s
         return True
+
+    def _hope(self, steady_s: float, *, is_known: bool, is_below_known: bool) -> float:
+        """So many times better than expected the mode may turn out."""
+        if self.mode is Mode.PLAIN:
+            return _HOPE_OF_PLAIN[is_known]
+        if steady_s >= _STEADY_S or (is_below_known and not is_known):
+            return _HOPE_OF_SPECULATION
+        return 0.0 if is_known else 1.0
 
     def note_round(self, now: float, num_tokens: int, share: float, usual_rate: float, *, counts: bool) -> bool:
         """A message of this share of the sessions; returns whether the trial is over now.
@@ -75,7 +100,7 @@ class ModeTrial:
         if excursion is None:
             return False
         excursion.note(num_tokens, share if counts else 0.0)
-        if excursion.num_rounds < self._num_rounds - 0.5 and now - excursion.began < _LONGEST_S:
+        if excursion.num_rounds < self._num_rounds - 0.5 and not self._is_overrun(excursion, now, usual_rate):
             return False
         self.end(now, usual_rate)
         return True
@@ -83,5 +108,12 @@ class ModeTrial:
     def end(self, now: float, usual_rate: float = 0.0) -> None:
         """End the trial, if one is under way; ``usual_rate`` is as for ``note_round``."""
         if self._excursion is not None:
-            self._budget.spend(now, self._excursion.price(now, usual_rate))
+            price_s = self._excursion.price(now, usual_rate)
+            self._budget.spend(now, price_s)
+            self.allowance.spend(self._num_sessions, price_s)
             self._excursion = None
+
+    def _is_overrun(self, excursion: Excursion, now: float, usual_rate: float) -> bool:
+        """Whether it takes too long, or costs much more than was expected."""
+        is_dear = self.mode is Mode.SPECULATIVE and excursion.price(now, usual_rate) > self._limit_s
+        return is_dear or now - excursion.began >= _LONGEST_S
