@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from outrider.bounded_files import MAX_INDEX_BYTES, read_bounded
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings
 from outrider.errors import ConfigError, ModelError, install_command
 from outrider.process.draft_methods import with_draft_method
@@ -198,8 +199,8 @@ def _lack_of_model(folder: Path, *, needs_weights: bool) -> str:
 def _shards(index: Path) -> set[str]:
     """Names of the files that a model's index lists; none when it cannot be read, which loading will say."""
     try:
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return set(json.loads(read_bounded(index, MAX_INDEX_BYTES))["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return set()
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import jinja2
 
+from outrider.bounded_files import MAX_SETTINGS_BYTES, read_bounded
 from outrider.errors import ConfigError
 from outrider.generation import TokenizerFiles
+from outrider.limits import TOKENIZER_BYTES
 from outrider.tokenization.chat import ChatRenderer
 from outrider.tokenization.chat.sandbox import compile_template
 from outrider.tokenization.chat.templates import (
@@ -63,7 +65,7 @@ class ModelText:
 def read_chat_template(path: Path | str) -> bytes:
     """Read the file of a chat template; ``ConfigError`` if it cannot be read or is no template."""
     try:
-        content = Path(path).read_bytes()
+        content = read_bounded(Path(path))
         compile_template(content.decode())
     except OSError as error:
         raise ConfigError("coordinator.chat_template", f"{path} cannot be read: {error.strerror}") from error
@@ -73,9 +75,21 @@ def read_chat_template(path: Path | str) -> bytes:
 
 
 def read_text_files(folder: Path) -> dict[str, bytes]:
-    """Read the text files of a folder, by their names in it."""
+    """Read the text files of a folder, by their names in it; ``ConfigError`` for one that cannot be read."""
     named = [path for name in JSON_FILES if (path := folder / name).is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in (*named, *template_files(folder))}
+    return {path.relative_to(folder).as_posix(): _read(path) for path in (*named, *template_files(folder))}
+
+
+def most_bytes(name: str) -> int:
+    """Most bytes that are read of a file of this name."""
+    return TOKENIZER_BYTES.most if name == TOKENIZER_FILE else MAX_SETTINGS_BYTES
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_bounded(path, most_bytes(path.name))
+    except OSError as error:
+        raise ConfigError("coordinator.tokenizer", f"{path} cannot be read: {error.strerror}") from error
 
 
 def template_files(folder: Path) -> list[Path]:

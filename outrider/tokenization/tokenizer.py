@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from outrider.bounded_files import read_bounded
 from outrider.errors import ConfigError, InvalidRequestError
-from outrider.limits import ANY_MODEL, ModelLimits
+from outrider.limits import ANY_MODEL, TOKENIZER_BYTES, ModelLimits
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -44,7 +45,7 @@ class TextTokenizer:
         """Create it from a folder with a ``tokenizer.json``; ``ConfigError`` if there is none."""
         path = Path(folder) / TOKENIZER_FILE
         try:
-            content = path.read_bytes()
+            content = read_bounded(path, TOKENIZER_BYTES.most)
         except OSError as error:
             raise ConfigError("coordinator.tokenizer", f"{path} cannot be read: {error.strerror}") from error
         return cls._parse(content, str(path), bos_token_id)

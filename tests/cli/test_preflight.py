@@ -53,10 +53,12 @@ def test_the_same_ids_by_other_rules_are_left_to_the_services(tmp_path: Path) ->
     [
         (lambda path: path.write_text("[" * 100_000), "nested too deeply"),
         (lambda path: path.write_text("{"), "cannot be read"),
+        (lambda path: path.write_bytes(b"\xff"), "cannot be read"),
+        (lambda path: path.write_text("[" + " " * (16 << 20)), "cannot be read: it has more than 16777216 bytes"),
         (os.mkfifo, "is no regular file"),
         (lambda path: path.mkdir(), "is no regular file"),
     ],
-    ids=["deep", "cut", "pipe", "folder"],
+    ids=["deep", "cut", "no UTF-8", "long", "pipe", "folder"],
 )
 def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
     make(tmp_path / "config.json")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError, InvalidRequestError
-from outrider.tokenization import TextTokenizer
+from outrider.tokenization import ModelText, TextTokenizer
 from outrider_coordinator.text import Detokenizer, StopMatcher
 from outrider_coordinator.text.stops import StopMatch, _StopText
 from tests.coordinator.tokenizers_for_tests import END, START, byte_fallback, byte_level, text_tokenizer
@@ -117,6 +117,18 @@ def test_a_tokenizer_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot be used"):
         TextTokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("tokenizer.json", 128 << 20), ("tokenizer_config.json", 16 << 20), ("chat_template.jinja", 16 << 20)],
+)
+def test_a_file_beside_a_tokenizer_that_is_too_long_is_not_read(tmp_path: Path, name: str, most: int) -> None:
+    BYTES.save(str(tmp_path / "tokenizer.json"))
+    with (tmp_path / name).open("wb") as stream:
+        stream.truncate(most + 1)
+    with pytest.raises(ConfigError, match=f"{name} cannot be read: it has more than {most} bytes"):
+        ModelText.from_folder(tmp_path)
 
 
 def test_files_without_a_tokenizer_give_none() -> None:

@@ -212,7 +212,7 @@ def test_an_error_names_the_field_and_what_is_wrong(folder: Path, field: str, va
 def test_a_file_of_settings_that_is_too_long_is_not_read(folder: Path, name: str) -> None:
     with (folder / name).open("wb") as stream:
         stream.truncate((16 << 20) + 1)
-    assert refusal(folder) == f"{folder / name} has 16777217 bytes; at most 16777216 are read"
+    assert refusal(folder) == f"{folder / name} cannot be read: it has more than 16777216 bytes"
 
 
 @pytest.mark.parametrize(
@@ -339,6 +339,25 @@ def test_a_file_that_lies_about_itself_is_refused(folder: Path, spoil: Spoil) ->
     assert said is not None
     assert_one_line(said, folder)
     assert ".safetensors" in said
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "model.safetensors.index.json"])
+def test_a_file_that_is_half_written_is_refused_at_any_length(folder: Path, name: str) -> None:
+    if name == "model.safetensors.index.json":
+        names = [tensor for tensor in header_of(folder / "model.safetensors")[0] if tensor != "__metadata__"]
+        (folder / name).write_text(json.dumps({"weight_map": dict.fromkeys(names, "model.safetensors")}))
+    content = (folder / name).read_bytes().rstrip(b"\n")
+    assert refusal(folder) is None
+    near = {0, *range(1, 12), *range(len(content) - 12, len(content))}
+    if name == "model.safetensors":
+        end = 8 + struct.unpack("<Q", content[:8])[0]
+        near |= {end - 1, end, end + 1}
+    for length in sorted(near | {part * len(content) // 50 for part in range(50)}):
+        (folder / name).write_bytes(content[:length])
+        said = refusal(folder)
+        assert said is not None, f"{length} of {len(content)} bytes were taken"
+        assert_one_line(said, folder)
+        assert name in said
 
 
 def test_a_file_of_holes_is_not_believed(folder: Path) -> None:

@@ -267,6 +267,11 @@ def test_a_template_file_that_is_nested_too_deeply_is_named(tmp_path: Path) -> N
         read_chat_template(path)
 
 
+def test_a_template_file_without_an_end_is_not_read() -> None:
+    with pytest.raises(ConfigError, match=r"/dev/zero cannot be read: it has more than 16777216 bytes"):
+        read_chat_template("/dev/zero")
+
+
 def test_a_model_without_a_template_says_so() -> None:
     with pytest.raises(InvalidRequestError, match="no chat template: serve it with --chat-template FILE"):
         ChatRenderer.from_files({}).render(ChatPrompt(tuple(TURN)))

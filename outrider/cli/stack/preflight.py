@@ -10,10 +10,12 @@ import json
 import socket
 from pathlib import Path
 
+from outrider.bounded_files import read_bounded
 from outrider.cli.stack.plan import LOOPBACK
 from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, Section, Settings, TargetSettings
 from outrider.config.fields import DraftMethod
 from outrider.errors import ConfigError, ModelError
+from outrider.limits import TOKENIZER_BYTES
 from outrider.vocabularies import check_same_ids, names_of, tokens_by_id
 
 Listening = CoordinatorSettings | TargetSettings | DraftSettings | GatewaySettings
@@ -79,7 +81,9 @@ def check_model_folder(folder: Path, role: str, *, needs_tokenizer: bool, needs_
 def check_tokenizers(target: Path, draft: Path) -> None:
     """Check that both models use the same token ids, as the coordinator does after loading."""
     try:
-        of_target, of_draft = ((folder / "tokenizer.json").read_bytes() for folder in (target, draft))
+        of_target, of_draft = (
+            read_bounded(folder / "tokenizer.json", TOKENIZER_BYTES.most) for folder in (target, draft)
+        )
     except OSError:
         return  # without one of them, or with one that cannot be read: the services say what they make of it
     if of_target == of_draft:
@@ -93,12 +97,14 @@ def _check_config(path: Path, role: str) -> None:
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise ModelError(f"{role} model: {path} is no regular file")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_bounded(path))
     except FileNotFoundError:
         raise ModelError(f"{role} model: {path.parent} has no config.json") from None
     except RecursionError as error:
         raise ModelError(f"{role} model: {path} cannot be read: it is nested too deeply") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ModelError(f"{role} model: {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise ModelError(f"{role} model: {path} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{role} model: {path} should hold a JSON object")

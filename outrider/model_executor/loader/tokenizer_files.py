@@ -16,16 +16,14 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from outrider.errors import ModelError
-from outrider.limits import TOKENIZER_BYTES
 from outrider.model_executor.models.json_files import (
-    MAX_SETTINGS_BYTES,
     is_there,
     one_line,
     parse_object,
     read_bytes,
     shown,
 )
-from outrider.tokenization.model_text import JSON_FILES, template_files
+from outrider.tokenization.model_text import JSON_FILES, most_bytes, template_files
 
 _MATCHING_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 """What decides where an added token is found; whether it is "special" only decides how it is shown."""
@@ -48,7 +46,7 @@ class TokenizerFacts:
 
 def read_tokenizer(folder: Path, *, vocab_size: int) -> TokenizerFacts:
     """Read a folder's tokenizer files; ``ModelError`` when they cannot be read or do not fit the model."""
-    files = {name: read_bytes(folder / name, _most_bytes(name)) for name in JSON_FILES if is_there(folder / name)}
+    files = {name: read_bytes(folder / name, most_bytes(name)) for name in JSON_FILES if is_there(folder / name)}
     templates = {path.relative_to(folder).as_posix(): read_bytes(path) for path in template_files(folder)}
     if "tokenizer.json" not in files:
         return TokenizerFacts(files=files | templates)
@@ -98,10 +96,6 @@ def _check_ids(path: Path, ids: Iterable[tuple[object, object]], vocab_size: int
             )
         if token_id >= vocab_size:
             raise ModelError(f"{path} has token id {shown(token_id)}{where}; the model has only {vocab_size} rows")
-
-
-def _most_bytes(name: str) -> int:
-    return TOKENIZER_BYTES.most if name == "tokenizer.json" else MAX_SETTINGS_BYTES
 
 
 def tokenizer_hash(tokenizer: Json) -> str:

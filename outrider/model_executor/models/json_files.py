@@ -12,14 +12,11 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from outrider.bounded_files import MAX_SETTINGS_BYTES, read_bounded
 from outrider.errors import ModelError
 
 ValueT = TypeVar("ValueT")
 
-MAX_SETTINGS_BYTES = 16 << 20
-"""Of a file of settings; the largest take some 2 MB. Parsing takes ten times its bytes."""
-MAX_INDEX_BYTES = 128 << 20
-"""Of a file that names all tensors; the largest take some 20 MB."""
 _MAX_SHOWN = 60
 """Characters of a wrong value."""
 
@@ -41,13 +38,9 @@ def is_there(path: Path) -> bool:
 def read_bytes(path: Path, most: int = MAX_SETTINGS_BYTES) -> bytes:
     """A file's content; ``ModelError`` for one of more than ``most`` bytes."""
     try:
-        with path.open("rb") as stream:
-            content = stream.read(most + 1) if (size := path.stat().st_size) <= most else b""
+        return read_bounded(path, most)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    if max(size, len(content)) > most:
-        raise ModelError(f"{path} has {max(size, len(content))} bytes; at most {most} are read")
-    return content
 
 
 def read_object(path: Path, most: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:

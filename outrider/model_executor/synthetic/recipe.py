@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from outrider.bounded_files import read_bounded
 from outrider.errors import ModelError
 from outrider.model_executor.synthetic.cycle import PairMap, build_map
 from outrider.model_executor.synthetic.weights import Sizes, Successors, WeightMaker
@@ -70,7 +71,7 @@ def read_recipe(folder: Path) -> Recipe:
     """The folder's recipe; ``ModelError`` when it has none or it is no recipe."""
     path = folder / FILE
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bounded(path))
         recipe = Recipe(
             role=str(content["role"]),
             acceptance=float(content["acceptance"]),
