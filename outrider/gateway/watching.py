@@ -48,6 +48,9 @@ class _Seen:
     path: str
     """One of those that are served, else ``OTHER``: what callers make up is no label."""
     began_ns: int
+    """By a clock that is never set, as ``first_byte_ns``."""
+    epoch_ns: int
+    """From that clock to the wall clock when the request began."""
     status: int = _CLIENT_GONE
     first_byte_ns: int = 0
     request_id: str = ""
@@ -90,7 +93,7 @@ class HttpWatch:
         """It is over."""
         self._num_running -= 1
         self._ended[seen.path, seen.status] += 1
-        now = time.time_ns()
+        now = time.perf_counter_ns()
         if seen.path in _GENERATIONS:
             self._seconds[seen.path].observe((now - seen.began_ns) / 1e9)
             if seen.first_byte_ns:
@@ -111,7 +114,8 @@ class Watched:
             await self._app(scope, receive, send)
             return
         path = scope["path"] if scope["path"] in _PATHS else OTHER
-        seen = _Seen(scope["method"], path, time.time_ns())
+        began_ns = time.perf_counter_ns()
+        seen = _Seen(scope["method"], path, began_ns, time.time_ns() - began_ns)
         state: dict[str, Any] = scope.setdefault("state", {})
         context, parent_id = self._watch.sample(scope, seen)
         state[TRACE] = context
@@ -120,7 +124,7 @@ class Watched:
             if message["type"] == "http.response.start":
                 seen.status = message["status"]
             elif not seen.first_byte_ns and message.get("body"):
-                seen.first_byte_ns = time.time_ns()
+                seen.first_byte_ns = time.perf_counter_ns()
             await send(message)
 
         self._watch.began()
@@ -151,8 +155,8 @@ def _spans(seen: _Seen, context: TraceContext, parent_id: str, ended_ns: int) ->
         context.trace_id,
         context.span_id,
         parent_id,
-        seen.began_ns,
-        ended_ns,
+        seen.epoch_ns + seen.began_ns,
+        seen.epoch_ns + ended_ns,
         Kind.SERVER,
         attributes,
         error="" if seen.status < 500 else f"status {seen.status}",

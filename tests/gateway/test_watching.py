@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from outrider.gateway import watching
 from outrider.gateway.watching import HttpWatch
 from outrider.readings import HistogramReading, Reading
 from outrider.telemetry.metrics.catalogue import find
@@ -84,6 +88,24 @@ def test_requests_are_counted_and_timed_by_path(watched: Gateway, watch: HttpWat
         of_path = by_labels(watch, name)[("/v1/completions",)]
         assert isinstance(of_path, HistogramReading)
         assert of_path.count == 3 and of_path.total > 0
+
+
+def test_a_clock_that_is_set_back_makes_no_request_shorter(
+    watched: Gateway, watch: HttpWatch, tracing: Collecting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = itertools.count(1)
+    clock = SimpleNamespace(
+        time_ns=lambda: time.time_ns() - next(hours) * 3600 * 10**9, perf_counter_ns=time.perf_counter_ns
+    )
+    monkeypatch.setattr(watching, "time", clock)
+    asked = {"prompt": "hello", "max_tokens": 2, "stream": True}
+    assert ask(watched, "/v1/completions", asked, traceparent=CALLER) == 200
+    wait_until(lambda: tracing.spans, "a span")
+    assert 0 < tracing.spans[0].duration_ns < 3600 * 10**9
+    for name in ("outrider_http_request_seconds", "outrider_http_first_byte_seconds"):
+        of_path = by_labels(watch, name)[("/v1/completions",)]
+        assert isinstance(of_path, HistogramReading)
+        assert 0 < of_path.total < 3600
 
 
 def test_readings_are_those_of_the_catalogue(watched: Gateway, watch: HttpWatch) -> None:
