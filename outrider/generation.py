@@ -259,9 +259,9 @@ class ModelInfo:
     num_running: int
     num_waiting: int
     target_pages_free: int
-    """After the target's last forward: what ended sessions gave back since then is not counted."""
+    """Free KV pages, up to half a second old."""
     draft_pages_free: int
-    """After the draft's last forward, likewise."""
+    """Likewise."""
     draft_length_mode: str = "fixed"
     """Who decides how many tokens a step drafts: auto (expected throughput) or fixed."""
     draft_length: float = 0.0

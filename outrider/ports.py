@@ -328,6 +328,11 @@ class EventBatch(Generic[EventT_co]):
 class Link(Protocol[CommandT_contra, EventT_co]):
     """A duplex of messages: ordered, lossless, and gone as a whole."""
 
+    @property
+    def num_pages_free(self) -> int | None:
+        """Free KV pages of the service, as far as this end has heard; None until it has."""
+        ...
+
     def send(self, commands: Sequence[CommandT_contra]) -> None:
         """Queues one message and returns at once; raises UnavailableError when the link is gone."""
         ...

@@ -106,7 +106,9 @@ class DraftServicer(DraftServiceServicer):
                 shares_memory=reads_shared_memory(context.invocation_metadata()),
                 max_message_bytes=self._max_message_bytes,
                 columns=reads_columns(context.invocation_metadata()),
-                beat=lambda heard: context.write(link_pb2.DraftEvents(heartbeat=_heartbeat(heard))),
+                beat=lambda heard: context.write(
+                    link_pb2.DraftEvents(heartbeat=_heartbeat(heard, link.num_pages_free))
+                ),
                 silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
             )
             async with contextlib.aclosing(pump.run(request_iterator)) as messages:
@@ -149,7 +151,9 @@ class TargetServicer(TargetServiceServicer):
                 shares_memory=reads_shared_memory(context.invocation_metadata()),
                 max_message_bytes=self._max_message_bytes,
                 columns=reads_columns(context.invocation_metadata()),
-                beat=lambda heard: context.write(link_pb2.TargetEvents(heartbeat=_heartbeat(heard))),
+                beat=lambda heard: context.write(
+                    link_pb2.TargetEvents(heartbeat=_heartbeat(heard, link.num_pages_free))
+                ),
                 silence_timeout_s=_silence_timeout_s(context, self._link_timeout_s),
             )
             async with contextlib.aclosing(pump.run(request_iterator)) as messages:
@@ -232,8 +236,8 @@ def over_links(description: ModelDescription) -> ModelDescription:
     return replace(with_heartbeats(with_planes(description)), reads_command_columns=True)
 
 
-def _heartbeat(num_received: int) -> link_pb2.Heartbeat:
-    return link_pb2.Heartbeat(num_received_messages=num_received)
+def _heartbeat(num_received: int, num_pages_free: int | None) -> link_pb2.Heartbeat:
+    return link_pb2.Heartbeat(num_received_messages=num_received, num_pages_free=num_pages_free)
 
 
 def _limits_of(description: ModelDescription) -> ModelLimits:

@@ -95,10 +95,12 @@ class ModelDescription(_message.Message):
     def __init__(self, role: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., tokenizer_files: _Optional[_Iterable[_Union[TokenizerFile, _Mapping]]] = ..., tokenizer_hash: _Optional[str] = ..., acceptance_methods: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceMethod, str]]] = ..., tensor_planes: _Optional[_Iterable[_Union[_tensor_pb2.TensorPlane, str]]] = ..., version: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., device_id: _Optional[str] = ..., device_name: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., reads_command_columns: bool = ..., hidden_state_layers: _Optional[_Iterable[int]] = ..., plane_kinds: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("num_received_messages",)
+    __slots__ = ("num_received_messages", "num_pages_free")
     NUM_RECEIVED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
     num_received_messages: int
-    def __init__(self, num_received_messages: _Optional[int] = ...) -> None: ...
+    num_pages_free: int
+    def __init__(self, num_received_messages: _Optional[int] = ..., num_pages_free: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("session", "generation", "sampling", "seed", "judging_rule", "prompt_length", "max_length", "eos_token_ids", "num_token_ids", "num_logprobs", "num_prompt_logprobs", "logprobs_mode", "banned_token_ids", "request_id", "trace_id", "cache_salt", "prefix_hash_key", "arrival_ns", "hidden_state_layers")

@@ -20,6 +20,8 @@ from outrider_coordinator.routing.replica_connection import ReplicaConnection
 class _SlowToClose:
     """A link that breaks when told to, and whose end takes as long as it is told to."""
 
+    num_pages_free = None
+
     def __init__(self) -> None:
         self.broken, self.may_close = asyncio.Event(), asyncio.Event()
         self.is_closing = self.is_closed = False

@@ -270,7 +270,7 @@ async def test_cancelling_the_task_cancels_the_request() -> None:
 async def test_a_deadline_ends_a_running_and_a_waiting_request_and_frees() -> None:
     async with stack(max_running_requests=1) as made:
         made.target.faults.hold = True
-        running = asyncio.create_task(made.run(ask(), deadline_s=0.05))
+        running = asyncio.create_task(made.run(ask(), deadline_s=0.5))
         await eventually(lambda: made.coordinator.stats().num_running == 1)
         with pytest.raises(DeadlineError):
             await made.run(ask(), deadline_s=0.01)

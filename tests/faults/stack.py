@@ -101,7 +101,7 @@ class Stack:
             if metrics is None:
                 held.append(f"{process.name} gives no metrics")
                 continue
-            held += [f"{process.name}: {name} {metrics[name]:.0f}" for name in _HELD if metrics.get(name)]
+            held += [f"{process.name}: {name} {metrics[name]:g}" for name in _HELD if metrics.get(name)]
         return held
 
 
@@ -111,6 +111,7 @@ _HELD = (
     "outrider_num_requests_paused",
     "outrider_sessions_open",
     "outrider_kv_pages_used",
+    "outrider_kv_cache_usage_perc",
 )
 """What is zero when nothing runs."""
 

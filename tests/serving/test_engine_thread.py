@@ -24,6 +24,7 @@ class EchoCore:
     """Answers each command in the step after it arrived; all that has arrived goes into one step."""
 
     recorder: Recorder | None = None
+    num_pages_free = 0
 
     def __init__(self) -> None:
         self.pauses: list[float] = []

@@ -73,6 +73,10 @@ class ScriptedLink(Generic[CommandT, EventT]):
         self._changed = asyncio.Event()
         self._broken: str | None = None
 
+    @property
+    def num_pages_free(self) -> int:
+        return self.core.books.num_pages_free
+
     def send(self, commands: Sequence[CommandT]) -> None:
         if self.is_closed or self._broken is not None:
             raise UnavailableError(self._broken or "the link is closed")

@@ -250,6 +250,8 @@ def test_random_columns_are_read_or_refused() -> None:
 class OneBatch:
     """A link that has one batch of events to tell."""
 
+    num_pages_free = None
+
     def __init__(self, events: Sequence[ports.TargetEvent]) -> None:
         self._events = events
 

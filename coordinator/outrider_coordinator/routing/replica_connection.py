@@ -73,8 +73,6 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         """
         self.description: ModelDescription | None = None
         """Of the service that is attached, or was last."""
-        self.num_pages_free = 0
-        """As last reported."""
         self.num_messages_sent = 0
         self._port, self._name = port, name
         self._accept, self._on_attached, self._on_batch, self._on_lost = accept, on_attached, on_batch, on_lost
@@ -94,6 +92,14 @@ class ReplicaConnection(Generic[CommandT, EventT]):
     def is_up(self) -> bool:
         """Whether commands reach the service."""
         return self._link is not None
+
+    @property
+    def num_pages_free(self) -> int:
+        """As last reported; all pages until then."""
+        if self._link is None or self.description is None:
+            return 0
+        reported = self._link.num_pages_free
+        return self.description.num_pages if reported is None else reported
 
     def start(self) -> None:
         """Attach in the background, and reconnect after losses."""
@@ -188,7 +194,6 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         await self._accept(description)
         link = await self._port.attach()
         self.description = description
-        self.num_pages_free = description.num_pages
         self._link = link
         self._link_queue.device_id = description.device_id
         self._outbox = []
@@ -200,8 +205,6 @@ class ReplicaConnection(Generic[CommandT, EventT]):
 
     async def _read(self, link: Link[CommandT, EventT]) -> None:
         async for batch in link.events():
-            if batch.report is not None:
-                self.num_pages_free = batch.report.num_pages_free
             if batch.events and isinstance(batch.events[0], OfferPlane | PlaneChosen):
                 self._on_plane(batch.events[0])
                 continue

@@ -81,6 +81,11 @@ class StampedLink:
         self._link, self._stamps, self._side = link, stamps, side
         self._at_send, self._at_event = moments
 
+    @property
+    def num_pages_free(self) -> int | None:
+        """As the link."""
+        return self._link.num_pages_free
+
     def send(self, commands: Sequence[Any]) -> None:
         """As the link."""
         self._stamps.note(self._side, self._at_send, commands)

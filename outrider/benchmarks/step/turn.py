@@ -202,6 +202,11 @@ class WiredLink(Generic[CommandT, EventT]):
         self._note_answers = note_answers
         self._answers: asyncio.Queue[bytes | None] = asyncio.Queue()
 
+    @property
+    def num_pages_free(self) -> int:
+        """Free KV pages of the core."""
+        return self._core.num_pages_free
+
     def send(self, commands: Sequence[CommandT]) -> None:
         """Hand the commands to the core, which steps later."""
         with self._timed("write"):

@@ -33,6 +33,8 @@ _START_TIMEOUT_S = 30.0
 class _RowsLink:
     """A `ports.Link` that answers every `Score` with as many values as its base length says."""
 
+    num_pages_free = None
+
     def __init__(self) -> None:
         self._waiting: asyncio.Queue[EventBatch[Any] | None] = asyncio.Queue()
         self._rows: FloatArray = np.zeros(0, dtype=np.float32)

@@ -79,6 +79,11 @@ class Core(Protocol[CommandT_contra, EventT]):
         """Number of open sessions; read from any thread."""
         ...
 
+    @property
+    def num_pages_free(self) -> int:
+        """Number of free KV pages; read from any thread."""
+        ...
+
     def step(self) -> list[tuple[int, EventBatch[EventT]]]:
         """At most one forward; the answers by link. It raises for a bug or a dead device, never for one session."""
         ...
@@ -132,6 +137,11 @@ class EngineThread(Generic[CommandT, EventT]):
     def is_alive(self) -> bool:
         """Whether commands still reach the core."""
         return self._gone is None
+
+    @property
+    def num_pages_free(self) -> int:
+        """Free KV pages of the core."""
+        return self._core.num_pages_free
 
     def attach(self) -> LocalLink[CommandT, EventT]:
         """Open a link for the running event loop; ``UnavailableError`` if the thread has stopped."""

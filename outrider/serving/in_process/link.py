@@ -28,6 +28,11 @@ MAX_UNREAD_BATCHES = 10_000
 class CommandInbox(Protocol[CommandT, EventT]):
     """Inbox for the commands of all links, which the engine thread empties."""
 
+    @property
+    def num_pages_free(self) -> int:
+        """Free KV pages of the core."""
+        ...
+
     def submit(self, link: LocalLink[CommandT, EventT], commands: tuple[CommandT, ...]) -> bool:
         """Queue a message; False when the link has too many waiting."""
         ...
@@ -50,6 +55,11 @@ class LocalLink(Generic[CommandT, EventT]):
         self._changed = asyncio.Event()
         self._broken: str | None = None
         self._closed: asyncio.Future[None] | None = None
+
+    @property
+    def num_pages_free(self) -> int:
+        """Free KV pages of the service now."""
+        return self._inbox.num_pages_free
 
     def send(self, commands: Sequence[CommandT]) -> None:
         """Queue one message and return at once; ``UnavailableError`` when the link is gone."""

@@ -34,11 +34,6 @@ class CountedCore(Core[CommandT_contra, EventT], Protocol[CommandT_contra, Event
         """Statistics so far; may be read from any thread."""
         ...
 
-    @property
-    def num_pages_free(self) -> int:
-        """KV pages that are free; read from any thread."""
-        ...
-
 
 class InProcessService(Generic[CommandT, EventT]):
     """A draft or target that computes in a thread of this process.

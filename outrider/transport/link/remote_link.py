@@ -59,6 +59,8 @@ class RemoteLink(Generic[CommandT, EventT]):
         self._address = address
         self._channel = channel
         self._encode, self._decode, self._answer_offer = encode, decode, answer_offer
+        self.num_pages_free: int | None = None
+        """Free KV pages of the service, by its last heartbeat or forward."""
         self._reader: SharedReader | None = None
         self._outbox: Outbox[Any] = Outbox()
         self._broken: UnavailableError | None = None
@@ -104,7 +106,7 @@ class RemoteLink(Generic[CommandT, EventT]):
                     else:
                         self._reading = False
                         self._pause()
-                        yield self._decode(message, self._fetch)
+                        yield self._read_events(message)
                         self._resume()
                         self._reading = True
             raise UnavailableError(f"{self._address} ended the link")
@@ -126,6 +128,12 @@ class RemoteLink(Generic[CommandT, EventT]):
     def tensor_plane(self) -> str:
         """How large tensors come over this link: "shared_memory" or "inline"."""
         return "inline" if self._reader is None else "shared_memory"
+
+    def _read_events(self, message: Any) -> EventBatch[EventT]:  # noqa: ANN401
+        batch = self._decode(message, self._fetch)
+        if batch.report is not None:
+            self.num_pages_free = batch.report.num_pages_free
+        return batch
 
     def _on_offer(self, name: str) -> None:
         """The service offers a file; it is used if this process sees it."""
@@ -150,6 +158,8 @@ class RemoteLink(Generic[CommandT, EventT]):
     def _on_heartbeat(self, heartbeat: pb.Heartbeat) -> None:
         self._is_heartbeat_expected = True
         self._watch_if_expected()
+        if heartbeat.HasField("num_pages_free"):
+            self.num_pages_free = heartbeat.num_pages_free
         if not heartbeat.HasField("num_received_messages"):
             return  # a service of an older version
         self._receipts.start()
