@@ -69,7 +69,7 @@ def to_status(error: OutriderError) -> status_pb2.Status:
     status = status_pb2.Status(code=CODES[kind].value[0], message=message)
     _attach(status, error_details_pb2.ErrorInfo(reason=kind.__name__, domain=DOMAIN, metadata=_metadata(error)))
     if error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=_shortened(error.field), description=message)
         _attach(status, error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(error, errors.CapacityError):
         delay = duration_pb2.Duration()

@@ -309,6 +309,37 @@ def test_an_error_shows_the_beginning_of_a_long_name(gateway: Gateway, path: str
     assert answer.status == 404 and len(answer.body) < 1000
 
 
+def _values(name: str) -> dict[str, Any]:
+    """Of fields that take texts, the name as the text; of those that take objects, as a name in them."""
+    chat, message = {"chat_template_kwargs": {name: 1}}, {"role": "user", "content": "a"}
+    return {
+        **{
+            field: {"prompt": "a", field: name}
+            for field in ("temperature", "n", "stop", "cache_salt", "echo", "suffix")
+        },
+        **{
+            field: {"prompt": "a", field: {name: name}} for field in ("logit_bias", "response_format", "stream_options")
+        },
+        "prompt": {"prompt": {name: name}},
+        "names": {name: 1},
+        "role": {"messages": [{**message, "role": name}]},
+        "content": {"messages": [{**message, "content": [{"type": name}]}]},
+        "tools": {"messages": [message], "tools": [{"type": name, name: name}]},
+        "tool_choice": {"messages": [message], "tool_choice": name},
+        "template": {"messages": [message], "chat_template": name},
+        "variables": {"messages": [message], **chat},
+    }
+
+
+@pytest.mark.parametrize("what", _values(""))
+def test_an_error_about_a_field_shows_the_beginning_of_what_a_caller_wrote(gateway: Gateway, what: str) -> None:
+    body = _values("n" * 100_000)[what]
+    answer = ask(
+        gateway, "/v1/chat/completions" if "messages" in body else "/v1/completions", {"max_tokens": 1, **body}
+    )
+    assert len(answer.body) < 1000
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [

@@ -125,5 +125,5 @@ def _path(location: tuple[int | str, ...]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         elif index == 0 or (part.isidentifier() and part not in ("str", "int", "float", "bool", "dict")):
-            path += f".{part}" if path else part
+            path += f".{shortened(part)}" if path else shortened(part)
     return path

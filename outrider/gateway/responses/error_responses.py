@@ -36,13 +36,15 @@ _OF_CHATS = {"prompt_token_ids": "messages", "prompt": "messages", "logprobs": "
 
 API_KEY = "an API key is asked for: Authorization: Bearer KEY, with a key that is known here"
 _SHOWN_CHARACTERS = 80
+_MESSAGE_CHARACTERS = 500
+"""As in the status of a gRPC call."""
 
 Json = dict[str, Any]
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = _SHOWN_CHARACTERS) -> str:
     """The beginning of a caller's value, as a message shows it."""
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def error_status(error: Exception) -> HTTPStatus:
@@ -63,7 +65,8 @@ def error_body(error: Exception) -> Json:
 def make_error_body(status: HTTPStatus, message: str, field: str = "") -> Json:
     """The form of the OpenAI API."""
     kind = _KINDS.get(status, "InternalServerError")
-    return {"error": {"message": message, "type": kind, "param": field or None, "code": int(status)}}
+    said, param = shortened(message, _MESSAGE_CHARACTERS), shortened(field) or None
+    return {"error": {"message": said, "type": kind, "param": param, "code": int(status)}}
 
 
 def error_headers(error: Exception) -> dict[str, str]:
