@@ -109,7 +109,7 @@ class SpeculationStats:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_judged_tokens: int
-    """Those drafted less those after a step's first rejection; acceptance is accepted by judged."""
+    """Drafted tokens without those after the first rejection of a step, which are discarded without being judged."""
     acceptance_histogram: tuple[int, ...]
     """Entry j: steps, among those that had a proposal, in which j tokens were accepted."""
     mean_acceptance_length: float
@@ -138,7 +138,7 @@ class Timing:
     target: float = 0.0
     """The target service's own time, summed over steps."""
     accept: float = 0.0
-    """The coordinator's time to judge, summed over steps."""
+    """Time in the coordinator, for accepting or rejecting draft tokens, summed over steps."""
     wire: float = 0.0
     """Waiting for either service less its own time, summed over steps."""
     paused: float = 0.0

@@ -24,7 +24,7 @@ from outrider.demo import DRAFT, EAGLE3, TARGET, require_pair
 from outrider.demo.measure import Comparison, Workload, compare
 from outrider.demo.prompts import PROMPTS
 from outrider.errors import ConfigError
-from outrider.process.extras import require_extras
+from outrider.process.extras import require_all, require_extras
 
 TEMPERATURES = (0.0, 0.8)
 DRAFTS: Mapping[str, Path] = {DraftMethod.DRAFT_MODEL.value: DRAFT, DraftMethod.EAGLE3.value: EAGLE3}
@@ -92,9 +92,11 @@ def plan_demo(more: Mapping[Place, object], *, target: Path = TARGET, draft: Pat
     }
     # A demonstration is the same everywhere: neither variables nor a file have a say.
     effective = load_all(settings, environ={})
-    require_extras(extras_of(effective.settings), "the demonstration")
-    if target == TARGET or draft in DRAFTS.values():
-        require_pair()
+    uses_pair = target == TARGET or draft in DRAFTS.values()
+    require_all(
+        lambda: require_extras(extras_of(effective.settings), "the demonstration"),
+        *([require_pair] if uses_pair else []),
+    )
     return prepare_stack(effective)
 
 

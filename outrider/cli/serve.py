@@ -16,7 +16,7 @@ from outrider.cli.serve_settings import named_as_typed, settings_of
 from outrider.cli.settings_flags import ConfigFile, SetOptions, SpeculativeConfig, parse_set
 from outrider.cli.stack.arrangement import LOADS, Load
 from outrider.cli.stack.plan import StackPlan, inheriting
-from outrider.cli.stack.preparation import prepare_stack
+from outrider.cli.stack.preparation import prepare_stack, require_for_file
 from outrider.cli.stack.running import Described, run_until_signal
 from outrider.cli.stack.secret import LinkSecret, hold_tokens
 from outrider.config import CoordinatorSettings, load_all
@@ -243,6 +243,7 @@ def serve(
     flags = settings_of(context.params)
     guard_output()
     with errors_as_lines():
+        require_for_file(config)
         given = parse_set(set_options)
         flags["target", "model"] = _target(target, model)
         keys = _held(api_key, api_token_file)

@@ -14,7 +14,7 @@ A service's ``__main__`` wraps itself in ``outrider.telemetry.exit_cleanly``, wh
 """
 
 from outrider.config.flags import service_module
-from outrider.config.loading import Effective, load, load_all, merge
+from outrider.config.loading import Effective, load, load_all, load_named, merge
 from outrider.config.schema import (
     CoordinatorSettings,
     DraftSettings,
@@ -35,6 +35,7 @@ __all__ = [
     "TargetSettings",
     "load",
     "load_all",
+    "load_named",
     "merge",
     "service_module",
     "to_argv",

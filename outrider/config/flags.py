@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -60,6 +61,20 @@ def _joined(value: Any) -> Any:  # noqa: ANN401 - a text, a bool, or texts
     return ",".join(value) if isinstance(value, list) else value
 
 
+def flag_names(section: type[Section], argv: Sequence[str] | None = None) -> dict[str, str]:
+    """Setting: its flag as it was typed, else as the help shows it."""
+    typed = {text.partition("=")[0] for text in (sys.argv[1:] if argv is None else argv)}
+    known = {key: _spellings(section.name, key) for key in section.model_fields}
+    return {key: next((name for name in names if name in typed), names[0]) for key, names in known.items()}
+
+
+def _spellings(section: str, key: str) -> list[str]:
+    """The names of a setting's flag, the one that the help shows first."""
+    flag = f"--{key.replace('_', '-')}"
+    shown = _SHORT.get((section, key), flag)
+    return list(dict.fromkeys([shown, flag, _AS_SERVE.get((section, key), flag)]))
+
+
 def build_parser(section: type[Section]) -> argparse.ArgumentParser:
     """Build the parser; flags that are not given set no attribute."""
     parser = _Parser(
@@ -77,18 +92,17 @@ def build_parser(section: type[Section]) -> argparse.ArgumentParser:
 
 
 def _add(parser: argparse._ArgumentGroup, section: str, key: str, field: FieldInfo) -> None:
-    flag = f"--{key.replace('_', '-')}"
+    shown, *hidden = _spellings(section, key)
     default = "" if field.is_required() or field.default is None else f" Default {field.default}."
     text = f"{field.description}{default} [{variable_name(section, key)}]".replace("%", "%%")
     text = argparse.SUPPRESS if (section, key) in _OF_SERVE else text
     if field.annotation is bool:
-        parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+        parser.add_argument(shown, action=argparse.BooleanOptionalAction, help=text)
         return
     many: dict[str, Any] = {"nargs": "+"} if (section, key) in _SEVERAL else {}
-    shown = _SHORT.get((section, key), flag)
     parser.add_argument(shown, dest=key, metavar=value_name(key, field.annotation), help=text, **many)
-    for hidden in {flag, _AS_SERVE.get((section, key), flag)} - {shown}:
-        parser.add_argument(hidden, dest=key, help=argparse.SUPPRESS, **many)
+    for name in hidden:
+        parser.add_argument(name, dest=key, help=argparse.SUPPRESS, **many)
 
 
 def _unknown_flag(text: str, section: type[Section]) -> ConfigError:

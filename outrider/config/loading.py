@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from outrider.config.flags import parse_flags
+from outrider.config.flags import flag_names, parse_flags
 from outrider.config.schema import (
     CoordinatorSettings,
     DraftSettings,
@@ -22,7 +22,8 @@ from outrider.config.schema import (
     Settings,
     TargetSettings,
 )
-from outrider.config.sources import Source, read_environment, read_file, read_flags
+from outrider.config.sources import CONFIG, Source, read_environment, read_file, read_flags
+from outrider.config.typed_names import TypedNames
 from outrider.errors import ConfigError
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -40,11 +41,28 @@ class Effective:
 def load(
     section: type[SectionT], argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> SectionT:
-    """Load the settings of one process; ``ConfigError`` names the invalid setting. ``--help`` prints and exits."""
+    """Load the settings of one process; ``ConfigError`` names the invalid setting as it was typed. ``--help`` prints
+    and exits.
+    """
+    return load_named(section, argv, environ)[0]
+
+
+def load_named(
+    section: type[SectionT], argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[SectionT, TypedNames]:
+    """As ``load``, with the names for errors that come later."""
     flags, config = parse_flags(section, argv)
     sources = _sources({(section.name, key): value for key, value in flags.items()}, None, config, environ)
+    names = TypedNames(section.name, _typed_names(section, sources, flag_names(section, argv)))
     values, _ = merge(sources)
-    return _validate(section, values)
+    with names.in_errors():
+        return _validate(section, values), names
+
+
+def _typed_names(section: type[Section], sources: Sequence[Source], flags: Mapping[str, str]) -> dict[str, str]:
+    """Setting: its name in the strongest source that gives it; ``flags`` for what no variable and no file gives."""
+    given = {key: source.names.get((of, key)) for source in sources for of, key in source.values if of == section.name}
+    return {**flags, **{key: name for key, name in given.items() if name is not None}}
 
 
 def load_all(
@@ -54,13 +72,22 @@ def load_all(
     config: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Effective:
-    """Load all sections. ``flags`` holds the settings of the command line: (section, key) -> value."""
-    values, origins = merge(_sources(flags, speculative_config, config, environ))
+    """Load all sections. ``flags`` holds the settings of the command line: (section, key) -> value.
+
+    ``ConfigError`` names a variable or the key of a file as it was typed, and a setting of ``flags`` as section.key.
+    """
+    sources = _sources(flags, speculative_config, config, environ)
+    values, origins = merge(sources)
+
+    def checked(section: type[SectionT]) -> SectionT:
+        with TypedNames(section.name, _typed_names(section, sources, {})).in_errors():
+            return _validate(section, values)
+
     settings = Settings(
-        target=_validate(TargetSettings, values),
-        draft=_validate(DraftSettings, values),
-        coordinator=_validate(CoordinatorSettings, values),
-        gateway=_validate(GatewaySettings, values),
+        target=checked(TargetSettings),
+        draft=checked(DraftSettings),
+        coordinator=checked(CoordinatorSettings),
+        gateway=checked(GatewaySettings),
     )
     return Effective(settings, origins)
 
@@ -84,8 +111,8 @@ def _sources(
 ) -> list[Source]:
     environ = os.environ if environ is None else environ
     environment = read_environment(environ)
-    path = config or environ.get("OUTRIDER_CONFIG")
-    file = [read_file(path)] if path else []
+    path = config or environ.get(CONFIG)
+    file = [read_file(path, "--config" if config else CONFIG)] if path else []
     return [*file, environment, read_flags(flags, speculative_config)]
 
 

@@ -6,8 +6,9 @@ Owns the names of variables, the structure of the file, and the check that every
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from outrider.config.suggestions import check_known, unknown
 from outrider.errors import ConfigError, install_command
 
 PREFIX = "OUTRIDER_"
-_CONFIG = f"{PREFIX}CONFIG"
+CONFIG = f"{PREFIX}CONFIG"
+"""Variable that names a file of settings."""
 _SPECULATIVE = f"{PREFIX}{speculative.NAME.upper()}"
 
 Place = tuple[str, str]
@@ -34,6 +36,8 @@ class Source:
     values: dict[Place, Any]
     origins: dict[Place, str] = field(default_factory=dict)
     """Where a single value has a better name for its origin than the source's."""
+    names: dict[Place, str] = field(default_factory=dict)
+    """What errors call a setting: its variable, or the file and the key; none for flags."""
 
 
 def variable_name(section: str, key: str) -> str:
@@ -57,48 +61,68 @@ def read_environment(environ: Mapping[str, str]) -> Source:
     given = {name: value for name, value in given.items() if not _is_service_link(name, value)}
     given = {name: value for name, value in given.items() if name not in CLIENT_VARIABLES}
     config = speculative.parse_json(given.pop(_SPECULATIVE, "{}"))
-    given.pop(_CONFIG, None)
+    given.pop(CONFIG, None)
     for name in given:
         if name not in places:
-            raise _unknown_variable(name, [*places, _CONFIG, _SPECULATIVE])
+            raise _unknown_variable(name, [*places, CONFIG, _SPECULATIVE])
     plain = {places[name]: value for name, value in given.items()}
     values = _with_speculative(plain, config)
     origins = {place: variable_name(*place) if place in plain else _SPECULATIVE for place in values}
-    return Source("environment", values, origins)
+    names = origins | {place: f"{_SPECULATIVE}.{key}" for place, key in _speculative_keys(values, plain)}
+    return Source("environment", values, origins, names)
 
 
-def read_file(path: str) -> Source:
-    """A YAML file: sections by name, with their keys below them."""
-    content = _parse_yaml(Path(path))
-    check_known(content, [*SECTIONS, speculative.NAME])
-    plain = {(name, key): value for name in SECTIONS for key, value in _section_items(content.get(name) or {}, name)}
-    config = speculative.as_mapping(content.get(speculative.NAME) or {})
-    return Source(path, _with_speculative(plain, config))
+def read_file(path: str, named_by: str = "--config") -> Source:
+    """A YAML file: sections by name, with their keys below them. ``named_by``: the flag or variable that names it."""
+    content = _parse_yaml(Path(path), named_by)
+    with _named_with(path):
+        check_known(content, [*SECTIONS, speculative.NAME])
+        plain = {
+            (name, key): value for name in SECTIONS for key, value in _section_items(content.get(name) or {}, name)
+        }
+        values = _with_speculative(plain, speculative.as_mapping(content.get(speculative.NAME) or {}))
+    names = {place: f"{path}: {'.'.join(place)}" for place in plain}
+    names |= {place: f"{path}: {speculative.NAME}.{key}" for place, key in _speculative_keys(values, plain)}
+    return Source(path, values, names=names)
 
 
-def _parse_yaml(path: Path) -> Mapping[str, Any]:
+@contextlib.contextmanager
+def _named_with(path: str) -> Iterator[None]:
+    """Name the file before the key in errors of its content."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.field}", str(error).removeprefix(f"{error.field}: ")) from error
+
+
+def _speculative_keys(values: Iterable[Place], plain: Collection[Place]) -> Iterator[tuple[Place, str]]:
+    """(setting, vLLM's key) of the settings that a ``speculative_config`` gave."""
+    return ((place, speculative.key_of(place)) for place in values if place not in plain)
+
+
+def _parse_yaml(path: Path, named_by: str) -> Mapping[str, Any]:
     try:
         import yaml  # not of the base install, for its size
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "config", f"{path} cannot be read without PyYAML: pip install pyyaml, or {install_command('coordinator')}"
+            named_by, f"{path} cannot be read without PyYAML: pip install pyyaml, or {install_command('coordinator')}"
         ) from error
     try:
         text = path.read_text(encoding="utf-8")
     except ValueError as error:  # a NUL in the path, or bytes that are no UTF-8
-        raise ConfigError("config", f"{str(path)!r} cannot be read: {error}") from error
+        raise ConfigError(named_by, f"{str(path)!r} cannot be read: {error}") from error
     except OSError as error:
-        raise ConfigError("config", f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(named_by, f"{path} cannot be read: {error.strerror}") from error
     try:
         content = yaml.safe_load(text)
     except RecursionError as error:
-        raise ConfigError("config", f"{path} is nested too deeply: settings are at most two levels deep") from error
+        raise ConfigError(named_by, f"{path} is nested too deeply: settings are at most two levels deep") from error
     except yaml.YAMLError as error:
-        raise ConfigError("config", f"{path} is not YAML: {error}") from error
+        raise ConfigError(named_by, f"{path} is not YAML: {error}") from error
     if content is None:
         return {}
     if not isinstance(content, Mapping):
-        raise ConfigError("config", f"{path} should hold sections by name ({', '.join(SECTIONS)})")
+        raise ConfigError(named_by, f"{path} should hold sections by name ({', '.join(SECTIONS)})")
     return {str(key): value for key, value in content.items()}
 
 

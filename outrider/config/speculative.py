@@ -126,6 +126,12 @@ def translate(config: Mapping[str, Any]) -> dict[Place, Any]:
     return values | {place: value for key, (place, value) in _SWITCHES.items() if _is_on(key, given)}
 
 
+def key_of(place: Place) -> str:
+    """The key of vLLM that sets a setting."""
+    places = KEYS | {key: set_place for key, (set_place, _) in _SWITCHES.items()}
+    return next(key for key, known in places.items() if known == place)
+
+
 def _refuse(key: str, value: object) -> None:
     if value is False or value == "auto":
         return

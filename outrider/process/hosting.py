@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, TargetSettings, load
+from outrider.config import CoordinatorSettings, DraftSettings, GatewaySettings, TargetSettings, load_named
 from outrider.errors import LoadingError, RequestCancelledError
 from outrider.ports import Link
 from outrider.process.cpu_affinity.keeper import processors_awake
@@ -138,10 +138,11 @@ def run_process(
     """
     guard_output()
     with exit_cleanly():
-        settings = load(section)
+        settings, names = load_named(section)
         set_up_logging(settings.log_level, service=section.name)
-        if follow is None or not follow(settings):
-            run(serve(settings))
+        with names.in_errors():
+            if follow is None or not follow(settings):
+                run(serve(settings))
 
 
 async def host_service(

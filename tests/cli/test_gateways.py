@@ -14,6 +14,7 @@ from outrider.cli.stack.gateways import plan_gateway
 from outrider.cli.stack.preflight import free_port
 from outrider.config import GatewaySettings, load, load_all
 from outrider.errors import ConfigError
+from outrider.process import extras
 from outrider.process.extras import EXTRAS
 
 
@@ -56,9 +57,9 @@ def test_none_is_started_where_it_is_turned_off() -> None:
 
 
 def test_a_missing_library_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateways, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "is_missing", lambda module: module == "httptools")
     made = plan()
-    assert made.specs == () and 'pip install -e ".[gateway]"' in made.note
+    assert made.specs == () and 'needs httptools: pip install -e ".[gateway]"' in made.note
     with pytest.raises(ConfigError, match=r"\.\[gateway\]"):
         plan(gateway__port=free_port())
 

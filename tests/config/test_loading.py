@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from outrider.config import CoordinatorSettings, DraftSettings, Section, TargetSettings, load, load_all, to_argv
+from outrider.config import (
+    CoordinatorSettings,
+    DraftSettings,
+    GatewaySettings,
+    Section,
+    TargetSettings,
+    load,
+    load_all,
+    load_named,
+    to_argv,
+)
 from outrider.config.fields import DraftMethod, DraftSampleMethod, RejectionSampleMethod
 from outrider.config.sources import read_file
 from outrider.errors import ConfigError
@@ -104,32 +114,32 @@ def test_a_section_survives_its_own_flags(section: type[Section], argv: list[str
             ["speculative_config.modle", "did you mean speculative_config.model"],
         ),
         ([], {}, "target: 7", ["target"]),
-        ([], {}, "[1, 2]", ["config", "sections"]),
-        ([], {}, "target: {", ["config", "not YAML"]),
-        (["--page-size", "0", "--model", "m"], {}, "", ["target.page_size", "greater than or equal to 1", "'0'"]),
-        (["--page-size", "many", "--model", "m"], {}, "", ["target.page_size", "valid integer"]),
-        ([], {}, "target: {model: m, page_size: true}", ["target.page_size", "number"]),
-        (["--model", "m", "--device", "tpu"], {}, "", ["target.device", "cpu, cuda or cuda:N", "'tpu'"]),
-        (["--model", "m", "--dtype", "int4"], {}, "", ["target.dtype", "bfloat16"]),
-        (["--model", "m", "--num-pages", "1", "--kv-cache-bytes", "2"], {}, "", ["target.num_pages", "kv_cache_bytes"]),
+        ([], {}, "[1, 2]", ["OUTRIDER_CONFIG: ", "sections"]),
+        ([], {}, "target: {", ["OUTRIDER_CONFIG: ", "not YAML"]),
+        (["--page-size", "0", "--model", "m"], {}, "", ["--page-size: ", "greater than or equal to 1", "'0'"]),
+        (["--page-size", "many", "--model", "m"], {}, "", ["--page-size: ", "valid integer"]),
+        ([], {}, "target: {model: m, page_size: true}", ["settings.yaml: target.page_size: ", "number"]),
+        (["--model", "m", "--device", "tpu"], {}, "", ["--device: ", "cpu, cuda or cuda:N", "'tpu'"]),
+        (["--model", "m", "--dtype", "int4"], {}, "", ["--dtype: ", "bfloat16"]),
+        (["--model", "m", "--num-pages", "1", "--kv-cache-bytes", "2"], {}, "", ["--num-pages: ", "--kv-cache-bytes"]),
         (
             ["--model", "m", "--device", "cuda", "--num-pages", "1", "--gpu-memory-utilization", "0.5"],
             {},
             "",
-            ["target.num_pages", "gpu_memory_utilization"],
+            ["--num-pages: ", "--gpu-memory-utilization"],
         ),
         (
             ["--model", "m", "--device", "cpu", "--gpu-memory-utilization", "0.5"],
             {},
             "",
-            ["target.gpu_memory_utilization", "cpu"],
+            ["--gpu-memory-utilization: ", "cpu"],
         ),
-        ([], {}, "", ["target.model", "must be set"]),
-        (["--config", "/nowhere.yaml"], {}, "", ["/nowhere.yaml", "cannot be read"]),
+        ([], {}, "", ["--model: must be set"]),
+        (["--config", "/nowhere.yaml"], {}, "", ["--config: /nowhere.yaml", "cannot be read"]),
         (["--config", "/no\0where.yaml"], {}, "", ["/no\\x00where.yaml", "cannot be read"]),
-        ([], {}, "[" * 6000, ["config", "settings.yaml", "nested too deeply"]),
-        ([], {}, "{a: " * 6000, ["config", "settings.yaml", "nested too deeply"]),
-        ([], {}, "- " * 6000, ["config", "settings.yaml", "nested too deeply"]),
+        ([], {}, "[" * 6000, ["OUTRIDER_CONFIG: ", "settings.yaml", "nested too deeply"]),
+        ([], {}, "{a: " * 6000, ["OUTRIDER_CONFIG: ", "settings.yaml", "nested too deeply"]),
+        ([], {}, "- " * 6000, ["OUTRIDER_CONFIG: ", "settings.yaml", "nested too deeply"]),
         ([], {"OUTRIDER_SPECULATIVE_CONFIG": "[" * 200_000}, "", ["speculative_config", "nested too deeply"]),
         ([], {"OUTRIDER_SPECULATIVE_CONFIG": '{"a":' * 200_000}, "", ["speculative_config", "nested too deeply"]),
     ],
@@ -149,20 +159,82 @@ def test_what_is_wrong_is_named(
 @pytest.mark.parametrize(
     ("section", "argv", "field"),
     [
-        (DraftSettings, ["--method", "draft_model"], "draft.model"),
-        (DraftSettings, ["--prompt-lookup-min", "6"], "draft.prompt_lookup_min"),
-        (DraftSettings, ["--support-mass", "0"], "draft.support_mass"),
-        (CoordinatorSettings, ["--num-speculative-tokens", "-1"], "coordinator.num_speculative_tokens"),
-        (CoordinatorSettings, ["--posterior-alpha", "-0.1"], "coordinator.posterior_alpha"),
-        (CoordinatorSettings, ["--posterior-threshold", "nan"], "coordinator.posterior_threshold"),
-        (CoordinatorSettings, ["--acceptance-method", "hope"], "coordinator.acceptance_method"),
-        (CoordinatorSettings, ["--port", "70000"], "coordinator.port"),
+        (DraftSettings, ["--method", "draft_model"], "--model"),
+        (DraftSettings, ["--prompt-lookup-min", "6"], "--prompt-lookup-min"),
+        (DraftSettings, ["--support-mass", "0"], "--support-mass"),
+        (CoordinatorSettings, ["--num-speculative-tokens", "-1"], "--num-speculative-tokens"),
+        (CoordinatorSettings, ["--posterior-alpha", "-0.1"], "--posterior-alpha"),
+        (CoordinatorSettings, ["--posterior-threshold", "nan"], "--posterior-threshold"),
+        (CoordinatorSettings, ["--acceptance-method", "hope"], "--acceptance-method"),
+        (CoordinatorSettings, ["--port", "70000"], "--port"),
     ],
 )
 def test_values_have_bounds(section: type[Section], argv: list[str], field: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(section, argv, {})
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("section", "argv", "environ", "content", "field"),
+    [
+        (CoordinatorSettings, ["--port=0x"], {}, "", "--port"),
+        (GatewaySettings, ["--port", "-1"], {}, "", "--port"),
+        (GatewaySettings, ["--http-port", "-1"], {}, "", "--http-port"),
+        (TargetSettings, ["--model", "m"], {"OUTRIDER_TARGET_PAGE_SIZE": "0"}, "", "OUTRIDER_TARGET_PAGE_SIZE"),
+        (
+            TargetSettings,
+            ["--model", "m", "--page-size", "0"],
+            {"OUTRIDER_TARGET_PAGE_SIZE": "16"},
+            "target: {page_size: 8}",
+            "--page-size",
+        ),
+        (TargetSettings, ["--model", "m"], {}, "target: {page_size: 0}", "FILE: target.page_size"),
+        (TargetSettings, ["--model", "m"], {}, "target: {page_sise: 1}", "FILE: target.page_sise"),
+        (
+            DraftSettings,
+            [],
+            {"OUTRIDER_SPECULATIVE_CONFIG": '{"draft_tensor_parallel_size": 0}'},
+            "",
+            "OUTRIDER_SPECULATIVE_CONFIG.draft_tensor_parallel_size",
+        ),
+        (
+            CoordinatorSettings,
+            [],
+            {},
+            "speculative_config: {num_speculative_tokens: -1}",
+            "FILE: speculative_config.num_speculative_tokens",
+        ),
+    ],
+)
+def test_an_error_names_what_was_typed(
+    tmp_path: Path, section: type[Section], argv: list[str], environ: dict[str, str], content: str, field: str
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load(section, argv, {"OUTRIDER_CONFIG": str(path), **environ})
+    assert caught.value.field == field.replace("FILE", str(path))
+
+
+def test_errors_after_the_start_name_what_was_typed() -> None:
+    environ = {"OUTRIDER_TARGET_DEVICE": "cuda:9"}
+    _, names = load_named(TargetSettings, ["--model", "m", "--health-port", "9"], environ)
+    said = {"target.model": "--model", "device": "OUTRIDER_TARGET_DEVICE", "health_port": "--health-port", "x": "x"}
+    for field, name in said.items():
+        with pytest.raises(ConfigError, match=f"^{name}: is wrong$") as caught, names.in_errors():
+            raise ConfigError(field, "is wrong")
+        assert caught.value.field == name
+
+
+def test_settings_of_all_services_name_variables_and_files_but_flags_by_section() -> None:
+    for flags, environ, field in (
+        ({("target", "page_size"): 0}, {"OUTRIDER_TARGET_PAGE_SIZE": "1"}, "target.page_size"),
+        ({}, {"OUTRIDER_TARGET_PAGE_SIZE": "0"}, "OUTRIDER_TARGET_PAGE_SIZE"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_all({("target", "model"): "m", **flags}, environ=environ)
+        assert caught.value.field == field
 
 
 def test_the_draft_method_follows_the_model() -> None:

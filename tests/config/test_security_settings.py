@@ -19,10 +19,10 @@ def target(*flags: str) -> TargetSettings:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--tls-cert-file", "c"], "target.tls_key_file: is needed together with tls_cert_file"),
-        (["--tls-key-file", "k"], "target.tls_cert_file: is needed together with tls_key_file"),
-        (["--tls-client-ca-file", "a"], "target.tls_cert_file: is needed with tls_client_ca_file"),
-        (["--health-port", "0"], "target.health_port: should be greater than or equal to 1"),
+        (["--tls-cert-file", "c"], "--tls-key-file: is needed together with --tls-cert-file"),
+        (["--tls-key-file", "k"], "--tls-cert-file: is needed together with --tls-key-file"),
+        (["--tls-client-ca-file", "a"], "--tls-cert-file: is needed with --tls-client-ca-file"),
+        (["--health-port", "0"], "--health-port: should be greater than or equal to 1"),
     ],
 )
 def test_what_lacks_its_other_half_names_it(flags: list[str], told: str) -> None:
@@ -34,11 +34,14 @@ def test_what_lacks_its_other_half_names_it(flags: list[str], told: str) -> None
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--link-tls-cert-file", "c", "--link-tls-key-file", "k"], "link_tls_ca_file: is needed with link_tls_cert"),
-        (["--link-tls-server-name", "n"], "link_tls_ca_file: is needed with link_tls_server_name"),
-        (["--link-tls-ca-file", "a", "--link-tls-key-file", "k"], "link_tls_cert_file: is needed together with"),
-        (["--tls-cert-file", "c"], "tls_key_file: is needed together with tls_cert_file"),
-        (["--max-connection-age-s", "0"], "max_connection_age_s: should be greater than 0"),
+        (
+            ["--link-tls-cert-file", "c", "--link-tls-key-file", "k"],
+            "--link-tls-ca-file: is needed with --link-tls-cert",
+        ),
+        (["--link-tls-server-name", "n"], "--link-tls-ca-file: is needed with --link-tls-server-name"),
+        (["--link-tls-ca-file", "a", "--link-tls-key-file", "k"], "--link-tls-cert-file: is needed together with"),
+        (["--tls-cert-file", "c"], "--tls-key-file: is needed together with --tls-cert-file"),
+        (["--max-connection-age-s", "0"], "--max-connection-age-s: should be greater than 0"),
     ],
 )
 def test_the_coordinators_too(flags: list[str], told: str) -> None:

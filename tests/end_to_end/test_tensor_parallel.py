@@ -155,4 +155,4 @@ def test_a_rank_that_cannot_load_is_told_by_rank_0(tmp_path: Path) -> None:
     with shared_target("--tensor-parallel-size", "3") as target:
         code, said = target.end()
     assert code == 1
-    assert "error: tensor_parallel_size: 3 does not fit this model" in said
+    assert "error: --tensor-parallel-size: 3 does not fit this model" in said

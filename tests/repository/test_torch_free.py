@@ -72,6 +72,9 @@ SERVER_ONLY = (
     "grpc_health",
     "grpc_reflection",
     "yaml",
+    "starlette",
+    "uvicorn",
+    "httptools",
 )
 
 
@@ -82,14 +85,20 @@ def test_the_base_install_imports_without_any_extra(module: str) -> None:
     assert outcome.returncode == 0, outcome.stderr
 
 
+GRPC = "grpcio-health-checking, grpcio-reflection"
+ENGINE = f"torch, transformers, safetensors, numpy, tokenizers, {GRPC}"
+ALONE = f"torch, transformers, safetensors, numpy, tokenizers, {GRPC.replace(', ', ' and ')}"
+INSTALL = "which are not installed: pip install -e "
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["serve", "/m"], 'needs torch and tokenizers, which are not installed: pip install -e ".[engine,gateway]"'),
-        (["target"], 'needs torch, which is not installed: pip install -e ".[engine]"'),
-        (["coordinator"], 'needs numpy, which is not installed: pip install -e ".[coordinator]"'),
-        (["demo"], 'needs torch, which is not installed: pip install -e ".[engine]"'),
-        (["bench", "serve"], "this benchmark needs numpy"),
+        (["serve", "/m"], f'needs {ENGINE}, starlette, uvicorn, httptools and jinja2, {INSTALL}".[engine,gateway]"'),
+        (["target"], f'needs {ALONE}, {INSTALL}".[engine]"'),
+        (["coordinator"], f'needs numpy, tokenizers, jinja2, {GRPC.replace(", ", " and ")}, {INSTALL}".[coordinator]"'),
+        (["demo"], f'needs {ALONE}, {INSTALL}".[engine]"'),
+        (["bench", "serve"], f'this benchmark needs {ALONE}, {INSTALL}".[engine]"'),
     ],
 )
 def test_a_missing_extra_is_named_before_a_process_is_started(words: list[str], said: str) -> None:

@@ -18,6 +18,7 @@ from outrider.config import load_all
 from outrider.demo import DRAFT, TARGET, require_pair
 from outrider.errors import ConfigError
 from outrider.generation import ModelInfo
+from outrider.process.extras import require_all, require_extras
 from outrider.types import NOISE_MARK, SYNTHETIC_MARK
 
 _OF_STARTING = {"load_format", "settings"}
@@ -60,7 +61,7 @@ def find_pair(target: Path | None, draft: Path | None, address: str | None) -> W
     if draft is not None and target is None and address is None:
         raise ConfigError("--draft-model", "needs its target: give both folders, or neither for the embedded pair")
     if address is None and target is None:
-        require_pair()
+        require_all(lambda: require_extras(["engine"], "this benchmark"), require_pair)
         return Where(TARGET, DRAFT, None)
     if address is None:
         return Where(target, draft, None)

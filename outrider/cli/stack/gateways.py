@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import PurePath
 
 from outrider.cli.stack.plan import LOOPBACK, Place, ServiceSpec, address_of, spec_of
 from outrider.cli.stack.preflight import check_port
 from outrider.config import CoordinatorSettings, GatewaySettings, Settings
 from outrider.errors import ConfigError, install_command
+from outrider.process.extras import missing_packages
 
 MODULE = "outrider.gateway"
-_LIBRARIES = ("starlette", "uvicorn")
 _SHARED = ("api_token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file")
 """What protects the coordinator protects the gateway too."""
 
@@ -63,9 +62,8 @@ def beside(gateway: GatewaySettings, coordinator: CoordinatorSettings, explicit:
 
 def _problem(gateway: GatewaySettings, coordinator: CoordinatorSettings) -> ConfigError | None:
     """Why a gateway cannot run here."""
-    missing = [name for name in _LIBRARIES if find_spec(name) is None]
-    if missing:
-        return ConfigError("gateway", f"{missing[0]} is not installed: {install_command('gateway')}")
+    if missing := missing_packages("gateway"):
+        return ConfigError("gateway", f"needs {', '.join(missing)}: {install_command('gateway')}")
     if coordinator.host.startswith("unix:") or coordinator.tls_cert_file is None:
         return None
     if gateway.coordinator_tls_ca_file is None and not gateway.coordinator_tls:

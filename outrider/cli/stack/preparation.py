@@ -5,6 +5,7 @@ Owns the order of the checks that ``serve``, ``demo`` and the benchmarks share.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from outrider.cli.stack.arrangement import Arrangement, Load, arrange
@@ -15,7 +16,8 @@ from outrider.cli.stack.plan import StackPlan, plan_stack
 from outrider.cli.stack.preflight import check, check_listeners, free_port
 from outrider.cli.stack.secret import make_link_secret
 from outrider.config import Effective, Settings
-from outrider.process.extras import require_extras
+from outrider.config.sources import CONFIG
+from outrider.process.extras import is_missing, require_extras
 from outrider.process.model_files import with_local_model, with_local_tokenizer
 
 
@@ -49,6 +51,14 @@ def prepare_stack(
     )
     note = "\n".join(filter(None, (arranged.reason, placed.note, http.note)))
     return replace(plan, note=note, gateways=http.specs, http_url=http.url)
+
+
+def require_for_file(config: str | None) -> None:
+    """Raise a ``ConfigError`` with all that starting the services needs, where the file of settings cannot be read
+    without one of the packages.
+    """
+    if (config or os.environ.get(CONFIG)) and is_missing("yaml"):
+        require_extras(["engine"], "starting the services", optional=["gateway"])
 
 
 def extras_of(settings: Settings) -> list[str]:
