@@ -118,7 +118,12 @@ def main(
     target_shape: Annotated[str, typer.Argument(help=f"One of {', '.join(SHAPES)}; or 8B, 1B, 3B, 70B, 32B, 0.6B.")],
     draft_shape: Annotated[str, typer.Argument(help="The same, of the same family; or eagle3.")],
     *,
-    acceptance: Annotated[float, typer.Option(min=0.0, max=1.0, help="Acceptance rate of judged tokens (those up to the first rejection of a step).")],
+    acceptance: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Acceptance rate of judged tokens (those up to the first rejection of a step)."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
     foreseen: Annotated[
         float,
