@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 from outrider.config.client import CLIENT_VARIABLES
-from outrider.config.reference import setting_rows
-from outrider.config.schema import SECTIONS
+from outrider.config.reference import SettingRow, setting_rows
+from outrider.config.schema import SECTIONS, TargetSettings
+from outrider.config.schema.model_service import ModelServiceSettings
 from outrider.config.speculative import KEYS
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +64,10 @@ the strength of the source it stands in; the same setting given twice in one sou
 """
 
 
+SHARED = """\
+Settings of both model services. Each has its own value: `target.page_size` and `draft.page_size` may differ. Flags
+`--key` of `outrider target` and `outrider draft`, variables """
+
 CLIENT = """
 ## Variables of clients
 
@@ -90,7 +95,11 @@ def render() -> str:
     """The page."""
     return (
         HEAD
-        + "".join(section_text(name) for name in SECTIONS)
+        + section_text("target")
+        + section_text("draft")
+        + shared_text()
+        + section_text("coordinator")
+        + section_text("gateway")
         + SPECULATIVE
         + speculative_rows()
         + CLIENT
@@ -105,14 +114,31 @@ def chart_text() -> str:
 
 
 def section_text(name: str) -> str:
-    """One section's table."""
+    """Table of the settings of one section; of a model service, those that the other one has too are left out."""
     section = SECTIONS[name]
-    lines = [f"| `{row.key}` | {row.default} | {row.description} |" for row in setting_rows(section)]
-    prefix = f"OUTRIDER_{name.upper()}_"
-    return (
-        f"\n## `{name}`\n\n{(section.__doc__ or '').replace('``', '`')} Flags `--key`, variables `{prefix}KEY`.\n\n"
-        "| key | default | meaning |\n|---|---|---|\n" + "\n".join(lines) + "\n"
-    )
+    rows, more = setting_rows(section), ""
+    if issubclass(section, ModelServiceSettings):
+        rows = [row for row in rows if row.key not in ModelServiceSettings.model_fields]
+        more = " Its other settings are those of [both model services](#target-and-draft)."
+    about = (section.__doc__ or "").replace("``", "`")
+    return f"\n## `{name}`\n\n{about} Flags `--key`, variables `{_prefix(name)}KEY`.{more}\n\n{_table(rows)}"
+
+
+def shared_text() -> str:
+    """Table of the settings that both model services have, each with a value of its own."""
+    rows = [row for row in setting_rows(TargetSettings) if row.key in ModelServiceSettings.model_fields]
+    names = [name for name, section in SECTIONS.items() if issubclass(section, ModelServiceSettings)]
+    variables = " and ".join(f"`{_prefix(name)}KEY`" for name in names)
+    return f"\n## {' and '.join(f'`{name}`' for name in names)}\n\n{SHARED}{variables}.\n\n{_table(rows)}"
+
+
+def _prefix(name: str) -> str:
+    return f"OUTRIDER_{name.upper()}_"
+
+
+def _table(rows: list[SettingRow]) -> str:
+    lines = [f"| `{row.key}` | {row.default} | {row.description} |\n" for row in rows]
+    return "| key | default | meaning |\n|---|---|---|\n" + "".join(lines)
 
 
 def speculative_rows() -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.config import DraftSettings
-from outrider.config.schema.common import max_batched_tokens as tokens_of_a_forward
+from outrider.config.schema.model_service import max_batched_tokens as tokens_of_a_forward
 from outrider.ports import DraftCommand, DraftEvent, Extend, Open, Proposal
 from outrider.prefix_hash import EMPTY_PREFIX
 from outrider.readings import Reading

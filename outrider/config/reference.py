@@ -34,8 +34,8 @@ class EffectiveRow:
 
 
 def setting_rows(section: type[Section]) -> list[SettingRow]:
-    """Every setting of a section, in the order of the schema."""
-    return [_row(section.name, key, field) for key, field in section.model_fields.items()]
+    """Every setting of a section in the order of the schema, those that it shares with another one last."""
+    return [_row(section.name, key, section.model_fields[key]) for key in _keys(section)]
 
 
 def effective_rows(effective: Effective) -> list[EffectiveRow]:
@@ -47,8 +47,12 @@ def effective_rows(effective: Effective) -> list[EffectiveRow]:
             origin=effective.origins.get((name, key), "default"),
         )
         for name, section in SECTIONS.items()
-        for key in section.model_fields
+        for key in _keys(section)
     ]
+
+
+def _keys(section: type[Section]) -> list[str]:
+    return sorted(section.model_fields, key=lambda key: key not in section.__annotations__)
 
 
 def _row(section: str, key: str, field: FieldInfo) -> SettingRow:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outrider.config import TargetSettings
-from outrider.config.schema.common import max_batched_tokens as tokens_of_a_forward
+from outrider.config.schema.model_service import max_batched_tokens as tokens_of_a_forward
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.cuda_graphs import CaptureProgress
 from outrider.model_executor.distributed.runner import open_runner

@@ -12,7 +12,7 @@ import torch
 
 from outrider.config import DraftSettings, TargetSettings, service_module, to_argv
 from outrider.config.fields import DraftSampleMethod
-from outrider.config.schema.common import max_batched_tokens
+from outrider.config.schema.model_service import max_batched_tokens
 from outrider.errors import ConfigError
 from outrider.model_executor.device_setup import prepare_device, resolve_device
 from outrider.model_executor.distributed.process_group import Follower, Leader, OnFailure
