@@ -1,4 +1,5 @@
-"""EAGLE-3 between a target and a session loop, all of it on one device; writes what was drafted and said to a file.
+"""EAGLE-3 and DFlash between a target and a session loop, all on one device; writes what was drafted and said to a
+file.
 
 Run as a module, by ``test_head_path.py``: on a CPU as it is, on a CPU where Triton interprets, so that draft loops and
 captured forwards run but for the capture of graphs, and on a GPU. Each must give the same.
@@ -16,6 +17,7 @@ import torch
 
 from outrider.config import DraftSettings, load
 from outrider.kernels.launching import has_kernels
+from outrider.model_executor.draft_heads.block_runner import BlockRunner
 from outrider.model_executor.graph_shapes import GraphLimits
 from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
@@ -24,6 +26,7 @@ from outrider.types import SparseEvidence
 from outrider_draft.proposers.head_executor import HeadExecutor
 from outrider_draft.proposers.registry import LoadHooks, load_proposer
 from tests.model_executor.parity import random_ids
+from tests.support.dflash import build_dflash
 from tests.support.eagle3 import LAYERS, build_eagle3
 from tests.support.quick_interpreter import set_up_quick_interpreter
 from tests.support.service_rig import ServiceRig
@@ -36,6 +39,7 @@ SAMPLING: list[dict[str, Any]] = [
     {"temperature": 1.0, "acceptance_method": "coupled"},
     {"temperature": 0.8, "acceptance_method": "rejection", "min_tokens": 2},
 ]
+WINDOWS: dict[str, Any] = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
 LIMITS = GraphLimits(max_sequences=4, max_draft_length=4, max_tokens=48)
 
 
@@ -51,16 +55,18 @@ def requests() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def play(device: str, folder: Path, **layout: Any) -> dict[str, Any]:
+def play(device: str, method: str, head: Path) -> dict[str, Any]:
     """What was drafted, what of it was drawn from, and what the target said."""
     target = cached_tiny_model("llama", seed=1)
-    argv = ["--method", "eagle3", "--model", str(build_eagle3(folder, **layout)), "--target-model", str(target)]
+    argv = ["--method", method, "--model", str(head), "--target-model", str(target)]
     sizes = ["--device", device, "--page-size", "4", "--num-pages", "200", "--max-model-len", str(LENGTH)]
     limits = ["--max-running-requests", "4", "--num-speculative-tokens", "4", "--dtype", "float32"]
     draft = load_proposer(load(DraftSettings, [*argv, *sizes, *limits], {}), LoadHooks())
     assert isinstance(draft.executor, HeadExecutor)
     runner = draft.executor.runner
-    assert bool(runner.max_catch_up) == has_kernels(torch.device(device))
+    on_kernels = has_kernels(torch.device(device))
+    if not isinstance(runner, BlockRunner):
+        assert bool(runner.max_catch_up) == on_kernels
     with torch.inference_mode():
         runner.kv_cache.fill_(float("nan"))  # a stale read would show
     on_device = {"device": device, "dtype": "float32", "graphs": LIMITS, "page_size": 4}
@@ -86,6 +92,8 @@ def play(device: str, folder: Path, **layout: Any) -> dict[str, Any]:
             found["ids"].append(one.evidence.token_ids[order].tolist())
             found["probs"].append(one.evidence.probs[order].tolist())
     runner.sequences.check_integrity()
+    if isinstance(runner, BlockRunner):
+        assert bool(runner.num_replays) == on_kernels
     return found
 
 
@@ -117,12 +125,13 @@ def main(device: str, path: Path) -> None:
         set_up_quick_interpreter()
     folder = path.with_suffix(".heads")
     found = {
-        "reduced": play(device, folder / "reduced"),
+        "reduced": play(device, "eagle3", build_eagle3(folder / "reduced")),
+        "blocks": play(device, "dflash", build_dflash(folder / "blocks", **WINDOWS)),
         "states": forward_states(device),
     }
     if not SMALL:
-        layout = {"speculators": True, "norm_before_residual": True, "draft_vocab_size": 272}
-        found["whole"] = play(device, folder / "whole", **layout)
+        layout: dict[str, Any] = {"speculators": True, "norm_before_residual": True, "draft_vocab_size": 272}
+        found["whole"] = play(device, "eagle3", build_eagle3(folder / "whole", **layout))
     path.write_text(json.dumps(found), encoding="utf-8")
 
 

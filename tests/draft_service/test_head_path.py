@@ -38,7 +38,7 @@ def compare(tmp_path: Path, device: str, **environment: str) -> None:
         assert process.returncode == 0, said[-4000:]
         results[name] = json.loads((tmp_path / name).read_text(encoding="utf-8"))
     found, truth = results["found"], results["truth"]
-    for head in ("reduced", "whole") if "whole" in truth else ("reduced",):
+    for head in ("reduced", "blocks", "whole") if "whole" in truth else ("reduced", "blocks"):
         for part in ("said", "drafted", "ids"):
             assert found[head][part] == truth[head][part], (head, part)
         assert any(len(draft) > 3 for draft in truth[head]["drafted"])

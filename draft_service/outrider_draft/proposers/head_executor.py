@@ -195,7 +195,7 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
             token_ids, states = job.take(share)
             rows.append(ForwardRow(job.kv, list(token_ids), 0))
             parts.append(states)
-        hidden, normed = self.runner.forward(rows, self.runner.head.fuse(torch.cat(parts)))
+        hidden, normed = self.runner.feed(rows, parts)
         drafting: list[HeadJob] = []
         places: list[int] = []
         end = 0
@@ -207,11 +207,17 @@ class HeadExecutor(Executor[StateSequence, Extend, HeadJob, Proposal]):
                 if job.draft_length:
                     drafting.append(job)
                     places.append(end - 1)
-        self._draft(drafting, hidden[places], normed[places])
+        if drafting:
+            self._draft(drafting, hidden, normed, places)
 
-    def _draft(self, jobs: list[HeadJob], hidden: torch.Tensor, normed: torch.Tensor) -> None:  # [N, H] each
-        """Draw each job's tokens, one after the other; ``hidden`` takes the place of the target's states."""
+    def _draft(
+        self, jobs: list[HeadJob], hidden: torch.Tensor, normed: torch.Tensor, places: list[int]
+    ) -> None:  # [T, H] each
+        """Draw each job's tokens, one after the other; ``hidden`` at the jobs' ``places`` stands in for the target's
+        states.
+        """
         begun = list(jobs)
+        hidden, normed = hidden[places], normed[places]
         while jobs:
             logits = self.runner.head.logits(normed).float()
             drawn = self.runner.sampler.propose(logits, [_logit_row(job) for job in jobs])

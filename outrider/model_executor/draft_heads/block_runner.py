@@ -1,4 +1,7 @@
-"""Runner of a block drafter: beside what a head's runner does, a forward over blocks that see all of themselves."""
+"""Runner of a block drafter: beside what a head's runner does, a forward over blocks that see all of themselves.
+
+On a GPU, storing the target's states and running blocks are CUDA graphs for few tokens (``block_graphs``).
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,13 @@ from typing import Any
 
 import torch
 
+from outrider.kernels.launching import has_kernels
 from outrider.kv_cache import KVSequence
+from outrider.model_executor.cuda_graphs import CaptureProgress
+from outrider.model_executor.draft_heads.block_graphs import BlockGraphs
 from outrider.model_executor.draft_heads.dflash import DFlashHead
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
-from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, check_rows
+from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, check_rows, restoring_lengths
 from outrider.sampling.support import DraftingRules
 
 
@@ -22,6 +28,33 @@ class BlockRunner(DraftHeadRunner):
     def __init__(self, head: DFlashHead, *, rules: DraftingRules, **more: Any) -> None:  # noqa: ANN401 - as of a head
         super().__init__(head, rules=replace(rules, in_loops=False), **more)
         self.block_head = head
+        self.num_replays = 0
+        """Captured forwards that ran."""
+        self._graphs: BlockGraphs | None = None
+        if has_kernels(head.device):
+            pages_per_row = -(-self.max_model_len // self.page_size)
+            self._graphs = BlockGraphs(
+                head, self.kv_cache, self._frame, pages_per_row=pages_per_row, limits=self._graph_limits
+            )
+
+    def capture(self, progress: CaptureProgress | None = None) -> None:
+        """On a GPU, capture stores and blocks of few tokens as CUDA graphs."""
+        if self._graphs is not None:
+            self._capture(self._graphs, progress)
+
+    def feed(self, rows: Sequence[ForwardRow], states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append each row's tokens and store the target's ``states`` [N, F] of them. Nothing is drawn of what is
+        returned.
+        """
+        if self._graphs is None:
+            return super().feed(rows, states)
+        check_rows(self.sequences, rows, self._limits)
+        with restoring_lengths(self.sequences, rows), torch.inference_mode():
+            batch = self._plan(rows)
+            if self._graphs.store(batch, states):
+                self.num_replays += 1
+                return _NOTHING, _NOTHING
+            return self.head(self._inputs_of(batch), self.head.fuse(torch.cat(list(states))), self.kv_cache)
 
     def draft_block(self, blocks: Sequence[tuple[KVSequence, int, int]]) -> torch.Tensor:
         """Logits [N, V] float32 of the drafted tokens of each block, block by block.
@@ -34,14 +67,24 @@ class BlockRunner(DraftHeadRunner):
         lengths = [row.sequence.length for row in rows]
         check_rows(self.sequences, rows, self._limits)
         try:
-            batch = self._plan(rows)
+            batch = _seeing_all(self._plan(rows))
             with torch.inference_mode():
-                normed = head.block(self._inputs_of(_seeing_all(batch)), self.kv_cache)
-                return head.logits(normed[torch.tensor(batch.logit_indices, device=self.device)])
+                return head.logits(self._run_blocks(batch))
         finally:
             for row, length in zip(rows, lengths, strict=True):
                 if row.sequence.length > length:
                     self.sequences.truncate(row.sequence, length)
+
+    def _run_blocks(self, batch: ForwardBatch) -> torch.Tensor:
+        """What ``DFlashHead.logits`` takes, [N, H] of the masks."""
+        if self._graphs is not None and (normed := self._graphs.block(batch)) is not None:
+            self.num_replays += 1
+            return normed
+        inputs = self._inputs_of(batch)
+        return self.block_head.block(inputs, self.kv_cache).index_select(0, inputs.logit_indices)
+
+
+_NOTHING = torch.empty(0)
 
 
 def _seeing_all(batch: ForwardBatch) -> ForwardBatch:

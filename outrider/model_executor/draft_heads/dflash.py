@@ -19,9 +19,11 @@ Shape letters: ``T`` tokens, ``N`` rows, ``H`` hidden size, ``F`` values that ar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
+from outrider.kernels.paged_attention import prepare_plan
 from outrider.kv_cache import KVCacheLayout
 from outrider.model_executor.distributed.communicator import SINGLE_RANK
 from outrider.model_executor.draft_heads.dflash_config import DFlashConfig
@@ -29,7 +31,7 @@ from outrider.model_executor.draft_heads.draft_vocabulary import DraftVocabulary
 from outrider.model_executor.draft_heads.pair_head import PlainInput
 from outrider.model_executor.kv_cache_tensors import KVCacheTensors
 from outrider.model_executor.layers.context import LayerContext
-from outrider.model_executor.layers.contract import DeviceBatch, Residual, Weights, whole
+from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch, Residual, Weights, whole
 from outrider.model_executor.layers.embedding import VocabRows
 from outrider.model_executor.layers.linear import Features, Linear
 from outrider.model_executor.layers.linear_methods import LINEAR_METHODS
@@ -105,12 +107,25 @@ class DFlashHead:
         """Run the queries of blocks, each a row of the batch whose context is its whole block: what ``logits`` takes,
         [T, H].
         """
+        groups = [self._prepared(inputs) for inputs in batch.groups]
         hidden = self._embedding.look_up(batch.token_ids)
         cos_sin = self._rotary.cos_sin(batch.positions, self.dtype)
         delta: torch.Tensor | None = None
         for number, layer in enumerate(self._layers):
-            hidden, delta = layer(hidden, delta, kv_cache.layer(number), cos_sin, batch.groups[self._groups[number]])
+            hidden, delta = layer(hidden, delta, kv_cache.layer(number), cos_sin, groups[self._groups[number]])
         return Residual(hidden, delta, self._norm, SINGLE_RANK).normed()[1]
+
+    def _prepared(self, inputs: AttentionInputs) -> AttentionInputs:
+        layer = self.config.layer
+        plan = prepare_plan(
+            inputs.plan,
+            num_tokens=len(inputs.slots),
+            num_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            dtype=self.dtype,
+        )
+        return replace(inputs, plan=plan)
 
     def queries(self, last_token_id: int, num_drafts: int) -> Sequence[int]:
         """Token ids of a block that drafts so many tokens."""

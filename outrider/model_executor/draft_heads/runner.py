@@ -14,7 +14,7 @@ from outrider.kernels.device_stream import to_device
 from outrider.kernels.launching import has_kernels, num_processors
 from outrider.kernels.paged_attention.device_plan import num_counters
 from outrider.kv_cache import KVCacheManager, PageCopy, PagePool
-from outrider.model_executor.cuda_graphs import CaptureProgress, capture_loop
+from outrider.model_executor.cuda_graphs import CaptureProgress, Graphs, capture_loop
 from outrider.model_executor.device_inputs import BatchFrame, BatchShape, inputs_on_cpu, pack, unpack
 from outrider.model_executor.draft_heads.contract import DraftHead
 from outrider.model_executor.draft_heads.loop_model import HeadLoopModel
@@ -93,11 +93,12 @@ class DraftHeadRunner:
     def capture(self, progress: CaptureProgress | None = None) -> None:
         """On a GPU, capture the steps of draft loops as CUDA graphs."""
         if self._loop is not None:
-            self._take_device()
-            with torch.inference_mode():
-                capture_loop(
-                    self._loop, self.device, graph_bytes(self._graph_limits.memory_bytes, self.device), progress
-                )
+            self._capture(self._loop, progress)
+
+    def _capture(self, graphs: Graphs, progress: CaptureProgress | None) -> None:
+        self._take_device()
+        with torch.inference_mode():
+            capture_loop(graphs, self.device, graph_bytes(self._graph_limits.memory_bytes, self.device), progress)
 
     @property
     def device(self) -> torch.device:
@@ -113,6 +114,10 @@ class DraftHeadRunner:
         check_rows(self.sequences, rows, self._limits)
         with restoring_lengths(self.sequences, rows), torch.inference_mode():
             return self.head(self._inputs_of(self._plan(rows)), states, self.kv_cache)
+
+    def feed(self, rows: Sequence[ForwardRow], states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """``forward`` of the target's ``states`` [N, F] of each row."""
+        return self.forward(rows, self.head.fuse(torch.cat(list(states))))
 
     def draft(self, rows: Sequence[DraftRow], states: Sequence[torch.Tensor]) -> list[Draws]:
         """Append each row's tokens, paired with the target's ``states`` [N, F] of each row, and draw what follows, in
@@ -166,4 +171,4 @@ class DraftHeadRunner:
         if not has_kernels(self.device):
             return inputs_on_cpu(batch, self._frame, self.head.dtype)
         shape = BatchShape.of(batch)
-        return unpack(to_device(pack(batch, shape), self.device), shape, self._frame, 0)
+        return unpack(to_device(pack(batch, shape), self.device), shape, self._frame, len(batch.logit_indices))

@@ -57,9 +57,7 @@ class BlockExecutor(HeadExecutor):
         job.draft_length = min(job.draft_length, self._longest)
         return job
 
-    def _draft(self, jobs: list[HeadJob], hidden: torch.Tensor, normed: torch.Tensor) -> None:
-        if not jobs:
-            return
+    def _draft(self, jobs: list[HeadJob], hidden: torch.Tensor, normed: torch.Tensor, places: list[int]) -> None:
         blocks = [(job.kv, job.sequence.text.token_ids[-1], job.draft_length) for job in jobs]
         logits = self._block_runner.draft_block(blocks)  # [N, V]
         likeliest = logits.argmax(-1).tolist() if any(_reads_history(job) for job in jobs) else []
