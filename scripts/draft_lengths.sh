@@ -2,7 +2,7 @@
 # Chosen draft lengths beside plain decoding and fixed ones (FIXED_LENGTHS="3 5"), in one interleaved run: scripts/draft_lengths.sh [FOLDER]
 # One target and one draft, and two coordinators on them: draft_length auto and fixed. The pair is synthetic, so nothing is
 # downloaded; the table comes last. On one H200 with the defaults it takes some five minutes.
-# With an EAGLE-3 head of the target's shape: DRAFT=eagle3. METRICS_PORT and LOG_LEVEL are those of `outrider serve`.
+# With a head of the target's shape: DRAFT=eagle3, dflash or mtp (embedded: the first two). METRICS_PORT and LOG_LEVEL are those of `outrider serve`.
 # A run without a GPU, on the embedded pair:  DEVICE=cpu PAIR=embedded USERS="1 4" INPUT_LEN=64 OUTPUT_LEN=64 scripts/draft_lengths.sh
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -20,10 +20,12 @@ else
 	pair=pair-${TARGET:-8B}-${DRAFT:-1B}-$acceptance
 	test -f "$pair/synthetic_pair.json" || "$python" "$root/tools/make_synthetic_pair.py" "${TARGET:-8B}" "${DRAFT:-1B}" \
 		--acceptance "$acceptance" --out "$pair" --no-weights "${where[@]:0:2}" >pair.log 2>&1 || { tail -5 pair.log; exit 1; }
-	models=("$pair/target" --draft-model "$pair/draft" --load-format synthetic --dtype bfloat16
+	models=("$pair/target")
+	[[ ${DRAFT:-} == mtp ]] || models+=(--draft-model "$pair/draft") # which lies in the target's folder
+	models+=(--load-format synthetic --dtype bfloat16
 		--set target.num_pages="${PAGES:-12000}" --set draft.num_pages="${PAGES:-12000}" --max-model-len "${MAX_MODEL_LEN:-12288}")
 fi
-[[ ${DRAFT:-} == eagle3 ]] && models+=(--method eagle3)
+[[ ${DRAFT:-} == eagle3 || ${DRAFT:-} == dflash || ${DRAFT:-} == mtp ]] && models+=(--method "$DRAFT")
 (umask 077 && od -An -N16 -tx1 /dev/urandom | tr -d ' \n' >link-token)
 token=$PWD/link-token target=127.0.0.1:$((port + 1)) draft=127.0.0.1:$((port + 2))
 "$python" -m outrider.cli serve "${models[@]}" "${where[@]}" --port "$port" --set target.port="${target##*:}" \

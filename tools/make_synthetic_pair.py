@@ -10,7 +10,8 @@ say what the system costs, not what a real pair of models would gain; every tabl
 
     python tools/make_synthetic_pair.py 8B eagle3 --acceptance 0.8 --out pairs/8b-eagle3
 
-writes an EAGLE-3 head of the target's sizes with a reduced vocabulary of 32,000 tokens, which decoding then stays in.
+writes an EAGLE-3 head of the target's sizes with a reduced vocabulary of 32,000 tokens, which decoding then stays in;
+`dflash` a block drafter of five layers, and `mtp` a layer in the folder of a target whose architecture is then MiMo's.
 """
 
 import dataclasses
@@ -22,8 +23,10 @@ from typing import Annotated
 import torch
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from synthetic_pair.dflash import write_dflash
 from synthetic_pair.eagle3 import PUBLISHED_VOCAB, write_eagle3
 from synthetic_pair.folders import DEFAULT_SHARD_BYTES, tensor_bytes, write_folder, write_shards
+from synthetic_pair.mtp import write_mtp
 from synthetic_pair.shapes import SHAPES, Shape, find_shape
 
 from outrider.errors import ConfigError
@@ -32,6 +35,10 @@ from outrider.model_executor.synthetic.cycle import PairMap, build_map
 from outrider.model_executor.synthetic.recipe import Recipe
 
 app = typer.Typer(add_completion=False, help=__doc__)
+HEADS = {"eagle3": "an EAGLE-3 head", "mtp": "an MTP layer", "dflash": "a DFlash drafter"}
+"""Heads that can be made, by the method's name."""
+_VOCABULARIES = {"eagle3": PUBLISHED_VOCAB}
+"""Tokens of a head where nothing else is asked for; of all others the target's."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -69,31 +76,41 @@ def make_pair(
     return pair
 
 
-def make_eagle3(
+def make_head(
     out: Path,
+    method: str,
     target: Shape,
     *,
     acceptance: float,
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
-    draft_vocab_size: int = PUBLISHED_VOCAB,
+    draft_vocab_size: int | None = None,
     with_weights: bool = True,
 ) -> PairMap:
-    """Write a target, without weights for load format "synthetic", and an EAGLE-3 head, which always has its own."""
-    size = min(draft_vocab_size, target.vocab_size)
+    """Write a target, without weights for load format "synthetic", and a head of one of ``HEADS``, which always has its
+    own; an MTP layer lies in the target's folder. ``ValueError`` for what does not fit.
+    """
+    target = target.with_mtp() if method == "mtp" else target
+    if method == "mtp" and draft_vocab_size is not None:
+        raise ValueError("draft_vocab_size: an MTP layer drafts with the target's head, over all of its tokens")
+    size = min(draft_vocab_size or _VOCABULARIES.get(method, target.vocab_size), target.vocab_size)
     recipes = {role: Recipe(role, acceptance, 0.0, seed, size) for role in ("target", "draft")}
     prepare_device(device, "auto", None)
+    where = torch.device(device)
     write_folder(out / "target", target, recipes["target"], dtype)
     if with_weights:
-        write_shards(
-            out / "target", recipes["target"].maker(target, dtype, torch.device(device)), progress=lambda _: None
-        )
-    # The embedding is the target's, what follows which token the draft's.
-    write_eagle3(out / "draft", target, recipes, dtype, torch.device(device))
+        write_shards(out / "target", recipes["target"].maker(target, dtype, where), progress=lambda _: None)
     pair = recipes["target"].map_of(target.vocab_size)
+    if method == "mtp":
+        pair = write_mtp(out / "target", target, recipes["target"], dtype, where)
+    elif method == "dflash":
+        write_dflash(out / "draft", target, recipes["draft"], dtype, where)
+    else:
+        # The embedding is the target's, what follows which token the draft's.
+        write_eagle3(out / "draft", target, recipes, dtype, where)
     asked = {"acceptance": acceptance, "seed": seed, "draft_vocab_size": size}
-    content = {"synthetic": "an EAGLE-3 head", "target": dataclasses.asdict(target), "asked": asked}
+    content = {"synthetic": HEADS[method], "target": dataclasses.asdict(target), "asked": asked}
     (out / "synthetic_pair.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return pair
 
@@ -116,7 +133,7 @@ def _describe(out: Path, target: Shape, draft: Shape, pair: PairMap, asked: dict
 @app.command(help=__doc__)
 def main(
     target_shape: Annotated[str, typer.Argument(help=f"One of {', '.join(SHAPES)}; or 8B, 1B, 3B, 70B, 32B, 0.6B.")],
-    draft_shape: Annotated[str, typer.Argument(help="The same, of the same family; or eagle3.")],
+    draft_shape: Annotated[str, typer.Argument(help="The same, of the same family; or eagle3, mtp, dflash.")],
     *,
     acceptance: Annotated[
         float,
@@ -136,19 +153,23 @@ def main(
         bool,
         typer.Option("--no-weights", help="Write no weights: --load-format synthetic makes them where they are used."),
     ] = False,
-    draft_vocab_size: Annotated[int, typer.Option(min=2, help="Of an EAGLE-3 head.")] = PUBLISHED_VOCAB,
+    draft_vocab_size: Annotated[
+        int | None,
+        typer.Option(min=2, help="Of an EAGLE-3 head or a DFlash drafter.", show_default="32000; the target's"),
+    ] = None,
     shard_gib: Annotated[float, typer.Option(min=0.001, help="Size of a file.")] = DEFAULT_SHARD_BYTES / 2**30,
 ) -> None:
     """Make the pair and say where it is."""
     if dtype not in _DTYPES:
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(_DTYPES)}", param_hint="--dtype")
     try:
-        if draft_shape == "eagle3":
-            pair = make_eagle3(
-                out, find_shape(target_shape), acceptance=acceptance, seed=seed, dtype=_DTYPES[dtype], device=device,
-                draft_vocab_size=draft_vocab_size, with_weights=not no_weights,
+        if draft_shape in HEADS:
+            pair = make_head(
+                out, draft_shape, find_shape(target_shape), acceptance=acceptance, seed=seed, dtype=_DTYPES[dtype],
+                device=device, draft_vocab_size=draft_vocab_size, with_weights=not no_weights,
             )  # fmt: skip
-            typer.echo(f"{out}: EAGLE-3 head, acceptance {pair.agrees[pair.order[:draft_vocab_size]].mean():.4f}")
+            walked = pair.order[: draft_vocab_size or _VOCABULARIES.get(draft_shape)]
+            typer.echo(f"{out}: {HEADS[draft_shape]}, acceptance {pair.agrees[walked].mean():.4f}")
             return
         pair = make_pair(
             out,

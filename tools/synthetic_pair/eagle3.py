@@ -9,7 +9,6 @@ of the token before it.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 
 from outrider.model_executor.synthetic.recipe import Recipe
 from outrider.model_executor.synthetic.weights import BRANCH_RMS, PEAK, rows_after
+from synthetic_pair.matrices import RandomMatrices
 from synthetic_pair.shapes import Shape
 
 PUBLISHED_VOCAB = 32000
@@ -52,30 +52,29 @@ def write_eagle3(
 class _Maker:
     def __init__(self, target: Shape, recipe: Recipe, dtype: torch.dtype, device: torch.device) -> None:
         self._target, self._recipe, self._dtype, self._device = target, recipe, dtype, device
+        self._random = RandomMatrices("eagle3", recipe.seed, dtype, device)
 
     def tensors(self, ids: torch.Tensor, embedding: torch.Tensor) -> dict[str, torch.Tensor]:
         """By SafeAILab's names, on the CPU."""
         shape = self._target
-        hidden, inner, groups = shape.hidden_size, shape.intermediate_size, shape.num_heads // shape.num_kv_heads
+        hidden, groups, random = shape.hidden_size, shape.num_heads // shape.num_kv_heads, self._random
         keys = shape.num_kv_heads * shape.head_dim
-        key = self._matrix("k", keys, 2 * hidden, _SELF_SCORE)
+        key = random("k", keys, 2 * hidden, _SELF_SCORE)
         # Each head's queries are its keys; every head of a group asks alike.
         query = key.view(shape.num_kv_heads, 1, shape.head_dim, -1).expand(-1, groups, -1, -1).reshape(-1, 2 * hidden)
-        value, output = self._matrix("v", keys, 2 * hidden), self._matrix("o", hidden, groups * keys)
+        value, output = random("v", keys, 2 * hidden), random("o", hidden, groups * keys)
         found = {
             "embed_tokens.weight": embedding,
-            "fc.weight": self._matrix("fc", hidden, 3 * hidden, BRANCH_RMS / 8),
+            "fc.weight": random("fc", hidden, 3 * hidden, BRANCH_RMS / 8),
             "lm_head.weight": self._head(ids, embedding, value[:, :hidden], output),
             "midlayer.self_attn.q_proj.weight": query.clone(),
             "midlayer.self_attn.k_proj.weight": key,
             "midlayer.self_attn.v_proj.weight": value,
             "midlayer.self_attn.o_proj.weight": output,
-            "midlayer.mlp.gate_proj.weight": self._matrix("gate", inner, hidden),
-            "midlayer.mlp.up_proj.weight": self._matrix("up", inner, hidden),
-            "midlayer.mlp.down_proj.weight": self._matrix("down", hidden, inner, BRANCH_RMS),
         }
+        found |= {f"midlayer.{name}": one for name, one in random.feed_forward(shape).items()}
         for name in ("norm", "midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm"):
-            found[f"{name}.weight"] = torch.ones(hidden, dtype=self._dtype)
+            found[f"{name}.weight"] = random.ones(hidden)
         # The stream of a later step begins with the image of the token before, of which little may be left.
         found["midlayer.hidden_norm.weight"] *= BRANCH_RMS
         if len(ids) < shape.vocab_size:
@@ -95,9 +94,3 @@ class _Maker:
         following = torch.from_numpy(self._recipe.successors(self._target.vocab_size).first)
         rows = rows_after(image, following)[ids.to(self._device)]
         return (rows * (PEAK / self._target.hidden_size)).to(self._dtype)
-
-    def _matrix(self, name: str, rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        seed = zlib.crc32(f"eagle3.{name}".encode()) ^ (self._recipe.seed << 32)
-        generator = torch.Generator(self._device).manual_seed(seed)
-        values = torch.randn(rows, columns, dtype=self._dtype, device=self._device, generator=generator)
-        return values.mul_(gain / columns**0.5)

@@ -16,7 +16,7 @@ LLAMA3_ROPE_SCALING: dict[str, Any] = {
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "mimo": "MiMoForCausalLM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ class Shape:
     def qk_norm(self) -> bool:
         """Whether queries and keys have norms of their own."""
         return self.model_type == "qwen3"
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        return self.model_type == "mimo"
 
     @property
     def num_parameters(self) -> int:
@@ -78,7 +83,12 @@ class Shape:
             "eos_token_id": None,
             "pad_token_id": None,
             "torch_dtype": dtype,
+            **({"num_nextn_predict_layers": 1} if self.model_type == "mimo" else {}),
         }
+
+    def with_mtp(self) -> Shape:
+        """The same sizes as a target with an MTP layer: MiMo's architecture, whose rope is not stretched."""
+        return dataclasses.replace(self, model_type="mimo", rope_scaling=None)
 
 
 _LLAMA = Shape("llama", 128256, 4096, 14336, 32, 32, 8, 128, 131072, 500000.0, LLAMA3_ROPE_SCALING)

@@ -73,6 +73,11 @@ class Sizes(Protocol):
         """Whether queries and keys have norms of their own."""
         ...
 
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Successors:
@@ -112,6 +117,10 @@ class WeightMaker:
         yield self._matrix(f"{name}.self_attn.q_proj.weight", queries, hidden)
         yield self._matrix(f"{name}.self_attn.k_proj.weight", keys, hidden)
         yield self._matrix(f"{name}.self_attn.v_proj.weight", keys, hidden)
+        if sizes.qkv_bias:
+            for part, size in (("q", queries), ("k", keys), ("v", keys)):
+                bias = f"{name}.self_attn.{part}_proj.bias"
+                yield bias, self._random(bias, 1, size, BRANCH_RMS)[0]
         if sizes.qk_norm:
             yield f"{name}.self_attn.q_norm.weight", self._ones(sizes.head_dim)
             yield f"{name}.self_attn.k_norm.weight", self._ones(sizes.head_dim)
