@@ -20,14 +20,18 @@ from outrider.cli.stack.running import run_with_client
 from outrider.client import AsyncClient
 from outrider.config import load_all
 from outrider.config.fields import DraftMethod
-from outrider.demo import DRAFT, EAGLE3, TARGET, require_pair
+from outrider.demo import DFLASH, DRAFT, EAGLE3, TARGET, require_pair
 from outrider.demo.measure import Comparison, Workload, compare
 from outrider.demo.prompts import PROMPTS
 from outrider.errors import ConfigError
 from outrider.process.extras import require_all, require_extras
 
 TEMPERATURES = (0.0, 0.8)
-DRAFTS: Mapping[str, Path] = {DraftMethod.DRAFT_MODEL.value: DRAFT, DraftMethod.EAGLE3.value: EAGLE3}
+DRAFTS: Mapping[str, Path] = {
+    DraftMethod.DRAFT_MODEL.value: DRAFT,
+    DraftMethod.EAGLE3.value: EAGLE3,
+    DraftMethod.DFLASH.value: DFLASH,
+}
 """The embedded draft of each method."""
 _SHOWN_PROMPTS = 3
 
@@ -47,7 +51,9 @@ def demo(
     draft: Annotated[
         Path | None, typer.Option(help="Folder of the draft.", show_default="the embedded one of the method")
     ] = None,
-    method: Annotated[str, typer.Option(help="How to draft: draft_model or eagle3.")] = DraftMethod.DRAFT_MODEL.value,
+    method: Annotated[
+        str, typer.Option(help="How to draft: draft_model, eagle3 or dflash.")
+    ] = DraftMethod.DRAFT_MODEL.value,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     acceptance_method: Annotated[str, typer.Option(help="rejection, coupled or typical.")] = "rejection",
     num_speculative_tokens: Annotated[

@@ -15,6 +15,8 @@ TARGET = PAIR / "target"
 DRAFT = PAIR / "draft"
 EAGLE3 = PAIR / "eagle3"
 """An EAGLE-3 head for the target."""
+DFLASH = PAIR / "dflash"
+"""A DFlash block drafter for the target."""
 
 
 def require_pair() -> None:

@@ -44,7 +44,7 @@ def test_the_card_lists_every_file_with_its_size() -> None:
     assert int(total[1].replace(",", "")) == sum(file_sizes().values())
 
 
-@pytest.mark.parametrize("name", ["target", "draft", "eagle3"])
+@pytest.mark.parametrize("name", ["target", "draft", "eagle3", "dflash"])
 def test_weights_are_bfloat16_and_as_many_as_the_card_says(name: str) -> None:
     count = 0
     for path in (PAIR / name).glob("*.safetensors"):
