@@ -64,6 +64,7 @@ async def _serve(
         max_connection_age_s=settings.max_connection_age_s,
         max_connection_age_grace_s=settings.max_connection_age_grace_s,
         reuse_port=settings.reuse_port,
+        own_port=settings.own_port,
     )
     _log.info("listening on %s", server.address)
     following = asyncio.create_task(_follow_target(server, target_up))

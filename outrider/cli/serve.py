@@ -296,6 +296,8 @@ def _print_ready(plan: StackPlan, described: Described, settings: CoordinatorSet
     lines = [f"Outrider is ready at {plan.address}"]
     if plan.http_url:
         lines.append(f"  OpenAI's API: {plan.http_url}")
+    if len(plan.coordinators) > 1:
+        lines.append(f"  {len(plan.coordinators)} coordinators share that port; each has its own limits and queue")
     for role, description in described.items():
         lines.append(f"  {role}: {model_text(description.model_name, ModelPlacement.of(description))}")
     if any(role.startswith("draft") for role in described):

@@ -19,9 +19,9 @@ GROUPS = {
     " num_awake_processors compute_ahead",
     "Requests": "max_running_requests max_queue max_batched_tokens max_prefill_beside logprobs_mode disable_logprobs"
     " max_logprobs max_body_bytes resume_timeout_s root_path enabled num_processes",
-    "Addresses and links": "host port reuse_port coordinator_address target_address draft_address resolve_interval_s"
-    " link_timeout_ms target_timeout_s max_sessions_per_link session_idle_timeout_s max_connection_age_s"
-    " max_connection_age_grace_s",
+    "Addresses and links": "host port reuse_port own_port coordinator_address target_address draft_address"
+    " resolve_interval_s link_timeout_ms target_timeout_s max_sessions_per_link session_idle_timeout_s"
+    " max_connection_age_s max_connection_age_grace_s",
     "Security": "tls_cert_file tls_key_file tls_client_ca_file api_token_file link_token_file allow_plaintext_token"
     " link_tls_ca_file link_tls_cert_file link_tls_key_file link_tls_server_name allow_plaintext_link_token"
     " coordinator_token_file coordinator_tls coordinator_tls_ca_file coordinator_tls_cert_file coordinator_tls_key_file"

@@ -161,10 +161,12 @@ async def serve_generation(
     max_connection_age_s: float | None = None,
     max_connection_age_grace_s: float | None = None,
     reuse_port: bool = False,
+    own_port: int | None = None,
 ) -> Server:
     """Listen for users; NOT_SERVING until ``set_serving``. ``ConfigError`` when the port is taken.
 
     ``reuse_port``: other servers that say so may listen on the same port; the kernel spreads connections over them.
+    ``own_port``: a further port, on which this one is reached and no other.
 
     A connection older than ``max_connection_age_s`` is asked to come again, so that users spread over new replicas
     behind a load balancer; what runs on it has ``max_connection_age_grace_s`` to finish, None: as long as it takes.
@@ -179,7 +181,15 @@ async def serve_generation(
         *_connection_age(max_connection_age_s, max_connection_age_grace_s),
     ]
     return await _serve(
-        add, name, options, host=host, port=port, security=security, probes=probes, reuse_port=reuse_port
+        add,
+        name,
+        options,
+        host=host,
+        port=port,
+        security=security,
+        probes=probes,
+        reuse_port=reuse_port,
+        own_port=own_port,
     )
 
 
@@ -208,6 +218,7 @@ async def _serve(
     security: ServerSecurity,
     probes: Probes | None,
     reuse_port: bool = False,
+    own_port: int | None = None,
 ) -> Server:
     security.check(host)
     # The first is the outermost: what the token check refuses becomes a status too.
@@ -224,6 +235,8 @@ async def _serve(
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((service, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
     bound = _bind(server, host, port, security.tls)
+    if own_port is not None:
+        _bind(server, host, own_port, security.tls, setting="own_port")
     await health_servicer.set(LIVENESS, SERVING)
     http_health = HttpHealth()
     if probes is not None:
@@ -234,10 +247,10 @@ async def _serve(
     return listening
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -> int:
+def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None, *, setting: str = "port") -> int:
     credentials = None if tls is None else tls.credentials()
     address = address_of(host, port)
-    in_use = ConfigError("port", f"cannot listen on {address}: it is in use, or is no address of this host")
+    in_use = ConfigError(setting, f"cannot listen on {address}: it is in use, or is no address of this host")
     # gRPC replaces a socket file on which another process listens, without an error.
     if host.startswith("unix:") and _is_answered(host.removeprefix("unix:")):
         raise in_use

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.cli.services import _EXTRAS, SERVICES
 from outrider.cli.stack import gateways
-from outrider.cli.stack.gateways import plan_gateway
+from outrider.cli.stack.gateways import plan_gateway, spread_over
 from outrider.cli.stack.preflight import free_port
 from outrider.config import GatewaySettings, load, load_all
 from outrider.errors import ConfigError
@@ -50,6 +50,18 @@ def test_there_are_as_many_as_coordinators_unless_it_is_said_otherwise() -> None
     port = free_port()
     assert len(plan(gateway__port=port, coordinator__num_processes=3).specs) == 3
     assert len(plan(gateway__port=port, coordinator__num_processes=3, gateway__num_processes=1).specs) == 1
+
+
+@pytest.mark.parametrize(("num_gateways", "expected"), [(1, ["a,b"]), (2, ["a,b", "b,a"]), (3, ["a,b", "b,a", "a,b"])])
+def test_each_gateway_begins_with_a_coordinator_of_its_own(num_gateways: int, expected: list[str]) -> None:
+    port = free_port()
+    made = plan(gateway__port=port, coordinator__num_processes=2, gateway__num_processes=num_gateways)
+    specs = spread_over(made, ["a:1", "b:2"], explicit=())
+    found = [settings_of(spec.argv).coordinator_address for spec in specs]
+    assert [address.replace(":1", "").replace(":2", "") for address in found] == expected
+    assert [spec.name for spec in specs] == [spec.name for spec in made.specs]
+    assert spread_over(made, [], explicit=()) == made.specs
+    assert spread_over(made, ["a:1", "b:2"], explicit={("gateway", "coordinator_address")}) == made.specs
 
 
 def test_none_is_started_where_it_is_turned_off() -> None:

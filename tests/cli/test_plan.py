@@ -198,7 +198,8 @@ def test_several_coordinators_share_an_address_and_nothing_else() -> None:
     assert {spec.address for spec in made.coordinators} == {made.address}
     settings = [load(CoordinatorSettings, spec.argv, {}) for spec in made.coordinators]
     assert all(each.reuse_port for each in settings)
-    assert len({each.health_port for each in settings}) == 3
+    assert len({each.health_port for each in settings} | {each.own_port for each in settings}) == 6
+    assert made.own_addresses == tuple(f"127.0.0.1:{each.own_port}" for each in settings)
     assert [spec.probe for spec in made.coordinators] == [
         f"http://127.0.0.1:{each.health_port}/readyz" for each in settings
     ]
@@ -211,7 +212,9 @@ def test_several_coordinators_share_an_address_and_nothing_else() -> None:
 def test_one_coordinator_does_not_share_its_port() -> None:
     (spec,) = plan({}).coordinators
     assert spec.name == "coordinator"
-    assert not load(CoordinatorSettings, spec.argv, {}).reuse_port
+    settings = load(CoordinatorSettings, spec.argv, {})
+    assert not settings.reuse_port and settings.own_port is None
+    assert not plan({}).own_addresses
 
 
 def test_a_socket_file_cannot_be_shared() -> None:

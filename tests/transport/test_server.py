@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from outrider import AsyncClient
+from outrider.cli.stack.preflight import free_port
 from outrider.errors import CapacityError, ConfigError, InvalidRequestError, UnavailableError
 from outrider.generation import TokenizerFiles
 from outrider.transport import servicers, tokenizer_answers
@@ -80,6 +81,21 @@ async def test_coordinators_that_say_so_share_a_port_and_the_kernel_spreads_conn
             await serve_generation(ScriptedGenerator(), host="127.0.0.1", port=port)
         await second.stop()
         assert {await health_of(first.address, NAMES["generation"]) for _ in range(10)} == {SERVING}
+    finally:
+        await first.stop()
+        await second.stop()
+
+
+async def test_a_port_of_its_own_reaches_one_of_several_that_share_one() -> None:
+    own = free_port()
+    first = await serve_generation(ScriptedGenerator(), host="127.0.0.1", port=0, reuse_port=True, own_port=own)
+    port = int(first.address.rpartition(":")[2])
+    second = await serve_generation(ScriptedGenerator(), host="127.0.0.1", port=port, reuse_port=True)
+    try:
+        await first.set_serving(True)
+        assert {await health_of(f"127.0.0.1:{own}", NAMES["generation"]) for _ in range(20)} == {SERVING}
+        with pytest.raises(ConfigError, match="own_port"):
+            await serve_generation(ScriptedGenerator(), host="127.0.0.1", port=0, own_port=own)
     finally:
         await first.stop()
         await second.stop()

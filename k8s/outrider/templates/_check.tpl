@@ -68,7 +68,7 @@
 {{- if and (has $model.from (list "pvc" "hostPath" "download" "oci")) (hasPrefix "/" $model.path) }}
 {{- fail (printf "\n%s.model.path: %q should be relative to the volume's root with model.from=%s" $name $model.path $model.from) }}
 {{- end }}
-{{- $owned := dict "host" "bindAddress" "port" "port" "device" "device" "model" "model" "tokenizer" "model" "tensor_parallel_size" "tensorParallelSize" "metrics_port" "metricsPort" "metrics_host" "bindAddress" "health_port" "healthPort" "health_host" "bindAddress" "drain_delay_s" "drain.delaySeconds" "drain_grace_s" "drain.graceSeconds" "enabled" "enabled" "num_processes" "replicas" "reuse_port" "replicas" }}
+{{- $owned := dict "host" "bindAddress" "port" "port" "device" "device" "model" "model" "tokenizer" "model" "tensor_parallel_size" "tensorParallelSize" "metrics_port" "metricsPort" "metrics_host" "bindAddress" "health_port" "healthPort" "health_host" "bindAddress" "drain_delay_s" "drain.delaySeconds" "drain_grace_s" "drain.graceSeconds" "enabled" "enabled" "num_processes" "replicas" "reuse_port" "replicas" "own_port" "replicas" }}
 {{- $known := index (.root.Files.Get "files/settings.json" | fromJson) $name }}
 {{- range $key, $value := $block.settings }}
 {{- if not (has $key $known) }}

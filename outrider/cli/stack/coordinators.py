@@ -1,7 +1,8 @@
 """Coordinators of a stack: one process, or several that share an address.
 
 With ``SO_REUSEPORT`` the kernel gives each new connection to one of the processes that listen on the port. Health,
-metrics and traces of each get a place of their own here.
+metrics and traces of each get a place of their own here, and a port on which gateways reach that one and no other: a
+gateway has one connection, and by chance several would use one coordinator.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ def check_metrics_ports(settings: CoordinatorSettings, others: Mapping[int, str]
 def _process(settings: CoordinatorSettings, number: int, free_port: Callable[[], int]) -> CoordinatorSettings:
     """The health of each is asked at a port of its own: the shared one is answered by any of them."""
     update: dict[str, object] = {}
+    if number > 1 or settings.own_port is None:
+        update["own_port"] = free_port()
     if number > 1 or settings.health_port is None:
         update |= {"health_port": free_port(), "health_host": _LOOPBACK}
     if number > 1 and settings.metrics_port is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -45,6 +45,18 @@ def plan_gateway(settings: Settings, *, explicit: Collection[Place]) -> GatewayP
     return GatewayPlan(_specs(gateway), gateway, f"{scheme}://{address_of(gateway.host, gateway.port)}/v1")
 
 
+def spread_over(plan: GatewayPlan, addresses: Sequence[str], explicit: Collection[Place]) -> tuple[ServiceSpec, ...]:
+    """The processes with a coordinator each to begin with, and the others for when that one does not answer.
+
+    ``addresses`` are those of coordinators that share one; where there are none, or the settings say where coordinators
+    are, the processes are as planned.
+    """
+    settings = plan.settings
+    if settings is None or not addresses or (settings.name, "coordinator_address") in explicit:
+        return plan.specs
+    return _specs(settings, [",".join((*addresses[n:], *addresses[:n])) for n in range(len(addresses))])
+
+
 def beside(gateway: GatewaySettings, coordinator: CoordinatorSettings, explicit: Collection[Place]) -> GatewaySettings:
     """The gateway's settings with those that follow from the coordinator's."""
     update: dict[str, object] = {"coordinator_address": address_of(coordinator.host, coordinator.port)}
@@ -75,12 +87,18 @@ def _problem(gateway: GatewaySettings, coordinator: CoordinatorSettings) -> Conf
     return None
 
 
-def _specs(gateway: GatewaySettings) -> tuple[ServiceSpec, ...]:
+def _specs(gateway: GatewaySettings, coordinators: Sequence[str] = ()) -> tuple[ServiceSpec, ...]:
+    """``coordinators``: where these are for the first gateway, the second, and so on; without any, as set."""
+    asked = coordinators or [gateway.coordinator_address]
     if gateway.num_processes == 1:
-        return (_named(gateway, "gateway"),)
+        return (_named(gateway.model_copy(update={"coordinator_address": asked[0]}), "gateway"),)
     sharing = gateway.model_copy(update={"reuse_port": True})
     return tuple(
-        _named(_numbered(sharing, number), f"gateway-{number}") for number in range(1, gateway.num_processes + 1)
+        _named(
+            _numbered(sharing.model_copy(update={"coordinator_address": asked[(number - 1) % len(asked)]}), number),
+            f"gateway-{number}",
+        )
+        for number in range(1, gateway.num_processes + 1)
     )
 
 

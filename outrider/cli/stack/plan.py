@@ -63,6 +63,8 @@ class StackPlan:
     """Started when the coordinator serves."""
     http_url: str = ""
     """Where clients of OpenAI's API connect; empty without a gateway."""
+    own_addresses: tuple[str, ...] = ()
+    """Of each coordinator alone, where several share an address."""
 
     @property
     def address(self) -> str:
@@ -106,7 +108,9 @@ def plan_stack(
     models += [_spec(each, "outrider_draft", name=name) for name, each in drafts.items()]
     processes = coordinator_processes(coordinator, free_port)
     coordinators = tuple(_spec(each, "outrider_coordinator", name=name) for name, each in processes.items())
-    return StackPlan(tuple(models), coordinators, link_security(coordinator))
+    shared = processes.values() if len(processes) > 1 else ()
+    own = tuple(address_of(each.host, each.own_port) for each in shared if each.own_port is not None)
+    return StackPlan(tuple(models), coordinators, link_security(coordinator), own_addresses=own)
 
 
 def _with_replicas(
@@ -206,8 +210,8 @@ def _settings_by_port(settings: Settings) -> dict[int, str]:
     """Each port that the settings name, with the setting."""
     found = {settings.gateway.port: "gateway.port"} if settings.gateway.enabled else {}
     for section in (settings.target, settings.draft, settings.coordinator):
-        for key in ("port", "health_port", "metrics_port"):
-            port = getattr(section, key)
+        for key in ("port", "own_port", "health_port", "metrics_port"):
+            port = getattr(section, key, None)
             if port is not None:
                 found[port] = f"{section.name}.{key}"
     if settings.gateway.enabled and settings.gateway.metrics_port is not None:

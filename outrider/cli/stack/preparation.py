@@ -9,7 +9,7 @@ import os
 from dataclasses import replace
 
 from outrider.cli.stack.arrangement import Arrangement, Load, arrange
-from outrider.cli.stack.gateways import GatewayPlan, plan_gateway
+from outrider.cli.stack.gateways import GatewayPlan, plan_gateway, spread_over
 from outrider.cli.stack.gpus import NO_GPUS, find_gpus
 from outrider.cli.stack.placement import place
 from outrider.cli.stack.plan import StackPlan, plan_stack
@@ -50,7 +50,8 @@ def prepare_stack(
         replica_devices=arranged.replica_devices,
     )
     note = "\n".join(filter(None, (arranged.reason, placed.note, http.note)))
-    return replace(plan, note=note, gateways=http.specs, http_url=http.url)
+    gateways = spread_over(http, plan.own_addresses, effective.origins)
+    return replace(plan, note=note, gateways=gateways, http_url=http.url)
 
 
 def require_for_file(config: str | None) -> None:

@@ -59,6 +59,9 @@ class CoordinatorSettings(Section):
         " queue, prefix affinity and draft lengths are of each process.",
     )
     reuse_port: bool = Field(False, description="Let other coordinators of this host listen on the same port too.")
+    own_port: Port | None = Field(
+        None, description="A further port to listen on, of this process alone where others share the first."
+    )
     target_address: Text = Field(
         "127.0.0.1:50051",
         description="Addresses of the targets: host:port or unix:/path, separated by commas; each address of a host"

@@ -1,0 +1,114 @@
+"""Two coordinators as processes on one port: both serve, and when one ends its streams go on at the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from outrider import AsyncClient
+from outrider.cli.stack.preflight import free_port
+from outrider.cli.stack.probe import is_serving
+from outrider.generation import GenerationResult
+from tests.support.stack import run_stack
+from tests.support.tiny_models import cached_tiny_model
+
+pytestmark = pytest.mark.timeout(300)
+
+DEADLINE_S = 120.0
+NUM_CLIENTS = 16
+"""By chance all are of one process in 1 of 30,000 runs."""
+REQUEST: dict[str, Any] = {"prompt_token_ids": [5, 6, 7], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+
+
+@dataclass
+class Coordinator:
+    """One of the processes."""
+
+    process: Process
+    own: AsyncClient
+
+    async def num_running(self) -> int:
+        return (await self.own.model_info()).num_running
+
+
+@dataclass
+class Stream:
+    """One client, which is one connection, and its stream, read in the background."""
+
+    num_tokens: int = 0
+    result: GenerationResult | None = None
+
+    async def read(self, address: str) -> None:
+        async with AsyncClient(address) as client:
+            async for delta in client.stream(resume=True, resume_timeout=DEADLINE_S, **REQUEST):
+                self.num_tokens += len(delta.token_ids)
+                self.result = delta.result or self.result
+
+
+@contextlib.asynccontextmanager
+async def two_coordinators() -> AsyncIterator[tuple[str, list[Coordinator], GenerationResult]]:
+    """The address that they share, both of them, and the result without any fault."""
+    model = cached_tiny_model("llama", seed=1, max_position_embeddings=16384)
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    async with run_stack(model, wire=True) as stack, contextlib.AsyncExitStack() as running:
+        found = []
+        for own_port in (free_port(), free_port()):
+            flags = ("--port", str(port), "--reuse-port", "--own-port", str(own_port), "--drain-delay-s", "0")
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "outrider_coordinator", *flags, "--target-address", stack.addresses["target"]),
+                stderr=DEVNULL,
+            )
+            running.push_async_callback(_end, process)
+            own = await running.enter_async_context(AsyncClient(f"127.0.0.1:{own_port}"))
+            async with asyncio.timeout(DEADLINE_S):
+                while not await is_serving(f"127.0.0.1:{own_port}"):
+                    await asyncio.sleep(0.02)
+            found.append(Coordinator(process, own))
+        yield address, found, await found[0].own.generate(**REQUEST)
+
+
+async def _end(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def streams_of(address: str) -> AsyncIterator[tuple[list[Stream], asyncio.Future[Any]]]:
+    """Streams over connections of their own, which all run inside, and when all have ended."""
+    streams = [Stream() for _ in range(NUM_CLIENTS)]
+    reading = asyncio.gather(*(stream.read(address) for stream in streams))
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not all(stream.num_tokens for stream in streams) and not reading.done():
+                await asyncio.sleep(0.005)
+        yield streams, reading
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+@pytest.mark.parametrize("how", ["kill", "terminate"])
+async def test_streams_of_one_that_ends_lose_no_token(how: str) -> None:
+    """Killed, its streams resume at the other; asked to end, it lets them finish. New connections reach the other."""
+    async with two_coordinators() as (address, (first, second), expected), streams_of(address) as (streams, reading):
+        running = await asyncio.gather(first.num_running(), second.num_running())
+        assert min(running) > 0 and sum(running) <= NUM_CLIENTS, running
+        getattr(first.process, how)()
+        async with asyncio.timeout(DEADLINE_S):
+            await reading
+            await first.process.wait()
+        assert [stream.result and stream.result.token_ids for stream in streams] == [expected.token_ids] * NUM_CLIENTS
+        for _ in range(8):
+            async with AsyncClient(address) as client:
+                assert (await client.generate(**{**REQUEST, "max_tokens": 2})).token_ids == expected.token_ids[:2]
+        assert second.process.returncode is None
