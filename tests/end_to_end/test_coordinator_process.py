@@ -34,7 +34,7 @@ async def coordinator_process(*arguments: str) -> AsyncIterator[tuple[Process, s
         target = stack.addresses["target"]
         flags = ("--port", str(port), "--target-address", target, "--drain-delay-s", "0", *arguments)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "outrider_coordinator", *flags, stderr=DEVNULL
+            *(sys.executable, "-m", "outrider.cli", "coordinator", *flags), stderr=DEVNULL
         )
         try:
             address = f"127.0.0.1:{port}"
