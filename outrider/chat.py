@@ -59,7 +59,7 @@ def checks_of_chat(chat: ChatPrompt) -> Work[None]:
     MAX_TOOLS.check("tools", len(chat.tools or ()))
     MAX_DOCUMENTS.check("documents", len(chat.documents or ()))
     for index, message in enumerate(chat.messages):
-        _check_role(f"messages[{index}]", message)
+        _check_message(f"messages[{index}]", message)
     yield from _checks_of_objects(chat)
 
 
@@ -76,12 +76,15 @@ def is_longer(chat: ChatPrompt, most: int) -> bool:
     return most < 0
 
 
-def _check_role(field_name: str, message: object) -> None:
+def _check_message(field_name: str, message: Mapping[str, Any]) -> None:
     _check_object(field_name, message)
-    role = message.get("role") if isinstance(message, Mapping) else None
+    role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         shown = repr(role) if role is None or role == "" else type(role).__name__
         raise InvalidRequestError(f"{field_name}.role", f"must be a text such as 'user', not {shown}")
+    if content is not None and not isinstance(content, str | list | tuple):
+        problem = f"must be a text, a list of parts, or null, not {type(content).__name__}"
+        raise InvalidRequestError(f"{field_name}.content", problem)
 
 
 def _check_object(field_name: str, value: object) -> None:

@@ -211,6 +211,7 @@ def test_a_bad_field_is_named(service: Service, client: OpenAI, options: dict[st
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages[0]",

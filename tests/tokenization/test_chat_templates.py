@@ -233,8 +233,11 @@ def test_a_template_that_does_harm_is_an_error_of_the_request(source: str, words
         (ChatPrompt(()), "messages"),
         (ChatPrompt(({"content": "a"},)), "messages[0].role"),
         (ChatPrompt(({"role": 3},)), "messages[0].role"),
+        (ChatPrompt(({"role": "user", "content": 3},)), "messages[0].content"),
+        (ChatPrompt(({"role": "user", "content": {"text": "a"}},)), "messages[0].content"),
         (ChatPrompt(("hello",)), "messages[0]"),  # type: ignore[arg-type]
-        (ChatPrompt(({"role": "user", "content": object()},)), "messages[0]"),
+        (ChatPrompt(({"role": "user", "content": [object()]},)), "messages[0]"),
+        (ChatPrompt(({"role": "user", "name": object()},)), "messages[0]"),
         (ChatPrompt(({"role": "user", "content": [{"type": "image_url"}]},)), "messages[0].content[0]"),
         (ChatPrompt(tuple(TURN), tools=(3,)), "tools[0]"),  # type: ignore[arg-type]
         (ChatPrompt(tuple(TURN), chat_template="rag"), "chat_template"),
