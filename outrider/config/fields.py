@@ -168,6 +168,19 @@ def _as_comma_list(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
+def _as_layers(value: Any) -> Any:  # noqa: ANN401
+    """A list of numbers, also one in JSON, as a text with commas; a single number as it is written."""
+    if isinstance(value, str):
+        value = value.strip("[]")
+    numbers = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+    if value is None or numbers in ([], [""]):
+        return None
+    texts = [str(number).strip() for number in numbers]
+    if not all(re.fullmatch(r"-1|\d+", text) for text in texts):
+        raise ValueError("should be numbers of layers such as 2,16,29, with -1 for what the head reads")
+    return ",".join(texts)
+
+
 def _known_root_path(value: str) -> str:
     if not re.fullmatch(r"(/[^/?#\s]+)+/?", value):
         raise ValueError("should be a path such as /outrider")
@@ -213,6 +226,7 @@ Acceptance = Annotated[AcceptanceMethod, BeforeValidator(_known_acceptance)]
 Defaults = Annotated[GenerationConfig, BeforeValidator(_known_generation_config)]
 Text = Annotated[str, Field(min_length=1)]
 TextList = Annotated[str | None, BeforeValidator(_as_comma_list)]
+LayerList = Annotated[str | None, BeforeValidator(_as_layers)]
 RootPath = Annotated[str, AfterValidator(_known_root_path)]
 ClassPath = Annotated[str, AfterValidator(_known_class_path)]
 Port = Annotated[Int, Field(ge=1, le=65535)]

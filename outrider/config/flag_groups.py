@@ -13,7 +13,8 @@ GROUPS = {
     "Speculation": "method proposer num_speculative_tokens draft_length acceptance_method rejection_sample_method"
     " posterior_threshold posterior_alpha disable_by_batch_size draft_timeout_ms draft_sample_method support_mass"
     " support_limit attention_window attention_sinks prompt_lookup_max prompt_lookup_min suffix_decoding_max_tree_depth"
-    " suffix_decoding_max_spec_factor suffix_decoding_min_token_prob suffix_decoding_max_cached_tokens tensor_plane",
+    " suffix_decoding_max_spec_factor suffix_decoding_min_token_prob suffix_decoding_max_cached_tokens tensor_plane"
+    " hidden_state_layers",
     "Devices and memory": "device tensor_parallel_size one_shot_all_reduce page_size num_pages kv_cache_bytes"
     " gpu_memory_utilization prefix_caching cuda_graph_max_tokens cuda_graph_memory_mb num_threads"
     " num_awake_processors compute_ahead",

@@ -29,6 +29,8 @@ class H200:
     """Milliseconds of the stages of one H200's pair."""
 
     num_cards: int = 1
+    reads_states: bool = False
+    """Whether the draft reads hidden states, so that the target computes anew what it lacks."""
 
     def target(self, rows: int, tokens: int) -> float:
         return _interpolate(_PLAIN, rows) if tokens == rows else _interpolate(_SCORING, tokens)
@@ -56,6 +58,22 @@ class BusyCoordinator(H200):
 
     def plain_between(self, rows: int) -> float:
         return 0.6 + 0.06 * rows
+
+
+@dataclass(frozen=True)
+class WithHead(H200):
+    """The same with an EAGLE-3 head: drafts cost little, and the text that one lacks goes through the target again."""
+
+    reads_states: bool = True
+
+    def draft(self, rows: int, length: int) -> float:
+        return 0.5 + 0.004 * rows + length * (0.25 + 0.002 * rows) if length else 0.0
+
+    def between(self, rows: int) -> float:
+        return 0.9 + 0.05 * rows
+
+    def prefill(self, tokens: int) -> float:
+        return 0.027 * tokens
 
 
 @dataclass(frozen=True)
@@ -178,7 +196,7 @@ class Controlled:
         while len(self.sessions) > num_users:
             self.controller.leave(self.sessions.pop())
         while len(self.sessions) < num_users:
-            session = ControlledSession(self._max_length)
+            session = ControlledSession(self._max_length, reads_states=self.load.pair.reads_states)
             self.controller.enter(session)
             self.sessions.append(session)
             self._lags[session] = -1 if self.controller.will_draft(128) else 128

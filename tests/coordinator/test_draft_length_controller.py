@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController, Mode
+from outrider_coordinator.speculation.mode_choice import ModeChoice
 from tests.coordinator.simulated_load import (
     H200,
     Bursts,
@@ -14,6 +15,7 @@ from tests.coordinator.simulated_load import (
     Load,
     SlowLinks,
     TwoCores,
+    WithHead,
     expected_rate,
 )
 
@@ -96,6 +98,36 @@ def test_bursts_are_faster_than_plain_ones_where_speculation_pays(num_users: int
     chosen.burst(num_users)
     seconds, plain_seconds = (sum(arm.burst(num_users) for _ in range(4)) for arm in (chosen, plain))
     assert seconds < plain_seconds / least
+
+
+@pytest.mark.parametrize(("acceptance", "least"), [(0.8, 1.05), (0.4, 0.95)])
+def test_a_head_that_reads_states_is_used_where_it_pays_and_costs_little_elsewhere(
+    acceptance: float, least: float
+) -> None:
+    """Decoding is plain at first sight of the useless one; what its drafts lack then is not brought at each burst."""
+    chosen, plain = (
+        Bursts(Load(WithHead(), lambda now, number: acceptance, seed=1), max_length=max_length) for max_length in (8, 0)
+    )
+    for burst in (chosen.burst, plain.burst):
+        burst(1)
+    seconds, plain_seconds = (sum(arm.burst(32) for _ in range(8)) for arm in (chosen, plain))
+    assert seconds < plain_seconds / least
+    assert chosen.controller.num_switches <= 4
+
+
+def test_the_price_of_drafts_that_read_states_is_the_targets_too() -> None:
+    """What they lack, the target computes anew; turning plain costs the same whatever the draft reads."""
+    choice = ModeChoice(8)
+    for tokens in (32, 64, 96, 192) * 8:
+        choice.timer.times.note_target(32, tokens, 5e-3 + 25e-6 * tokens)
+    prices: dict[Mode, list[float]] = {mode: [] for mode in Mode}
+    for reads_states in (False, True):
+        session = ControlledSession(8, reads_states=reads_states)
+        session.draft_lag = 1000
+        for mode, found in prices.items():
+            found.append(choice._switch_price_s(mode, 5e-3, (session,)))
+    assert prices[Mode.PLAIN][0] == prices[Mode.PLAIN][1]
+    assert prices[Mode.SPECULATIVE][1] - prices[Mode.SPECULATIVE][0] == pytest.approx(25e-3, rel=0.2)
 
 
 @pytest.mark.parametrize("pair", [H200(), SlowLinks()])

@@ -15,6 +15,8 @@ from outrider_coordinator.session import hidden_states, service_state
 from outrider_coordinator.session.hidden_states import HiddenStateBuffer
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
+from outrider_coordinator.speculation import ControlledSession, DraftLengthPolicy
+from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 from tests.coordinator.driving import Driven
 from tests.coordinator.setting import Setting, own_tokens, plan_of
 
@@ -144,6 +146,53 @@ def test_a_draft_that_does_not_answer_leaves_no_more_than_one_part_waiting(monke
     bench.run()
     assert driven.token_ids == own_tokens(plan_of(temperature=0.0, max_tokens=60))
     assert any(score.hidden_states_from is not None and score.draft_token_ids for score in reading.scores[-10:])
+
+
+class Switched(DraftLengthPolicy):
+    """A controlled policy whose mode a test sets."""
+
+    def __init__(self) -> None:
+        super().__init__(2, is_controlled=True)
+        self.is_speculating = True
+
+    def length(self, session: ControlledSession) -> int:
+        return 2 if self.is_speculating else 0
+
+    def is_to_draft(self, session: ControlledSession) -> bool:
+        return self.is_speculating
+
+    def why_none(self, session: ControlledSession) -> WithoutDraft | None:
+        return WithoutDraft.NOT_WORTH
+
+
+def test_plain_decoding_hands_over_nothing_and_drafting_goes_on_from_what_the_draft_holds() -> None:
+    reading = ReadingDraft()
+    bench = reading.setting.bench
+    policy = bench.policy = Switched()
+    driven = reading.start()
+    for _ in range(8):
+        bench.round()
+    drafted = driven.loop.spec_stats.num_draft_tokens
+    assert drafted > 0
+    policy.is_speculating = False
+    bench.round()  # what was drafted
+    num_sent = len(bench.sent_to_target)
+    for _ in range(7):
+        bench.round()
+    held, plain = driven.loop.draft.held, bench.sent_to_target[num_sent:]
+    scores = [command for command in plain if isinstance(command, Score)]
+    assert len(scores) > 3
+    assert all(score.hidden_states_from is None and not score.draft_token_ids for score in scores)
+    assert any(isinstance(command, Prepare) for command in plain)
+    assert driven.loop.draft.states.num_rows == 0
+    policy.is_speculating = True
+    num_sent = len(reading.scores)
+    bench.run()
+    first = next(score for score in reading.scores[num_sent:] if score.hidden_states_from is not None)
+    assert first.hidden_states_from == held - 1
+    assert first.num_kept_tokens <= held - 1
+    assert driven.loop.spec_stats.num_draft_tokens > drafted
+    assert driven.token_ids == own_tokens(plan_of(temperature=0.0, max_tokens=60))
 
 
 class LongPrompt(ReadingDraft):

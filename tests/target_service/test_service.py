@@ -13,6 +13,8 @@ import torch
 
 from outrider.config import TargetSettings
 from outrider.errors import ConfigError, ModelError, UnavailableError
+from outrider.model_executor.distributed.runner import open_runner
+from outrider.model_executor.worker import Worker
 from outrider.ports import Opened, Scores, Target, TargetEvent
 from outrider.types import TokenScores
 from outrider_target.service import TargetService
@@ -138,3 +140,42 @@ def test_every_end_token_and_the_type_of_the_weights(tmp_path: Path) -> None:
     assert service.description.eos_token_ids == (256, 7)
     assert service.description.dtype == "float32"
     assert TargetService.load(settings(folder, dtype="bfloat16")).description.dtype == "bfloat16"
+
+
+def test_layers_whose_states_graphs_hand_out_are_those_of_the_settings(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    load = Worker.load.__func__  # type: ignore[attr-defined]
+
+    def noted(cls: type[Worker], /, folder: Path, **options: Any) -> Worker:
+        asked.append(options["hidden_state_layers"])
+        found: Worker = load(cls, folder, **options)
+        return found
+
+    monkeypatch.setattr(Worker, "load", classmethod(noted))
+    for layers in (None, "2,0,-1,2"):
+        open_runner(settings(folder, hidden_state_layers=layers)).close()
+    assert asked == [(), (-1, 0, 2)]
+
+
+def test_a_layer_that_the_model_has_not_is_refused_before_it_is_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Worker, "load", classmethod(lambda cls, folder, **options: pytest.fail("it was loaded")))
+    with pytest.raises(
+        ConfigError, match=r"names layer 99, and .* has states 0, the embedding, to \d+, or -1"
+    ) as raised:
+        TargetService.load(settings(folder, hidden_state_layers="1,99"))
+    assert raised.value.field == "hidden_state_layers"
+
+
+@pytest.mark.parametrize("layers", ["2,16,29", "[2, 16, 29]", [2, 16, 29], "2, 16,29"])
+def test_layers_are_written_as_lists_or_with_commas(layers: Any) -> None:
+    assert settings(Path("m"), hidden_state_layers=layers).hidden_state_layers == "2,16,29"
+
+
+@pytest.mark.parametrize("layers", ["two", "1,,2", "-2", "1.5", [True]])
+def test_what_is_no_layer_is_refused(layers: Any) -> None:
+    with pytest.raises(ValueError, match="numbers of layers such as 2,16,29"):
+        settings(Path("m"), hidden_state_layers=layers)

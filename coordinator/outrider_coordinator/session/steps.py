@@ -90,9 +90,9 @@ def feed_states(session: SessionState) -> None:
 
 def is_to_follow(session: SessionState) -> bool:
     """Whether a draft that reads hidden states is to follow the text, for this step or for later ones. Where it is not,
-    as for requests without speculation, the session is served as if the draft read none.
+    as for requests without speculation and while decoding is plain, the session is served as if the draft read none.
     """
-    if not (session.draft.reads_states and session.speculation.limit):
+    if not (session.draft.reads_states and session.policy.is_to_draft(session.speculation)):
         return False
     return _room_for(session, 1, session.tokens.length, session.output.num_remaining - 1) > 0
 
@@ -214,6 +214,9 @@ def _wants_states(session: SessionState) -> bool:
     """
     side = session.draft
     if not side.wants_states:
+        return False
+    if not session.policy.is_to_draft(session.speculation):
+        side.states.clear(side.states.start)  # once it is to draft, the target computes from there
         return False
     if session.target.held == 0 and _lacks_prompt_logprobs(session) and _part_length(session, side.states.end):
         return False  # they are of the whole prompt: states come with the next step

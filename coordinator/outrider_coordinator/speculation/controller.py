@@ -90,6 +90,12 @@ class DraftLengthController:
         """Draft length of the session's next step; 0 while prompts are computed, which longer steps would hold up."""
         return 0 if self._is_held_back else session.length
 
+    def is_to_draft(self, session: ControlledSession) -> bool:
+        """Whether the session drafts now, or will once prompts are computed and its draft has the text."""
+        if self._choice.is_trying_plain:
+            return False
+        return session.limit > 0 and (self._choice.is_speculating or session.length > 0)
+
     def is_catching_up(self, session: ControlledSession) -> bool:
         """Whether the session's draft is to be brought its text, so that the session can draft later."""
         return self._catch_up.is_active and session.length > 0 and not self._num_prompts

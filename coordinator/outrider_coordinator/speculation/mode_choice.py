@@ -157,7 +157,7 @@ class ModeChoice:
     def _select_mode(self, load: Load, plain_seconds: float, speculative_seconds: float) -> bool:
         other = self.selector.mode.other
         rates = self._sure_rates(len(load.sessions))
-        price_s = self.switch_price.seconds(other, plain_seconds, sum(session.draft_lag for session in load.sessions))
+        price_s = self._switch_price_s(other, plain_seconds, load.sessions)
         is_worth = load.is_new and price_s < load.request_s * _saved_share(rates[self.selector.mode], rates[other])
         # What a new session's first few drafts came to is no reason to switch: too little was judged.
         is_free = self.has_tried or (is_worth and not (other is Mode.PLAIN and load.has_drafted))
@@ -175,6 +175,14 @@ class ModeChoice:
         if load.is_steady and not self.probe.is_active:
             self._begin_trial_if_due(load, self._trials[other], plain_seconds, speculative_seconds, price_s)
         return False
+
+    def _switch_price_s(self, mode: Mode, plain_seconds: float, sessions: tuple[ControlledSession, ...]) -> float:
+        """Of a switch to ``mode``. What a draft lacks that reads hidden states is computed by the target too."""
+        price_s = self.switch_price.seconds(mode, plain_seconds, sum(session.draft_lag for session in sessions))
+        if mode is Mode.PLAIN:
+            return price_s
+        computed_anew = sum(session.draft_lag for session in sessions if session.reads_states)
+        return price_s + computed_anew * self.timer.times.seconds_a_scored_token
 
     def _begin_trial_if_due(
         self, load: Load, trial: ModeTrial, plain_seconds: float, speculative_seconds: float, switch_s: float

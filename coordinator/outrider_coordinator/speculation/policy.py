@@ -61,9 +61,12 @@ class DraftLengthPolicy:
 
     # Sessions.
 
-    def session(self, requested: int | None) -> ControlledSession:
-        """State of the policy for a session; ``requested`` is the request's own bound."""
-        return ControlledSession(min(self._default_length if requested is None else requested, self._limit))
+    def session(self, requested: int | None, *, reads_states: bool = False) -> ControlledSession:
+        """State of the policy for a session; ``requested`` is the request's own bound, ``reads_states`` says whether
+        its draft reads hidden states of the target.
+        """
+        limit = min(self._default_length if requested is None else requested, self._limit)
+        return ControlledSession(limit, reads_states=reads_states)
 
     def enter(self, session: ControlledSession, target: object) -> None:
         """A session is placed on this target."""
@@ -121,6 +124,13 @@ class DraftLengthPolicy:
             return True
         controller = self._controller_of.get(session)
         return controller is not None and controller.will_draft(num_tokens)
+
+    def is_to_draft(self, session: ControlledSession) -> bool:
+        """Whether the session drafts, or will once its draft has the text: until then nothing is to follow for it."""
+        if self.is_off_by_load or not session.limit:
+            return False
+        controller = self._controller_of.get(session)
+        return controller is None or controller.is_to_draft(session)
 
     def is_catching_up(self, session: ControlledSession) -> bool:
         """Whether the session's draft is to be brought its text, for steps to come."""

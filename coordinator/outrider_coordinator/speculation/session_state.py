@@ -23,12 +23,15 @@ class ControlledSession:
         "num_probes",
         "num_rounds",
         "probe_steps",
+        "reads_states",
         "round_began",
     )
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, reads_states: bool = False) -> None:
         """``limit``: upper bound of the draft length."""
         self.limit = limit
+        self.reads_states = reads_states
+        """Whether its draft reads hidden states, so that the target computes anew what the draft lacks."""
         self.length = 0
         """Draft length of the next step."""
         self.acceptance = SessionAcceptance()

@@ -130,6 +130,11 @@ class StepTimes:
         trust = seen.count / (seen.count + _DOUBT_ROUNDS)
         return trust * (seen.seconds - self._linear(seen.rows, nearest, seen.drafted))
 
+    @property
+    def seconds_a_scored_token(self) -> float:
+        """What one more token of a forward of the target takes."""
+        return self._target.coefficients[2]
+
     def num_plain(self, rows: float) -> int:
         """Plain rounds of about so many rows that were seen."""
         seen = self._seen[_magnitude(rows)].get(0)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from outrider.config.fields import Port, Positive, TensorPlane, Text
+from outrider.config.fields import LayerList, Port, Positive, TensorPlane, Text
 from outrider.config.schema.common import VLLM_METRIC_NAMES
 from outrider.config.schema.model_service import ModelServiceSettings
 
@@ -30,5 +30,11 @@ class TargetSettings(ModelServiceSettings):
         description="How hidden states reach a draft that reads them: auto is the fastest of the planes that both sides"
         " can use; inline is through the coordinator; shared_memory, gloo, nccl or cuda_ipc force one, and what it"
         " cannot take goes inline. With TLS, auto uses planes within a host only.",
+    )
+    hidden_state_layers: LayerList = Field(
+        None,
+        description="Layers whose hidden states CUDA graphs hand out from the start, such as 2,16,29: 0 is the"
+        " embedding, -1 what the head reads. Unset: those that a draft asks for, at its first steps, which then take"
+        " a capture each.",
     )
     vllm_metric_names: bool = VLLM_METRIC_NAMES

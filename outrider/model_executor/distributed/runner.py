@@ -26,6 +26,7 @@ from outrider.model_executor.model_runner import ModelRunner
 from outrider.model_executor.models import AttentionWindow, read_model_config
 from outrider.model_executor.worker import Worker
 from outrider.model_executor.worker_commands import Operation
+from outrider.types import LAST_HIDDEN_STATE
 
 Settings = TargetSettings | DraftSettings
 
@@ -49,6 +50,7 @@ def open_runner(
     Shard(0, place.size).check(read_model_config(Path(settings.model or "")))
     if not place.is_started:
         prepare_device(device_of(settings.device, place.size - 1), settings.dtype, _num_threads(settings))
+    captured_layers(settings)  # before any other process starts
     command = ("-P", "-m", service_module(settings.name), *to_argv(settings))
     leader = Leader(place, torch.device(device), command, on_failure, one_shot=settings.one_shot_all_reduce)
     try:
@@ -67,7 +69,11 @@ def follow_model(settings: Settings, place: Place) -> None:
     try:
         options = _load_options(settings, device, dtype, ranks=follower)
         worker = Worker.load(
-            settings.model or "", drafting=_drafting(settings), graphs=graph_limits(settings), **options
+            settings.model or "",
+            drafting=_drafting(settings),
+            graphs=graph_limits(settings),
+            hidden_state_layers=captured_layers(settings),
+            **options,
         )
         with torch.inference_mode():
             _follow(follower, worker)
@@ -137,12 +143,28 @@ def graph_limits(settings: Settings) -> GraphLimits:
     )
 
 
+def captured_layers(settings: Settings) -> tuple[int, ...]:
+    """Layers whose hidden states graphs hand out from the start; ``ConfigError`` for one that the model has not."""
+    if not isinstance(settings, TargetSettings) or settings.hidden_state_layers is None:
+        return ()
+    layers = sorted({int(layer) for layer in settings.hidden_state_layers.split(",")})
+    num_layers = read_model_config(Path(settings.model)).num_layers
+    if layers[-1] > num_layers:
+        raise ConfigError(
+            "hidden_state_layers",
+            f"names layer {layers[-1]}, and {settings.model} has states 0, the embedding, to {num_layers}, or"
+            f" {LAST_HIDDEN_STATE} for what its head reads",
+        )
+    return tuple(layers)
+
+
 def _load(settings: Settings, options: LoadOptions) -> ModelRunner:
     return ModelRunner.load(
         settings.model or "",
         drafting=_drafting(settings),
         graphs=graph_limits(settings),
         prefix_caching=settings.prefix_caching,
+        hidden_state_layers=captured_layers(settings),
         **options,
     )
 
