@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from demo_pair import corpus, measuring, publish
-from demo_pair.card import add_head_to_card, write_card
+from demo_pair.card import HEAD_TITLES, add_head_to_card, write_card
 from demo_pair.eagle3_training import train_head
 from demo_pair.heads import HEADS
 from demo_pair.job import Job
@@ -115,54 +115,32 @@ MaxSeconds = Annotated[float | None, typer.Option(help="End training by then.")]
 Sampled = Annotated[float, typer.Option(help="Share of the recipe's rows of sampled text.")]
 
 
-@app.command("eagle3")
-def make_eagle3(
-    work: Work = WORK,
-    device: Device = DEFAULT_DEVICE,
-    steps: Steps = None,
-    *,
-    max_seconds: MaxSeconds = None,
-    sampled: Sampled = 1.0,
-) -> None:
-    """Train an EAGLE-3 head for the shipped target."""
-    _make_head("eagle3", work, device, steps, max_seconds=max_seconds, sampled=sampled)
+def _add_commands(method: str) -> None:
+    """Commands METHOD, measure-METHOD and ship-METHOD of a kind of head."""
+    title = HEAD_TITLES[method]
 
+    @app.command(method, help=f"Train the {title} for the shipped target.")
+    def make(
+        work: Work = WORK,
+        device: Device = DEFAULT_DEVICE,
+        steps: Steps = None,
+        *,
+        max_seconds: MaxSeconds = None,
+        sampled: Sampled = 1.0,
+    ) -> None:
+        _make_head(method, work, device, steps, max_seconds=max_seconds, sampled=sampled)
 
-@app.command("measure-eagle3")
-def measure_eagle3(work: Work = WORK, device: Device = DEFAULT_DEVICE) -> None:
-    """Acceptance of the head and of the shipped draft, after the same prompts."""
-    _measure_head("eagle3", work, device)
+    @app.command(
+        f"measure-{method}", help=f"Acceptance of the {title} and of the shipped draft, after the same prompts."
+    )
+    def measure(work: Work = WORK, device: Device = DEFAULT_DEVICE) -> None:
+        _measure_head(method, work, device)
 
-
-@app.command("ship-eagle3")
-def ship_eagle3(work: Work = WORK, pair: Path = PAIR) -> None:
-    """Put the head beside the pair that is shipped, and its section into the model card."""
-    _ship_head("eagle3", work, pair)
-
-
-@app.command("dflash")
-def make_dflash(
-    work: Work = WORK,
-    device: Device = DEFAULT_DEVICE,
-    steps: Steps = None,
-    *,
-    max_seconds: MaxSeconds = None,
-    sampled: Sampled = 1.0,
-) -> None:
-    """Train a DFlash block drafter for the shipped target."""
-    _make_head("dflash", work, device, steps, max_seconds=max_seconds, sampled=sampled)
-
-
-@app.command("measure-dflash")
-def measure_dflash(work: Work = WORK, device: Device = DEFAULT_DEVICE) -> None:
-    """Acceptance of the block drafter and of the shipped draft, after the same prompts."""
-    _measure_head("dflash", work, device)
-
-
-@app.command("ship-dflash")
-def ship_dflash(work: Work = WORK, pair: Path = PAIR) -> None:
-    """Put the block drafter beside the pair that is shipped, and its section into the model card."""
-    _ship_head("dflash", work, pair)
+    @app.command(
+        f"ship-{method}", help=f"Put the {title} beside the shipped pair, and its section into the model card."
+    )
+    def ship(work: Work = WORK, pair: Path = PAIR) -> None:
+        _ship_head(method, work, pair)
 
 
 def _make_head(
@@ -200,6 +178,10 @@ def _ship_head(method: str, work: Path, pair: Path) -> None:
     shutil.rmtree(pair / method, ignore_errors=True)
     shutil.copytree(work / method, pair / method, copy_function=shutil.copyfile)
     add_head_to_card(work, pair, method)
+
+
+for _method in HEADS:
+    _add_commands(_method)
 
 
 def _shortened(recipe: Recipe, steps: int | None) -> Recipe:

@@ -125,7 +125,7 @@ def main(device: str, path: Path) -> None:
         set_up_quick_interpreter()
     folder = path.with_suffix(".heads")
     found = {
-        "reduced": play(device, "eagle3", build_eagle3(folder / "reduced")),
+        "reduced": play(device, "eagle3", build_eagle3(folder / "reduced", draft_vocab_size=97)),
         "blocks": play(device, "dflash", build_dflash(folder / "blocks", **WINDOWS)),
         "states": forward_states(device),
     }

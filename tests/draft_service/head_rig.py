@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
 from outrider.config import DraftSettings, load
 from outrider.ports import Proposal, SessionLost
+from outrider.sampling.rows import LogitRow
 from outrider_draft.proposers.head_executor import HeadExecutor
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer, load_proposer
 from tests.model_executor.parity import random_ids
@@ -45,6 +47,42 @@ def served(method: str, head: Path, target: Path, *more: str) -> ServedProposer:
 def options(seed: int, length: int, **more: Any) -> dict[str, Any]:
     ids = tuple(token % 256 for token in random_ids(length, seed))
     return {"prompt_token_ids": ids, "max_tokens": 10, "ignore_eos": True, "temperature": 0.0, **more}
+
+
+class StatesReference(Reference, Protocol):
+    """One that gives the states too."""
+
+    def draft_with_states(self, text: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+        """Beside the tokens what the last product reads, [count, H]."""
+        ...
+
+
+def check_states(
+    found: ServedProposer, reference: StatesReference, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What each token of a head that drafts token by token is drawn from is the reference's."""
+    assert isinstance(found.executor, HeadExecutor)
+    runner, seen = found.executor.runner, []
+    logits, propose = runner.head.logits, runner.sampler.propose
+
+    def watch(normed: torch.Tensor) -> torch.Tensor:
+        seen.append(normed.clone())
+        return logits(normed)
+
+    def drawn(rows: torch.Tensor, requests: list[LogitRow]) -> Any:
+        bases.append((requests[0].base, requests[0].length))
+        return propose(rows, requests)
+
+    bases: list[tuple[int, int]] = []
+    monkeypatch.setattr(runner.head, "logits", watch)
+    monkeypatch.setattr(runner.sampler, "propose", drawn)
+    request = options(5, 40)
+    output = ServiceRig(target, found, max_model_len=LENGTH, num_speculative_tokens=4).generate([request])[0]
+    text = [*request["prompt_token_ids"], *output]
+    assert len(seen) > 8
+    for state, (base, length) in zip(seen, bases, strict=True):
+        expected = reference.draft_with_states(text[:base], length - base + 1)[1][-1:]
+        torch.testing.assert_close(state, expected, atol=1e-4, rtol=1e-4)
 
 
 REQUESTS = [options(1, 1), options(2, 9), options(3, 30), options(3, 30), options(4, 2), options(5, 60)]

@@ -15,7 +15,7 @@ from outrider.errors import ConfigError, ModelError
 from outrider.ports import HiddenStateChunk
 from outrider_draft.proposers.registry import ServedProposer
 from outrider_draft.service import DraftService
-from tests.draft_service.head_rig import LENGTH, REQUESTS, Checked, options, plain
+from tests.draft_service.head_rig import LENGTH, REQUESTS, Checked, check_states, options, plain
 from tests.draft_service.head_rig import served as served_as
 from tests.model_executor.parity import random_ids
 from tests.support.eagle3 import LAYERS, MATRICES, NORMS, Eagle3Reference, build_eagle3, fit_eagle3
@@ -48,13 +48,23 @@ def checked_head(head: Path, target: Path, **more: Any) -> Checked:
         {"speculators": True},
         {"speculators": True, "norm_before_residual": True},
         {"draft_vocab_size": 272},
+        {"draft_vocab_size": 97},
+        {"draft_vocab_size": 255, "speculators": True},
         {"reverse": True},
     ],
-    ids=["safeailab", "speculators", "norm-before-residual", "whole-vocabulary", "reversed"],
+    ids=["safeailab", "speculators", "norm-before-residual", "whole-vocabulary", "odd", "odd-speculators", "reversed"],
 )
 def test_drafts_are_those_of_the_paper_and_output_the_targets(tmp_path: Path, target: Path, layout: Any) -> None:
     checked = checked_head(build_eagle3(tmp_path, **layout), target)
     assert checked.generate(REQUESTS) == plain(target, REQUESTS)
+
+
+@pytest.mark.parametrize("layout", [{}, {"norm_before_residual": True}, {"draft_vocab_size": 97}])
+def test_states_are_those_of_the_paper(
+    tmp_path: Path, target: Path, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = build_eagle3(tmp_path, **layout)
+    check_states(served(head, target), Eagle3Reference(head, target), target, monkeypatch)
 
 
 def test_a_trained_head_is_mostly_right(tmp_path: Path, target: Path) -> None:

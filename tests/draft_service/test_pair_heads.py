@@ -14,10 +14,7 @@ from outrider.config import DraftSettings, load
 from outrider.config.fields import DraftMethod
 from outrider.errors import ModelError
 from outrider.ports import HiddenStateChunk
-from outrider.sampling.rows import LogitRow
-from outrider_draft.proposers.head_executor import HeadExecutor
-from outrider_draft.proposers.registry import ServedProposer
-from tests.draft_service.head_rig import LENGTH, REQUESTS, Checked, options, p_of_joint, plain, served
+from tests.draft_service.head_rig import LENGTH, REQUESTS, Checked, check_states, options, p_of_joint, plain, served
 from tests.support.pair_heads import EagleReference, MtpReference, PairReference, build_eagle, build_mimo
 from tests.support.service_rig import ServiceRig
 from tests.support.tiny_models import cached_tiny_model
@@ -78,30 +75,7 @@ def test_tied_embeddings_are_the_head_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", HEADS)
 def test_states_are_those_of_the_paper(folders: Any, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     head, target = folders[method]
-    found: ServedProposer = served(method, head, target)
-    assert isinstance(found.executor, HeadExecutor)
-    runner, seen = found.executor.runner, []
-    logits, propose = runner.head.logits, runner.sampler.propose
-
-    def watch(normed: torch.Tensor) -> torch.Tensor:
-        seen.append(normed.clone())
-        return logits(normed)
-
-    def drawn(rows: torch.Tensor, requests: list[LogitRow]) -> Any:
-        bases.append((requests[0].base, requests[0].length))
-        return propose(rows, requests)
-
-    bases: list[tuple[int, int]] = []
-    monkeypatch.setattr(runner.head, "logits", watch)
-    monkeypatch.setattr(runner.sampler, "propose", drawn)
-    request = options(5, 40)
-    output = ServiceRig(target, found, max_model_len=LENGTH, num_speculative_tokens=4).generate([request])[0]
-    text = [*request["prompt_token_ids"], *output]
-    reference = reference_of(method, head, target)
-    assert len(seen) > 8
-    for state, (base, length) in zip(seen, bases, strict=True):
-        expected = reference.draft_with_states(text[:base], length - base + 1)[1][-1:]
-        torch.testing.assert_close(state, expected, atol=1e-4, rtol=1e-4)
+    check_states(served(method, head, target), reference_of(method, head, target), target, monkeypatch)
 
 
 @pytest.mark.parametrize("method", HEADS)

@@ -123,22 +123,28 @@ class Eagle3Reference:
         self.outputs: list[Any] = []
         self.target.model.layers[-1].register_forward_hook(lambda *call: self.outputs.append(call[2]))
 
-    @torch.no_grad()
     def draft(self, text: list[int], count: int, banned_from: int = 256) -> list[int]:
         """``count`` tokens after the text, the likeliest each."""
+        return self.draft_with_states(text, count, banned_from)[0]
+
+    @torch.no_grad()
+    def draft_with_states(self, text: list[int], count: int, banned_from: int = 256) -> tuple[list[int], Tensor]:
+        """Beside them the normalised states [count, H] that each was drawn from."""
         states = F.linear(self.states(text)[:-1], self.w["fc.weight"])  # [n - 1, H]
         tokens = list(text[1:])
         drafted: list[int] = []
+        drawn_from: list[Tensor] = []
         for _ in range(count):
             hidden = self.layer(self.embedding[torch.tensor(tokens)], states)
-            logits = F.linear(self.norm(hidden[-1:], "norm"), self.w["lm_head.weight"])[0]
+            drawn_from.append(self.norm(hidden[-1:], "norm"))
+            logits = F.linear(drawn_from[-1], self.w["lm_head.weight"])[0]
             full = torch.full((272,), float("-inf"))
             ids = torch.arange(len(logits)) + self.w.get("d2t", torch.zeros(len(logits), dtype=torch.long))
             full[ids] = logits
             drafted.append(int(full[:banned_from].argmax()))
             tokens.append(drafted[-1])
             states = torch.cat([states, hidden[-1:]])
-        return drafted
+        return drafted, torch.cat(drawn_from)
 
     def states(self, text: list[int]) -> Tensor:
         """[n, 3 H]: before the target's last norm."""

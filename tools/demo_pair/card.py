@@ -17,7 +17,8 @@ from demo_pair.recipes import DRAFT_TEXT, SAMPLED_SHARE, TESTS_SHARE
 from demo_pair.training import OVERLAP_TEMPERATURES
 
 EXCERPT_LINES = 14
-_HEAD_TITLES = {"eagle3": "EAGLE-3 head", "dflash": "DFlash block drafter"}
+HEAD_TITLES = {"eagle3": "EAGLE-3 head", "dflash": "DFlash block drafter"}
+"""By method."""
 MEASURED_DRAFT = "measure-draft-"
 
 Report = dict[str, Any]
@@ -46,7 +47,7 @@ def add_head_to_card(work: Path, pair: Path, method: str) -> None:
     titled = path.read_text().split("\n## ")
     sections = {part.splitlines()[0]: part.rstrip("\n") for part in titled[1:]}
     sections["Sizes"] = _sizes(pair).removeprefix("## ")
-    title = _HEAD_TITLES[method]
+    title = HEAD_TITLES[method]
     head = {title: f"{title}\n{_head_section(pair, method, made, measured, corpus)}"}
     others = {name: text for name, text in sections.items() if name not in (title, "Examples")}
     ordered = {**others, **head, "Examples": sections["Examples"]}
@@ -63,7 +64,7 @@ def _head_section(pair: Path, method: str, made: Report, measured: Report, corpu
             label,
             *(f"{item['acceptance']:.3f} ({item['mean_acceptance_length']:.2f})" for item in measured[key].values()),
         )
-        for label, key in ((_HEAD_TITLES[method], method), ("draft model", "draft"))
+        for label, key in ((HEAD_TITLES[method], method), ("draft model", "draft"))
     ]
     recipe = made["recipe"]
     return f"""{described} ({config["num_attention_heads"]} heads of
@@ -139,7 +140,7 @@ def _sizes(pair: Path) -> str:
     total = ("all", sum(size for _, size in sizes))
     table = _table(("file", "bytes"), [*((f"`{name}`", size) for name, size in sizes), total])
     counts = ", ".join(
-        f"{name} {parameters(pair / name):,}" for name in ("target", "draft", *_HEAD_TITLES) if (pair / name).is_dir()
+        f"{name} {parameters(pair / name):,}" for name in ("target", "draft", *HEAD_TITLES) if (pair / name).is_dir()
     )
     return f"""## Sizes
 Parameters: {counts}, in bfloat16.
