@@ -13,12 +13,15 @@ from typing import Any
 import torch
 
 from outrider.kernels.launching import has_kernels
+from outrider.kernels.paged_attention import AttentionPlan
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.cuda_graphs import CaptureProgress
+from outrider.model_executor.device_inputs import inputs_on_cpu
 from outrider.model_executor.draft_heads.block_graphs import BlockGraphs
 from outrider.model_executor.draft_heads.dflash import DFlashHead
 from outrider.model_executor.draft_heads.runner import DraftHeadRunner
 from outrider.model_executor.input_batch import ForwardBatch, ForwardRow, check_rows, restoring_lengths
+from outrider.model_executor.layers.contract import AttentionInputs, DeviceBatch
 from outrider.sampling.support import DraftingRules
 
 
@@ -67,7 +70,7 @@ class BlockRunner(DraftHeadRunner):
         lengths = [row.sequence.length for row in rows]
         check_rows(self.sequences, rows, self._limits)
         try:
-            batch = _seeing_all(self._plan(rows))
+            batch = self._plan(rows)
             with torch.inference_mode():
                 return head.logits(self._run_blocks(batch))
         finally:
@@ -77,7 +80,11 @@ class BlockRunner(DraftHeadRunner):
 
     def _run_blocks(self, batch: ForwardBatch) -> torch.Tensor:
         """What ``DFlashHead.logits`` takes, [N, H] of the masks."""
-        if self._graphs is not None and (normed := self._graphs.block(batch)) is not None:
+        if self._graphs is None:
+            inputs = _blocks_on_cpu(batch, inputs_on_cpu(_one_query_each(batch), self._frame, self.head.dtype))
+            return self.block_head.block(inputs, self.kv_cache).index_select(0, inputs.logit_indices)
+        batch = _seeing_all(batch)
+        if (normed := self._graphs.block(batch)) is not None:
             self.num_replays += 1
             return normed
         inputs = self._inputs_of(batch)
@@ -85,6 +92,26 @@ class BlockRunner(DraftHeadRunner):
 
 
 _NOTHING = torch.empty(0)
+
+
+def _one_query_each(batch: ForwardBatch) -> ForwardBatch:
+    """As if each block were one query, which sees all of the block."""
+    return replace(batch, query_starts=list(range(batch.num_rows + 1)))
+
+
+def _blocks_on_cpu(batch: ForwardBatch, inputs: DeviceBatch) -> DeviceBatch:
+    """Inputs of ``_one_query_each`` with all queries of each block: PyTorch's attention takes them at once."""
+    places = list(itertools.pairwise(batch.query_starts))
+
+    def whole(group: AttentionInputs) -> AttentionInputs:
+        assert isinstance(group.plan, AttentionPlan)  # noqa: S101 - of a CPU
+        rows = [
+            replace(row, query_start=start, query_end=end)
+            for row, (start, end) in zip(group.plan.rows, places, strict=True)
+        ]
+        return replace(group, plan=AttentionPlan(tuple(rows)))
+
+    return replace(inputs, groups=tuple(map(whole, inputs.groups)))
 
 
 def _seeing_all(batch: ForwardBatch) -> ForwardBatch:
