@@ -2,10 +2,11 @@
 # The project's figures on one GPU, from nothing: scripts/figures.sh [FOLDER] [PART...], all parts unless some are named:
 # serve users sampled interference engine shapes kernels rpc step tracing. Writes FOLDER/benchmarks/results/*.json, goes on when a part
 # fails, and ends with a line for each result; its exit status says whether all parts worked.
+# `python -m outrider.benchmarks.report --add FOLDER` then takes the results into the checkout, with tables and plot.
 # Pairs are synthetic (weights made on the device), so nothing is downloaded and nothing large is written.
 # A run without a GPU, to see that everything works:
 #   DEVICE=cpu DTYPE=float32 TARGET=tiny DRAFT=tiny-draft CONTEXT=256 PREFILL_LEN=512 MAX_MODEL_LEN=2048 PAGES=2000 \
-#   LENGTHS=2 USERS=4 BATCHES="1 2" RUNS=1 SAMPLES=3 GPU_NAME=cpu scripts/figures.sh /tmp/figures
+#   LENGTHS=2 USERS="1 4" BATCHES="1 2" RUNS=1 SAMPLES=3 GPU_NAME=cpu scripts/figures.sh /tmp/figures
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=${1:-figures} parts=" ${*:2} "
@@ -33,11 +34,11 @@ fail() { # WHAT LOG
 }
 outrider() { timeout "${LIMIT_S:-240}" "$python" -m outrider.cli "$@" 2>stderr.log || fail "outrider $*" stderr.log; }
 
-start_services() { # succeeds once they are ready
+start_services() { # MODE MAX_RUNNING: draft lengths auto or fixed; succeeds once they are ready
 	"$python" -m outrider.cli serve "$pair/target" --draft-model "$pair/draft" "${where[@]}" "${made[@]}" \
 		--port "${address##*:}" --max-model-len "$max_model_len" --set target.num_pages="$pages" \
-		--set draft.num_pages="$pages" --set coordinator.max_running_requests=64 \
-		--set coordinator.draft_length=fixed >serve.log 2>&1 &
+		--set draft.num_pages="$pages" --set coordinator.max_running_requests="$2" \
+		--set coordinator.draft_length="$1" >serve.log 2>&1 &
 	server=$!
 	trap stop_services EXIT
 	local deadline=$((SECONDS + ${START_LIMIT_S:-600}))
@@ -72,9 +73,6 @@ measure_services() {
 	for length in ${LENGTHS:-2 3 4 5}; do
 		wanted serve && heading "one user, K = $length" && served "$name-${target,,}-${draft,,}-k$length" "$length" 1 "$runs" 4
 	done
-	for users in ${USERS:-8 32 64}; do
-		wanted users && heading "$users users, K = 4" && served "$name-${target,,}-${draft,,}-k4-users$users" 4 "$users" 1 "$users"
-	done
 	for sampling in "0 1 0" "0.6 0.9 0" "0.7 0.8 20"; do
 		read -r temperature top_p top_k <<<"$sampling"
 		wanted sampled && heading "one user, K = 4, T = $temperature, top-p $top_p, top-k $top_k" &&
@@ -88,6 +86,15 @@ measure_services() {
 	done
 }
 
+measure_users() { # chosen draft lengths
+	for users in ${USERS:-1 8 32 64 128 256}; do
+		heading "$users users, chosen draft lengths"
+		outrider bench serve --address "$address" --baseline --runs "${USER_RUNS:-2}" --num-prompts $((users > 3 ? users : 3)) \
+			--num-warmups "$users" --input-len 128 --output-len 256 --max-concurrency "$users" \
+			--client-processes "${CLIENT_PROCESSES:-8}" "${where[@]}" --save "$name-${target,,}-${draft,,}-users$users"
+	done
+}
+
 measure_shapes() { measure_engine target "$@" --draft-length 0; } # NAME, then further flags
 
 measure_engine() { # ROLE NAME, then further flags
@@ -98,11 +105,18 @@ measure_engine() { # ROLE NAME, then further flags
 }
 
 test -f "$pair/synthetic_pair.json" || "$python" "$root/tools/make_synthetic_pair.py" "$target" "$draft" \
-	--acceptance 0.75 --out "$pair" --no-weights >pair.log 2>&1 || fail "make_synthetic_pair.py" pair.log
+	--acceptance "${ACCEPTANCE:-0.81}" --out "$pair" --no-weights >pair.log 2>&1 || fail "make_synthetic_pair.py" pair.log
 
-if wanted serve || wanted users || wanted sampled || wanted interference; then
-	heading "three processes"
-	if start_services; then
+if wanted users; then
+	heading "three processes, chosen draft lengths"
+	if start_services auto 256; then
+		measure_users
+		stop_services
+	fi
+fi
+if wanted serve || wanted sampled || wanted interference; then
+	heading "three processes, fixed draft lengths"
+	if start_services fixed 64; then
 		measure_services
 		stop_services
 	fi

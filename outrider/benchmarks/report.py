@@ -1,17 +1,19 @@
 """Tables from committed results: `python -m outrider.benchmarks.report`, and with `--check` whether they are fresh.
 
 Owns `benchmarks/results/README.md`, which it writes whole, and in the project's README the lines between the two marks:
-there only what a user feels, the rest stays beside the results.
+there only what a user feels, the rest stays beside the results. `--add FOLDER` takes new results in first, so that
+tables, plot and dates follow from one command.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from outrider.benchmarks.schema import RESULTS, Result, load
+from outrider.benchmarks.schema import RESULTS, Result, load, save
 from outrider.benchmarks.tables import TABLES, render, runs_table
 from outrider.benchmarks.tables.plot import plot
 from outrider.benchmarks.tables.short import short_lines
@@ -29,11 +31,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; fail when a file is stale")
     parser.add_argument("--short", action="store_true", help="change nothing; print a line for each figure")
     parser.add_argument("--root", type=Path, default=Path(), help="the checkout")
+    parser.add_argument(
+        "--add",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PLACE",
+        help="first take in a result file, or those of a folder; each replaces the one of its name; may be repeated",
+    )
     options = parser.parse_args(argv)
     try:
         if options.short:
             return _print_short(options.root)
-        return _check(options.root) if options.check else _write(options.root)
+        if options.check:
+            return _check(options.root)
+        _take_in(options.add, options.root)
+        return _write(options.root)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -46,7 +59,29 @@ def _print_short(root: Path) -> int:
 
 
 def _results(root: Path) -> list[Result]:
-    return [_tabled(load(path)) for path in sorted((root / RESULTS).glob("*.json"))]
+    return [_tabled(load(path)) for path in sorted((root / RESULTS).glob("*.json"), key=_in_order)]
+
+
+def _in_order(path: Path) -> list[str | int]:
+    """Numbers in names by their size."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path.stem)]
+
+
+def _take_in(places: Sequence[Path], root: Path) -> None:
+    """Copy results into the checkout; nothing is copied unless all of them can be shown."""
+    results = [_tabled(load(path)) for place in places for path in _files_of(place)]
+    for result in results:
+        save(result, root / RESULTS)
+
+
+def _files_of(place: Path) -> list[Path]:
+    """The file itself, or those of a folder, which may be what ``scripts/figures.sh`` has filled."""
+    if place.is_file():
+        return [place]
+    found = sorted((place / RESULTS).glob("*.json")) or sorted(place.glob("*.json"))
+    if not found:
+        raise ConfigError("--add", f"{place} has no results (*.json), nor has {place / RESULTS}")
+    return found
 
 
 def _write(root: Path) -> int:
@@ -78,7 +113,7 @@ def _contents(root: Path) -> Iterable[tuple[Path, str]]:
     if BEGIN in text:
         path = f"{RESULTS}/{_PLOT}"
         is_above = f"]({path})" in text.partition(BEGIN)[0]  # placed by hand, on the first screen
-        parts = ["" if is_above else _link(path, drawing), render(results, _IN_README)]
+        parts = [_when(results), "" if is_above else _link(path, drawing), render(results, _IN_README)]
         yield readme, _between_marks(text, "\n".join(filter(None, parts)))
 
 
@@ -88,6 +123,15 @@ def _link(path: str, drawing: str) -> str:
         return ""
     words = "Tokens per second of one user against tokens per second of one GPU; the labels are numbers of users"
     return f"![{words}]({path})\n\n{words}. Dashed: without speculation.\n"
+
+
+def _when(results: Sequence[Result]) -> str:
+    """When the results of the tables in README were measured; empty without any."""
+    days = sorted(result.created_at[:10] for result in results if result.kind in _IN_README)
+    if not days:
+        return ""
+    span = f"on {days[0]}" if days[0] == days[-1] else f"from {days[0]} to {days[-1]}"
+    return f"Measured {span}; each file names its commit.\n"
 
 
 def _tabled(result: Result) -> Result:

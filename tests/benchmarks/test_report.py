@@ -113,3 +113,34 @@ def test_a_mark_without_its_end_is_an_error(root: Path, capsys: pytest.CaptureFi
 
 def test_the_committed_tables_are_fresh() -> None:
     assert main(["--check", "--root", str(Path(__file__).parents[2])]) == 0
+
+
+def test_new_results_replace_those_of_their_name_and_everything_follows(root: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    results = run / "benchmarks/results"
+    save(dataclasses.replace(make_result("wire"), created_at="2031-02-03T00:00:00+00:00"), results)
+    save(engine_result("more", synthetic=False), results)
+    assert main(["--root", str(root), "--add", str(run)]) == 0
+    assert load(root / "benchmarks/results/wire.json").created_at.startswith("2031-02-03")
+    assert "`more`" in (root / "benchmarks/results/README.md").read_text()
+    assert main(["--root", str(root), "--check"]) == 0
+
+
+def test_nothing_is_taken_in_unless_all_of_it_can_be_shown(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    save(make_result("fine"), run)
+    save(dataclasses.replace(make_result("odd"), kind="guess"), run)
+    assert main(["--root", str(root), "--add", str(run)]) == 1
+    assert not (root / "benchmarks/results/fine.json").exists()
+    assert main(["--root", str(root), "--add", str(tmp_path / "none")]) == 1
+    assert "has no results" in capsys.readouterr().err
+
+
+def test_rows_are_in_the_order_of_the_numbers_in_their_names(root: Path) -> None:
+    for users in (128, 8, 32):
+        save(make_result(f"users{users}"), root / "benchmarks/results")
+    assert main(["--root", str(root)]) == 0
+    text = (root / "benchmarks/results/README.md").read_text().partition("**What was run**")[2]
+    assert text.index("users8`") < text.index("users32`") < text.index("users128`")
