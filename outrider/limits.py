@@ -52,6 +52,8 @@ BAD_WORDS_TOKENS = Bound(2 * BAD_WORDS_CHARACTERS.most, "token ids in all")
 """A text is banned in two forms, at the start and after a space."""
 REQUEST_FIELDS = Bound(16_384, "fields")
 """Of the message with all that it holds: several times what the bounds above come to."""
+UNUSED_BYTES = Bound(1 << 16, "bytes of unknown fields, or of fields that are given again")
+"""Of a request: gRPC holds its bytes while its stream runs."""
 REQUEST_ID = Bound(256, "characters")
 CACHE_SALT = Bound(256, "characters")
 EMITTED = "resume.emitted_token_ids"

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from outrider.cooperative import SLICE_ENTRIES, Work, is_long, slices_of
 from outrider.generation import GenerationRequest
+from outrider.limits import UNUSED_BYTES
 from outrider.transport.convert.generation import refusing_numbers_out_of_range, request_writing
 from outrider.transport.field_counts import MOST_VARINT_BYTES, read_varint
 from outrider.transport.malformed import malformed
@@ -50,14 +51,14 @@ def parsing(data: bytes, check_prompt: Callable[[int], None]) -> Work[pb.Generat
     try:
         runs = _find_ids(data)
         if runs is None:
-            return pb.GenerateRequest.FromString(data)
+            return _parsed(data)
         count = 0
         for run in runs:
             count += yield from _count_ids(data, run)
         check_prompt(count)
-        message = pb.GenerateRequest.FromString(_without(data, runs))
+        message = _parsed(_without(data, runs))
         if message.WhichOneof("prompt") is not None:  # two prompts: the last counts
-            return pb.GenerateRequest.FromString(data)
+            return _parsed(data)
         for run in runs:
             for part in _parts_of(data, run):
                 message.MergeFromString(part)
@@ -83,6 +84,14 @@ def writing(request: GenerationRequest) -> Work[pb.GenerateRequest | bytes]:
         parts.append(prompt.SerializeToString())
         yield
     return b"".join(parts)
+
+
+def _parsed(data: bytes) -> pb.GenerateRequest:
+    """The request; ``InvalidRequestError`` if too much of its bytes is not part of it."""
+    message = pb.GenerateRequest.FromString(data)
+    message.DiscardUnknownFields()
+    UNUSED_BYTES.check("request", len(data) - message.ByteSize())
+    return message
 
 
 class _Run(NamedTuple):

@@ -16,6 +16,7 @@ from outrider.transport.long_requests import (
     _parts_of,
     _prompt_of,
     _Run,
+    _varint,
     long_or_parsed,
     parsing,
     writing,
@@ -73,10 +74,25 @@ def test_other_long_messages_are_parsed_as_ever(message: pb.GenerateRequest) -> 
 
 
 def test_the_last_of_several_prompts_counts() -> None:
-    ids = pb.GenerateRequest(prompt_token_ids=TokenSequence(token_ids=IDS)).SerializeToString()
+    ids = pb.GenerateRequest(prompt_token_ids=TokenSequence(token_ids=IDS[:20_000])).SerializeToString()
     text = pb.GenerateRequest(prompt_text="hi").SerializeToString()
     for data in (ids + text, text + ids, ids + ids):
         assert run(parsing(data, check_nothing)) == pb.GenerateRequest.FromString(data)
+
+
+@pytest.mark.parametrize("ids", [(), IDS])
+@pytest.mark.parametrize("num_bytes", [1 << 15, 1 << 17])
+@pytest.mark.parametrize("field_number", [999, pb.GenerateRequest.REQUEST_ID_FIELD_NUMBER])
+def test_bytes_that_are_not_used_are_bounded(ids: tuple[int, ...], num_bytes: int, field_number: int) -> None:
+    """gRPC holds them while the stream runs, so that a few streams would take gigabytes."""
+    asked = pb.GenerateRequest(prompt_token_ids=TokenSequence(token_ids=ids), request_id="r")
+    unused = _varint(field_number << 3 | 2) + _varint(num_bytes) + b"x" * num_bytes
+    data = unused + asked.SerializeToString()
+    if num_bytes < 1 << 16:
+        assert run(parsing(data, check_nothing)) == asked
+    else:
+        with pytest.raises(InvalidRequestError, match=r"request: has \d+ bytes of unknown fields, or .* at most 65536"):
+            run(parsing(data, check_nothing))
 
 
 def test_bytes_that_are_no_message_are_refused() -> None:
