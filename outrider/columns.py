@@ -13,8 +13,9 @@ from typing import Any, Generic, TypeVar
 
 from numpy.typing import NDArray
 
-from outrider.ports import Extend, ItemTiming, Score
+from outrider.ports import Extend, ItemTiming, Score, Scores
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, PrefixHash
+from outrider.types import TokenScores
 from outrider.values import step_value
 
 Column = NDArray[Any]
@@ -101,6 +102,27 @@ class ScoreColumns:
 
 
 CommandColumns = ExtendColumns | ScoreColumns
+
+
+def token_scores(session: int, generation: int, base_length: int, token_ids: tuple[int, ...]) -> Scores:
+    """Scores of the form that greedy and coupled sessions get."""
+    return Scores(session, generation, base_length, TokenScores(token_ids))
+
+
+def num_items(commands: Sequence[Any]) -> int:
+    """Commands, those of columns counted one by one."""
+    return sum([len(command) if isinstance(command, CommandColumns) else 1 for command in commands])
+
+
+def one_by_one(commands: Sequence[Any]) -> list[Any]:
+    """Commands, those of columns taken out of them, in their order."""
+    found: list[Any] = []
+    for command in commands:
+        if isinstance(command, CommandColumns):
+            found += command.items()
+        else:
+            found.append(command)
+    return found
 
 
 def _heads(columns: CommandColumns) -> Iterator[tuple[int, int, int, PrefixHash]]:

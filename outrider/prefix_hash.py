@@ -71,6 +71,18 @@ class PrefixHasher:
             _extend(rest, token_ids[self._start + num_hashed - 1 : length])
         return self._chain, rest[-1]
 
+    def rests(self, token_ids: Sequence[int], start: int, stop: int) -> tuple[bytes, list[int]]:
+        """The chain at ``start``, and the running hashes of the first ``start``, ``start`` + 1, ... ``stop`` of
+        ``token_ids``, as far as they are of one block: at least the first.
+        """
+        last = min(stop, start - start % BLOCK_TOKENS + BLOCK_TOKENS - 1)
+        chain, rest = self.at(token_ids, last)
+        first = start - self._start
+        if first < 0:  # the open block is a later one
+            chain, rest = self.at(token_ids, start)
+            return chain, [rest]
+        return chain, self._rest[first : last - self._start + 1]
+
     def hash_blocks(self, token_ids: Sequence[int], length: int) -> Work[None]:
         """Hash the full blocks of the first ``length`` tokens, with pauses in a long sequence."""
         while (end := BLOCK_TOKENS * len(self._blocks)) <= length:

@@ -38,6 +38,10 @@ class PlainSequence:
         """Prefix hash of the first ``length`` tokens; each token is hashed once."""
         return self._prefix_hasher.at(self.token_ids, length)
 
+    def prefix_rests(self, start: int) -> tuple[bytes, list[int]]:
+        """Parts of the prefix hashes of the first ``start`` tokens and more, as ``PrefixHasher.rests`` has them."""
+        return self._prefix_hasher.rests(self.token_ids, start, self.length)
+
 
 class PlainSequences:
     """All sequences of a service."""
@@ -64,6 +68,10 @@ class PlainSequences:
     def prefix_hash(self, sequence: PlainSequence, length: int) -> PrefixHash:
         """Prefix hash of the first ``length`` tokens."""
         return sequence.prefix_hash(length)
+
+    def prefix_rests(self, sequence: PlainSequence, start: int) -> tuple[bytes, list[int]]:
+        """The chain at ``start``, and running hashes from there on."""
+        return sequence.prefix_rests(start)
 
     def release(self, sequence: PlainSequence) -> None:
         """No effect: nothing besides the tokens is held."""

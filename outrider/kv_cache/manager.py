@@ -88,6 +88,11 @@ class KVCacheManager:
             needed += self.pool.references(sequence.page_table[-1]) > 1
         return needed
 
+    def surely_fit(self, num_sequences: int, count: int) -> bool:
+        """Whether there are free pages for so many sequences to grow by ``count`` tokens each, wherever they end."""
+        most = -(-count // self.pool.page_size) + 1  # and a copy of a shared page
+        return num_sequences * most <= self.pool.num_free
+
     def extend(self, sequence: KVSequence, token_ids: Sequence[int]) -> list[int]:
         """Append tokens and return the slot of each. ``OutOfPagesError``, without a change, if there are too
         few pages.
@@ -175,6 +180,13 @@ class KVCacheManager:
         """Prefix hash of the first ``length`` tokens, with the key of the sequence."""
         self._require_open(sequence)
         return sequence.prefix_hash(length)
+
+    def prefix_rests(self, sequence: KVSequence, start: int) -> tuple[bytes, list[int]]:
+        """The chain of the first ``start`` tokens, and the running hashes of these, of one more and so on, within
+        their block.
+        """
+        self._require_open(sequence)
+        return sequence.prefix_rests(start)
 
     def num_pages(self, sequence: KVSequence) -> int:
         """Number of pages that the sequence holds, shared ones included."""

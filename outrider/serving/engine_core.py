@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
+from outrider.columns import CommandColumns
 from outrider.errors import OutriderError
 from outrider.ports import EventBatch, Open, Prepare, Rejected, Release
 from outrider.recording import Recorder
-from outrider.serving.executor import CommonEvent, EventT, Executor, ExecutorOutput, ItemT, JobT, References
+from outrider.serving.executor import EventT, Executor, ExecutorOutput, ItemT, JobT, References
 from outrider.serving.idle_sessions import IdleSessions
 from outrider.serving.input_processor import InputProcessor
 from outrider.serving.output_processor import OutputProcessor
@@ -26,6 +27,7 @@ from outrider.serving.scheduler import Scheduler
 from outrider.serving.session import SequenceT, Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
+from outrider.serving.steady.steps import SteadySteps
 from outrider.serving.timer_slack import POLL_INTERVAL_S
 from outrider.serving.token_budget import TokenBudget
 
@@ -47,10 +49,12 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         budget: TokenBudget | None = None,
         *,
         lookahead: bool = False,
+        takes_columns: bool = True,
         references: References | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """``lookahead``: a ``Prepare`` is served, where the executor can tell what the next step is.
+        ``takes_columns``: what comes as columns is served as such where it can be.
 
         ``references``: bring in what items refer to; None: they refer to nothing.
         """
@@ -72,7 +76,17 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             stats=stats,
             clock=clock,
         )
-        self._inputs = InputProcessor(sessions, executor, self._scheduler, self._outputs, stats, references=references)
+        self._inputs = InputProcessor(
+            sessions, executor, self._scheduler, self._outputs, stats, references=references, touch=self._touch
+        )
+        self._steady = SteadySteps(
+            sessions,
+            executor,
+            self._scheduler,
+            self._outputs,
+            is_enabled=takes_columns,
+            take_item=self._inputs.item,
+        )
         self._idle = IdleSessions(
             sessions,
             is_busy=self._is_asked,
@@ -95,7 +109,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
             self._num_steps_without_forward += 1 + num_events // _EVENTS_OF_STEP
             return messages
         self._num_steps_without_forward = 0
-        batch = self._scheduler.schedule(self._in_flight)
+        batch = self._steady.next_batch(self._clock()) or self._scheduler.schedule(self._in_flight)
         finished = self._execute(batch)
         return self._process_outputs(finished)
 
@@ -110,7 +124,9 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     def _start(self, batch: Batch) -> bool:
         """Start a batch; False where the executor cannot queue it behind the one in flight."""
-        if batch.after is None:
+        if batch.steady is not None:
+            self._steady.start(batch, batch.steady)
+        elif batch.after is None:
             batch.run(batch.scheduled, batch.started_ns)
             batch.forward = self._executor.start([(request.job, tokens) for request, tokens in batch.scheduled])
         else:
@@ -129,6 +145,11 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         if finished is None:
             return []
         batch, output = finished.batch, finished.output
+        if batch.steady is not None and output.columns is not None:
+            return self._steady.answer(batch, batch.steady, output, finished.ended_ns)
+        if batch.steady is not None:
+            self._steady.take_apart()
+        output = output.one_by_one()
         answered = [
             self._answer(request, result)
             for request, result in self._scheduler.update(batch, output, finished.ended_ns)
@@ -142,12 +163,8 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     def tidy(self) -> None:
         """Do what no answer waits for; called when the messages of a step have left."""
         answered, self._answered = self._answered, []
-        for request in answered:
-            session, answer = request.session, request.answer
-            if answer is None or isinstance(answer, CommonEvent) or not self.sessions.holds(session):
-                continue
-            if session.sequence.length > answer.base_length:  # there are drafts
-                self.sessions.hash_ahead(session, answer.base_length)
+        self._steady.settle()
+        self._steady.put_down(answered)
 
     def _answer(self, request: AnyRequest, result: EventT | OutriderError) -> AnyRequest:
         if isinstance(result, OutriderError):
@@ -176,7 +193,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""
-        return bool(self._outputs.is_ready or self._scheduler.queue.due or self._in_flight)
+        return bool(self._outputs.is_ready or self._steady.pending or self._scheduler.queue.due or self._in_flight)
 
     @property
     def pause_s(self) -> float:
@@ -190,29 +207,31 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
         if self._in_flight:
             oldest = self._in_flight[0]
             return 0.0 if oldest.may_queue_next or oldest.forward.is_done() else POLL_INTERVAL_S
-        return self._scheduler.delay_s
+        return 0.0 if self._steady.pending is not None else self._scheduler.delay_s
 
     @property
     def _is_forward_overdue(self) -> bool:
         """Whether a forward is to be started, followed or ended before more events leave that needed none."""
         if self._num_steps_without_forward < _MAX_STEPS_WITHOUT_FORWARD:
             return False
-        return bool(self._scheduler.queue.due or self._in_flight) and not self._forward_pause_s
+        return bool(self._steady.pending or self._scheduler.queue.due or self._in_flight) and not self._forward_pause_s
 
     # Links.
 
     def handle(
         self,
         link_id: int,
-        commands: Sequence[Open | Release | Rejected | Prepare | ItemT],
+        commands: Sequence[Open | Release | Rejected | Prepare | ItemT | CommandColumns],
         *,
         arrived_ns: int | None = None,
     ) -> None:
-        """Process one message of a link; computes nothing."""
+        """Process one message of a link, columns among its commands; computes nothing."""
         arrived = self._clock() if arrived_ns is None else arrived_ns
+        self._steady.settle()
+        singles, columns = self._steady.split(link_id, commands)
         if self._references is not None:
-            commands = self._references.fetch_all(commands)
-        for command in commands:
+            singles = self._references.fetch_all(singles)
+        for command in singles:
             if isinstance(command, Open):
                 self._inputs.open(link_id, command, arrived)
             elif isinstance(command, Release):
@@ -223,11 +242,15 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
                 self._inputs.prepare(link_id, command, arrived)
             else:
                 self._inputs.item(link_id, command, arrived)
+        if columns is not None:
+            self._steady.take(link_id, columns, arrived, is_free=not self._in_flight)
         if len(self._in_flight) == 1:
             self._in_flight[0].may_queue_next = True
 
     def drop_link(self, link_id: int) -> None:
         """Release all sessions of the link."""
+        self._steady.settle()
+        self._steady.drop_link(link_id)
         self._inputs.drop_link(link_id)
 
     # Sessions.
@@ -249,6 +272,7 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
 
     def end_idle_sessions(self) -> None:
         """End the sessions that have received nothing for the timeout."""
+        self._steady.take_all_apart()
         self._idle.end_all()
 
     def refuse_sessions(self, reason: str) -> None:
@@ -263,6 +287,9 @@ class EngineCore(Generic[SequenceT, ItemT, JobT, EventT]):
     @recorder.setter
     def recorder(self, recorder: Recorder | None) -> None:
         self._outputs.recorder = recorder
+
+    def _touch(self, key: SessionKey) -> None:
+        self._steady.touch(key)
 
     def _preempt(self, session: Session[SequenceT]) -> None:
         self._inputs.preempt(session)

@@ -7,15 +7,19 @@ pages and lookahead, so the simplest one implements only ``begin`` and ``execute
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from outrider.columns import AnswerColumns
 from outrider.errors import OutriderError
 from outrider.ports import Opened, Preempted, Refused, SessionFailed, SessionLost
 from outrider.prefix_hash import PrefixHash
 from outrider.serving.session import SequenceT, Session
 from outrider.serving.token_budget import Job
+
+if TYPE_CHECKING:
+    from outrider.serving.steady.step import SteadyStep
 
 
 class Item(Protocol):
@@ -92,13 +96,27 @@ class ExecutorOutput(Generic[EventT_co]):
     """Results of one forward."""
 
     results: Sequence[EventT_co | OutriderError | None]
-    """For each job: its answer, why its session fails, or None when it needs more forwards."""
+    """For each job: its answer, why its session fails, or None when it needs more forwards. Empty with ``columns``."""
     computed_ns: int
     """When the model was done and sampling began, by the core's clock, which is ``time.perf_counter_ns``."""
     used_graph: bool = False
     """Whether a captured forward was replayed."""
     pushed: Sequence[tuple[int, Any]] = ()
     """Events that answer no item, each with the number of its link. They leave with the next message."""
+    columns: AnswerColumns[EventT_co] | None = None
+    """The answers of a step that came as columns, if all its sessions have one."""
+    settle: Callable[[], None] | None = None
+    """With ``columns``: what is left to be done for each session once they have left, and before anything else."""
+
+    def one_by_one(self) -> ExecutorOutput[EventT_co]:
+        """With a result for each job, and nothing left to be done."""
+        if self.columns is None:
+            return self
+        if self.settle is not None:
+            self.settle()
+        return replace(
+            self, results=list(self.columns.events(range(len(self.columns.sessions)))), columns=None, settle=None
+        )
 
 
 class InFlightForward(Protocol[EventT_co]):
@@ -170,6 +188,20 @@ class Executor(ABC, Generic[SequenceT, ItemT, JobT, EventT]):
     def start(self, batch: Sequence[tuple[JobT, int]]) -> InFlightForward[EventT]:
         """``execute`` in two halves. Sequences grow now; none may be truncated until the forward is finished."""
         return _Deferred(self, batch)
+
+    # Columns: items of many running sessions at once. An executor that takes none gets all of them one by one.
+
+    def is_steady(self, session: Session[SequenceT]) -> bool:
+        """Whether the items of a session that was answered may come as columns, and its answers are tokens alone."""
+        return False
+
+    def takes_columns(self, step: SteadyStep) -> bool:
+        """Whether all items of a step of such sessions are valid, and there are KV pages for all. Changes nothing."""
+        return False
+
+    def start_columns(self, step: SteadyStep) -> InFlightForward[EventT]:
+        """``start`` over all items of a step, after the sessions' sequences were truncated to what the items keep."""
+        raise NotImplementedError
 
     # Lookahead: steps computed before they are asked for.
 

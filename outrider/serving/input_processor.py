@@ -6,7 +6,7 @@ item means is the executor's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from outrider.errors import OutriderError, StaleReferenceError
@@ -32,9 +32,10 @@ class InputProcessor:
         stats: ServiceStats,
         *,
         references: References | None = None,
+        touch: Callable[[SessionKey], None],
     ) -> None:
-        """``references`` are as for ``EngineCore``."""
-        self._references = references
+        """``references`` are as for ``EngineCore``. ``touch`` is called before anything happens to a session here."""
+        self._references, self._touch = references, touch
         self._sessions, self._executor, self._scheduler = sessions, executor, scheduler
         self._outputs, self._stats = outputs, stats
 
@@ -42,6 +43,7 @@ class InputProcessor:
 
     def open(self, link_id: int, command: Open, arrived_ns: int) -> None:
         """Open a session, or open it anew; it may be refused."""
+        self._touch((link_id, command.session))
         event = self._sessions.open(link_id, command)
         if (session := self._sessions.get(link_id, command.session)) is not None:
             session.used_ns = arrived_ns
@@ -56,12 +58,14 @@ class InputProcessor:
 
     def release(self, link_id: int, command: Release) -> None:
         """End a session, because its coordinator says so."""
+        self._touch((link_id, command.session))
         if self._sessions.release(link_id, command):
             self._end((link_id, command.session), "released")
 
     def reject(self, link_id: int, command: Rejected) -> None:
         """End a session, because a command for it broke a bound."""
         key = link_id, command.session
+        self._touch(key)
         if self._sessions.is_overtaken(*key, command.generation):
             return
         known = self._sessions.get(*key)
@@ -71,6 +75,7 @@ class InputProcessor:
 
     def item(self, link_id: int, item: Item, arrived_ns: int) -> None:
         """Queue what a session asks for, instead of what it asked for before if that is not answered."""
+        self._touch((link_id, item.session))
         session = self._sessions.find(link_id, item.session, item.generation)
         if session is None:
             return
@@ -98,6 +103,7 @@ class InputProcessor:
         """Let steps of a session be computed before they are asked for; ignored unless its newest item is the one that
         the command follows.
         """
+        self._touch((link_id, command.session))
         session = self._sessions.get(link_id, command.session)
         if session is not None and command.generation == session.generation:
             session.used_ns = arrived_ns
@@ -114,6 +120,7 @@ class InputProcessor:
 
     def expire(self, key: SessionKey) -> None:
         """End a session, because nothing has come for it for long."""
+        self._touch(key)
         self._sessions.expire(*key)
         self._end(key, "idle")
 
@@ -125,6 +132,7 @@ class InputProcessor:
 
     def preempt(self, session: Session[Any]) -> None:
         """End a session, because its pages are needed for older ones."""
+        self._touch(session.key)
         self._end(session.key, "preempted")
         self._outputs.put(session.link_id, self._sessions.preempt(session), session.open)
 

@@ -8,7 +8,7 @@ and never a token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from outrider.errors import OutriderError
@@ -63,6 +63,12 @@ class Lookahead:
         if job.num_last > 1:
             self._speculating.add(session.key)
 
+    def note_drafts(self, sessions: Sequence[Session[Any]]) -> None:
+        """Sessions have asked for steps with drafts."""
+        for session in sessions:
+            self.revoke(session)
+            self._speculating.add(session.key)
+
     def note_end(self, key: SessionKey) -> None:
         """A session has ended."""
         self._speculating.discard(key)
@@ -113,6 +119,8 @@ class Lookahead:
         if not batch.may_queue_next:
             return False
         batch.may_queue_next = False
+        if batch.steady is not None:
+            return False
         if len(self._queue.due) > len(batch.scheduled):
             return False
         return all(

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
+from outrider.columns import AnswerColumns
 from outrider.ports import (
     EventBatch,
     ForwardReport,
@@ -21,10 +23,11 @@ from outrider.ports import (
     SessionLost,
 )
 from outrider.rate_limit import RateLimit
-from outrider.recording import ItemRecord, Recorder
+from outrider.recording import ForwardRecord, ItemRecord, Recorder
 from outrider.serving.executor import Item
 from outrider.serving.request import AnyRequest
 from outrider.serving.stats import ServiceStats
+from outrider.serving.steady.step import SteadyStep
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +98,17 @@ class OutputProcessor:
             batch = self._batch(own)
             messages += [*self._take_opened(link_id), (link_id, batch)]
         return messages
+
+    def columns_message(self, step: SteadyStep, answers: AnswerColumns[Any], forward: ForwardRecord) -> Messages:
+        """The answers of a step, which all came and left together; their time ends now."""
+        now, arrived = self._clock(), step.arrived_ns
+        started = max(forward.started_ns, arrived)
+        computed = max(forward.computed_ns, started)
+        stages = started - arrived, computed - started, forward.ended_ns - computed
+        timing = (*stages, now - forward.ended_ns, now - arrived)
+        report = ForwardReport(*stages, now - arrived, forward.batch_size, forward.num_tokens, self._num_pages_free())
+        columns = replace(answers, timings_ns=timing * len(step))
+        return [*self._take_opened(step.link_id), (step.link_id, EventBatch((), report, (), columns))]
 
     def note(self, event: object, opening: Open | None, trace_parent: str = "") -> None:
         """Count and log an event that says that something went wrong; nothing of any other.

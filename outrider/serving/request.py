@@ -15,6 +15,7 @@ from outrider.ports import ItemTiming
 from outrider.recording import ForwardRecord, ItemRecord
 from outrider.serving.executor import CommonEvent, EventT, InFlightForward, ItemT, JobT, QueuedForward
 from outrider.serving.session import Session, SessionKey
+from outrider.serving.steady.step import SteadyStep
 from outrider.serving.token_budget import is_running
 
 
@@ -221,6 +222,8 @@ class Batch:
     num_running: int = 0
     """Requests of sessions that run, rather than have a prompt taken in."""
     num_prefill_tokens: int = 0
+    steady: SteadyStep | None = None
+    """The step that it serves, instead of requests, as long as nothing else comes for one of its sessions."""
     forward: InFlightForward[Any] = field(init=False)
     """Set when it is started."""
     queued: QueuedForward[Any, Any] = field(init=False)

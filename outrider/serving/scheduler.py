@@ -18,6 +18,7 @@ from outrider.serving.request import AnyRequest, Batch, RequestQueue, RequestSta
 from outrider.serving.session import Session, SessionKey
 from outrider.serving.session_table import SessionTable
 from outrider.serving.stats import ServiceStats
+from outrider.serving.steady.step import SteadyStep
 from outrider.serving.token_budget import (
     LONGEST_ABSENCE_NS,
     Job,
@@ -110,6 +111,20 @@ class Scheduler:
     def note_arrival(self, key: SessionKey, arrived_ns: int) -> None:
         """A session has sent an item."""
         self._delay.note_return(key, arrived_ns)
+
+    def note_steady(self, step: SteadyStep) -> None:
+        """The items of a step have come, and its forward has started."""
+        for key in step.keys:
+            self._delay.note_return(key, step.arrived_ns)
+        if step.is_scoring:
+            self.lookahead.note_drafts(step.sessions)
+
+    def note_steady_answers(self, step: SteadyStep, batch: Batch, forward: ForwardRecord) -> None:
+        """The items of a step were answered."""
+        self._note_duration(batch, forward.ended_ns)
+        self._stats.note_forward(forward, [forward.started_ns - step.arrived_ns] * len(step))
+        for key in step.keys:
+            self._delay.note_answer(key, forward.ended_ns)
 
     def abort(self, key: SessionKey) -> list[AnyRequest]:
         """Give up a session's requests; returns them."""

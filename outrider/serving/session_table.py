@@ -15,7 +15,7 @@ from typing import Generic
 
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.ports import Open, Opened, Preempted, Refused, Release, SessionFailed, SessionLost
-from outrider.prefix_hash import BLOCK_TOKENS, PrefixHash
+from outrider.prefix_hash import PrefixHash
 from outrider.serving.session import Limits, SequenceStore, SequenceT, Session, check_open
 
 MAX_TOMBSTONES = 65_536
@@ -123,12 +123,22 @@ class SessionTable(Generic[SequenceT]):
                 return SessionLost(session.open.session, session.generation, str(error))
         return None
 
-    def hash_ahead(self, session: Session[SequenceT], base: int) -> None:
+    def hash_ahead(self, session: Session[SequenceT], base: int) -> tuple[bytes, list[int]]:
         """Hash what a session holds after its ``base`` committed tokens, which its next item may keep a part of; up to
-        the end of a block, since blocks are hashed once.
+        the end of a block, since blocks are hashed once. The chain, and the running hashes from ``base`` tokens on.
         """
-        end = base - base % BLOCK_TOKENS + BLOCK_TOKENS - 1
-        self._store.prefix_hash(session.sequence, min(session.sequence.length, end))
+        return self._store.prefix_rests(session.sequence, base)
+
+    def prefix_hash(self, session: Session[SequenceT], length: int) -> PrefixHash:
+        """Prefix hash of a session's first ``length`` tokens."""
+        return self._store.prefix_hash(session.sequence, length)
+
+    def truncate(self, sessions: Sequence[Session[SequenceT]], lengths: Sequence[int]) -> None:
+        """Keep so many tokens of each, which are none fewer than were committed."""
+        truncate = self._store.truncate
+        for session, length in zip(sessions, lengths, strict=True):
+            if session.sequence.length != length:
+                truncate(session.sequence, length)
 
     def adopt_prefix(self, session: Session[SequenceT], token_ids: Sequence[int]) -> Opened | None:
         """Begin an empty session after what is cached of ``token_ids``, always less than all; the answer to its

@@ -100,7 +100,7 @@ class DraftServicer(DraftServiceServicer):
             link = await self._draft.attach()
             pump = LinkPump(
                 link,
-                partial(draft_commands_from_proto, model=limits),
+                partial(draft_commands_from_proto, model=limits, keeps_columns=True),
                 draft_events_to_proto,
                 offer=lambda name: link_pb2.DraftEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
                 shares_memory=reads_shared_memory(context.invocation_metadata()),
@@ -145,7 +145,7 @@ class TargetServicer(TargetServiceServicer):
             link = await self._target.attach()
             pump = LinkPump(
                 link,
-                partial(target_commands_from_proto, model=limits),
+                partial(target_commands_from_proto, model=limits, keeps_columns=True),
                 target_events_to_proto,
                 offer=lambda name: link_pb2.TargetEvents(plane_offer=tensor_pb2.PlaneOffer(name=name)),
                 shares_memory=reads_shared_memory(context.invocation_metadata()),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.columns import ScoreColumns
 from outrider.errors import IntegrityError
 from outrider.kv_cache import KVSequence
 from outrider.model_executor.model_runner import ModelRunner
@@ -15,12 +16,15 @@ from outrider.ports import Score, Scores
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput, InFlightForward, QueuedForward
 from outrider.serving.session import Session
-from outrider.types import ScoreForm, SparseScores, TokenScores, TypicalScores
+from outrider.serving.steady.step import SteadyStep
+from outrider.types import JudgingRule, ScoreForm, SparseScores, TokenScores, TypicalScores
+from outrider_target.columns_forward import ColumnsForward
 from outrider_target.jobs import ScoreJob, check_layers, check_score
 from outrider_target.planes import TargetPlanes
 from outrider_target.scoring_forward import ScoringForward
 
 TargetSession = Session[KVSequence]
+_TOKEN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED)
 
 
 class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
@@ -73,6 +77,39 @@ class TargetExecutor(Executor[KVSequence, Score, ScoreJob, Scores]):
     def start(self, batch: Sequence[tuple[ScoreJob, int]]) -> ScoringForward:
         """``execute`` in two halves."""
         return ScoringForward(self._runner, batch, planes=self._planes)
+
+    # Columns.
+
+    def is_steady(self, session: TargetSession) -> bool:
+        """Greedy and coupled sessions without logprobs: their scores are tokens."""
+        opened = session.open
+        no_logprobs = opened.num_logprobs is None and opened.num_prompt_logprobs is None
+        return (
+            no_logprobs and opened.judging_rule in _TOKEN_RULES and isinstance(session.executor_state, SessionSampling)
+        )
+
+    def takes_columns(self, step: SteadyStep) -> bool:
+        """Whether every item has drafts and keeps to the bounds of ``check_score``, and pages suffice for certain."""
+        columns, lengths = step.columns, step.draft_lengths
+        if not isinstance(columns, ScoreColumns) or int(lengths.min()) < 1 or int(columns.counts.min()) < 1:
+            return False
+        ids, drafts, vocab_size = columns.token_ids, columns.draft_token_ids, self._runner.config.vocab_size
+        return bool(
+            int(ids.min()) >= 0
+            and int(ids.max()) < vocab_size
+            and int(drafts.min()) >= 0
+            and int(drafts.max()) < int(step.num_token_ids.min())
+            and (step.bases + lengths <= step.max_lengths).all()
+            and self._runner.sequences.surely_fit(len(step), int((columns.counts + lengths).max()))
+        )
+
+    def start_columns(self, step: SteadyStep) -> ColumnsForward:
+        """A forward over all of them."""
+        if not isinstance(step.columns, ScoreColumns):
+            raise TypeError("a target scores")
+        return ColumnsForward(self._runner, step, step.columns)
+
+    # Lookahead.
 
     def next_step(self, session: TargetSession, answer: Scores) -> Score | None:
         """The next plain step, where the answer says by itself which token comes next and does not end the session."""

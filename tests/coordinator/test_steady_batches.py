@@ -12,12 +12,11 @@ import pytest
 
 from outrider.benchmarks.step import turn
 from outrider.benchmarks.step.stand_in import follow
-from outrider.columns import AnswerColumns
+from outrider.columns import AnswerColumns, token_scores
 from outrider.config import CoordinatorSettings
 from outrider.demo import TARGET
 from outrider.generation import GenerationRequest
 from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
-from outrider.transport.convert.columns import token_scores
 from outrider.types import SamplingParams
 from outrider_coordinator.requests.steady_driver import SteadyDriver
 from outrider_coordinator.service import Coordinator

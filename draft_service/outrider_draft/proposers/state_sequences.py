@@ -86,6 +86,10 @@ class StateSequences:
         """Of the first ``length`` tokens."""
         return sequence.text.prefix_hash(length)
 
+    def prefix_rests(self, sequence: StateSequence, start: int) -> tuple[bytes, list[int]]:
+        """The chain at ``start``, and running hashes from there on."""
+        return sequence.text.prefix_rests(start)
+
     def release(self, sequence: StateSequence) -> None:
         """Give back what it takes."""
         self._drop(sequence)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from outrider import __version__
 from outrider.benchmarks.step.stamps import BEGAN, ENDED
+from outrider.columns import AnswerColumns, CommandColumns, ScoreColumns, token_scores
 from outrider.ports import (
     DraftCommand,
     DraftEvent,
@@ -32,6 +33,7 @@ from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.in_process.service import InProcessService
 from outrider.serving.session import Limits, Session
 from outrider.serving.session_table import SessionTable
+from outrider.serving.steady.step import SteadyStep
 from outrider.types import ModelDescription, SparseEvidence, SparseScores, TokenScores
 from outrider_draft.texts import PlainSequence, PlainSequences
 
@@ -60,7 +62,7 @@ class StandInJob(Generic[ItemT]):
 
 
 Answer = Callable[[StandInJob[ItemT]], EventT]
-Note = Callable[[int, Sequence[Extend | Score]], None]
+Note = Callable[[int, Sequence[Extend | Score | CommandColumns]], None]
 
 
 class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT]):
@@ -88,6 +90,66 @@ class StandInExecutor(Executor[PlainSequence, ItemT, StandInJob[ItemT], EventT])
         computed_ns = time.perf_counter_ns()
         self._note(ENDED, items)
         return ExecutorOutput([self._answer(job) for job, _ in batch], computed_ns)
+
+    # Columns.
+
+    def is_steady(self, session: Session[PlainSequence]) -> bool:
+        """Greedy sessions are."""
+        return session.open.sampling.temperature == 0
+
+    def takes_columns(self, step: SteadyStep) -> bool:
+        """All of them."""
+        return True
+
+    def start_columns(self, step: SteadyStep) -> StandInStep:
+        """Texts are brought up to date at once, drafted tokens included."""
+        columns = step.columns
+        rows, counts = columns.token_ids.tolist(), columns.counts.tolist()
+        drafts = columns.draft_token_ids.tolist() if isinstance(columns, ScoreColumns) else []
+        lengths = step.draft_lengths.tolist()
+        start = first = 0
+        for session, count, length in zip(step.sessions, counts, lengths, strict=True):
+            text = session.sequence
+            text.extend(rows[start : start + count])
+            start += count
+            if drafts:
+                text.extend(drafts[first : first + length])
+                first += length
+        self._note(BEGAN, [columns])
+        return StandInStep(self, step, time.perf_counter() + self._busy_s)
+
+    def answer_columns(self, step: SteadyStep) -> AnswerColumns[EventT]:
+        """What the answers to single items would be."""
+        self._note(ENDED, [step.columns])
+        items: list[Any] = list(step.columns.items())
+        answers: list[Any] = [
+            self._answer(StandInJob(session.open, item, session.sequence))
+            for session, item in zip(step.sessions, items, strict=True)
+        ]
+        rows = [answer.form.token_ids if step.is_scoring else answer.token_ids for answer in answers]
+        make: Any = token_scores if step.is_scoring else Proposal
+        token_ids = np.array([token_id for row in rows for token_id in row], dtype=np.uint32)
+        counts = np.array(list(map(len, rows)), dtype=np.uint32)
+        return AnswerColumns(step.columns.sessions, step.columns.generations, step.bases, counts, token_ids, (), make)
+
+
+@dataclass(frozen=True, slots=True)
+class StandInStep:
+    """A forward over a step of columns."""
+
+    executor: StandInExecutor[Any, Any]
+    step: SteadyStep
+    ends: float
+
+    def is_done(self) -> bool:
+        """Always: ``finish`` waits."""
+        return True
+
+    def finish(self) -> ExecutorOutput[Any]:
+        """Wait, then answer all."""
+        wait_until(self.ends)
+        computed_ns = time.perf_counter_ns()
+        return ExecutorOutput((), computed_ns, columns=self.executor.answer_columns(self.step))
 
 
 def wait_until(when: float) -> None:

@@ -2,7 +2,7 @@
 
 The coordinator, both cores and all conversions are real; the models are stand-ins that take no processor time, and
 messages go from end to end as bytes without gRPC. So every stage is timed by itself, by the thread's processor time,
-which another process on the machine does not change.
+which another process on the machine does not change. What is done while a forward runs is counted apart.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from outrider_coordinator.service import Coordinator
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
 
-BETWEEN_FORWARDS = ("encode", "read", "judge", "decide", "write", "decode", "take in", "schedule")
-"""Stages that a device waits for: of a service and of the coordinator, in their order. The answers' encoding begins
-them, the next schedule ends them."""
+BETWEEN_FORWARDS = ("answer", "encode", "read", "judge", "decide", "write", "decode", "take in", "schedule")
+"""Stages that a device waits for: of a service and of the coordinator, in their order. A forward's end begins them, the
+next launch ends them."""
 FORWARD = "forward"
 """What the stand-ins take to make up their answers; told nowhere."""
 DELIVER = "deliver"
@@ -109,6 +109,10 @@ class StepTimes:
             self._spent_ns[stage] += spent_ns - self._inner_ns
             self._inner_ns = outer_ns + spent_ns
 
+    def discount(self, stage: str, since_ns: int) -> None:
+        """What was done since this reading of the thread's time was no part of the stage, which has just ended."""
+        self._spent_ns[stage] -= time.thread_time_ns() - since_ns
+
     def wrap(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, counted as this stage."""
 
@@ -155,7 +159,7 @@ _WIRES = {
         pb.DraftCommands,
         pb.DraftEvents,
         draft_commands_to_proto,
-        draft_commands_from_proto,
+        functools.partial(draft_commands_from_proto, keeps_columns=True),
         draft_events_to_proto,
         draft_events_from_proto,
     ),
@@ -163,7 +167,7 @@ _WIRES = {
         pb.TargetCommands,
         pb.TargetEvents,
         target_commands_to_proto,
-        target_commands_from_proto,
+        functools.partial(target_commands_from_proto, keeps_columns=True),
         target_events_to_proto,
         target_events_from_proto,
     ),
@@ -173,7 +177,7 @@ _WIRES = {
 class WiredPort(Generic[CommandT, EventT]):
     """A port whose core steps on the caller's event loop; everything passes as bytes."""
 
-    def __init__(self, core: EngineCore[Any, Any, Any, Any], role: str, times: StepTimes, *, columns: bool) -> None:
+    def __init__(self, core: _TimedCore, role: str, times: StepTimes, *, columns: bool) -> None:
         self._core, self._role, self._times, self._columns = core, role, times, columns
 
     async def describe(self) -> ModelDescription:
@@ -191,7 +195,7 @@ class WiredLink(Generic[CommandT, EventT]):
 
     def __init__(
         self,
-        core: EngineCore[Any, Any, Any, Any],
+        core: _TimedCore,
         wire: _Wire,
         times: StepTimes,
         note_answers: Callable[[int], None],
@@ -215,17 +219,29 @@ class WiredLink(Generic[CommandT, EventT]):
             arrived = self._wire.decode(self._wire.commands.FromString(content))
         with self._timed("take in"):
             self._core.handle(0, arrived)
-        asyncio.get_running_loop().call_soon(self._step)
+        asyncio.get_running_loop().call_soon(self._start)
 
-    def _step(self) -> None:
-        while self._core.has_work:
+    def _start(self) -> None:
+        """Start a forward if there is none, and let it take its time."""
+        executor = self._core.executor
+        while self._core.has_work and executor.running is None:
             with self._timed("schedule"):
                 messages = self._core.step()
-            rows = max([len(batch.events) for _, batch in messages], default=0)
-            asyncio.get_running_loop().call_later(_FORWARD_S + _FORWARD_A_SESSION_S * rows, self._answer, messages)
+            if executor.running is not None:
+                self._core.times.discount("schedule", executor.launched_ns)
+                busy_s = _FORWARD_S + _FORWARD_A_SESSION_S * executor.num_sessions
+                asyncio.get_running_loop().call_later(busy_s, self._end)
+            self._tell(messages)
 
-    def _answer(self, messages: Sequence[tuple[int, EventBatch[Any]]]) -> None:
+    def _end(self) -> None:
         """The forward has ended."""
+        self._core.executor.running = None
+        with self._timed("answer"):
+            messages = self._core.step()
+        self._tell(messages)
+        self._start()
+
+    def _tell(self, messages: Sequence[tuple[int, EventBatch[Any]]]) -> None:
         for _, batch in messages:
             with self._timed("encode"):
                 content = self._wire.encode(batch, columns=self._columns).SerializeToString()
@@ -271,21 +287,58 @@ async def _run(plan: TurnPlan, num_sessions: int) -> TurnCosts:
     return TurnCosts(num_sessions, times.micros())
 
 
-def _core(role: str, plan: TurnPlan, times: StepTimes) -> EngineCore[Any, Any, Any, Any]:
+def _core(role: str, plan: TurnPlan, times: StepTimes) -> _TimedCore:
     answer: Any = functools.partial(propose if role == "draft" else score, acceptance=plan.acceptance)
-    executor = _TimedExecutor(answer, busy_s=0.0, note=lambda _what, _items: None)
-    executor.times = times
-    return EngineCore(new_session_table(), executor)
+    return _TimedCore(_TimedExecutor(answer, times), times)
 
 
 class _TimedExecutor(StandInExecutor[Any, Any]):
-    """Stand-in answers are the forward's, which is no work between forwards."""
+    """Forwards end when they are told to. The answers are the forward's, which is no work between forwards."""
 
-    times: StepTimes
+    def __init__(self, answer: Any, times: StepTimes) -> None:  # noqa: ANN401 - of either side
+        super().__init__(answer, busy_s=0.0, note=lambda _what, _items: None)
+        self._times = times
+        self.running: _TimedForward | None = None
+        self.num_sessions = 0
+        """Of the last forward."""
+        self.launched_ns = 0
+        """When it was launched, by the thread's time."""
 
-    def execute(self, batch: Sequence[tuple[Any, int]]) -> ExecutorOutput[Any]:
-        with self.times.timed(FORWARD):
-            return super().execute(batch)
+    @property
+    def is_asynchronous(self) -> bool:
+        """As a GPU's are."""
+        return True
+
+    def start(self, batch: Sequence[tuple[Any, int]]) -> _TimedForward:
+        """The forward runs until ``running`` is None."""
+        return self._launch(functools.partial(self.execute, batch), len(batch))
+
+    def start_columns(self, step: Any) -> Any:  # noqa: ANN401
+        """Likewise."""
+        forward = super().start_columns(step)
+        return self._launch(forward.finish, len(step))
+
+    def _launch(self, finish: Callable[[], ExecutorOutput[Any]], num_sessions: int) -> _TimedForward:
+        self.running = forward = _TimedForward(self, self._times.wrap(FORWARD, finish))
+        self.num_sessions, self.launched_ns = num_sessions, time.thread_time_ns()
+        return forward
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedForward:
+    executor: _TimedExecutor
+    finish: Callable[[], ExecutorOutput[Any]]
+
+    def is_done(self) -> bool:
+        return self.executor.running is not self
+
+
+class _TimedCore(EngineCore[Any, Any, Any, Any]):
+    """A core, and the executor that tells it when a forward has ended."""
+
+    def __init__(self, executor: _TimedExecutor, times: StepTimes) -> None:
+        super().__init__(new_session_table(), executor)
+        self.executor, self.times = executor, times
 
 
 @contextlib.contextmanager

@@ -33,6 +33,8 @@ from outrider.types import FloatArray, IntArray, JudgingRule, ScoreForm, SparseS
 
 _SHORT = 2
 """``Found.STATUS`` from here on: the kernels could not find the truncation threshold."""
+_TOKEN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED)
+"""Whose scores are tokens."""
 _LOWEST = -1e30
 """A row whose largest logit is not above this has no token left to draw."""
 
@@ -78,6 +80,21 @@ class Scoring:
                 self._take(wider)
             self._score(self._missing())
         return [self._outcomes[i] for i in range(len(self._requests))]
+
+    def tokens(self) -> IntArray | None:
+        """Wait for the kernels; the tokens of all rows, [R], where every session is greedy, or every one coupled, and
+        sound. None: ``outcomes`` tells.
+        """
+        part = self._first
+        columns = {metadata.rule: _column(metadata) for metadata in self._metadata}
+        if part is None or len(part.layout.spans) < len(self._requests) or len(columns) > 1:
+            return None
+        findings = part.launch.findings()
+        largest: list[float] = findings.of(Found.LARGEST).tolist()
+        if findings.of(Found.STATUS).any() or not _is_drawable(largest, part.layout.bound):
+            return None
+        ((rule, column),) = columns.items()
+        return findings.of(column).copy() if rule in _TOKEN_RULES else None
 
     def drawn(self) -> Tensor | None:
         """Next token of each session, [R] int32 on the device, valid once the kernels have ended.
@@ -242,7 +259,7 @@ def begin_scoring(logits: Tensor, requests: Sequence[ScoreRequest], *, fused: bo
     return Scoring(logits, requests, fused=has_kernels(logits.device) if fused is None else fused)
 
 
-def _column(metadata: SamplingMetadata) -> int:
+def _column(metadata: SamplingMetadata) -> Found:
     """Where the kernels leave the token that follows a text."""
     if metadata.rule is JudgingRule.GREEDY:
         return Found.ARGMAX

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from outrider.columns import num_items, one_by_one
 from outrider.errors import UnavailableError
 from outrider.ports import EventBatch
 from outrider.recording import Recorder
@@ -97,6 +98,8 @@ class Core(Protocol[CommandT_contra, EventT]):
 class _Message(Generic[CommandT, EventT]):
     link: LocalLink[CommandT, EventT]
     commands: tuple[CommandT, ...]
+    num_items: int
+    """Commands, those of columns counted one by one."""
     arrived_ns: int
 
 
@@ -155,12 +158,12 @@ class EngineThread(Generic[CommandT, EventT]):
 
     def submit(self, link: LocalLink[CommandT, EventT], commands: tuple[CommandT, ...]) -> bool:
         """Queue a message; False if too many wait on this link. Used by links."""
-        message = _Message(link, commands, time.perf_counter_ns())
+        message = _Message(link, commands, num_items(commands), time.perf_counter_ns())
         with self._changed:
             self._require_alive()
-            if link.num_pending + len(commands) > MAX_PENDING_COMMANDS:
+            if link.num_pending + message.num_items > MAX_PENDING_COMMANDS:
                 return False
-            link.num_pending += len(commands)
+            link.num_pending += message.num_items
             self._inbox.append(message)
             self._changed.notify()
         return True
@@ -213,7 +216,7 @@ class EngineThread(Generic[CommandT, EventT]):
             inbox, self._inbox = _of_one_turn(self._inbox)
             for entry in inbox:
                 if isinstance(entry, _Message):
-                    entry.link.num_pending -= len(entry.commands)
+                    entry.link.num_pending -= entry.num_items
             return inbox
 
     def _turn(self, inbox: Sequence[_Message[CommandT, EventT] | _Drop[CommandT, EventT]]) -> None:
@@ -284,7 +287,7 @@ def _of_one_turn(inbox: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
     """The entries of one turn, and those that are left for later ones; each link's stay in order. A message may be cut:
     its parts mean the same one after the other.
     """
-    if sum([len(entry.commands) for entry in inbox if isinstance(entry, _Message)]) <= MAX_COMMANDS_OF_TURN:
+    if sum([entry.num_items for entry in inbox if isinstance(entry, _Message)]) <= MAX_COMMANDS_OF_TURN:
         return inbox, []
     taken: list[_Entry] = []
     left: list[_Entry] = []
@@ -294,11 +297,12 @@ def _of_one_turn(inbox: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
         most = room.get(link_id, MAX_COMMANDS_OF_TURN)
         if not most:
             left.append(entry)
-        elif isinstance(entry, _Message) and len(entry.commands) > most:
+        elif isinstance(entry, _Message) and entry.num_items > most:
             room[link_id] = 0
-            taken.append(replace(entry, commands=entry.commands[:most]))
-            left.append(replace(entry, commands=entry.commands[most:]))
+            commands = one_by_one(entry.commands)
+            taken.append(replace(entry, commands=tuple(commands[:most]), num_items=most))
+            left.append(replace(entry, commands=tuple(commands[most:]), num_items=len(commands) - most))
         else:
             taken.append(entry)
-            room[link_id] = most - (len(entry.commands) if isinstance(entry, _Message) else 0)
+            room[link_id] = most - (entry.num_items if isinstance(entry, _Message) else 0)
     return taken, left

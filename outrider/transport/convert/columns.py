@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from outrider import ports
-from outrider.columns import AnswerColumns
+from outrider.columns import AnswerColumns, token_scores
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_FIELDS, LINK_POSITIONS, LINK_SUPPORT_IDS, Bound
 from outrider.transport.convert.column_bytes import (
     FEWEST,
     SESSION_BYTES,
+    array_bytes,
     from_bytes,
     joined,
     spans,
@@ -103,6 +104,15 @@ def write_columns(message: pb.AnswerColumns, answers: Sequence[ports.Proposal | 
         _write_evidence(message, [answer.evidence for answer in answers])  # type: ignore[union-attr]
 
 
+def write_answer_arrays(message: pb.AnswerColumns, answers: AnswerColumns[Any]) -> None:
+    """Answers that are columns already, into an empty message."""
+    message.sessions = array_bytes(answers.sessions, "<u8")
+    message.generations = array_bytes(answers.generations, "<u8")
+    message.base_lengths = array_bytes(answers.base_lengths, "<u4")
+    message.counts = array_bytes(answers.counts, "<u4")
+    message.token_ids = array_bytes(answers.token_ids, "<u4")
+
+
 def _token_ids(answer: Any) -> Sequence[int]:  # noqa: ANN401 - of a group
     found: Sequence[int] = answer.token_ids if isinstance(answer, ports.Proposal) else answer.form.token_ids
     return found
@@ -180,11 +190,6 @@ def token_columns(
         numbers,
         make,
     )
-
-
-def token_scores(session: int, generation: int, base_length: int, token_ids: tuple[int, ...]) -> ports.Scores:
-    """Scores of the form that greedy and coupled sessions get."""
-    return ports.Scores(session, generation, base_length, TokenScores(token_ids))
 
 
 def _sparse_scores(message: pb.AnswerColumns) -> Iterator[ports.Scores | ports.SessionFailed]:

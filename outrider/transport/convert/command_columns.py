@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider import ports
-from outrider.columns import CommandColumns, ScoreColumns
+from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES
@@ -129,6 +130,56 @@ def _write_drafts(message: pb.CommandColumns, scores: Sequence[Any]) -> None:
         message.support_token_ids = joined([score.support.token_ids for score in scores], "<i4")
 
 
+def extend_arrays(message: pb.CommandColumns) -> ExtendColumns | None:
+    """The ``Extend`` of a group as columns; None where one is beyond its limits. Raises as ``extends_from_columns``."""
+    if message.draft_token_ids or message.support_counts or message.support_token_ids:
+        raise ProtocolError("columns: draft_token_ids and supports belong to Score, not to Extend")
+    heads, lengths = _head_arrays(message)
+    return None if heads is None else ExtendColumns(*(*heads, lengths))
+
+
+def score_arrays(message: pb.CommandColumns) -> ScoreColumns | None:
+    """The ``Score`` of a group as columns; None where one is beyond its limits or has a support. Raises as
+    ``scores_from_command_columns``.
+    """
+    if message.support_counts or message.support_token_ids:
+        return None
+    heads, lengths = _head_arrays(message)
+    num_drafts = total("draft_lengths", lengths)
+    if heads is None or int(lengths.max(initial=0)) > LINK_DRAFT_TOKEN_IDS.most:
+        return None
+    drafts = from_bytes("draft_token_ids", message.draft_token_ids, "<u4", num_drafts)
+    return ScoreColumns(*(*heads, lengths, drafts))
+
+
+def _head_arrays(message: pb.CommandColumns) -> tuple[Any, NDArray[np.uint32]]:
+    """What both kinds begin with, and the draft lengths; None for a row beyond its limits, or none at all."""
+    sessions = from_bytes("sessions", message.sessions, "<u8")
+    size = sessions.size
+    kept = from_bytes("num_kept_tokens", message.num_kept_tokens, "<u4", size)
+    counts = from_bytes("counts", message.counts, "<u4", size)
+    lengths = from_bytes("draft_lengths", message.draft_lengths, "<u4", size)
+    if not size or int(counts.max()) > LINK_TOKEN_IDS.most:
+        return None, lengths
+    num_chains = int(np.count_nonzero(kept >= BLOCK_TOKENS))
+    if len(message.prefix_chains) != CHAIN_BYTES * num_chains:
+        raise ProtocolError(_wrong_chains(len(message.prefix_chains), num_chains))
+    heads = (
+        sessions,
+        from_bytes("generations", message.generations, "<u8", size),
+        kept,
+        message.prefix_chains,
+        from_bytes("prefix_rests", message.prefix_rests, "<u8", size),
+        counts,
+        from_bytes("token_ids", message.token_ids, "<i4", total("counts", counts)),
+    )
+    return heads, lengths
+
+
+def _wrong_chains(num_bytes: int, num_chains: int) -> str:
+    return f"columns: {num_bytes} bytes of prefix_chains are not {CHAIN_BYTES} for each of {num_chains}"
+
+
 def extends_from_columns(message: pb.CommandColumns) -> Iterator[ports.Extend | ports.Rejected]:
     """The ``Extend`` of a group; ``ProtocolError`` for columns that do not fit each other."""
     if message.draft_token_ids or message.support_counts or message.support_token_ids:
@@ -206,8 +257,6 @@ def _hashes(message: pb.CommandColumns, kept: Sequence[int]) -> list[tuple[bytes
     chains, rests = message.prefix_chains, from_bytes("prefix_rests", message.prefix_rests, "<u8", len(kept)).tolist()
     num_chains = sum([held >= BLOCK_TOKENS for held in kept])
     if len(chains) != CHAIN_BYTES * num_chains:
-        raise ProtocolError(
-            f"columns: {len(chains)} bytes of prefix_chains are not {CHAIN_BYTES} for each of {num_chains}"
-        )
+        raise ProtocolError(_wrong_chains(len(chains), num_chains))
     each = spans([CHAIN_BYTES if held >= BLOCK_TOKENS else 0 for held in kept])
     return [(chains[span], rest) for span, rest in zip(each, rests, strict=True)]

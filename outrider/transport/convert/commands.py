@@ -30,7 +30,9 @@ from outrider.transport.convert.arrays import (
 from outrider.transport.convert.bounds import check_extend, check_open, check_prepare, check_score
 from outrider.transport.convert.column_bytes import num_rows
 from outrider.transport.convert.command_columns import (
+    extend_arrays,
     extends_from_columns,
+    score_arrays,
     scores_from_command_columns,
     split_steady,
     write_column_arrays,
@@ -256,16 +258,20 @@ def draft_commands_to_proto(
 
 
 def draft_commands_from_proto(
-    message: pb.DraftCommands, model: ModelLimits = ANY_MODEL
-) -> tuple[ports.DraftCommand | ports.PlaneCommand | ports.Rejected, ...]:
-    """One message to a draft; ``ProtocolError`` for an unknown command, ``InvalidRequestError`` for too many.
+    message: pb.DraftCommands, model: ModelLimits = ANY_MODEL, *, keeps_columns: bool = False
+) -> tuple[Any, ...]:
+    """One message to a draft: values of ``ports``, ``Rejected`` among them; ``ProtocolError`` for an unknown command,
+    ``InvalidRequestError`` for too many.
 
-    ``model`` limits the sizes of a session's fields.
+    ``model`` limits the sizes of a session's fields. ``keeps_columns``: commands that came as columns stay columns.
     """
     LINK_COMMANDS.check("commands", len(message.commands) + num_rows(message.columns))
-    commands = [_draft_command_from_proto(command, model) for command in message.commands]
+    commands: list[Any] = [_draft_command_from_proto(command, model) for command in message.commands]
     for group in message.columns:
-        commands += extends_from_columns(group)
+        if keeps_columns and (columns := extend_arrays(group)) is not None:
+            commands.append(columns)
+        else:
+            commands += extends_from_columns(group)
     return tuple(commands)
 
 
@@ -309,16 +315,20 @@ def target_commands_to_proto(
 
 
 def target_commands_from_proto(
-    message: pb.TargetCommands, model: ModelLimits = ANY_MODEL
-) -> tuple[ports.TargetCommand | ports.PlaneCommand | ports.Rejected, ...]:
-    """One message to a target; ``ProtocolError`` for an unknown command, ``InvalidRequestError`` for too many.
+    message: pb.TargetCommands, model: ModelLimits = ANY_MODEL, *, keeps_columns: bool = False
+) -> tuple[Any, ...]:
+    """One message to a target: values of ``ports``, ``Rejected`` among them; ``ProtocolError`` for an unknown command,
+    ``InvalidRequestError`` for too many.
 
-    ``model`` limits the sizes of a session's fields.
+    ``model`` limits the sizes of a session's fields. ``keeps_columns``: commands that came as columns stay columns.
     """
     LINK_COMMANDS.check("commands", len(message.commands) + num_rows(message.columns))
-    commands = [_target_command_from_proto(command, model) for command in message.commands]
+    commands: list[Any] = [_target_command_from_proto(command, model) for command in message.commands]
     for group in message.columns:
-        commands += scores_from_command_columns(group)
+        if keeps_columns and (columns := score_arrays(group)) is not None:
+            commands.append(columns)
+        else:
+            commands += scores_from_command_columns(group)
     return tuple(commands)
 
 

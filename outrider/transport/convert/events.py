@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outrider import ports
-from outrider.columns import AnswerColumns
+from outrider.columns import AnswerColumns, token_scores
 from outrider.errors import ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_ITEMS
 from outrider.transport.convert.arrays import Fetch, Place, fetch_nothing, place_nothing
@@ -23,7 +23,7 @@ from outrider.transport.convert.columns import (
     proposals_from_columns,
     scores_from_columns,
     token_columns,
-    token_scores,
+    write_answer_arrays,
     write_columns,
 )
 from outrider.transport.convert.reading import (
@@ -229,6 +229,8 @@ def draft_events_to_proto(
     ``columns``: the reader takes answers of many sessions as columns.
     """
     with out_of_range_breaks_the_contract():
+        if not columns:
+            batch = _one_by_one(batch)
         groups = column_groups(batch.events) if columns else []
         message = pb.DraftEvents(report=report_to_proto(batch.report))
         for event in _write_columns(message, batch, groups):
@@ -237,7 +239,17 @@ def draft_events_to_proto(
 
 
 def _write_columns(message: Any, batch: ports.EventBatch[Any], groups: list[list[int]]) -> Sequence[Any]:  # noqa: ANN401
-    """Write the groups and all timings; returns the events that are left to be written one by one."""
+    """Write the groups, what are columns already, and all timings; returns the events that are left to be written one
+    by one.
+    """
+    left = _write_groups(message, batch, groups)
+    if batch.columns is not None:
+        write_answer_arrays(message.columns.add(), batch.columns)
+        message.item_timings_ns.extend(batch.columns.timings_ns)
+    return left
+
+
+def _write_groups(message: Any, batch: ports.EventBatch[Any], groups: list[list[int]]) -> Sequence[Any]:  # noqa: ANN401
     if not groups:
         message.item_timings_ns.extend(timings_to_proto(batch.timings))
         return batch.events
@@ -249,6 +261,16 @@ def _write_columns(message: Any, batch: ports.EventBatch[Any], groups: list[list
         order = [*left, *itertools.chain.from_iterable(groups)]
         message.item_timings_ns.extend(timings_to_proto([batch.timings[index] for index in order]))
     return [batch.events[index] for index in left]
+
+
+def _one_by_one(batch: ports.EventBatch[Any]) -> ports.EventBatch[Any]:
+    """The batch for a reader that takes no columns."""
+    columns = batch.columns
+    if columns is None:
+        return batch
+    places = range(len(columns.sessions))
+    timings = [timing for timing in columns.timings(places) if timing is not None]
+    return ports.EventBatch((*batch.events, *columns.events(places)), batch.report, (*batch.timings, *timings))
 
 
 def draft_events_from_proto(
@@ -275,6 +297,8 @@ def target_events_to_proto(
     ``columns``: the reader takes answers of many sessions as columns.
     """
     with out_of_range_breaks_the_contract():
+        if not columns:
+            batch = _one_by_one(batch)
         groups = column_groups(batch.events) if columns else []
         message = pb.TargetEvents(report=report_to_proto(batch.report))
         for event in _write_columns(message, batch, groups):

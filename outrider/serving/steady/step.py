@@ -1,0 +1,97 @@
+"""Steady step: one item of each of many sessions of a link, checked and not taken apart.
+
+Shape letters: ``B`` sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns
+from outrider.prefix_hash import BLOCK_TOKENS
+from outrider.serving.session import Session, SessionKey
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class SteadyStep:
+    """Items that go on from where their sessions are, or from fewer drafts than these hold."""
+
+    link_id: int
+    columns: CommandColumns
+    sessions: Sequence[Session[Any]]  # [B]
+    rows: NDArray[np.intp]  # [B] of the sessions, where they waited
+    kept: Ints  # [B] tokens to keep, none fewer than were committed
+    bases: Ints  # [B] committed tokens, those of the items included
+    draft_lengths: Ints  # [B] draft tokens asked for, or to be scored
+    max_lengths: Ints  # [B] of ``Open``
+    reserved_lengths: Ints  # [B] tokens that the sequences can grow to
+    num_token_ids: Ints  # [B] of ``Open``
+    arrived_ns: int
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether the items are ``Score``."""
+        return isinstance(self.columns, ScoreColumns)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its forward."""
+        num_drafts = int(self.draft_lengths.sum()) if self.is_scoring else 0
+        return int(self.columns.token_ids.size) + num_drafts
+
+    @property
+    def keys(self) -> list[SessionKey]:
+        """Of the sessions."""
+        return [session.key for session in self.sessions]
+
+
+def joined(columns: Sequence[CommandColumns], items: Sequence[Any]) -> CommandColumns:
+    """Columns of one kind and single items of that kind, which are bare, as one."""
+    if len(columns) == 1 and not items:
+        return columns[0]
+    kind = type(columns[0])
+    parts = [*([_columns_of(items, kind)] if items else []), *columns]
+    fields: list[Any] = []
+    for name in kind.__slots__:
+        values = [getattr(part, name) for part in parts]
+        fields.append(b"".join(values) if name == "chains" else np.concatenate(values))
+    return kind(*fields)
+
+
+def is_bare(item: Any, kind: type[CommandColumns]) -> bool:  # noqa: ANN401 - any command
+    """Whether a command would be the same as a row of such columns."""
+    chain_is_whole = bool(item.prefix_hash[0]) == (item.num_kept_tokens >= BLOCK_TOKENS)
+    if item.trace_parent or not chain_is_whole or not item.num_kept_tokens:
+        return False
+    if kind is ExtendColumns:
+        return item.hidden_states is None
+    return item.support is None and item.hidden_states_from is None
+
+
+def _columns_of(items: Sequence[Any], kind: type[Any]) -> CommandColumns:
+    heads = (
+        np.array([item.session for item in items], dtype=np.uint64),
+        np.array([item.generation for item in items], dtype=np.uint64),
+        np.array([item.num_kept_tokens for item in items], dtype=np.int64),
+        b"".join([item.prefix_hash[0] for item in items]),
+        np.array([item.prefix_hash[1] for item in items], dtype=np.uint64),
+        np.array([len(item.token_ids) for item in items], dtype=np.int64),
+        np.array([token_id for item in items for token_id in item.token_ids], dtype=np.int64),
+    )
+    if kind is ExtendColumns:
+        columns: CommandColumns = ExtendColumns(*heads, np.array([item.draft_length for item in items], dtype=np.int64))
+    else:
+        lengths = np.array([len(item.draft_token_ids) for item in items], dtype=np.int64)
+        drafts = np.array([token_id for item in items for token_id in item.draft_token_ids], dtype=np.int64)
+        columns = ScoreColumns(*heads, lengths, drafts)
+    return columns

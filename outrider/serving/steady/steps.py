@@ -1,0 +1,222 @@
+"""Steady steps of a core: from columns that arrive to columns that leave, beside the way of single items.
+
+A step is taken whole if its sessions all wait, nothing else is due, and the executor takes it; otherwise its items go
+one by one. While it is under way it has no requests: should anything else come for one of its sessions, it is turned
+into the batch of requests that single items would have made. What can wait until the device computes, or until the
+answers have left, does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.columns import CommandColumns, ExtendColumns, one_by_one
+from outrider.ports import Extend, Score
+from outrider.recording import ForwardRecord
+from outrider.serving.executor import CommonEvent, Executor, ExecutorOutput
+from outrider.serving.output_processor import Messages, OutputProcessor
+from outrider.serving.request import AnyRequest, Batch, Request, RequestStatus, ScheduledTokens
+from outrider.serving.scheduler import Scheduler
+from outrider.serving.session import Session, SessionKey
+from outrider.serving.session_table import SessionTable
+from outrider.serving.steady.step import SteadyStep, is_bare, joined
+from outrider.serving.steady.waiting import WaitingSessions
+
+_FEWEST = 4
+"""Fewer sessions do not travel as columns."""
+
+
+@dataclass(slots=True)
+class _RunningJob:
+    """The job of an item of a step that runs: nothing is left to be scheduled."""
+
+    num_left: int = 0
+    num_last: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A step whose answers leave."""
+
+    step: SteadyStep
+    batch: Batch
+    forward: ForwardRecord
+    bases: Sequence[int]
+    settle: Callable[[], None] | None
+
+
+class SteadySteps:
+    """Steady steps of one core."""
+
+    def __init__(
+        self,
+        sessions: SessionTable[Any],
+        executor: Executor[Any, Any, Any, Any],
+        scheduler: Scheduler,
+        outputs: OutputProcessor,
+        *,
+        is_enabled: bool,
+        take_item: Callable[[int, Any, int], None],
+    ) -> None:
+        """``take_item`` takes a single item: link, item, time of arrival."""
+        self._sessions, self._executor, self._scheduler, self._outputs = sessions, executor, scheduler, outputs
+        self._is_enabled, self._take_item = is_enabled, take_item
+        self.pending: SteadyStep | None = None
+        """Arrived, and not begun."""
+        self._running: Batch | None = None
+        self._answered: _Answered | None = None
+        self._waiting: dict[SessionKey, tuple[WaitingSessions, int]] = {}
+        """Where each session waits, or waited last."""
+        self._links = set[int]()
+        """Links that send columns."""
+
+    # Commands.
+
+    def split(self, link_id: int, commands: Sequence[Any]) -> tuple[Sequence[Any], CommandColumns | None]:
+        """The commands of a message that go one by one, and after them what may be one step."""
+        columns = [command for command in commands if isinstance(command, CommandColumns)]
+        if not columns:
+            return commands, None
+        self._links.add(link_id)
+        kind = type(columns[0])
+        if not self._is_enabled or any(type(each) is not kind for each in columns):
+            return one_by_one(commands), None
+        singles = [command for command in commands if not isinstance(command, CommandColumns)]
+        of_kind = Extend if kind is ExtendColumns else Score
+        if all(type(command) is of_kind and is_bare(command, kind) for command in singles):
+            return (), joined(columns, singles)
+        return singles, joined(columns, ())
+
+    def take(self, link_id: int, columns: CommandColumns, arrived_ns: int, *, is_free: bool) -> None:
+        """Take columns as a step to be begun next, or item by item. ``is_free``: no forward is in flight."""
+        found = self._waiting.get((link_id, int(columns.sessions[0])))
+        if found is not None and is_free and self.pending is None and self._scheduler.queue.is_empty:
+            waiting, _ = found
+            step = waiting.find(link_id, columns, arrived_ns)
+            if step is not None and self._executor.takes_columns(step):
+                waiting.take(step)
+                self.pending = step
+                return
+        for item in columns.items():
+            self._take_item(link_id, item, arrived_ns)
+
+    def touch(self, key: SessionKey) -> None:
+        """Something else than columns comes for a session, or it ends."""
+        if (found := self._waiting.pop(key, None)) is not None:
+            waiting, row = found
+            waiting.forget(row)
+        if self.pending is not None:
+            self._take_apart_pending()
+        running = self._running
+        if running is not None and running.steady is not None and key in running.steady.keys:
+            self.take_apart()
+
+    def drop_link(self, link_id: int) -> None:
+        """The sessions of a link end."""
+        if self.pending is not None:
+            self._take_apart_pending()
+        if self._running is not None and self._running.steady is not None and self._running.steady.link_id == link_id:
+            self.take_apart()
+        self._links.discard(link_id)
+        self._waiting = {key: found for key, found in self._waiting.items() if key[0] != link_id}
+
+    # A step.
+
+    def next_batch(self, now_ns: int) -> Batch | None:
+        """The batch of the step that has arrived; None if there is none, or its items have gone one by one because
+        something else is due.
+        """
+        step = self.pending
+        if step is None:
+            return None
+        if not self._scheduler.queue.is_empty:
+            self._take_apart_pending()
+            return None
+        self.pending = None
+        return Batch([], now_ns, steady=step, num_running=len(step))
+
+    def start(self, batch: Batch, step: SteadyStep) -> None:
+        """Start the forward, then note for each session that it runs."""
+        self._sessions.truncate(step.sessions, step.kept.tolist())
+        batch.forward = self._executor.start_columns(step)
+        self._running = batch
+        for session, generation in zip(step.sessions, step.columns.generations.tolist(), strict=True):
+            session.generation, session.used_ns = generation, step.arrived_ns
+        self._scheduler.note_steady(step)
+
+    def answer(self, batch: Batch, step: SteadyStep, output: ExecutorOutput[Any], ended_ns: int) -> Messages:
+        """The answers of a step as a message; ``settle`` does the rest when it has left."""
+        self._running = None
+        forward = ForwardRecord(
+            batch.started_ns, output.computed_ns, ended_ns, len(step), step.num_tokens, output.used_graph
+        )
+        columns = output.columns
+        if columns is None:
+            raise TypeError("answers that are no columns go one by one")
+        self._answered = _Answered(step, batch, forward, step.bases.tolist(), output.settle)
+        return self._outputs.columns_message(step, columns, forward)
+
+    def take_all_apart(self) -> None:
+        """Have requests for all that was asked."""
+        if self.pending is not None:
+            self._take_apart_pending()
+        self.take_apart()
+
+    def take_apart(self) -> None:
+        """Make the batch that runs one of requests, as if its items had come one by one."""
+        batch = self._running
+        if batch is None or batch.steady is None:
+            return
+        step, self._running, batch.steady = batch.steady, None, None
+        scheduled: ScheduledTokens = []
+        items: list[Any] = list(step.columns.items())
+        for session, item in zip(step.sessions, items, strict=True):
+            request: AnyRequest = Request(session, item, _RunningJob(), step.arrived_ns)
+            request.status = RequestStatus.RUNNING
+            self._scheduler.queue.put(request)
+            scheduled.append((request, len(item.token_ids) + len(getattr(item, "draft_token_ids", ()))))
+        batch.scheduled = scheduled
+
+    def _take_apart_pending(self) -> None:
+        step, self.pending = self.pending, None
+        if step is not None:
+            for item in step.columns.items():
+                self._take_item(step.link_id, item, step.arrived_ns)
+
+    # When answers have left.
+
+    def settle(self) -> None:
+        """Do what no answer of a step waits for, and put its sessions down for the next one."""
+        answered, self._answered = self._answered, None
+        if answered is not None:
+            if answered.settle is not None:
+                answered.settle()
+            for session, base in zip(answered.step.sessions, answered.bases, strict=True):
+                self._sessions.commit(session, base)
+            self._scheduler.note_steady_answers(answered.step, answered.batch, answered.forward)
+            self._put_down(answered.step.link_id, answered.step.sessions, answered.bases)
+
+    def put_down(self, answered: Iterable[AnyRequest]) -> None:
+        """Put down the sessions of requests that were answered one by one."""
+        own: dict[int, list[tuple[Session[Any], int]]] = {}
+        for request in answered:
+            session, answer = request.session, request.answer
+            if answer is None or isinstance(answer, CommonEvent) or not self._sessions.holds(session):
+                continue
+            is_steady = session.link_id in self._links and self._scheduler.queue.first(session.key) is None
+            if is_steady and self._executor.is_steady(session):
+                own.setdefault(session.link_id, []).append((session, answer.base_length))
+            elif session.sequence.length > answer.base_length:  # there are drafts
+                self._sessions.hash_ahead(session, answer.base_length)
+        for link_id, entries in own.items():
+            self._put_down(link_id, [session for session, _ in entries], [base for _, base in entries])
+
+    def _put_down(self, link_id: int, sessions: Sequence[Session[Any]], bases: Sequence[int]) -> None:
+        if len(sessions) < _FEWEST:
+            for session, base in zip(sessions, bases, strict=True):
+                self._sessions.hash_ahead(session, base)
+            return
+        waiting = WaitingSessions(self._sessions, sessions, bases)
+        self._waiting.update({session.key: (waiting, row) for row, session in enumerate(sessions)})

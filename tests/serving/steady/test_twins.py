@@ -1,0 +1,66 @@
+"""Columns served as steady steps and item by item: the same answers, texts and pages under random loads."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from outrider.benchmarks.step.stand_in import VOCAB_SIZE, StandInExecutor, new_session_table, propose
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.serving.engine_core import EngineCore
+from outrider.serving.session import Limits
+from outrider.serving.session_table import SessionTable
+from outrider.serving.token_budget import TokenBudget
+from outrider_target.executor import TargetExecutor
+from tests.serving.steady.twins import Switch, Twins, holding
+from tests.support.tiny_models import cached_tiny_model
+
+NUM_TOKEN_IDS = 257
+Core = EngineCore[Any, Any, Any, Any]
+
+
+def target_core(switch: Switch, *, takes_columns: bool, num_pages: int) -> tuple[Core, Any]:
+    folder = cached_tiny_model("llama", seed=1, max_position_embeddings=512)
+    runner = ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=num_pages, max_model_len=320)
+    executor = holding(TargetExecutor, switch)(runner)
+    limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
+    table = SessionTable(runner.sequences, limits)
+    budget = TokenBudget(max_batched_tokens=64, max_prefill_beside=32)
+    return EngineCore(
+        table, executor, budget, lookahead=True, takes_columns=takes_columns, clock=switch.clock
+    ), executor
+
+
+def draft_core(switch: Switch, *, takes_columns: bool) -> tuple[Core, Any]:
+    answer = functools.partial(propose, acceptance=0.7)
+    executor = holding(StandInExecutor, switch)(answer, busy_s=0.0, note=lambda _what, _items: None)
+    return EngineCore(new_session_table(), executor, takes_columns=takes_columns, clock=switch.clock), executor
+
+
+@pytest.mark.parametrize(("seed", "num_pages"), [(0, 1200), (1, 1200), (2, 500)])
+def test_a_target_says_and_holds_the_same(seed: int, num_pages: int) -> None:
+    switch = Switch()
+    steady, executor = target_core(switch, takes_columns=True, num_pages=num_pages)
+    plain, other = target_core(switch, takes_columns=False, num_pages=num_pages)
+    twins = Twins("target", steady, plain, switch, seed, num_token_ids=NUM_TOKEN_IDS)
+    twins.run(120)
+    assert executor.num_columns > 20, twins.outcomes
+    assert other.num_columns == 0
+    assert twins.outcomes["Scores"] > 500
+    assert twins.outcomes["SessionLost"] + twins.outcomes["SessionFailed"]
+    for core in (steady, plain):
+        assert core.num_pages_free == num_pages
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_draft_says_and_holds_the_same(seed: int) -> None:
+    switch = Switch()
+    steady, executor = draft_core(switch, takes_columns=True)
+    plain, other = draft_core(switch, takes_columns=False)
+    twins = Twins("draft", steady, plain, switch, seed, num_token_ids=VOCAB_SIZE)
+    twins.run(200)
+    assert executor.num_columns > 40, twins.outcomes
+    assert other.num_columns == 0
+    assert twins.outcomes["Proposal"] > 500

@@ -1,0 +1,309 @@
+"""Two cores over the same model, one of which takes columns as steady steps: a random load that both get, as bytes.
+
+Owns what is asked, sound and unsound, and that both say the same and hold the same after every step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outrider.columns import CommandColumns
+from outrider.ports import EventBatch, Extend, Open, Opened, Prepare, Proposal, Release, Score, Scores
+from outrider.prefix_hash import prefix_hash
+from outrider.serving.engine_core import EngineCore
+from outrider.transport.convert.commands import (
+    draft_commands_from_proto,
+    draft_commands_to_proto,
+    target_commands_from_proto,
+    target_commands_to_proto,
+)
+from outrider.transport.convert.events import (
+    draft_events_from_proto,
+    draft_events_to_proto,
+    target_events_from_proto,
+    target_events_to_proto,
+)
+from outrider.types import AcceptanceMethod, SamplingParams, TokenScores
+from outrider.v1 import link_pb2 as pb
+from tests.support.core_driver import open_session
+
+MOST_SESSIONS, MAX_LENGTH, MOST_DRAFTS = 9, 300, 5
+SAMPLINGS = (
+    (SamplingParams(temperature=0.0), AcceptanceMethod.REJECTION),
+    (SamplingParams(temperature=1.0), AcceptanceMethod.COUPLED),
+)
+
+
+class Held:
+    """A forward that ends when it is told to."""
+
+    def __init__(self, forward: Any, switch: Switch) -> None:
+        self._forward, self._switch = forward, switch
+
+    def is_done(self) -> bool:
+        return self._switch.is_on
+
+    def finish(self) -> Any:
+        return replace(self._forward.finish(), computed_ns=self._switch.now_ns)
+
+
+class Switch:
+    """Whether forwards end, and what time it is for both cores: what is scheduled depends on it."""
+
+    is_on = True
+    now_ns = 0
+
+    def clock(self) -> int:
+        return self.now_ns
+
+
+def holding(kind: type[Any], switch: Switch) -> type[Any]:
+    """The executor with forwards that go on until the switch is on; it counts steps of columns."""
+
+    class Holding(kind):  # type: ignore[misc]
+        num_columns = 0
+        is_asynchronous = True
+
+        def start(self, batch: Any) -> Any:
+            return Held(super().start(batch), switch)
+
+        def start_columns(self, step: Any) -> Any:
+            Holding.num_columns += 1
+            return Held(super().start_columns(step), switch)
+
+    return Holding
+
+
+@dataclass
+class Known:
+    """A session as its coordinator knows it."""
+
+    number: int
+    tokens: list[int]
+    max_length: int
+    held: int = 0
+    asked: int = 0
+    drafts: Sequence[int] = ()
+    is_new: bool = True
+
+
+class Twins:
+    """The cores and what they are asked; ``steady`` takes columns."""
+
+    def __init__(
+        self, role: str, steady: EngineCore[Any, Any, Any, Any], plain: EngineCore[Any, Any, Any, Any],
+        switch: Switch, seed: int, *, num_token_ids: int,
+    ) -> None:  # fmt: skip
+        self.role, self.cores, self.switch = role, (steady, plain), switch
+        self.outcomes: Counter[str] = Counter()
+        self._random = random.Random(seed)
+        self._num_token_ids = num_token_ids
+        self._sessions: dict[int, Known] = {}
+        self._generation = self._next_number = self._link_id = 0
+        self._oddity = 0.0
+
+    def run(self, num_rounds: int) -> None:
+        """So many rounds; for some time all is in order, then it is not, in turns."""
+        for index in range(num_rounds):
+            self._oddity = 0.0 if index // 25 % 2 else 0.08
+            self._round()
+        for core in self.cores:
+            core.drop_link(self._link_id)
+        self.switch.is_on = True
+        self._step_all()
+
+    def _round(self) -> None:
+        while len(self._sessions) < 5 or (len(self._sessions) < MOST_SESSIONS and self._chance(0.1)):
+            self._open()
+        if self._chance(self._oddity / 8):
+            self._drop_link()
+            return
+        idle = [session for session in self._sessions.values() if not session.asked]
+        self._random.shuffle(idle) if self._chance(0.2) else None
+        if self._chance(2 * self._oddity):
+            idle = idle[: self._random.randint(0, len(idle))]
+        self._send([self._item(session) for session in idle])
+        self.switch.is_on = self._chance(0.5)
+        self._step()
+        self._meanwhile()
+        self._step()
+        self.switch.is_on = True
+        self._step_all()
+
+    def _open(self) -> None:
+        sampling, method = self._random.choice(SAMPLINGS if self.role == "target" else SAMPLINGS[:1])
+        session = Known(self._next_number, self._new_tokens(self._random.choice((2, 7, 30, 252))), MAX_LENGTH)
+        self._next_number += 1
+        self._sessions[session.number] = session
+        opening: Open = open_session(
+            session.number, prompt_length=len(session.tokens), max_length=MAX_LENGTH,
+            num_token_ids=self._num_token_ids, generation=self._new_generation(), sampling=sampling,
+            acceptance_method=method, seed=session.number,
+        )  # fmt: skip
+        self._send([opening])
+
+    def _drop_link(self) -> None:
+        for core in self.cores:
+            core.drop_link(self._link_id)
+        self._link_id += 1
+        self._sessions.clear()
+        self._compare_books()
+
+    def _meanwhile(self) -> None:
+        """What comes while a forward is in flight, or between two steps."""
+        if not self._sessions or not self._chance(3 * self._oddity):
+            return
+        session = self._random.choice(list(self._sessions.values()))
+        what = self._random.randrange(5)
+        if what == 0:
+            del self._sessions[session.number]
+            self._send([Release(session.number, self._new_generation())])
+        elif what == 1:
+            self._send([self._item(session)])
+        elif what == 2:
+            self._send([self._item(each) for each in self._sessions.values()])
+        elif what == 3 and self.role == "target":
+            self._send([Prepare(session.number, session.asked, 3)])
+        else:
+            self._open()
+
+    def _item(self, session: Known) -> Extend | Score:
+        session.asked = self._new_generation()
+        kept = min(session.held, len(session.tokens) - 1)
+        if self._chance(self._oddity / 2) and kept > 3:  # a rollback
+            kept = self._random.randint(1, kept)
+        if session.is_new:
+            kept = 0
+        digest, given = prefix_hash(session.tokens[:kept]), tuple(session.tokens[kept:])
+        if self.role == "draft":
+            length = 0 if self._chance(self._oddity) else self._random.randint(1, MOST_DRAFTS)
+            item: Extend | Score = Extend(session.number, session.asked, kept, digest, given, length)
+        else:
+            most = min(MOST_DRAFTS, MAX_LENGTH - len(session.tokens))
+            session.drafts = self._new_tokens(0 if self._chance(self._oddity / 2) else self._random.randint(1, most))
+            item = Score(session.number, session.asked, kept, digest, given, tuple(session.drafts))
+        session.held = kept
+        return self._broken(item) if self._chance(self._oddity / 3) else item
+
+    def _broken(self, item: Extend | Score) -> Extend | Score:
+        """The item with something wrong."""
+        changes: list[dict[str, Any]] = [
+            {"prefix_hash": (item.prefix_hash[0], item.prefix_hash[1] + 1)},
+            {"generation": max(0, item.generation - self._random.randint(1, 40))},
+            {"num_kept_tokens": min(item.num_kept_tokens + 40, 255)},
+            {"token_ids": (*item.token_ids, self._num_token_ids + 5000)},
+            {"token_ids": ()},
+            {"session": 10_000},
+        ]
+        if isinstance(item, Score):
+            changes += [{"draft_token_ids": (self._num_token_ids,)}, {"draft_token_ids": (1,) * MAX_LENGTH}]
+        change = self._random.choice(changes)
+        if "num_kept_tokens" in change and item.prefix_hash[0]:
+            return item  # its hash would have no chain
+        return replace(item, **change)
+
+    # Both cores.
+
+    def _send(self, commands: Sequence[Any]) -> None:
+        if not commands:
+            return
+        if self.role == "draft":
+            content = draft_commands_to_proto(commands, columns=True).SerializeToString()
+            read = draft_commands_from_proto(pb.DraftCommands.FromString(content), keeps_columns=True)
+        else:
+            content = target_commands_to_proto(commands, columns=True).SerializeToString()
+            read = target_commands_from_proto(pb.TargetCommands.FromString(content), keeps_columns=True)
+        self.outcomes["columns"] += any(isinstance(command, CommandColumns) for command in read)
+        for core in self.cores:
+            core.handle(self._link_id, read)
+
+    def _step_all(self) -> None:
+        while any(core.has_work for core in self.cores):
+            self._step()
+
+    def _step(self) -> None:
+        if not any(core.has_work for core in self.cores):
+            return
+        said = []
+        self.switch.now_ns += 1_000_000
+        for core in self.cores:
+            messages = core.step()
+            said.append([(link_id, *self._as_read(batch)) for link_id, batch in messages])
+            core.tidy()
+        assert repr(said[0]) == repr(said[1])  # arrays among the fields are no booleans
+        self._compare_books()
+        for _, events, *_ in said[0]:
+            for event in events:
+                self._take(event)
+
+    def _as_read(self, batch: EventBatch[Any]) -> tuple[Any, ...]:
+        """Events as a coordinator reads them, from columns and without; and what is reported."""
+        found = []
+        for columns in (True, False):
+            if self.role == "draft":
+                message = draft_events_to_proto(batch, columns=columns)
+                read: EventBatch[Any] = draft_events_from_proto(message)
+            else:
+                scored = target_events_to_proto(batch, columns=columns)
+                read = target_events_from_proto(scored)
+            assert not read.timings or len(read.timings) == len(read.events)
+            found.append(sorted(read.events, key=lambda event: (event.session, event.generation)))
+        assert repr(found[0]) == repr(found[1])
+        report = read.report
+        # Every job of the stand-in that drafts is of one token.
+        num_tokens = 0 if report is None or self.role == "draft" else report.num_tokens
+        return found[0], num_tokens, report and (report.batch_size, report.num_pages_free)
+
+    def _compare_books(self) -> None:
+        books = []
+        for core in self.cores:
+            sessions = core.sessions.sessions()
+            books.append(
+                [
+                    (one.key, one.generation, one.lookahead_credit, list(one.sequence.token_ids),
+                     list(getattr(one.sequence, "page_table", ())))
+                    for one in sessions
+                ]
+            )  # fmt: skip
+            check = getattr(core.sessions._store, "check_integrity", None)
+            if check is not None:
+                check()
+        assert books[0] == books[1]
+
+    def _take(self, event: Any) -> None:
+        self.outcomes[type(event).__name__] += 1
+        session = self._sessions.get(event.session)
+        if session is None or isinstance(event, Opened) or event.generation != session.asked:
+            return
+        if not isinstance(event, Proposal | Scores):
+            del self._sessions[session.number]
+            self._send([Release(session.number, self._new_generation())])
+            return
+        session.asked, session.is_new = 0, False
+        base = len(session.tokens)
+        drafts = event.token_ids if isinstance(event, Proposal) else session.drafts
+        accepted = self._random.randint(0, len(drafts))
+        if isinstance(event, Scores):
+            assert isinstance(event.form, TokenScores)
+            assert len(event.form.token_ids) == len(drafts) + 1
+            session.held, following = base + accepted, event.form.token_ids[accepted]
+        else:
+            session.held, following = base + min(accepted, max(0, len(drafts) - 1)), self._new_tokens(1)[0]
+        session.tokens += [*drafts[:accepted], following]
+        if len(session.tokens) > MAX_LENGTH - 2 * MOST_DRAFTS:
+            del self._sessions[session.number]
+            self._send([Release(session.number, self._new_generation())])
+
+    def _chance(self, share: float) -> bool:
+        return self._random.random() < share
+
+    def _new_tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(self._num_token_ids) for _ in range(count)]
+
+    def _new_generation(self) -> int:
+        self._generation += 1
+        return self._generation
