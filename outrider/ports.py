@@ -55,7 +55,7 @@ class Open:
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that ``min_tokens`` bans: ends of sequence and stop tokens."""
     banned_token_ids: tuple[int, ...] = ()
-    """Never drawn. The coordinator names none: ids below ``num_token_ids`` that name no token stay the target's law."""
+    """Never drawn. The coordinator sends none: ids below ``num_token_ids`` without a token keep their probability."""
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW

@@ -54,12 +54,12 @@ _REFUSALS: dict[type[OutriderError], str] = {
     InvalidRequestError: "invalid",
     UnavailableError: "unavailable",
 }
-"""Why a request is not taken in."""
+"""Reasons for which a request is refused, by error."""
 
 LONG_TEXT_CHARACTERS = 20_000
-"""Texts with more are tokenized in a thread, so that the streams of others go on."""
+"""Longer texts are tokenized in a thread, so that the event loop keeps serving other streams."""
 LONG_OUTPUT_TOKENS = 500
-"""A longer output from before is made into text in a thread too."""
+"""Resumed requests with a longer output are detokenized in a thread too."""
 
 
 class Coordinator:
@@ -81,7 +81,7 @@ class Coordinator:
         self._settings = settings
         self._traces = RequestTraces(tracing, max_steps=settings.max_traced_steps)
         self._text = None if settings.tokenizer is None else ModelText.from_folder(settings.tokenizer)
-        """What is used in place of the target's."""
+        """Replaces the target's tokenizer, if set."""
         self._chat_template = None if settings.chat_template is None else read_chat_template(settings.chat_template)
         self._input_processor: InputProcessor | None = None
         self._policy = DraftLengthPolicy(
@@ -109,7 +109,7 @@ class Coordinator:
         """Of all sessions, so that hashes of their prompts can be compared when they are placed."""
         self._refusals: Counter[str] = Counter(dict.fromkeys(_REFUSALS.values(), 0))
 
-    # Life.
+    # Lifecycle.
 
     async def start(self) -> None:
         """Attach to the target, however long that takes, and try the draft once.
@@ -125,7 +125,7 @@ class Coordinator:
         self._driver.fail_all(UnavailableError("the coordinator is shutting down"))
         await self._services.close()
 
-    # What users ask.
+    # Requests of users.
 
     async def generate_stream(
         self, request: GenerationRequest, *, deadline_s: float | None = None
@@ -133,7 +133,7 @@ class Coordinator:
         """New output as it comes; the last delta carries the result. Closing the iterator cancels the request."""
         trace = self._traces.begin(request)
         try:
-            request_state = await self._take_in(request, trace)
+            request_state = await self._add_request(request, trace)
         except BaseException as error:
             trace.refused(request, error)
             self._count_refusal(error)
@@ -174,12 +174,12 @@ class Coordinator:
         )
 
     def tokenizer_files(self) -> TokenizerFiles:
-        """What makes the tokenizer and the chat templates in use; ``UnavailableError`` until a target was attached."""
+        """Files of the tokenizer and chat templates in use; ``UnavailableError`` until a target was attached."""
         return self._require_input_processor().text.files
 
     @property
     def limits(self) -> ModelLimits:
-        """What the target allows; wide until one was attached."""
+        """Limits of the target; wide until one was attached."""
         return ANY_MODEL if self._input_processor is None else self._input_processor.limits
 
     def stats(self) -> CoordinatorStats:
@@ -217,21 +217,21 @@ class Coordinator:
         reason = next((reason for kind, reason in _REFUSALS.items() if isinstance(error, kind)), type(error).__name__)
         self._refusals[reason] += 1
 
-    # Taking in.
+    # Input processing.
 
-    async def _take_in(self, request: GenerationRequest, trace: RequestTrace) -> RequestState:
+    async def _add_request(self, request: GenerationRequest, trace: RequestTrace) -> RequestState:
         processor, arrival_ns = self._require_input_processor(), self._next_arrival_ns()
         await run_in_slices(processor.checking(request))
-        texts = await _do(partial(processor.tokenize, request), in_thread=_has_long_text(request))
+        texts = await _call(partial(processor.tokenize, request), in_thread=_has_long_text(request))
         engine_request = replace(
             await run_in_slices(processor.processing(request, texts)),
             arrival_ns=arrival_ns,
             prefix_hash_key=self._prefix_hash_key,
         )
         make_loop = partial(SessionLoop, engine_request, self._policy, tokenizer=processor.tokenizer)
-        loop = await _do(make_loop, in_thread=len(engine_request.emitted_token_ids) > LONG_OUTPUT_TOKENS)
+        loop = await _call(make_loop, in_thread=len(engine_request.emitted_token_ids) > LONG_OUTPUT_TOKENS)
         await run_in_slices(loop.tokens.prepare())
-        self._require_input_processor()  # time may have passed
+        self._require_input_processor()  # the target may have been lost meanwhile
         if trace.notes is not None:
             trace.notes.taken_in(processor.model_name)
         request_state = RequestState(loop, self._latency_histograms, trace)
@@ -239,7 +239,7 @@ class Coordinator:
         return request_state
 
     def _next_arrival_ns(self) -> int:
-        """When a request arrived, by the wall clock, so that coordinators agree on who is older."""
+        """Arrival time of a request by the wall clock, so that coordinators agree on which is older."""
         self._last_arrival_ns = max(self._last_arrival_ns + 1, time.time_ns())
         return self._last_arrival_ns
 
@@ -249,7 +249,7 @@ class Coordinator:
         return self._input_processor
 
     def _make_input_processor(self, target: ModelDescription) -> None:
-        """The first target decides how text becomes tokens, the roomiest of those there are what fits."""
+        """The tokenizer is that of the first target; limits are those of the attached target with the most room."""
         if self._input_processor is not None:
             text = self._input_processor.text
         else:
@@ -268,7 +268,7 @@ def _has_long_text(request: GenerationRequest) -> bool:
     return len(request.prompt or "") + sum(map(len, request.bad_words)) > LONG_TEXT_CHARACTERS
 
 
-async def _do(work: Callable[[], ResultT], *, in_thread: bool) -> ResultT:
+async def _call(work: Callable[[], ResultT], *, in_thread: bool) -> ResultT:
     return await asyncio.to_thread(work) if in_thread else work()
 
 

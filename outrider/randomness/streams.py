@@ -52,8 +52,8 @@ MASK = 0xFFFFFFFF
 LANES = 4
 GROUP_SIZE = 1024
 """Neighbouring tokens that the draw outside the support takes together. A race in two stages, first of the groups with
-their masses, then of the tokens of the group that won, follows the same law as one race of all tokens, and needs the
-noise of one group instead of that of the whole vocabulary.
+their masses, then of the tokens of the group that won, follows the same distribution as one race of all tokens, and
+needs the noise of one group instead of that of the whole vocabulary.
 """
 UNIT = 2.0**-32
 """What a 32-bit number is multiplied by to lie in [0, 1)."""

@@ -235,8 +235,8 @@ class BlockDraft:
         keys = [(h.open.seed, base, len(h.tokens)) for h, base in zip(sessions, bases, strict=True)]
         noise = _noise(keys, coupled, Stream.PROPOSAL, logs.shape[1])
         with np.errstate(divide="ignore"):
-            laws = np.where(coupled[:, None], logs, np.log(probs))
-        return probs, (laws + noise).argmax(axis=1)
+            distributions = np.where(coupled[:, None], logs, np.log(probs))
+        return probs, (distributions + noise).argmax(axis=1)
 
     def report(self, logs: Rows) -> Rows:
         """The distributions to draw from [N, V]: the likeliest tokens, renormalised."""

@@ -27,7 +27,7 @@ V = 4
 
 @dataclass(frozen=True)
 class Pair:
-    """A draft and a target over ``length`` positions, each with a law for every text before it."""
+    """A draft and a target over ``length`` positions, each with a distribution for every text before it."""
 
     length: int
     draft: dict[tuple[int, ...], Doubles]
@@ -120,7 +120,7 @@ def test_no_random_pair_keeps_fewer_tokens_than_one_after_the_other() -> None:
 @pytest.mark.parametrize("pair", PAIRS[27:81:9], ids=lambda pair: str(pair.length))
 def test_what_comes_out_has_the_targets_law_worked_out_exactly(pair: Pair) -> None:
     """Kept tokens, the next one and the target's own after it: every text of K + 1 tokens, without any draw."""
-    law: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
     for tokens, prob in pair.proposals():
         evidence, scores = pair.evidence(tokens), pair.scores(tokens, [0] * (pair.length + 1))
         residual_at = sparse_residuals(evidence, scores)
@@ -139,10 +139,10 @@ def test_what_comes_out_has_the_targets_law_worked_out_exactly(pair: Pair) -> No
                 following = following / following.sum()
             for token, chance in enumerate(following):
                 text = (*tokens[:kept], token)
-                law[text] = law.get(text, 0.0) + prob * share * float(chance)
+                distribution[text] = distribution.get(text, 0.0) + prob * share * float(chance)
     for text in itertools.product(range(V), repeat=pair.length + 1):
         found = sum(
-            law.get(text[:count], 0.0)
+            distribution.get(text[:count], 0.0)
             * float(np.prod([pair.target[text[:i]][text[i]] for i in range(count, pair.length + 1)]))
             for count in range(1, pair.length + 2)
         )

@@ -33,7 +33,7 @@ Generator = np.random.Generator
 
 
 def made_case(random: Generator, *, closeness: float = 0.5) -> ScoredCase:
-    """A proposal of 1 to 5 tokens over supports of 1 to 12 ids, and what a target of some law says of it."""
+    """A proposal of 1 to 5 tokens over supports of 1 to 12 ids, and what a target of some distribution says of it."""
     length = int(random.integers(1, 6))
     counts = random.integers(1, 13, length)
     rows = [random.choice(VOCAB_SIZE, count, replace=False) for count in counts]

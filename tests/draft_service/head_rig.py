@@ -148,10 +148,10 @@ def p_of_joint(
 def _joint_law(target: Path, prompt: tuple[int, ...]) -> NDArray[np.float64]:
     """Of three tokens, [len(ALLOWED) ** 3]."""
     model: Any = load_reference(target)
-    law, texts = np.ones(1), [list(prompt)]
+    distribution, texts = np.ones(1), [list(prompt)]
     with torch.no_grad():
         for _ in range(3):
             logits = model(torch.tensor(texts)).logits[:, -1, list(ALLOWED)].double() / TEMPERATURE
-            law = (law[:, None] * logits.softmax(-1).numpy()).reshape(-1)
+            distribution = (distribution[:, None] * logits.softmax(-1).numpy()).reshape(-1)
             texts = [[*text, token] for text in texts for token in ALLOWED]
-    return law
+    return distribution

@@ -134,8 +134,8 @@ def test_rejection_keeps_the_targets_distribution(tmp_path: Path, target: Path) 
         counts[first, second] = counts.get((first, second), 0) + 1
     statistic, cells, rest = 0.0, 0, [0.0, 0.0]
     with torch.no_grad():
-        for first, p in law(model, prompt):
-            for second, q in law(model, (*prompt, first)):
+        for first, p in distribution(model, prompt):
+            for second, q in distribution(model, (*prompt, first)):
                 expected, seen = num_draws * p * q, counts.pop((first, second), 0)
                 if expected < 8:
                     rest = [rest[0] + expected, rest[1] + seen]
@@ -150,7 +150,7 @@ def test_rejection_keeps_the_targets_distribution(tmp_path: Path, target: Path) 
     assert statistic < bound, (statistic, bound, cells)
 
 
-def law(model: Any, text: tuple[int, ...]) -> list[tuple[int, float]]:
+def distribution(model: Any, text: tuple[int, ...]) -> list[tuple[int, float]]:
     """The six likeliest tokens at temperature 0.7, normalised."""
     logits = model(torch.tensor([list(text)])).logits[0, -1, :257] / 0.7
     top = logits.topk(6)

@@ -1,8 +1,8 @@
 """Output follows the target's exact joint distribution, through the real services and the real loop.
 
 Four tokens are looked at together: the first is the prefill's, the three after it come of proposals of one to three
-tokens, so from every place of a proposal, from residuals and from bonuses. Their law is enumerated from transformers'
-logits. Seeds are fixed, so a run says the same every time.
+tokens, so from every place of a proposal, from residuals and from bonuses. Their distribution is enumerated from
+transformers' logits. Seeds are fixed, so a run says the same every time.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> SmallModels:
 
 
 @cache
-def law_of(folder: Path, sampling: tuple[tuple[str, Any], ...]) -> np.ndarray[Any, Any]:
+def distribution_of(folder: Path, sampling: tuple[tuple[str, Any], ...]) -> np.ndarray[Any, Any]:
     return joint_law(folder, PROMPT, SamplingParams(temperature=1.0, **dict(sampling)), LENGTH)
 
 
 def p_value(folder: Path, sampling: dict[str, Any], outputs: list[list[int]]) -> float:
-    law = law_of(folder, tuple(sampling.items()))
-    return chi_square_p(cells([output[:LENGTH] for output in outputs], VOCAB_SIZE), law)
+    distribution = distribution_of(folder, tuple(sampling.items()))
+    return chi_square_p(cells([output[:LENGTH] for output in outputs], VOCAB_SIZE), distribution)
 
 
 def requests(count: int, sampling: dict[str, Any], *, first_seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -101,8 +101,8 @@ def check_follows(models: SmallModels, form: str, draft: str, samplings: list[di
     drawn: dict[str, list[list[int]]] = {}
     for i, sampling in enumerate(samplings):
         drawn.setdefault(str(sampling or "plain"), []).extend(outputs[i :: len(samplings)])
-    laws = {str(sampling or "plain"): sampling for sampling in samplings}
-    found = {name: p_value(models.target, laws[name], outputs) for name, outputs in drawn.items()}
+    distributions = {str(sampling or "plain"): sampling for sampling in samplings}
+    found = {name: p_value(models.target, distributions[name], outputs) for name, outputs in drawn.items()}
     report(form, draft, count, found)
     assert min(found.values()) > LEAST_P, found
     assert rig.num_draft_tokens > len(outputs)  # it did speculate,

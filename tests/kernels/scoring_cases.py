@@ -346,13 +346,13 @@ def _bits(outcome: ScoreOutcome) -> list[Any]:
 def test_outside_draws_follow_the_target() -> None:
     """Over several groups of ids, one of them with nothing left outside the support."""
     count, vocab_size = 20_000, 2100
-    law = torch.full((vocab_size,), -30.0)
-    law[[3, 4, 1022, 1023, 1024, 1030, 2048, 2099]] = torch.tensor([1.0, 0.2, 0.5, 1.5, 0.1, 2.0, 1.2, -0.5])
+    distribution = torch.full((vocab_size,), -30.0)
+    distribution[[3, 4, 1022, 1023, 1024, 1030, 2048, 2099]] = torch.tensor([1.0, 0.2, 0.5, 1.5, 0.1, 2.0, 1.2, -0.5])
     support = support_of([[1024, 1030, 4]])
     requests = [ScoreRequest(SessionSampling(opening(seed=seed)), TOKENS, BASE, (4,), support) for seed in range(count)]
-    outcomes = begin_scoring(law.to(DEVICE).expand(2 * count, -1), requests, fused=True).outcomes()
+    outcomes = begin_scoring(distribution.to(DEVICE).expand(2 * count, -1), requests, fused=True).outcomes()
     drawn = np.array([outcome.form.outside_token_ids for outcome in outcomes if isinstance(outcome.form, SparseScores)])
-    probs = law.double().softmax(-1).numpy()
+    probs = distribution.double().softmax(-1).numpy()
     outside = probs.copy()
     outside[[1024, 1030, 4]] = 0
     for column, weights in ((0, outside / outside.sum()), (1, probs)):

@@ -1,8 +1,8 @@
-"""Proposing and scoring together: three tokens of rejection sampling follow the target's joint law.
+"""Proposing and scoring together: three tokens of rejection sampling follow the target's joint distribution.
 
 The judge here is a small one of the test's own; the coordinator has the real one. Draft and target are Markov chains
-over four tokens, so that all 64 outcomes are enumerated. The same test with a shared stream, or with evidence of a law
-that is not the one drawn from, must fail: that is checked too.
+over four tokens, so that all 64 outcomes are enumerated. The same test with a shared stream, or with evidence of a
+distribution that is not the one drawn from, must fail: that is checked too.
 """
 
 from __future__ import annotations
@@ -189,10 +189,10 @@ def p_value(
 def joint_law(open_: Open) -> np.ndarray:
     rows = [LogitRow(SessionSampling(open_), (), 1, 1)] * VOCAB
     after = process_logits(TARGET, rows).double().softmax(-1).numpy()
-    law = np.zeros((VOCAB,) * NUM_TOKENS)
+    distribution = np.zeros((VOCAB,) * NUM_TOKENS)
     for tokens in itertools.product(range(VOCAB), repeat=NUM_TOKENS):
-        law[tokens] = np.prod([after[a, b] for a, b in itertools.pairwise((*PROMPT, *tokens))])
-    return law
+        distribution[tokens] = np.prod([after[a, b] for a, b in itertools.pairwise((*PROMPT, *tokens))])
+    return distribution
 
 
 @pytest.mark.parametrize(

@@ -107,10 +107,10 @@ def test_outside_and_bonus_follow_the_target() -> None:
     probs = logits.softmax(-1)[0].double().numpy()
     outside = probs.copy()
     outside[[0, 3, 5, 12]] = 0
-    for column, law in ((0, outside / outside.sum()), (1, probs / probs.sum())):
+    for column, expected in ((0, outside / outside.sum()), (1, probs / probs.sum())):
         observed = np.bincount(drawn[:, column], minlength=VOCAB)
-        assert observed[law == 0].sum() == 0
-        assert stats.chisquare(observed[law > 0], law[law > 0] * count).pvalue > 1e-3
+        assert observed[expected == 0].sum() == 0
+        assert stats.chisquare(observed[expected > 0], expected[expected > 0] * count).pvalue > 1e-3
 
 
 def test_outside_draws_over_groups_of_ids_follow_the_target() -> None:
@@ -126,11 +126,11 @@ def test_outside_draws_over_groups_of_ids_follow_the_target() -> None:
         for part in (requests[start : start + 500] for start in range(0, count, 500))
     ])  # fmt: skip
     probs = logits.softmax(-1)[0].double().numpy()[likely]
-    for column, law in ((0, np.where(np.isin(likely, [4, GROUP_SIZE + 7]), 0, probs)), (1, probs)):
+    for column, expected in ((0, np.where(np.isin(likely, [4, GROUP_SIZE + 7]), 0, probs)), (1, probs)):
         observed = np.bincount(drawn[:, column], minlength=vocab_size)[likely]
         assert observed.sum() == count
-        assert stats.chisquare(observed[law > 0], law[law > 0] / law.sum() * count).pvalue > 1e-3
-        assert observed[law == 0].sum() == 0
+        assert stats.chisquare(observed[expected > 0], expected[expected > 0] / expected.sum() * count).pvalue > 1e-3
+        assert observed[expected == 0].sum() == 0
 
 
 def test_no_drafts_is_an_ordinary_step() -> None:

@@ -1,4 +1,4 @@
-"""A target of five tokens whose laws can be enumerated, with a good and a bad draft made from it."""
+"""A target of five tokens whose distributions can be enumerated, with a good and a bad draft made from it."""
 
 from __future__ import annotations
 

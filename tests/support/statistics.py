@@ -1,7 +1,7 @@
-"""Exact laws of tiny models, and how well draws follow them.
+"""Exact distributions of tiny models, and how well draws follow them.
 
-The laws come from transformers and from a plain reading of what the sampling parameters mean, and share no code with
-what is tested.
+The distributions come from transformers and from a plain reading of what the sampling parameters mean, and share no
+code with what is tested.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.support.tiny_models import load_reference
 Doubles = NDArray[np.float64]
 
 LEAST_EXPECTED = 5.0
-"""Cells with fewer draws to be expected are put together: the chi-square law is a bad picture of thin ones."""
+"""Cells with fewer draws to be expected are put together: the chi-square distribution is a bad picture of thin ones."""
 
 
 def sampled_probs(logits: Doubles, sampling: SamplingParams) -> Doubles:  # [V] -> [V]
-    """The law that temperature, min-p, top-k and top-p, in this order, make of one row of logits."""
+    """The distribution that temperature, min-p, top-k and top-p, in this order, make of one row of logits."""
     probs = _softmax(logits / sampling.temperature)
     probs = np.where(probs < sampling.min_p * probs.max(), 0.0, probs)
     if sampling.top_k > 0:
@@ -73,11 +73,11 @@ def cells(blocks: Sequence[Sequence[int]], size: int) -> NDArray[np.int64]:
     return np.bincount(array @ size ** np.arange(length)[::-1], minlength=size**length)
 
 
-def chi_square_p(observed: NDArray[np.int64], law: Doubles) -> float:
-    """How likely draws from ``law`` are to be as far from it as these; 0 when what cannot be drawn was drawn."""
-    if observed[law == 0].any():
+def chi_square_p(observed: NDArray[np.int64], distribution: Doubles) -> float:
+    """How likely draws from ``distribution`` are to be this far from it; 0 when what cannot be drawn was drawn."""
+    if observed[distribution == 0].any():
         return 0.0
-    seen, expected = observed[law > 0].astype(np.float64), law[law > 0] * observed.sum()
+    seen, expected = observed[distribution > 0].astype(np.float64), distribution[distribution > 0] * observed.sum()
     order = np.argsort(expected)
     seen, expected = seen[order], expected[order]
     thin = int(np.searchsorted(expected, LEAST_EXPECTED))

@@ -71,9 +71,9 @@ def test_sparse_scores_and_evidence_describe_the_rows() -> None:
     support = Support(evidence.counts, evidence.token_ids)
     (scores,) = target.handle([Score(5, 2, 0, EMPTY_PREFIX, PROMPT, proposal.token_ids, support)]).events
     assert isinstance(scores, Scores) and isinstance(scores.form, SparseScores)
-    law = ROWS(PROMPT)
-    np.testing.assert_allclose(scores.form.support_probs[: len(ids)], law[ids], rtol=1e-6)
-    assert scores.form.outside_mass[0] == pytest.approx(1 - law[ids].sum(), abs=1e-6)
+    distribution = ROWS(PROMPT)
+    np.testing.assert_allclose(scores.form.support_probs[: len(ids)], distribution[ids], rtol=1e-6)
+    assert scores.form.outside_mass[0] == pytest.approx(1 - distribution[ids].sum(), abs=1e-6)
     assert scores.form.outside_mass[-1] == pytest.approx(1)
     assert int(scores.form.outside_token_ids[0]) not in ids
 

@@ -1,7 +1,7 @@
 """A language model that can be enumerated: a function from tokens to a row of probabilities, in numpy.
 
-Owns the law a token is drawn from (masks, bias, temperature, truncation; penalties and bad words are refused), the
-noise and the draws. For tests: small vocabularies, float64.
+Owns the distribution a token is drawn from (masks, bias, temperature, truncation; penalties and bad words are
+refused), the noise and the draws. For tests: small vocabularies, float64.
 
 Shape letters: ``V`` vocabulary, ``S`` support width, ``K`` draft length.
 """
@@ -55,7 +55,7 @@ class ToyLanguage:
             self._remember(self._raw, tokens, row)
         return row
 
-    def law(self, open_: Open, tokens: tuple[int, ...]) -> Row:  # -> [V]
+    def distribution(self, open_: Open, tokens: tuple[int, ...]) -> Row:  # -> [V]
         """The distribution the next token is drawn from; at temperature 0 the masked one, for its argmax."""
         bans_ends = len(tokens) - open_.prompt_length < open_.sampling.min_tokens
         banned = open_.banned_token_ids + (open_.eos_token_ids if bans_ends else ())
@@ -107,16 +107,16 @@ def _truncate(row: Row, sampling: SamplingParams) -> Row:
     return np.asarray(row / row.sum())
 
 
-def support_of(law: Row, *, mass: float, limit: int) -> IntArray:  # [V] -> [S]
+def support_of(row: Row, *, mass: float, limit: int) -> IntArray:  # [V] -> [S]
     """The smallest set of likeliest ids with at least ``mass``, at most ``limit`` of them."""
-    order = np.argsort(-law, kind="stable")
-    before = np.cumsum(law[order]) - law[order]
-    kept = order[(before < mass) & (law[order] > 0)][:limit]
+    order = np.argsort(-row, kind="stable")
+    before = np.cumsum(row[order]) - row[order]
+    kept = order[(before < mass) & (row[order] > 0)][:limit]
     return kept.astype(np.int32)
 
 
-def argmax(law: Row) -> int:
-    return int(law.argmax())
+def argmax(row: Row) -> int:
+    return int(row.argmax())
 
 
 def race(

@@ -32,11 +32,11 @@ Misreport = Callable[[SparseEvidence], SparseEvidence]
 _LOG_FLOOR = 1e-5
 
 
-def own_token(open_: Open, law: Row, position: int) -> int:
+def own_token(open_: Open, row: Row, position: int) -> int:
     """Greedy or coupled: what the model itself takes at ``position``."""
     if is_greedy(open_):
-        return argmax(law)
-    return race(law.tolist(), range(law.shape[0]), open_.seed, Stream.COUPLED, base=0, position=position)
+        return argmax(row)
+    return race(row.tolist(), range(row.shape[0]), open_.seed, Stream.COUPLED, base=0, position=position)
 
 
 class ToyDraftCore(ToyCore[DraftEvent]):
@@ -67,20 +67,20 @@ class ToyDraftCore(ToyCore[DraftEvent]):
         drafted: list[int] = []
         rows: list[tuple[np.ndarray, np.ndarray]] = []
         for _ in range(max(0, min(item.draft_length, room))):
-            law = self._language.law(open_, (*session.tokens, *drafted))
-            drafted.append(self._draw(open_, law, base, base + len(drafted), rows))
+            row = self._language.distribution(open_, (*session.tokens, *drafted))
+            drafted.append(self._draw(open_, row, base, base + len(drafted), rows))
         # KV of the last draft token is not there: the bonus-token hole.
         session.tokens += drafted[:-1]
         return Proposal(open_.session, session.generation, base, tuple(drafted), self._evidence(open_, rows))
 
-    def _draw(self, open_: Open, law: Row, base: int, position: int, rows: list[tuple[np.ndarray, np.ndarray]]) -> int:
+    def _draw(self, open_: Open, row: Row, base: int, position: int, rows: list[tuple[np.ndarray, np.ndarray]]) -> int:
         if is_greedy(open_) or is_coupled(open_):
-            return own_token(open_, law, position)
+            return own_token(open_, row, position)
         if open_.judging_rule.is_dense:
-            ids, probs = np.arange(law.shape[0], dtype=np.int32), law.astype(np.float32)
+            ids, probs = np.arange(row.shape[0], dtype=np.int32), row.astype(np.float32)
         else:
-            ids = support_of(law, mass=self._support_mass, limit=self._support_limit)
-            probs = (law[ids] / law[ids].sum()).astype(np.float32)
+            ids = support_of(row, mass=self._support_mass, limit=self._support_limit)
+            probs = (row[ids] / row[ids].sum()).astype(np.float32)
         rows.append((ids, probs))
         return race(probs.tolist(), ids.tolist(), open_.seed, self._proposal_stream, base=base, position=position)
 
@@ -107,8 +107,8 @@ class ToyTargetCore(ToyCore[TargetEvent]):
     def answer(self, session: ToySession, item: Score) -> Scores:
         open_, base = session.open, len(session.tokens)
         texts = [(*session.tokens, *item.draft_token_ids[:index]) for index in range(len(item.draft_token_ids) + 1)]
-        laws = [self._language.law(open_, text) for text in texts]
-        form = self._form(open_, texts, laws, item)
+        rows = [self._language.distribution(open_, text) for text in texts]
+        form = self._form(open_, texts, rows, item)
         session.tokens += item.draft_token_ids
         emitted = None if open_.num_logprobs is None or open_.judging_rule.is_dense else _emitted_ids(form, item)
         return Scores(
@@ -120,21 +120,21 @@ class ToyTargetCore(ToyCore[TargetEvent]):
             prompt_logprobs=self._prompt_logprobs(session, item),
         )
 
-    def _form(self, open_: Open, texts: list[tuple[int, ...]], laws: list[Row], item: Score) -> ScoreForm:
+    def _form(self, open_: Open, texts: list[tuple[int, ...]], rows: list[Row], item: Score) -> ScoreForm:
         base = len(texts[0])
         if is_greedy(open_) or is_coupled(open_):
-            return TokenScores(tuple(own_token(open_, law, base + index) for index, law in enumerate(laws)))
+            return TokenScores(tuple(own_token(open_, row, base + index) for index, row in enumerate(rows)))
         if open_.judging_rule.is_dense:
             wanted = open_.num_logprobs is not None
             logs = np.stack([self._logs(open_, text) for text in texts]).astype(np.float32) if wanted else None
-            return DenseScores(np.stack(laws).astype(np.float32), logs)
+            return DenseScores(np.stack(rows).astype(np.float32), logs)
         if open_.judging_rule is JudgingRule.TYPICAL:
-            return _typical(open_, laws, item.draft_token_ids, base)
-        return _sparse(open_, laws, _support_rows(item), base)
+            return _typical(open_, rows, item.draft_token_ids, base)
+        return _sparse(open_, rows, _support_rows(item), base)
 
     def _logs(self, open_: Open, text: tuple[int, ...]) -> Row:  # -> [V]
         raw = open_.logprobs_mode is LogprobsMode.RAW
-        row = self._language.raw(text) if raw else self._language.law(open_, text)
+        row = self._language.raw(text) if raw else self._language.distribution(open_, text)
         with np.errstate(divide="ignore"):
             return np.log(row)
 
@@ -164,15 +164,15 @@ def _support_rows(item: Score) -> list[np.ndarray]:
     return [*rows, np.zeros(0, dtype=np.int32)]
 
 
-def _sparse(open_: Open, laws: list[Row], supports: list[np.ndarray], base: int) -> SparseScores:
+def _sparse(open_: Open, rows: list[Row], supports: list[np.ndarray], base: int) -> SparseScores:
     inside, masses, drawn = [], [], []
-    for index, (law, support) in enumerate(zip(laws, supports, strict=True)):
-        inside.append(law[support])
-        outside = law.copy()
+    for index, (row, support) in enumerate(zip(rows, supports, strict=True)):
+        inside.append(row[support])
+        outside = row.copy()
         outside[support] = 0.0
         masses.append(float(outside.sum()))
         drawn.append(
-            race(outside.tolist(), range(law.shape[0]), open_.seed, Stream.OUTSIDE, base=base, position=base + index)
+            race(outside.tolist(), range(row.shape[0]), open_.seed, Stream.OUTSIDE, base=base, position=base + index)
         )
     return SparseScores(
         np.concatenate(inside).astype(np.float32),
@@ -181,20 +181,20 @@ def _sparse(open_: Open, laws: list[Row], supports: list[np.ndarray], base: int)
     )
 
 
-def _typical(open_: Open, laws: list[Row], draft_token_ids: tuple[int, ...], base: int) -> TypicalScores:
-    judged = laws[:-1]
+def _typical(open_: Open, rows: list[Row], draft_token_ids: tuple[int, ...], base: int) -> TypicalScores:
+    judged = rows[:-1]
     bonus = race(
-        laws[-1].tolist(),
-        range(laws[-1].shape[0]),
+        rows[-1].tolist(),
+        range(rows[-1].shape[0]),
         open_.seed,
         Stream.OUTSIDE,
         base=base,
         position=base + len(judged),
     )
     return TypicalScores(
-        np.array([law[token] for law, token in zip(judged, draft_token_ids, strict=True)], dtype=np.float32),
-        np.array([-(law * np.log(law + _LOG_FLOOR)).sum() for law in judged], dtype=np.float32),
-        np.array([argmax(law) for law in judged], dtype=np.int32),
+        np.array([row[token] for row, token in zip(judged, draft_token_ids, strict=True)], dtype=np.float32),
+        np.array([-(row * np.log(row + _LOG_FLOOR)).sum() for row in judged], dtype=np.float32),
+        np.array([argmax(row) for row in judged], dtype=np.int32),
         bonus,
     )
 

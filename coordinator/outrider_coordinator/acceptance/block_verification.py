@@ -109,7 +109,7 @@ def _longest(ratios: Sequence[float], residual_at: ResidualAt, *, seed: int, bas
         weights = residual_at(kept, rhos[kept])
         if weights.any():
             return kept, weights
-        kept += 1  # The laws are equal up to rounding, so the token stands.
+        kept += 1  # The distributions are equal up to rounding, so the token stands.
     return count, np.empty(0)
 
 
@@ -125,5 +125,5 @@ def _keeping(length: int, rhos: Sequence[float], residual_at: ResidualAt) -> flo
     if length == len(rhos) - 1:
         return rho
     mass = float(residual_at(length, rho).sum())
-    # Without a residual a block cannot end here: with rho 1 the next token has the target's own law.
+    # Without a residual a block cannot end here: with rho 1 the next token has the target's own distribution.
     return mass / (mass + 1.0 - rho) if mass > 0 else 0.0

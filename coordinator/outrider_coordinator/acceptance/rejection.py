@@ -32,7 +32,7 @@ def judge_rejection(
         token_id = _draw_recovered(row, index, evidence, scores, seed=seed, base=base)
         if token_id is not None:
             return Verdict(index, token_id, NextToken.RECOVERED)
-        # An empty residual: the laws are equal up to rounding, so the token stands.
+        # An empty residual: the distributions are equal up to rounding, so the token stands.
     return Verdict(len(draft_token_ids), int(scores.outside_token_ids[-1]), NextToken.BONUS)
 
 

@@ -31,9 +31,9 @@ class Admission(Generic[EntryT]):
         self._arrivals: dict[EntryT, int] = {}
         self._arrival_numbers = itertools.count()
         self._is_short_of_room = False
-        """Somebody found no room, and the queue has not been empty since: they are started one by one."""
+        """An entry found no room, and the queue has not been empty since: entries are started one by one."""
         self._on_trial: EntryT | None = None
-        """Started, and not yet known to have found room."""
+        """The entry that was started last, while it is not known whether it has room."""
 
     @property
     def running(self) -> tuple[EntryT, ...]:

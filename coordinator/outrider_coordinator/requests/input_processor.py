@@ -64,7 +64,7 @@ class InputProcessor:
         run(self.checking(request))
         return run(self.processing(request, self.tokenize(request)))
 
-    # Its three parts, for a caller that has other things to do meanwhile.
+    # The parts of ``process``. A ``Work`` yields between slices, so that an event loop can do other work between them.
 
     def checking(self, request: GenerationRequest) -> Work[None]:
         """Raise ``InvalidRequestError`` for errors that can be found before tokenizing."""
@@ -75,7 +75,7 @@ class InputProcessor:
         self._check_model(request)
 
     def tokenize(self, request: GenerationRequest) -> Tokenized:
-        """Tokenize the prompt and the bad words of a checked request; long ones in a thread."""
+        """Tokenize prompt and bad words of a checked request. Call it in a thread for long texts, which take long."""
         return Tokenized(self._prompt(request), self._bad_words(request))
 
     def processing(self, request: GenerationRequest, texts: Tokenized) -> Work[EngineRequest]:
@@ -123,7 +123,7 @@ class InputProcessor:
         )
 
     def _check_settings(self, request: GenerationRequest) -> None:
-        """What this coordinator does not offer."""
+        """Raise ``InvalidRequestError`` for what this coordinator does not offer."""
         for name, value in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
             if value is not None:
                 self._check_logprobs(name, value)
@@ -141,7 +141,7 @@ class InputProcessor:
             )
 
     def _check_model(self, request: GenerationRequest) -> None:
-        """Output of one model is not gone on with by another."""
+        """Raise ``InvalidRequestError`` if another model began the output that is to be resumed."""
         model = request.resume.model if request.resume else ""
         if model and model != self.model_name:
             raise InvalidRequestError("resume.model", f"is {model!r}, and this server serves {self.model_name!r}")
@@ -166,7 +166,7 @@ class InputProcessor:
         return self._encode(text, adds_special_tokens=bool(request.add_special_tokens), field="messages")
 
     def _sampling(self, request: GenerationRequest, bad_words: Runs) -> Work[SamplingParams]:
-        """As the services take it: bad words are tokens, no allowed id is said twice, the model's defaults are in."""
+        """Sampling parameters for the services: bad words as tokens, allowed ids without duplicates, model defaults."""
         allowed: dict[int, None] = {}
         for part in slices_of(request.sampling.allowed_token_ids):
             allowed.update(dict.fromkeys(part))
@@ -178,7 +178,7 @@ class InputProcessor:
         return replace(request.sampling, **changes, **defaults)
 
     def _model_defaults(self, names: Collection[str]) -> dict[str, Any]:
-        """Of the parameters that a request leaves to us, those that the model has a default of its own for."""
+        """The model's own defaults of parameters that the request leaves open."""
         if self._settings.generation_config is not GenerationConfig.AUTO:
             return {}
         return {name: value for name, value in self.text.sampling_defaults.items() if name in names}
@@ -191,7 +191,7 @@ class InputProcessor:
         return runs
 
     def _max_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
-        """What fits the model; ``InvalidRequestError`` when the target's whole pool could not hold it."""
+        """Maximum output that fits the model; ``InvalidRequestError`` if the target's KV cache could never hold it."""
         max_tokens = min(request.max_tokens, self._target.max_model_len - num_prompt_tokens)
         if request.max_tokens == TO_THE_END:
             max_tokens = max(1, min(max_tokens, capacity(self._target) - num_prompt_tokens))

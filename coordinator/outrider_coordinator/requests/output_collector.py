@@ -29,21 +29,21 @@ class OutputCollector:
     """The deltas of one request, for one reader."""
 
     def __init__(self, take_text: Callable[[int | None], str], *, num_tokens: int = 0) -> None:
-        """``take_text`` gives the text that has become final with so many tokens (None: all) since it was last asked.
+        """``take_text`` returns the text that became final since its last call, up to so many tokens (None: all).
 
-        ``num_tokens``: how many were given out before, elsewhere.
+        ``num_tokens``: number of tokens that an interrupted call gave to its reader.
         """
         self._take_text = take_text
         self._num_tokens = num_tokens
-        """Given out, those before this included."""
+        """Tokens given to the reader, those of interrupted calls included."""
         self._held_progress: Progress | None = None
         self._progress: Progress | None = None
-        """What was released and not yet given out."""
+        """Released, and not yet read."""
         self._held: list[StepEnded] = []
         self._released: list[StepEnded] = []
         self._ending: GenerationResult | OutriderError | None = None
-        self._news: asyncio.Future[None] | None = None
-        """What the reader waits for."""
+        self._reader_wait: asyncio.Future[None] | None = None
+        """Set while the reader waits."""
         self._num_unread = 0
         self._unread_since = 0.0
         """When the oldest output that waits was released; by the monotonic clock."""
@@ -54,7 +54,7 @@ class OutputCollector:
         """... and then once the reader has taken it."""
 
     def put(self, step: StepEnded, progress: Progress | None = None) -> None:
-        """New output, which the reader is to have with the next ``release``, and at times how far the call is."""
+        """Queue the output of a step, and at times the progress of the call, for the next ``release``."""
         self._held.append(step)
         self._held_progress = progress or self._held_progress
 
@@ -119,12 +119,12 @@ class OutputCollector:
             self.on_behind()
 
     async def _wait(self) -> None:
-        self._news = asyncio.get_running_loop().create_future()
+        self._reader_wait = asyncio.get_running_loop().create_future()
         try:
-            await self._news
+            await self._reader_wait
         finally:
-            self._news = None
+            self._reader_wait = None
 
     def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._reader_wait is not None and not self._reader_wait.done():
+            self._reader_wait.set_result(None)

@@ -18,7 +18,7 @@ from outrider_coordinator.tracing import RequestTrace
 from outrider_coordinator.tracing.requests import NOT_TRACED
 
 PROGRESS_INTERVAL_S = 0.25
-"""How often a resumable stream says how far it is: said with every delta, it was a tenth of the coordinator's work."""
+"""Interval of ``Progress`` in a resumable stream: with every delta it took a tenth of the coordinator's time."""
 
 
 class RequestState:
@@ -39,21 +39,21 @@ class RequestState:
         )
         self.request_timings = RequestTimings(latency_histograms)
         self.log_fields: dict[str, str] = {"request_id": loop.engine_request.request_id, **trace.log_fields}
-        """Said in every line of the log about it."""
+        """Fields of every log line about it."""
         self.num_pauses = 0
         """How often its reader was behind."""
         self.draft_wait_began: float | None = None
         """When it began to wait for a proposal that has not come; by the event loop's clock."""
-        self._unbooked: list[tuple[StepEnded | DraftWaitEnded, float, float]] = []
-        """What happened in its steps, when it was heard of and when the next command was made; not yet counted."""
+        self._uncounted: list[tuple[StepEnded | DraftWaitEnded, float, float]] = []
+        """Ends of steps that are not counted yet, with the times of the answer and of the decision after it."""
         self.output_collector = OutputCollector(
             loop.output.take_text, num_tokens=len(loop.engine_request.emitted_token_ids)
         )
         self._next_progress = 0.0
-        """When a resumable stream says again how far it is; by the clock of ``note``."""
+        """Time of the next ``Progress``; by the clock of ``note``."""
         self._draft_timer = DeadlineTimer()
         self._timers: set[asyncio.TimerHandle] = set()
-        """Those that have not rung."""
+        """Timers that have not fired."""
 
     @property
     def is_over(self) -> bool:
@@ -66,22 +66,23 @@ class RequestState:
 
     def admit(self) -> None:
         """Record that the request runs."""
-        self.book()
+        self.count_steps()
         self.request_timings.note_admitted()
         if self.trace.notes is not None:
             self.trace.notes.admitted()
 
     def park(self) -> None:
         """Record that the request waits for pages again."""
-        self.book()
+        self.count_steps()
         self.request_timings.note_parked()
 
-    def note(self, said: StepEnded | DraftWaitEnded, arrived: float, handled: float) -> None:
-        """Take what a session says of its step; counted, and given to the user, with the next ``flush``.
+    def note(self, action: StepEnded | DraftWaitEnded, arrived: float, handled: float) -> None:
+        """Queue the end of a step; ``flush`` counts it and gives its output to the user.
 
-        ``arrived``, ``handled``: when the service's answer was taken up, and when what follows from it was decided.
+        ``arrived``, ``handled``: times in seconds at which the service's answer was read, and at which the session's
+        next command was decided.
         """
-        self._unbooked.append((said, arrived, handled))
+        self._uncounted.append((action, arrived, handled))
 
     def note_in_trace(self, action: Action) -> None:
         """Record the actions of a traced session; items are traced while steps are shown."""
@@ -91,18 +92,18 @@ class RequestState:
             if notes.is_full:
                 self.loop.trace_items("")
 
-    def book(self) -> None:
+    def count_steps(self) -> None:
         """Count the steps since the last call and queue their output."""
-        unbooked, self._unbooked = self._unbooked, []
+        uncounted, self._uncounted = self._uncounted, []
         timings = self.request_timings
-        for said, arrived, handled in unbooked:
-            if isinstance(said, StepEnded):
-                timings.step_ended(arrived, handled, said.timing)
-                self._count(said)
+        for action, arrived, handled in uncounted:
+            if isinstance(action, StepEnded):
+                timings.step_ended(arrived, handled, action.timing)
+                self._count(action)
                 timings.note_output(handled)
-                self.output_collector.put(said, self._progress(handled))
+                self.output_collector.put(action, self._progress(handled))
             else:
-                timings.draft_wait_ended(arrived, handled, said.timing)
+                timings.draft_wait_ended(arrived, handled, action.timing)
 
     def _count(self, step: StepEnded) -> None:
         self.loop.spec_stats.count_step(
@@ -114,34 +115,34 @@ class RequestState:
 
     def flush(self) -> None:
         """Count new steps and wake the reader, once the services have their next commands."""
-        self.book()
+        self.count_steps()
         self.output_collector.release()
 
     def end(self, ending: Finish | Fail) -> None:
         """Deliver the last output, with the result or the error."""
-        self.book()
+        self.count_steps()
         self._cancel_timers()
         self.request_timings.note_end(self.loop.spec_stats.num_emitted_tokens)
         self.trace.ended(self.loop, ending)
         log_ending(self.loop, ending, self.request_timings.summary())
         self.output_collector.end(ending.error if isinstance(ending, Fail) else self._result(ending))
 
-    def set_draft_timer(self, delay_s: float, ring: Callable[[], None]) -> None:
+    def set_draft_timer(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Replace the draft's timer."""
-        self.draft_wait_began = self._draft_timer.set(delay_s, ring)
+        self.draft_wait_began = self._draft_timer.set(delay_s, callback)
 
     def clear_draft_timer(self) -> None:
         """Stop the draft's timer."""
         self._draft_timer.clear()
 
-    def call_later(self, delay_s: float, ring: Callable[[], None]) -> None:
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Call after a delay, unless the request has ended by then."""
 
-        def ring_once() -> None:
+        def fire_once() -> None:
             self._timers.discard(timer)
-            ring()
+            callback()
 
-        timer = asyncio.get_running_loop().call_later(delay_s, ring_once)
+        timer = asyncio.get_running_loop().call_later(delay_s, fire_once)
         self._timers.add(timer)
 
     def _cancel_timers(self) -> None:

@@ -26,7 +26,7 @@ class Traffic:
     request_rate: float = math.inf
     """Requests a second on average; infinite: all at once."""
     burstiness: float = 1.0
-    """Shape of the gamma law of the gaps: 1 is a Poisson process, less is burstier, more is steadier."""
+    """Shape of the gamma distribution of the gaps: 1 is a Poisson process, less is burstier, more is steadier."""
     max_concurrency: int | None = None
     """Most requests under way; the others wait here, and their time has not begun."""
 

@@ -188,7 +188,7 @@ def _evidence(drafted: Sequence[int]) -> SparseEvidence:
 
 
 def score(job: StandInJob[Score], acceptance: float) -> Scores:
-    """Greedy: the tokens that follow. Sampled: ``acceptance`` of the draft's law on its support, the rest outside."""
+    """Greedy: the tokens that follow. Sampled: ``acceptance`` of the mass is on the draft's support."""
     item = job.item
     base, num_drafted = item.num_kept_tokens + len(item.token_ids), len(item.draft_token_ids)
     if job.open.sampling.temperature == 0:

@@ -7,7 +7,7 @@ No row is sorted. The group kernel has left the largest logit of each run of 8 n
 a thousand of these reach: whatever reaches it is in one of their runs. Only those are read again, and the logits from
 the level up are gathered in the order of their ids; the exact place of the cut is searched for among them, by the bits
 of the logits, and all that can be drawn is at hand. That they are enough is checked, not assumed: where they are not
-(a law so flat that top-p wants more), the row is marked.
+(a distribution so flat that top-p wants more), the row is marked.
 """
 
 from __future__ import annotations
