@@ -65,4 +65,4 @@ def test_a_port_in_use_is_one_line() -> None:
         with process("--port", str(taken.getsockname()[1])) as gateway:
             assert gateway.wait(30) == 1
             said = gateway.stderr.read() if gateway.stderr else ""
-    assert "gateway.port: 127.0.0.1" in said and "Traceback" not in said
+    assert "--port: 127.0.0.1" in said and "Traceback" not in said

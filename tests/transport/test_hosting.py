@@ -218,7 +218,7 @@ async def test_a_real_process_serves_and_ends_with_0() -> None:
     ("argv", "message"),
     [
         (["outrider_target", "--model", "/nowhere"], "/nowhere is not a folder"),
-        (["outrider_draft"], "draft.method"),
+        (["outrider_draft"], "--method"),
         (["outrider_draft", "--model", "/nowhere"], "/nowhere is not a folder"),
         (["outrider_target", "--page-sise", "4"], "page-size"),
     ],
