@@ -137,9 +137,12 @@ def test_coupled_output_is_the_targets_own(drafter: Path, target: Path) -> None:
     assert rig.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("method", ["probabilistic", "greedy"])
-def test_rejection_keeps_the_targets_distribution(drafter: Path, target: Path, method: str) -> None:
-    assert p_of_joint(served("dflash", drafter, target, "--draft-sample-method", method), target) > 1e-4
+@pytest.mark.parametrize(
+    ("sample", "judged"), [("probabilistic", "standard"), ("greedy", "standard"), ("probabilistic", "block")]
+)
+def test_rejection_keeps_the_targets_distribution(drafter: Path, target: Path, sample: str, judged: str) -> None:
+    draft = served("dflash", drafter, target, "--draft-sample-method", sample)
+    assert p_of_joint(draft, target, rejection_sample_method=judged) > 1e-4
 
 
 # Loading
