@@ -220,7 +220,7 @@ ScoreForm = TokenScores | SparseScores | TypicalScores | DenseScores
 
 
 SYNTHETIC_MARK, NOISE_MARK = " (synthetic)", " (noise)"
-"""Behind the name of a model whose weights nobody trained, so that no figure of it is taken for a model's."""
+"""Suffixes of the name of an untrained model, so that its figures are not taken for those of a trained one."""
 
 
 LAST_HIDDEN_STATE = -1

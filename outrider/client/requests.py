@@ -201,14 +201,17 @@ def building(options: GenerateOptions) -> Work[tuple[GenerationRequest, float | 
 
 
 def resume_timeout(options: GenerateOptions) -> float | None:
-    """Maximum duration of an interruption in seconds; None: the generation is not resumed."""
+    """Maximum duration of an interruption in seconds; None: the generation is not resumed.
+
+    Raises ``InvalidRequestError`` for anything but a positive number.
+    """
     given = {key: value for key, value in options.items() if value is not None}
     seconds = _seconds("resume_timeout", given.get("resume_timeout", DEFAULT_RESUME_TIMEOUT_S))
     return seconds if _flag("resume", given) else None
 
 
 def max_retries(options: GenerateOptions) -> int:
-    """Number of retries after a refusal for lack of room."""
+    """Number of retries after a refusal for lack of room; ``InvalidRequestError`` for anything but a whole number."""
     value = options.get("max_retries") or 0
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidRequestError("max_retries", f"must be a whole number, 0 or more, not {value!r}")

@@ -48,7 +48,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_flags(section: type[Section], argv: Sequence[str] | None = None) -> tuple[dict[str, Any], str | None]:
-    """Return the given flags as key -> text, and the path of ``--config``, if given."""
+    """Return the given flags as key -> text, and the path of ``--config``, if given.
+
+    Raises ``ConfigError`` for an unknown flag.
+    """
     parser = build_parser(section)
     given, rest = parser.parse_known_args(argv)
     if rest:

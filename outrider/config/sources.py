@@ -53,7 +53,7 @@ def read_flags(flags: Mapping[Place, Any], speculative_config: str | None = None
 
 
 def read_environment(environ: Mapping[str, str]) -> Source:
-    """Every ``OUTRIDER_*`` variable; an empty one counts as unset, an unknown one is an error."""
+    """Every ``OUTRIDER_*`` variable; an empty one counts as unset, an unknown one is a ``ConfigError``."""
     places = {
         variable_name(name, key): (name, key) for name, section in SECTIONS.items() for key in section.model_fields
     }

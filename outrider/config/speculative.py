@@ -97,7 +97,7 @@ _REJECTION_SAMPLE_METHODS = {
 
 
 def parse_json(text: str) -> Mapping[str, Any]:
-    """Parse the JSON object of a flag or a variable."""
+    """Parse the JSON object of a flag or a variable; ``ConfigError`` for anything else."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -108,7 +108,7 @@ def parse_json(text: str) -> Mapping[str, Any]:
 
 
 def as_mapping(value: object) -> Mapping[str, Any]:
-    """Check a value that is already parsed; anything but an object is an error."""
+    """Check a value that is already parsed; ``ConfigError`` for anything but an object."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ConfigError(NAME, 'should be an object such as {"model": "/models/draft", "num_speculative_tokens": 4}')
     return value

@@ -13,7 +13,7 @@ from outrider.errors import ConfigError
 
 _SAFE_CPU_ISA = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 """Virtual machines have been seen that announce AMX and then stop a process at its first AMX instruction, which
-bfloat16 products would use. AVX-512 does them too; whoever knows their machine sets the variable."""
+bfloat16 products would use. AVX-512 does them too; the variable, where it is set, decides."""
 
 _CPU_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
 """Compiled products that oneDNN, and torch's layer above it, keep: one of some 0.7 MiB for each number of rows and each
@@ -24,7 +24,7 @@ are those of some 25 batch sizes; a further one costs some milliseconds."""
 def resolve_device(device: str, num_ranks: int = 1) -> str:
     """The device that "auto" stands for on this host: a GPU where torch can use one, else the CPU.
 
-    ``ConfigError`` for a model that several ranks share and a host without a GPU: nobody means that without saying cpu.
+    ``ConfigError`` for a model that several ranks share and a host without a GPU, unless the device is cpu.
     """
     if device != "auto":
         return device

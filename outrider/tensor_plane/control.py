@@ -125,12 +125,12 @@ class ControlListener:
             self._expected[offer.offer_id] = (offer, on_connected)
 
     def forget(self, offer: PlaneOffer) -> None:
-        """Nobody may come with this offer any more."""
+        """Accept no connection for this offer any more."""
         with self._lock:
             self._expected.pop(offer.offer_id, None)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no connections any more."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

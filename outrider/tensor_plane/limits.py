@@ -20,4 +20,4 @@ class PlaneLimits:
     silence_s: float = 5.0
     """Time without any message after which the peer is gone; heartbeats are ten times as frequent."""
     unread_s: float = 10.0
-    """Time after which what nobody fetched is given up."""
+    """Seconds after which a tensor that was not fetched is given up."""

@@ -1,7 +1,7 @@
 """Point to point over ``torch.distributed`` as a plane: NCCL between GPUs, gloo through main memory.
 
 The writer keeps a ring like the reader's, from which a helper thread sends. The reader's helper thread receives each
-announced transfer into its own ring. No thread that anybody waits for is inside a collective, so a transfer that hangs
+announced transfer into its own ring. No thread that others wait for is inside a collective, so a transfer that hangs
 is noticed outside, and the communicator is aborted.
 """
 
@@ -199,7 +199,7 @@ class ProcessGroupReader(ReaderEnd):
         out.copy_(self._ring[offset : offset + out.numel()], non_blocking=True)
 
     def raise_floor(self, floor: int) -> None:
-        """Forget what nobody reads."""
+        """Forget what no reader needs any more."""
         with self._changed:
             self._arrived = {sequence for sequence in self._arrived if sequence >= floor}
 

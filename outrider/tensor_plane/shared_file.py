@@ -3,8 +3,8 @@
 Layout: a token, a table of 64-bit entries, then the tensors. Entry n holds the sequence number of the last use of slot
 n that its reader is done with, so giving memory back is one write and no message.
 
-The file has a name only until both ends have it open. Its owner holds a lock on it as long as it lives, and whoever
-makes the next one removes those that nobody holds.
+The file has a name only until both ends have it open. Its owner holds a lock on it as long as it lives;
+making a file removes those without a lock.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def create(folder: Path) -> tuple[str, int]:
 
 
 def open_existing(folder: Path, name: str) -> int:
-    """The descriptor of somebody else's file; ``OSError`` when it is not there, ``ValueError`` for a name not ours."""
+    """The descriptor of another process's file; ``OSError`` if there is none, ``ValueError`` for a foreign name."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of ours")
     return os.open(folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

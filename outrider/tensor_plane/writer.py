@@ -215,7 +215,7 @@ class PlaneWriters:
         kinds: Sequence[PlaneKind] = AUTOMATIC,
         limits: PlaneLimits | None = None,
     ) -> None:
-        """``host`` may be a wildcard; offers then have it, and whoever passes them on knows the address."""
+        """``host`` may be a wildcard; offers then contain it, and the coordinator fills in the address."""
         self._device, self._kinds, self._limits = device, kinds, limits
         self._listener = ControlListener(host)
         self._writers: dict[bytes, PlaneWriter] = {}
@@ -239,7 +239,7 @@ class PlaneWriters:
         return None if found is None or found.is_closed else found
 
     def withdraw(self, offer: PlaneOffer) -> None:
-        """End the connection of an offer, or let nobody come with it."""
+        """End the connection of an offer, or accept none for it."""
         self._listener.forget(offer)
         found = self._writers.pop(offer.offer_id, None)
         if found is not None:

@@ -62,7 +62,7 @@ class _RemotePort:
     ) -> None:
         """``link_timeout_s``: the silence after which a link is broken, of a service that sends heartbeats.
 
-        ``keeps_columns``: whoever reads a link takes answers of many sessions as ``EventBatch.columns``.
+        ``keeps_columns``: the reader of a link takes answers of many sessions as ``EventBatch.columns``.
 
         ``shares_memory``: whether a service of the same host may hand large tensors over in shared memory.
         """

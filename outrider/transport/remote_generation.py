@@ -175,7 +175,7 @@ class RemoteGeneration:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # Nobody cancelled our caller: it was the call that ended, with its channel.
+            # The caller was not cancelled: the call ended with its channel.
             raise RequestCancelledError("the client was closed") from None
 
 

@@ -71,7 +71,7 @@ class TargetPlanes:
             closing.join()
 
     def _offer(self, key: tuple[int, int], tell: Callable[[PlaneEvent], None]) -> PlaneOffer:
-        """An offer that nobody had; ``OSError`` where none can be made."""
+        """A new offer; ``OSError`` where none can be made."""
         link_id, connection = key
         if not self._kinds:
             raise OSError("tensor_plane is inline")

@@ -26,7 +26,7 @@ from outrider.ports import Extend, HiddenStateChunk, Opened, Release, Score
 _LONGEST_STEP = 64
 """Tokens that a step's ``Score`` brings at most; one with more is part of a prompt."""
 LONGEST_WAIT_S = 0.1
-"""What is under way for longer is waited for no more: it is no forward of running sessions, or nobody answers."""
+"""Seconds to wait for what is under way: what takes longer is a prompt, or a service that does not answer."""
 
 
 class OfSession(Protocol):
@@ -132,7 +132,7 @@ class DispatchScheduler:
             asyncio.get_running_loop().call_soon(self._look)
 
     def _look(self) -> None:
-        """Whoever has waited longest goes first; what it sends may keep the others waiting."""
+        """Send the commands that have waited longest first; others may then have to wait longer."""
         self._is_due = False
         waiting = sorted(
             (link_queue for link_queue in self._link_queues if link_queue.is_waiting),

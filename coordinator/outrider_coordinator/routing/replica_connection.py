@@ -161,7 +161,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         except UnavailableError:
             pass
         except Exception:
-            # What was lost nobody would ever answer: as when the link is lost, all is sent anew.
+            # A lost command would never be answered: break the link, after which all is sent again.
             _log.exception("commands to the %s could not be sent", self._name)
             self._farewell = asyncio.ensure_future(_close(self._link))
 

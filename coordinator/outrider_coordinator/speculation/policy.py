@@ -196,7 +196,7 @@ class DraftLengthPolicy:
     # Controllers.
 
     def controller(self, target: object) -> DraftLengthController | None:
-        """The one that sets lengths on that target; None where they are fixed, or nobody lives there."""
+        """Controller of the draft lengths on a target; None if they are fixed, or the target has no sessions."""
         return self._controllers.get(target)
 
     @property

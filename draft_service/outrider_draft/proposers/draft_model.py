@@ -6,8 +6,8 @@ in one launch; beside them a forward takes the rest: prefill chunks, and request
 one by one. How tokens are drawn and what is reported of it is ``outrider.sampling``'s; who goes first is
 ``outrider.serving.token_budget``'s.
 
-After K drafted tokens the cache holds the committed ones and K - 1 of those drafted: nobody has asked what follows the
-last.
+After K drafted tokens the cache holds the committed ones and K - 1 of those drafted: what follows the last was
+not asked for.
 """
 
 from __future__ import annotations

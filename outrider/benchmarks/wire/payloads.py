@@ -10,7 +10,7 @@ HEADER_BYTES = _HEADER.size
 
 
 def make_request(num_bytes: int, reply_bytes: int) -> bytes:
-    """A request of at least `HEADER_BYTES`, filled up with a pattern that nobody could compress away unnoticed."""
+    """A request of at least `HEADER_BYTES`, filled up with a pattern."""
     body = (bytes(range(256)) * (num_bytes // 256 + 1))[: max(0, num_bytes - HEADER_BYTES)]
     return _HEADER.pack(reply_bytes) + body
 

@@ -56,7 +56,7 @@ class StackPlan:
     coordinators: tuple[ServiceSpec, ...]
     """One, or several on one address; started when the models serve."""
     link: ClientSecurity = OPEN_CLIENT
-    """What the models ask of whoever attaches to them."""
+    """What the model services require of coordinators."""
     note: str = ""
     """Where the models were placed, in a line for people; empty where the settings said so."""
     gateways: tuple[ServiceSpec, ...] = ()
@@ -191,7 +191,7 @@ def _sized_for(settings: Settings, explicit: Collection[Place]) -> Settings:
 
 
 def _avoiding(ports: Collection[int], free_port: Callable[[], int]) -> Callable[[], int]:
-    """``free_port`` without these, and none twice: nobody listens on what was given until the processes are started."""
+    """``free_port`` without these, and none twice: the ports are free until the processes are started."""
     given = set(ports)
 
     def choose() -> int:
@@ -227,7 +227,7 @@ def _local(section: SectionT, explicit: Collection[Place], free_port: Callable[[
 
 
 def _probed(section: SectionT, free_port: Callable[[], int]) -> SectionT:
-    """With TLS, health over HTTP on this host: whoever starts the process has none of its callers' certificates."""
+    """With TLS, health over HTTP on this host: the supervisor has no client certificate."""
     if section.tls_cert_file is None or section.health_port is not None:
         return section
     return section.model_copy(update={"health_port": free_port(), "health_host": LOOPBACK})

@@ -119,7 +119,7 @@ async def _ask_and_collect(
 
 
 def _new_context(*, is_sampled: bool) -> TraceContext:
-    """A caller's span of ours, which nobody exports."""
+    """A caller's span, which is not exported."""
     return TraceContext(new_trace_id(), new_span_id(), is_sampled)
 
 

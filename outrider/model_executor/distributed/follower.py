@@ -1,4 +1,4 @@
-"""A service's process that shares rank 0's model and serves nobody, before torch is imported.
+"""Follower: a process of a service that holds a part of the model and has no clients, before torch is imported.
 
 Owns the question whether this process is one. Refuses to know what a follower does: see ``opening``.
 """
@@ -15,7 +15,7 @@ SettingsT = TypeVar("SettingsT", TargetSettings, DraftSettings)
 
 
 def follow(settings: SettingsT, prepare: Callable[[SettingsT], SettingsT]) -> bool:
-    """Whether this process is one that shares rank 0's model and serves nobody; if so, it has done its work.
+    """Whether this process is a follower of rank 0; if so, it has done its work.
 
     ``prepare`` gives it the settings with a folder in place of a model's name.
     """

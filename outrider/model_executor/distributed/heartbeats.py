@@ -55,7 +55,7 @@ class Heartbeats:
         self._say(f"{_FAILED}{' '.join(reason.split())}\n".encode())
 
     def stop(self) -> None:
-        """Nobody is missed from now on."""
+        """Report no lost rank from now on."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -76,7 +76,7 @@ class Heartbeats:
 
     def _say(self, line: bytes) -> None:
         for connection in self._connections.values():
-            with contextlib.suppress(OSError):  # whoever is gone is found by listening
+            with contextlib.suppress(OSError):  # a lost rank is found by listening
                 connection.sendall(line)
 
     def _listen(self, selector: selectors.BaseSelector) -> tuple[int, str] | None:

@@ -172,7 +172,7 @@ class Leader(Member):
         if self._on_failure is not None:
             self._on_failure(UnavailableError(reason))
             time.sleep(_LAST_MOMENTS_S)
-        os._exit(1)  # whoever waits in a collective waits forever
+        os._exit(1)  # a thread in a collective would wait forever
 
     def _how_it_ended(self, rank: int) -> str:
         until = time.monotonic() + _EXIT_WORD_S

@@ -64,7 +64,7 @@ def environment_of(place: Place, port: int) -> dict[str, str]:
 
 
 def hold_lifeline(on_end: Callable[[], object]) -> None:
-    """Call ``on_end``, from a thread, when whoever holds the other end of standard input is gone."""
+    """Call ``on_end``, from a thread, when the process at the other end of standard input is gone."""
 
     def wait() -> None:
         while os.read(0, 1):

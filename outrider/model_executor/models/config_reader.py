@@ -37,7 +37,7 @@ def _leave_out_activations() -> None:
     """Keep transformers from importing its activation functions, and with them ``torch._dynamo``: 1.8 s at each start.
 
     Its configurations import them to check ``hidden_act`` by name, and leave that check out where there are none. This
-    module checks it. Whoever imports ``transformers.activations`` afterwards gets the real module.
+    module checks it. Later imports of ``transformers.activations`` get the real module.
     """
     name = "transformers.activations"
     if name in sys.modules:

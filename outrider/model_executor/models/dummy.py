@@ -1,4 +1,4 @@
-"""Weights that nobody trained, made where they are used: for measuring shapes whose files are not at hand.
+"""Untrained weights, made on the device: for measuring shapes whose files are not at hand.
 
 Owns the noise. Every matrix is normal with the variance that keeps activations of one size, so that nothing overflows
 and no product is cheaper than a real one's; what a model of such weights says means nothing.
@@ -19,7 +19,7 @@ _EMBEDDING = "model.embed_tokens.weight"
 
 def noise(decoder: Decoder, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
     """(Hugging Face name, tensor) of every weight, made one at a time on the decoder's device; the same seed gives the
-    same on the same kind of device, whoever holds which part.
+    same on the same kind of device, however it is split over ranks.
     """
     shapes = {name: target.shape for name, target in weight_targets(decoder).items()}  # no views, which keep memory
     for name, shape in shapes.items():

@@ -57,7 +57,7 @@ def build_map(
     target_next = np.empty_like(order)
     target_next[order] = cycle[(np.arange(vocab_size) + 1) % size]
     wrong_at = _choose(_hash(cycle, seed, 2), 1.0 - acceptance)
-    if len(wrong_at) == 1:  # alone it has nobody to change places with
+    if len(wrong_at) == 1:  # a single token has none to change places with
         wrong_at = wrong_at[:0]
     wrong = cycle[wrong_at]
     draft_next = target_next.copy()

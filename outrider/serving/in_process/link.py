@@ -97,7 +97,7 @@ class LocalLink(Generic[CommandT, EventT]):
 
     def break_off(self, reason: str) -> None:
         """Make the reader and later senders see ``UnavailableError``. From any thread; the sessions are released."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the reader with it
             self._loop.call_soon_threadsafe(self._break, reason)
         self._broken = self._broken or reason
 
@@ -125,4 +125,4 @@ class LocalLink(Generic[CommandT, EventT]):
 
 
 def _do_nothing() -> None:
-    """Nobody waits for this link's release."""
+    """For a link whose release is not waited for."""
