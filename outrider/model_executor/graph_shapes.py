@@ -8,6 +8,7 @@ devices.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class GraphLimits:
 DEFAULT_LIMITS = GraphLimits()
 
 
+@functools.cache
 def padded_sizes(most: int) -> tuple[int, ...]:
     """Captured sizes up to ``most``, which is one of them: 1, 2, 4, 8, then in steps that grow with the size."""
     return tuple(sorted({*_sizes(most), most})) if most > 0 else ()
