@@ -12,7 +12,7 @@ from outrider.cli.compatibility.command import typed_flags
 from outrider.cli.compatibility.spellings import whole_number
 from outrider.cli.facts import draft_length_text, model_text
 from outrider.cli.options import Verbose, errors_as_lines, output
-from outrider.cli.serve_settings import named_as_typed, settings_of
+from outrider.cli.serve_settings import named_as_typed, named_by_origin, settings_of
 from outrider.cli.settings_flags import ConfigFile, SetOptions, SpeculativeConfig, parse_set
 from outrider.cli.stack.arrangement import LOADS, Load
 from outrider.cli.stack.plan import StackPlan, inheriting
@@ -252,12 +252,13 @@ def serve(
         flags.update(given)
     with errors_as_lines(), named_as_typed(context.params, typed_flags(context), given, speculative_config):
         effective = load_all(flags, speculative_config=speculative_config, config=config)
-        plan = prepare_stack(
-            effective,
-            gpu_memory_utilization=_share(gpu_memory_utilization),
-            serves_http=True,
-            optimize=_load(optimize),
-        )
+        with named_by_origin(effective.origins):
+            plan = prepare_stack(
+                effective,
+                gpu_memory_utilization=_share(gpu_memory_utilization),
+                serves_http=True,
+                optimize=_load(optimize),
+            )
         plan = plan if keys is None else inheriting(plan, keys.descriptors)
         on_ready = partial(_print_ready, settings=effective.settings.coordinator)
         asyncio.run(run_until_signal(plan, verbose=verbose, on_ready=on_ready))

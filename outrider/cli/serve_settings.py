@@ -10,6 +10,7 @@ from typing import Any
 from outrider.cli.compatibility.table import SETTING_SWITCHES, SETTINGS
 from outrider.cli.stack.plan import Place
 from outrider.config import speculative
+from outrider.config.sources import PREFIX
 from outrider.errors import ConfigError
 
 _PLACES = {
@@ -49,6 +50,8 @@ _PLACES = {
 }
 """Option: the settings that take its value as it is. The draft's own come after those of both models."""
 
+_FLAG = "flag"
+"""Origin of what the command line gives."""
 _METRICS_ORDER = ("coordinator", "target", "draft")
 _MODEL = "target.model"
 
@@ -92,14 +95,28 @@ def named_as_typed(
         raise ConfigError(names[error.field], message) from error
 
 
+@contextlib.contextmanager
+def named_by_origin(origins: Mapping[Place, str]) -> Iterator[None]:
+    """Name the variable, or the file and its key, in errors of settings that were not given on the command line."""
+    try:
+        yield
+    except ConfigError as error:
+        section, _, key = error.field.partition(".")
+        origin = origins.get((section, key), _FLAG)
+        if origin == _FLAG:
+            raise
+        name = origin if origin.startswith(PREFIX) else f"{origin}: {error.field}"
+        raise ConfigError(name, str(error).removeprefix(f"{error.field}: ")) from error
+
+
 def _names(
     options: Options, typed: Typed, set_places: Collection[Place], speculative_config: str | None
 ) -> dict[str, str]:
-    """Setting -> what was typed for it, the strongest last."""
-    names: dict[str, str] = {}
+    """Setting -> what was typed for it, the strongest last; for a default, the flag that would set it."""
+    names = {place: typed.spelling(option) for option, places in _PLACES.items() for place in places.split()}
     with contextlib.suppress(ConfigError):
         keys = speculative.parse_json(speculative_config) if speculative_config else {}
-        names = {
+        names |= {
             ".".join(speculative.KEYS[key]): f"{speculative.NAME}.{key}" for key in speculative.KEYS if key in keys
         }
     names |= {".".join(place): typed.spelling(option) for option, place, _ in _set(options)}
