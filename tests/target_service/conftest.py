@@ -1,39 +1,15 @@
-"""A tiny target, loaded once for each test that needs its books clean."""
+"""A tiny target, loaded for each test, so that its page tables are empty."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from outrider.model_executor.model_runner import ModelRunner
-from tests.support.tiny_models import cached_tiny_model, load_reference
-
-MakeRunner = Callable[..., ModelRunner]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+from tests.support.service_fixtures import one_thread, tiny_reference, tiny_runner  # noqa: F401 - fixtures
+from tests.support.tiny_models import cached_tiny_model
 
 
 @pytest.fixture(scope="session")
 def folder() -> Path:
     return cached_tiny_model("llama", seed=1)
-
-
-@pytest.fixture(scope="session")
-def reference(folder: Path) -> Any:
-    return load_reference(folder)
-
-
-@pytest.fixture
-def runner(folder: Path) -> Iterator[ModelRunner]:
-    loaded = ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=256)
-    with torch.inference_mode():
-        loaded.kv_cache.fill_(float("nan"))  # a stale read would show
-    yield loaded
-    loaded.sequences.check_integrity()

@@ -83,7 +83,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         self._link_queue = dispatch.link_queue(self._flush)
         self._trouble = ""
         self._task: asyncio.Task[None] | None = None
-        self._farewell: asyncio.Future[None] | None = None
+        self._closing: asyncio.Future[None] | None = None
         self._tried = asyncio.get_running_loop().create_future()
         # Not everybody waits for the first try.
         self._tried.add_done_callback(lambda tried: tried.cancelled() or tried.exception())
@@ -145,8 +145,8 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         link, self._link = self._link, None
         if link is not None:
             await _close(link)
-        if self._farewell is not None:
-            await self._farewell
+        if self._closing is not None:
+            await self._closing
         self._link_queue.leave()
 
     def _flush(self) -> None:
@@ -163,7 +163,7 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         except Exception:
             # A lost command would never be answered: break the link, after which all is sent again.
             _log.exception("commands to the %s could not be sent", self._name)
-            self._farewell = asyncio.ensure_future(_close(self._link))
+            self._closing = asyncio.ensure_future(_close(self._link))
 
     async def _keep_attached(self) -> None:
         wait_s = RETRY_S
@@ -217,9 +217,9 @@ class ReplicaConnection(Generic[CommandT, EventT]):
         self._link_queue.lost()
         if link is not None:
             # Goes on to its end even when this task is cancelled by what follows from the loss.
-            self._farewell = asyncio.ensure_future(_close(link))
+            self._closing = asyncio.ensure_future(_close(link))
             self._on_lost()
-            await asyncio.shield(self._farewell)
+            await asyncio.shield(self._closing)
 
     def _tell_first_try(self, error: OutriderError | None) -> None:
         if self._tried.done():
