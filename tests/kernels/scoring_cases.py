@@ -310,6 +310,24 @@ def test_a_batch_of_other_rows_than_positions_is_refused() -> None:
         begin_scoring(logits_of(3, 17), [request_of(opening(), 17, 1)], fused=True)
 
 
+@pytest.mark.parametrize(("method", "temperature"), [(REJECTION, 0.0), (COUPLED, 0.8)])
+def test_all_tokens_at_once_are_those_of_the_outcomes(method: AcceptanceMethod, temperature: float) -> None:
+    requests = [request_of(opening(method, temperature=temperature, seed=k), 600, num_drafts=k) for k in (2, 0, 1)]
+    logits = logits_of(6, 600)
+    tokens = begin_scoring(logits, requests, fused=True).tokens()
+    assert tokens is not None
+    forms = [outcome.form for outcome in begin_scoring(logits, requests, fused=True).outcomes()]
+    assert tokens.tolist() == [token for form in forms if isinstance(form, TokenScores) for token in form.token_ids]
+    logits[3, 5] = float("nan")
+    scoring = begin_scoring(logits, requests, fused=True)
+    assert scoring.tokens() is None
+    assert [type(outcome.error) for outcome in scoring.outcomes()] == [type(None), NonFiniteLogitsError, type(None)]
+
+
+def test_sampled_sessions_have_no_tokens_alone() -> None:
+    assert begin_scoring(logits_of(1, 600), [request_of(opening(), 600, 0)], fused=True).tokens() is None
+
+
 def test_answers_depend_on_no_neighbour() -> None:
     vocab_size = 1200 if INTERPRETED else 2500
     requests = mixed(vocab_size)[1 :: 3 if INTERPRETED else 1]

@@ -15,13 +15,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 
+from outrider.columns import ExtendColumns
 from outrider.config import DraftSettings
 from outrider.errors import OutriderError
 from outrider.kernels.device_stream import mark_reached
 from outrider.kv_cache import KVSequence
+from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.model_executor.distributed.runner import open_runner
 from outrider.model_executor.draft_loop import MAX_CATCH_UP, MAX_STEPS, DraftMetadata, DraftRow, fits_loop
 from outrider.model_executor.draft_loop.results import Draws
@@ -33,7 +37,9 @@ from outrider.sampling.rows import LogitRow
 from outrider.sampling.session import SessionSampling
 from outrider.serving.executor import Executor, ExecutorOutput
 from outrider.serving.session import Session
+from outrider.serving.steady.step import Ints, SteadyStep
 from outrider.types import ModelDescription
+from outrider_draft.columns_forward import ColumnsForward
 from outrider_draft.items import check_extend, proposal_length
 from outrider_draft.proposers.passes import joined, single
 from outrider_draft.proposers.registry import LoadHooks, ServedProposer
@@ -170,6 +176,42 @@ class ModelProposer(Executor[KVSequence, Extend, ProposalJob, Proposal]):
             drawn |= self._draw(drawing, logits)
         results = [_take(job, drawn[id(job)]) if id(job) in drawn else _answer_when_done(job) for job, _ in batch]
         return ExecutorOutput(results=results, computed_ns=computed)
+
+    # Columns.
+
+    def is_steady(self, session: DraftSession) -> bool:
+        """Sessions whose tokens are drawn in one launch, and whose proposals are tokens alone."""
+        state = session.executor_state
+        metadata = state.metadata if isinstance(state, DraftState) else None
+        return metadata is not None and not metadata.needs_evidence and not metadata.is_certain
+
+    def takes_columns(self, step: SteadyStep) -> bool:
+        """Whether every item keeps to ``check_extend`` and fits one loop, and pages suffice for certain."""
+        columns, lengths = step.columns, self._lengths(step)
+        if not isinstance(columns, ExtendColumns) or not 1 <= int(lengths.min()) <= int(lengths.max()) <= MAX_STEPS:
+            return False
+        if not 1 <= int(columns.counts.min()) <= int(columns.counts.max()) <= MAX_CATCH_UP:
+            return False
+        ids = columns.token_ids
+        return bool(
+            int(ids.min()) >= 0
+            and int(ids.max()) < self.runner.config.vocab_size
+            and int(step.draft_lengths.max()) <= MAX_DRAFT_LENGTH
+            and (step.bases <= np.minimum(step.max_lengths, step.reserved_lengths)).all()
+            and self.runner.sequences.surely_fit(len(step), int((columns.counts + lengths).max()))
+        )
+
+    def start_columns(self, step: SteadyStep) -> ColumnsForward:
+        """A loop over all of them."""
+        states: list[Any] = [session.executor_state for session in step.sessions]  # ``DraftState``
+        return ColumnsForward(self.runner, step, [state.metadata for state in states], self._lengths(step))
+
+    @staticmethod
+    def _lengths(step: SteadyStep) -> Ints:  # [B]
+        """``proposal_length`` of each."""
+        room = np.minimum(step.max_lengths, step.reserved_lengths + 1) - step.bases
+        found: Ints = np.minimum(step.draft_lengths, room)
+        return found
 
     def _state_of(self, session: DraftSession) -> DraftState:
         state = session.executor_state

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from outrider.benchmarks.step.stand_in import VOCAB_SIZE, StandInExecutor, new_session_table, propose
+from outrider.errors import NonFiniteLogitsError
+from outrider.model_executor.draft_loop import DraftRow
+from outrider.model_executor.draft_loop.results import Draws
+from outrider.model_executor.input_batch import ForwardRow
 from outrider.model_executor.model_runner import ModelRunner
 from outrider.serving.engine_core import EngineCore
 from outrider.serving.session import Limits
 from outrider.serving.session_table import SessionTable
 from outrider.serving.token_budget import TokenBudget
+from outrider_draft.proposers.draft_model import ModelProposer
 from outrider_target.executor import TargetExecutor
 from tests.serving.steady.twins import Switch, Twins, holding
 from tests.support.tiny_models import cached_tiny_model
@@ -52,6 +58,43 @@ def test_a_target_says_and_holds_the_same(seed: int, num_pages: int) -> None:
     assert twins.outcomes["SessionLost"] + twins.outcomes["SessionFailed"]
     for core in (steady, plain):
         assert core.num_pages_free == num_pages
+
+
+def drawn_by_forwards(runner: ModelRunner, rows: Sequence[DraftRow]) -> list[Draws]:
+    """What a loop draws for greedy rows, by one forward a token; without its last draw, a row draws nothing."""
+    found = []
+    for row in rows:
+        ids, drawn = list(row.token_ids), list[int]()
+        for _ in range(row.num_drafts):
+            logits = runner.forward([ForwardRow(row.sequence, ids)])
+            drawn.append(int(logits[0, :NUM_TOKEN_IDS].argmax()))
+            ids = drawn[-1:]
+        fails = row.sequence.length % 97 == 0
+        found.append(Draws((), error=NonFiniteLogitsError("not a number")) if fails else Draws(tuple(drawn)))
+    return found
+
+
+def model_core(switch: Switch, *, takes_columns: bool) -> tuple[Core, Any]:
+    folder = cached_tiny_model("llama", seed=1, max_position_embeddings=512)
+    runner = ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=1200, max_model_len=280)
+    runner.draft = functools.partial(drawn_by_forwards, runner)  # type: ignore[method-assign]
+    executor = holding(ModelProposer, switch, asynchronous=False)(runner)
+    executor._can_loop = True
+    limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=True)
+    table = SessionTable(runner.sequences, limits)
+    return EngineCore(table, executor, takes_columns=takes_columns, clock=switch.clock), executor
+
+
+def test_a_draft_model_says_and_holds_the_same() -> None:
+    switch = Switch()
+    steady, executor = model_core(switch, takes_columns=True)
+    plain, other = model_core(switch, takes_columns=False)
+    twins = Twins("draft", steady, plain, switch, 3, num_token_ids=NUM_TOKEN_IDS)
+    twins.run(100)
+    assert executor.num_columns > 20, twins.outcomes
+    assert other.num_columns == 0
+    assert twins.outcomes["SessionFailed"]
+    assert steady.num_pages_free == plain.num_pages_free == 1200
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -41,11 +41,11 @@ SAMPLINGS = (
 class Held:
     """A forward that ends when it is told to."""
 
-    def __init__(self, forward: Any, switch: Switch) -> None:
-        self._forward, self._switch = forward, switch
+    def __init__(self, forward: Any, switch: Switch, *, is_held: bool) -> None:
+        self._forward, self._switch, self._is_held = forward, switch, is_held
 
     def is_done(self) -> bool:
-        return self._switch.is_on
+        return self._switch.is_on or not self._is_held
 
     def finish(self) -> Any:
         return replace(self._forward.finish(), computed_ns=self._switch.now_ns)
@@ -61,19 +61,21 @@ class Switch:
         return self.now_ns
 
 
-def holding(kind: type[Any], switch: Switch) -> type[Any]:
-    """The executor with forwards that go on until the switch is on; it counts steps of columns."""
+def holding(kind: type[Any], switch: Switch, *, asynchronous: bool = True) -> type[Any]:
+    """The executor with forwards that go on until the switch is on; it counts steps of columns. One that is not
+    ``asynchronous`` ends each forward at once.
+    """
 
     class Holding(kind):  # type: ignore[misc]
         num_columns = 0
-        is_asynchronous = True
+        is_asynchronous = asynchronous
 
         def start(self, batch: Any) -> Any:
-            return Held(super().start(batch), switch)
+            return Held(super().start(batch), switch, is_held=asynchronous)
 
         def start_columns(self, step: Any) -> Any:
             Holding.num_columns += 1
-            return Held(super().start_columns(step), switch)
+            return Held(super().start_columns(step), switch, is_held=asynchronous)
 
     return Holding
 

@@ -1,0 +1,65 @@
+"""Drafts of a model for a step that came as columns: sessions that draw all their tokens in one loop, without evidence.
+
+Owns how the columns become rows of a loop, and what it drew becomes columns. What follows for a session that nothing
+could be drawn for is decided as for single items.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.columns import AnswerColumns
+from outrider.model_executor.draft_loop import DraftMetadata, DraftRow
+from outrider.model_executor.draft_loop.results import Draws
+from outrider.model_executor.model_runner import ModelRunner
+from outrider.ports import Proposal
+from outrider.serving.executor import ExecutorOutput
+
+if TYPE_CHECKING:
+    from outrider.serving.steady.step import Ints, SteadyStep
+
+
+class ColumnsForward:
+    """A loop that runs when it is finished."""
+
+    def __init__(self, runner: ModelRunner, step: SteadyStep, metadata: Sequence[DraftMetadata], lengths: Ints) -> None:
+        """``lengths`` [B]: the tokens to be drawn, which are no more than one loop draws."""
+        self._runner, self._step = runner, step
+        ids, start = step.columns.token_ids.tolist(), 0
+        self._rows: list[DraftRow] = []
+        heads = zip(
+            step.sessions, metadata, step.columns.counts.tolist(), lengths.tolist(), step.bases.tolist(), strict=True
+        )
+        for session, own, count, length, base in heads:
+            self._rows.append(DraftRow(own, session.sequence, ids[start : start + count], length, base))
+            start += count
+
+    def is_done(self) -> bool:
+        """Always true: ``finish`` waits."""
+        return True
+
+    def finish(self) -> ExecutorOutput[Proposal]:
+        """Draw the tokens; called once."""
+        drawn, columns = self._runner.draft(self._rows), self._step.columns
+        computed = time.perf_counter_ns()
+        if not all(draws.token_ids for draws in drawn):
+            return self._one_by_one(drawn, computed)
+        counts = np.array([len(draws.token_ids) for draws in drawn], dtype=np.uint32)
+        token_ids = np.array([token_id for draws in drawn for token_id in draws.token_ids], dtype=np.uint32)
+        answers: AnswerColumns[Proposal] = AnswerColumns(
+            columns.sessions, columns.generations, self._step.bases, counts, token_ids, (), Proposal
+        )
+        return ExecutorOutput((), computed, columns=answers)
+
+    def _one_by_one(self, drawn: Sequence[Draws], computed_ns: int) -> ExecutorOutput[Proposal]:
+        columns = self._step.columns
+        heads = zip(columns.sessions.tolist(), columns.generations.tolist(), self._step.bases.tolist(), strict=True)
+        results = [
+            Proposal(*head, draws.token_ids) if draws.token_ids else draws.error
+            for head, draws in zip(heads, drawn, strict=True)
+        ]
+        return ExecutorOutput(results, computed_ns)
