@@ -188,6 +188,22 @@ def test_probes_are_few_and_cheap() -> None:
     assert load.rate(2.0) > 0.98 * expected_rate(pair, 32, 0, 0.2)
 
 
+def test_time_of_requests_that_never_draft_does_not_pay_for_probes() -> None:
+    """Plain requests beside others, as of a benchmark's other arm, take most of the time."""
+    counts = {}
+    for plain_s in (0.0, 8.0):
+        users = Controlled(Load(H200(), lambda now, number: 0.2, seed=5))
+        for _ in range(4):
+            users.run(8, 1.0)
+            users.resize(0)
+            users._max_length = 0
+            users.run(8, plain_s)
+            users.resize(0)
+            users._max_length = 8
+        counts[plain_s] = users.controller.num_probes
+    assert 0 < counts[8.0] <= counts[0.0] + 1
+
+
 def test_the_same_events_give_the_same_lengths() -> None:
     traces = []
     for _ in range(2):

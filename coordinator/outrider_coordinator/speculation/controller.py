@@ -129,7 +129,8 @@ class DraftLengthController:
 
     def begin(self, now: float) -> None:
         """A message of the target has come; ``now`` is in seconds."""
-        self._busy_s += min(now - self._batch.now, _LONGEST_INTERVAL_S)
+        if any(session.limit for session in self._sessions):  # others' time is not to pay for exploration
+            self._busy_s += min(now - self._batch.now, _LONGEST_INTERVAL_S)
         self._batch = VerdictBatch(now)
 
     def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
