@@ -147,6 +147,10 @@ class DyingLink:
         self._inner, self._left = inner, after
         self.events = inner.events
 
+    @property
+    def num_pages_free(self) -> int | None:
+        return self._inner.num_pages_free
+
     def send(self, commands: Sequence[DraftCommand]) -> None:
         self._inner.send(commands)
         self._left -= sum(isinstance(command, Extend) for command in commands)
