@@ -170,6 +170,17 @@ class Load:
         return milliseconds * float(np.exp(self.noise * self._random.standard_normal()))
 
 
+class WakingLoad(Load):
+    """The same from a start at which the draft's device wakes: for a while proposals take several times as long."""
+
+    wakes_s, slowness = 0.3, 4.0
+
+    def round_ms(self, rows: int, lengths: Sequence[int]) -> tuple[float, float, float]:
+        draft, target, whole = super().round_ms(rows, lengths)
+        late = draft * (self.slowness - 1.0) if self.now < self.wakes_s else 0.0
+        return draft + late, target, whole + late
+
+
 def run_fixed(load: Load, num_users: int, length: int, seconds: float) -> Load:
     """All sessions with one draft length."""
     end = load.now + seconds

@@ -15,6 +15,7 @@ from tests.coordinator.simulated_load import (
     Load,
     SlowLinks,
     TwoCores,
+    WakingLoad,
     WithHead,
     expected_rate,
 )
@@ -35,6 +36,14 @@ def test_it_reaches_plain_decoding_and_the_best_length(num_users: int, seconds: 
     assert rate > 0.97 * expected_rate(pair, num_users, 0, acceptance)
     assert rate > 0.95 * best_rate(pair, num_users, acceptance)
     assert load.num_changes(since=2.0) <= 2
+
+
+@pytest.mark.parametrize("num_users", [1, 8])
+def test_what_the_first_rounds_said_of_a_draft_that_wakes_is_checked_soon(num_users: int) -> None:
+    pair = H200()
+    load = Controlled(WakingLoad(pair, lambda now, number: 0.81, seed=1)).run(num_users, 8.0)
+    assert load.rate(since=4.0) > 0.93 * best_rate(pair, num_users, 0.81)
+    assert load.num_changes(since=4.0) == 0
 
 
 @pytest.mark.parametrize("num_users", [1, 4])

@@ -189,17 +189,21 @@ class ModeChoice:
     ) -> None:
         num_sessions = len(load.sessions)
         num_rounds = trial.num_rounds(self.timer.num_cold_rounds)
-        trial.begin_if_due(
+        is_check = trial.may_check and self.timer.is_young and num_sessions <= _FEW_SESSIONS
+        has_begun = trial.begin_if_due(
             load.now,
             load.steady_s,
             num_sessions,
             self.rates,
             is_known=self.timer.knows(trial.mode, num_sessions),
             is_below_known=(self.timer.doublings_past_known(num_sessions) or 0) < 0,
+            is_check=is_check,
             num_rounds=num_rounds,
             loss_s=expected_loss_s(plain_seconds, speculative_seconds, num_rounds=num_rounds, switch_s=switch_s),
             ahead_s=load.request_s if load.is_new and math.isfinite(load.request_s) else 0.0,
         )
+        if has_begun and is_check:
+            self.timer.times.forget_speculation()
 
     def _may_pay(self, useful: np.ndarray) -> bool:  # useful [B, K]
         """Whether speculation would be worth it if more was accepted than expected."""

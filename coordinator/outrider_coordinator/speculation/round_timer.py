@@ -17,6 +17,8 @@ _WHOLE = 0.8
 """Share of the sessions above which a message is of all of them, but for some that come or go."""
 _COLD_ROUNDS = 4
 """The first speculative rounds of all: they take longer than any later ones, and are not counted."""
+_YOUNG_ROUNDS = 24
+"""Speculative rounds of all during which clocks and caches may still be cold."""
 _NEWEST = 0.1
 
 
@@ -133,6 +135,11 @@ class RoundTimer:
     def doublings_past_known(self, num_sessions: int) -> int | None:
         """How many times sessions have doubled since those with which speculation is known; None: it is not at all."""
         return self.times.doublings_past_speculation(self.share * num_sessions, least_rounds=_KNOWN_ROUNDS)
+
+    @property
+    def is_young(self) -> bool:
+        """Whether nothing is known of speculation, or only what its first rounds of all took, which may mislead."""
+        return self._num_speculative_rounds < _YOUNG_ROUNDS
 
     @property
     def num_cold_rounds(self) -> int:

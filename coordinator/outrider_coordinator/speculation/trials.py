@@ -24,6 +24,8 @@ _HOPE_OF_SPECULATION, _STEADY_S = 1.1, 30.0
 has to be expected to be better: with more sessions than before it is rather overestimated. With fewer than before it is
 rather underestimated.
 """
+_PAID_OF_CHECK = 0.2
+"""Share of a check's expected loss that has to be paid for beforehand: there is one, and its loss is overrated."""
 _SHORTEST_PAUSE_S = {Mode.PLAIN: 4.0, Mode.SPECULATIVE: 30.0}
 _LONGEST_PAUSE_S = 60.0
 
@@ -35,6 +37,10 @@ class ModeTrial:
         self.mode = mode
         self.allowance = TrialAllowance()
         """For trials of speculation; those of plain decoding cost next to nothing."""
+        self.may_check = mode is Mode.SPECULATIVE
+        """Whether the choice against the mode that the first rounds of a process led to may still be checked, once:
+        devices that wake take many times as long, and decoding must not stay plain for that.
+        """
         self._num_rounds = self.num_rounds(0)
         self._budget = ExplorationBudget(shortest_pause_s=_SHORTEST_PAUSE_S[mode], longest_pause_s=_LONGEST_PAUSE_S)
         self._excursion: Excursion | None = None
@@ -61,24 +67,28 @@ class ModeTrial:
         *,
         is_known: bool,
         is_below_known: bool,
+        is_check: bool,
         num_rounds: int,
         loss_s: float,
         ahead_s: float,
     ) -> bool:
         """Begin a trial, if it is worth its price; ``steady_s``: for how long there have been about so many sessions;
         ``is_known``: the mode was timed with about so many; ``is_below_known``: speculation was timed with more;
+        ``is_check``: whatever is expected of the mode may be wrong, and is checked;
         ``loss_s``: what the trial, of ``num_rounds``, costs if the mode is not better;
         ``ahead_s``: for how long there will be these sessions.
         """
         is_first = not is_known and num_sessions.bit_length() not in self._tried
         hope = self._hope(steady_s, is_known=is_known, is_below_known=is_below_known)
-        if rates[self.mode] * hope < rates[self.mode.other]:
+        if not is_check and rates[self.mode] * hope < rates[self.mode.other]:
             return False
-        if not is_first and not self._budget.is_due(now):
+        if not is_check and not is_first and not self._budget.is_due(now):
             return False
-        if self.mode is Mode.SPECULATIVE and loss_s > self.allowance.left_s(num_sessions, ahead_s=ahead_s):
+        paid_s = loss_s * (_PAID_OF_CHECK if is_check else 1.0)
+        if self.mode is Mode.SPECULATIVE and paid_s > self.allowance.left_s(num_sessions, ahead_s=ahead_s):
             return False
         self._tried.add(num_sessions.bit_length())
+        self.may_check = self.may_check and not is_check
         self._excursion, self._num_sessions, self._num_rounds = Excursion(now), num_sessions, num_rounds
         self._limit_s = _OVERRUN * loss_s
         return True
