@@ -19,6 +19,8 @@ from outrider.types import TokenScores
 from outrider.values import step_value
 
 Column = NDArray[Any]
+MAX_ROW_TOKENS = 64
+"""Committed tokens of a command that goes as a row. More are a prompt, which travels packed and in parts."""
 EventT_co = TypeVar("EventT_co", covariant=True)
 
 

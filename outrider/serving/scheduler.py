@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from outrider.columns import MAX_ROW_TOKENS
 from outrider.errors import OutriderError
 from outrider.recording import ForwardRecord
 from outrider.serving.executor import Executor, ExecutorOutput
@@ -111,6 +112,11 @@ class Scheduler:
     def note_arrival(self, key: SessionKey, arrived_ns: int) -> None:
         """A session has sent an item."""
         self._delay.note_return(key, arrived_ns)
+
+    def takes_steady(self, step: SteadyStep) -> bool:
+        """Whether the budget allows a forward of all items of a step; otherwise they share it one by one."""
+        is_few = int(step.columns.counts.max()) <= MAX_ROW_TOKENS
+        return is_few and step.num_tokens <= self._budget.max_batched_tokens
 
     def note_steady(self, step: SteadyStep) -> None:
         """The items of a step have come, and its forward has started."""

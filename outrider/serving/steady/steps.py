@@ -95,7 +95,7 @@ class SteadySteps:
         if found is not None and is_free and self.pending is None and self._scheduler.queue.is_empty:
             waiting, _ = found
             step = waiting.find(link_id, columns, arrived_ns)
-            if step is not None and self._executor.takes_columns(step):
+            if step is not None and self._scheduler.takes_steady(step) and self._executor.takes_columns(step):
                 waiting.take(step)
                 self.pending = step
                 return

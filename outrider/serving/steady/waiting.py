@@ -107,6 +107,8 @@ class WaitingSessions:
         places = self._every[rows]
         same = self._rests[places, np.minimum(ahead, self._rests.shape[1] - 1)] == columns.rests
         has_chain = kept >= BLOCK_TOKENS
+        if len(columns.chains) != CHAIN_BYTES * int(has_chain.sum()):
+            return False
         chains = np.frombuffer(columns.chains, dtype=np.uint8).reshape(-1, CHAIN_BYTES)
         if len(chains):
             same[has_chain] &= (self._chains[rows][has_chain] == chains).all(axis=1)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider import ports
-from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns
+from outrider.columns import MAX_ROW_TOKENS, CommandColumns, ExtendColumns, ScoreColumns
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES
@@ -32,8 +32,6 @@ from outrider.types import PackedTokenIds, Support
 from outrider.v1 import link_pb2 as pb
 
 Item: TypeAlias = ports.Extend | ports.Score
-_MOST_TOKENS = 64
-"""Committed tokens of a command that goes as a row: more are a prompt, which travels packed."""
 
 
 def split_steady(commands: Sequence[Any]) -> tuple[list[list[Item]], Sequence[Any]]:
@@ -68,7 +66,7 @@ def _is_steady(command: Any) -> bool:  # noqa: ANN401 - any command
     return (
         is_plain
         and not command.trace_parent
-        and len(command.token_ids) <= _MOST_TOKENS
+        and len(command.token_ids) <= MAX_ROW_TOKENS
         and not isinstance(command.token_ids, PackedTokenIds)
         and len(command.prefix_hash[0]) == (CHAIN_BYTES if command.num_kept_tokens >= BLOCK_TOKENS else 0)
     )

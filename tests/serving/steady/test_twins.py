@@ -27,13 +27,15 @@ NUM_TOKEN_IDS = 257
 Core = EngineCore[Any, Any, Any, Any]
 
 
-def target_core(switch: Switch, *, takes_columns: bool, num_pages: int) -> tuple[Core, Any]:
+def target_core(
+    switch: Switch, *, takes_columns: bool, num_pages: int, max_batched_tokens: int = 64
+) -> tuple[Core, Any]:
     folder = cached_tiny_model("llama", seed=1, max_position_embeddings=512)
     runner = ModelRunner.load(folder, dtype="float32", page_size=4, num_pages=num_pages, max_model_len=320)
     executor = holding(TargetExecutor, switch)(runner)
     limits = Limits(runner.config.vocab_size, runner.max_model_len, trims=False)
     table = SessionTable(runner.sequences, limits)
-    budget = TokenBudget(max_batched_tokens=64, max_prefill_beside=32)
+    budget = TokenBudget(max_batched_tokens=max_batched_tokens, max_prefill_beside=32)
     return EngineCore(
         table, executor, budget, lookahead=True, takes_columns=takes_columns, clock=switch.clock
     ), executor
@@ -58,6 +60,16 @@ def test_a_target_says_and_holds_the_same(seed: int, num_pages: int) -> None:
     assert twins.outcomes["SessionLost"] + twins.outcomes["SessionFailed"]
     for core in (steady, plain):
         assert core.num_pages_free == num_pages
+
+
+def test_a_step_past_the_token_budget_goes_item_by_item() -> None:
+    switch = Switch()
+    steady, executor = target_core(switch, takes_columns=True, num_pages=1200, max_batched_tokens=7)
+    plain, _ = target_core(switch, takes_columns=False, num_pages=1200, max_batched_tokens=7)
+    twins = Twins("target", steady, plain, switch, 3, num_token_ids=NUM_TOKEN_IDS)
+    twins.run(30)
+    assert twins.outcomes["columns"] > 10
+    assert executor.num_columns == 0  # the fewest sessions of a step, with a token and a draft token each, are 8 tokens
 
 
 def drawn_by_forwards(runner: ModelRunner, rows: Sequence[DraftRow]) -> list[Draws]:
