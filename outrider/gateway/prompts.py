@@ -110,7 +110,7 @@ def _most_kept(model: ServedModel, request: GenerationFields) -> int | None:
         raise InvalidRequestError("truncate_prompt_tokens", "must be above 0, or -1 for what the model holds")
     if most is None or most > 0:
         return most
-    return max(1, model.info.max_model_len - max(1, request.max_tokens or 1))
+    return max(1, model.info.max_model_len - max(1, request.wanted_tokens or 1))
 
 
 def _keeps_end(request: GenerationFields) -> bool:

@@ -45,14 +45,14 @@ def count_pages(request: KVCacheRequest, available_bytes: Callable[[], int]) -> 
 def _pages_by_bytes(request: KVCacheRequest, available_bytes: Callable[[], int]) -> int:
     page_bytes = request.page_size * request.bytes_per_token
     needed = -(-request.max_model_len // request.page_size)
-    if request.kv_cache_bytes is not None:
-        num_pages = request.kv_cache_bytes // page_bytes
-    else:
-        num_pages = min(available_bytes() // page_bytes, needed * request.max_sequences)
+    given = available_bytes() if request.kv_cache_bytes is None else request.kv_cache_bytes
+    num_pages = given // page_bytes
+    if request.kv_cache_bytes is None:
+        num_pages = min(num_pages, needed * request.max_sequences)
     if num_pages < needed:
         raise ConfigError(
             "kv_cache_bytes" if request.gpu_memory_utilization is None else "gpu_memory_utilization",
-            f"{num_pages * page_bytes} bytes hold {num_pages * request.page_size} tokens, fewer than max_model_len "
+            f"{given} bytes hold {num_pages * request.page_size} tokens, fewer than max_model_len "
             f"{request.max_model_len}, which needs {needed * page_bytes} bytes: give more or lower max_model_len",
         )
     return num_pages

@@ -243,6 +243,27 @@ def test_prompts_are_truncated(service: Service, gateway: Gateway, fields: dict[
     assert service.generator.requests[0].prompt_token_ids == TOKENIZER.encode_prompt("hello")[kept]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "num_output"),
+    [
+        ("/v1/completions", {"prompt": "a " * 9000}, 16),
+        ("/v1/completions", {"prompt": "a " * 9000, "max_tokens": 5}, 5),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 9000}]}, 1),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a " * 9000}], "max_completion_tokens": 50},
+            50,
+        ),
+    ],
+)
+def test_a_prompt_is_truncated_to_what_its_output_leaves(
+    service: Service, gateway: Gateway, path: str, fields: dict[str, Any], num_output: int
+) -> None:
+    assert ask(gateway, path, {**fields, "truncate_prompt_tokens": -1}).status == 200
+    prompt = service.generator.requests[0].prompt_token_ids
+    assert prompt is not None and len(prompt) == 4096 - num_output
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("most", [1, 50, 4095])
 def test_a_long_text_is_truncated_as_the_whole_of_it_would_be(side: str, most: int) -> None:

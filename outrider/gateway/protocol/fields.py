@@ -75,6 +75,11 @@ class GenerationFields(BaseModel):
     acceptance_method: str | None = None
 
     @property
+    def wanted_tokens(self) -> int | None:
+        """Maximum number of output tokens; None: the rest of the context."""
+        return self.max_tokens
+
+    @property
     def num_choices(self) -> int:
         """Choices of each prompt."""
         return self.n or 1

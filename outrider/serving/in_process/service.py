@@ -125,8 +125,10 @@ class InProcessService(Generic[CommandT, EventT]):
         try:
             link.send(self._warm_up_commands)
             async for batch in link.events():
-                if any(isinstance(event, SessionLost | SessionFailed | Refused) for event in batch.events):
-                    raise UnavailableError(f"the warm-up was answered with {batch.events}")
+                for event in batch.events:
+                    if isinstance(event, SessionLost | SessionFailed | Refused):
+                        why = event.message if isinstance(event, SessionFailed) else event.reason
+                        raise UnavailableError(f"the warm-up request could not be served: {why}")
                 if not all(isinstance(event, Opened) for event in batch.events):
                     return
         finally:
