@@ -211,7 +211,7 @@ def test_a_chat_arrives_as_it_was_given(service: Service, either: Either) -> Non
     [
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
-        ({"messages": [{"role": "user", "content": {1, 2}}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": {1, 2}}]}, "messages[0].content"),
         ({"messages": MESSAGES, "prompt": "hi"}, "prompt"),
         ({"prompt": "hi", "tools": [{}]}, "tools"),
         ({"messages": MESSAGES, "continue_final_message": 1}, "continue_final_message"),
