@@ -5,7 +5,7 @@ Derives the options of each request from those of the call. Sends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from outrider.client.requests import GenerateOptions, build_request
@@ -53,6 +53,8 @@ def with_prompt(prompt: Prompt | None, options: GenerateOptions) -> GenerateOpti
 
 def _prompts(prompt: OnePrompt | ManyPrompts) -> tuple[list[Prompt | None], bool]:
     """Return the prompts, and whether they were given as a list. A list of integers is one prompt of token ids."""
+    if isinstance(prompt, Mapping):
+        raise InvalidRequestError("prompt", "must be a text, token ids, or a list of either, not a mapping")
     if prompt is None or isinstance(prompt, str) or not isinstance(prompt, Iterable):
         return [prompt], False
     entries: list[Any] = list(prompt)

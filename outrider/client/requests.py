@@ -343,7 +343,7 @@ def _seconds(name: str, value: Any) -> float:  # noqa: ANN401 - a user's value
 
 def _refuse_what_is_not_offered(given: dict[str, Any]) -> None:
     if given.pop("n", 1) != 1:
-        raise InvalidRequestError("n", "only 1 can be streamed; generate() takes more")
+        raise InvalidRequestError("n", "only generate() takes more than 1: a stream and a chat have one answer")
     if given.pop("best_of", 1) != 1:
         raise InvalidRequestError("best_of", "is not supported; send several requests and choose")
     if given.pop("use_beam_search", False):

@@ -90,6 +90,8 @@ def test_nothing_is_sent_where_one_of_many_is_wrong(generate: Any, service: Serv
         generate(["fine", ""], **TWO)
     with pytest.raises(InvalidRequestError, match="at least one prompt"):
         generate([])
+    with pytest.raises(InvalidRequestError, match="prompt: must be a text, token ids, or a list of either"):
+        generate({"prompt": "fine"}, **TWO)
     assert service.generator.requests == []
 
 
