@@ -34,6 +34,11 @@ class OutriderError(Exception):
     field: str = ""
     """The request's, item's or setting's field at fault; empty when there is none."""
 
+    @property
+    def problem(self) -> str:
+        """The message without the field that it begins with, for an error that names the field otherwise."""
+        return str(self).removeprefix(f"{self.field}: ")
+
 
 class InvalidRequestError(OutriderError):
     """A field of a request is invalid; the message names the valid values."""

@@ -86,13 +86,12 @@ def named_as_typed(
     try:
         yield
     except ConfigError as error:
-        message = str(error).removeprefix(f"{error.field}: ")
-        if error.field == _MODEL and message == "must be set":
+        if error.field == _MODEL and error.problem == "must be set":
             raise ConfigError("", "a model is needed: outrider serve MODEL (a folder or a Hub id)") from error
         names = _names(options, typed, set_places, speculative_config)
         if error.field not in names:
             raise
-        raise ConfigError(names[error.field], message) from error
+        raise ConfigError(names[error.field], error.problem) from error
 
 
 @contextlib.contextmanager
@@ -106,7 +105,7 @@ def named_by_origin(origins: Mapping[Place, str]) -> Iterator[None]:
         if origin == _FLAG:
             raise
         name = origin if origin.startswith(PREFIX) else f"{origin}: {error.field}"
-        raise ConfigError(name, str(error).removeprefix(f"{error.field}: ")) from error
+        raise ConfigError(name, error.problem) from error
 
 
 def _names(

@@ -92,7 +92,7 @@ def _named_with(path: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error.field}", str(error).removeprefix(f"{error.field}: ")) from error
+        raise ConfigError(f"{path}: {error.field}", error.problem) from error
 
 
 def _speculative_keys(values: Iterable[Place], plain: Collection[Place]) -> Iterator[tuple[Place, str]]:

@@ -30,8 +30,7 @@ class TypedNames:
             key = error.field.removeprefix(f"{self.section}.")
             if key not in self.names:
                 raise
-            message = str(error).removeprefix(f"{error.field}: ")
-            raise ConfigError(self.names[key], _KEY.sub(self._inside, message)) from error
+            raise ConfigError(self.names[key], _KEY.sub(self._inside, error.problem)) from error
 
     def _inside(self, match: re.Match[str]) -> str:
         """Another setting that the message mentions."""

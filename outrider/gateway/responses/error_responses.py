@@ -89,4 +89,4 @@ def in_words_of_chats(error: OutriderError) -> OutriderError:
 def _renamed(error: OutriderError, names: Mapping[str, str]) -> OutriderError:
     if not isinstance(error, InvalidRequestError) or error.field not in names:
         return error
-    return InvalidRequestError(names[error.field], str(error).removeprefix(f"{error.field}: "))
+    return InvalidRequestError(names[error.field], error.problem)
