@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from numpy.typing import NDArray
 
 from outrider.ports import Extend, ItemTiming, Score, Scores
-from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, PrefixHash
+from outrider.prefix_hash import PrefixHash, chain_size
 from outrider.types import TokenScores
 from outrider.values import step_value
 
@@ -131,7 +131,7 @@ def _heads(columns: CommandColumns) -> Iterator[tuple[int, int, int, PrefixHash]
     start = 0
     lists = columns.sessions.tolist(), columns.generations.tolist(), columns.num_kept_tokens.tolist()
     for session, generation, kept, rest in zip(*lists, columns.rests.tolist(), strict=True):
-        end = start + (CHAIN_BYTES if kept >= BLOCK_TOKENS else 0)
+        end = start + chain_size(kept)
         yield session, generation, kept, (columns.chains[start:end], rest)
         start = end
 

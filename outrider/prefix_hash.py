@@ -29,6 +29,11 @@ _MULTIPLIER = 1_000_003
 _MODULUS = (1 << 61) - 1
 
 
+def chain_size(num_tokens: int) -> int:
+    """Bytes of the chain of so many tokens."""
+    return CHAIN_BYTES if num_tokens >= BLOCK_TOKENS else 0
+
+
 def _remainder(number: int) -> int:
     return number % _MODULUS
 

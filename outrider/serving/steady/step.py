@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.columns import CommandColumns, ExtendColumns, ScoreColumns
-from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES
+from outrider.prefix_hash import chain_size
 from outrider.serving.session import Session, SessionKey
 
 Ints = NDArray[np.int64]
@@ -70,8 +70,8 @@ def joined(columns: Sequence[CommandColumns], items: Sequence[Any]) -> CommandCo
 
 def is_bare(item: Any, kind: type[CommandColumns]) -> bool:  # noqa: ANN401 - any command
     """Whether a command would be the same as a row of such columns."""
-    chain_bytes = CHAIN_BYTES if item.num_kept_tokens >= BLOCK_TOKENS else 0
-    if item.trace_parent or len(item.prefix_hash[0]) != chain_bytes or not item.num_kept_tokens:
+    has_whole_chain = len(item.prefix_hash[0]) == chain_size(item.num_kept_tokens)
+    if item.trace_parent or not has_whole_chain or not item.num_kept_tokens:
         return False
     if kind is ExtendColumns:
         return item.hidden_states is None

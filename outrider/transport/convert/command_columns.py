@@ -17,7 +17,7 @@ from outrider import ports
 from outrider.columns import MAX_ROW_TOKENS, CommandColumns, ExtendColumns, ScoreColumns
 from outrider.errors import InvalidRequestError, ProtocolError
 from outrider.limits import LINK_DRAFT_TOKEN_IDS, LINK_SUPPORT_IDS, LINK_TOKEN_IDS
-from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES
+from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, chain_size
 from outrider.transport.convert.column_bytes import (
     FEWEST,
     array_bytes,
@@ -68,7 +68,7 @@ def _is_steady(command: Any) -> bool:  # noqa: ANN401 - any command
         and not command.trace_parent
         and len(command.token_ids) <= MAX_ROW_TOKENS
         and not isinstance(command.token_ids, PackedTokenIds)
-        and len(command.prefix_hash[0]) == (CHAIN_BYTES if command.num_kept_tokens >= BLOCK_TOKENS else 0)
+        and len(command.prefix_hash[0]) == chain_size(command.num_kept_tokens)
     )
 
 
@@ -256,5 +256,5 @@ def _hashes(message: pb.CommandColumns, kept: Sequence[int]) -> list[tuple[bytes
     num_chains = sum([held >= BLOCK_TOKENS for held in kept])
     if len(chains) != CHAIN_BYTES * num_chains:
         raise ProtocolError(_wrong_chains(len(chains), num_chains))
-    each = spans([CHAIN_BYTES if held >= BLOCK_TOKENS else 0 for held in kept])
+    each = spans(list(map(chain_size, kept)))
     return [(chains[span], rest) for span, rest in zip(each, rests, strict=True)]
