@@ -126,8 +126,10 @@ class InputProcessor:
 
     def fail(self, request: AnyRequest, error: OutriderError) -> SessionFailed:
         """End a session, because what it asked for could not be computed; the answer to its request."""
-        failure = self._sessions.fail(*request.session.key, request.item.generation, error)
-        self._scheduler.end_session(request.session.key)
+        key = request.session.key
+        self._touch(key)
+        failure = self._sessions.fail(*key, request.item.generation, error)
+        self._scheduler.end_session(key)
         return failure
 
     def preempt(self, session: Session[Any]) -> None:

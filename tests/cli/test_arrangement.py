@@ -14,7 +14,7 @@ from outrider.cli.stack.gpus import NO_GPUS, Gpus
 from outrider.cli.stack.placement import place
 from outrider.cli.stack.plan import plan_stack
 from outrider.config import CoordinatorSettings, DraftSettings, TargetSettings, load, load_all
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelError
 
 H200 = 141 * 10**9
 ONE, TWO, FOUR = (Gpus(("NVIDIA H200",) * count, (H200,) * count) for count in (1, 2, 4))
@@ -44,12 +44,47 @@ def arranged(
 
 def test_the_size_of_a_model_is_that_of_its_files_or_of_its_shapes(tmp_path: Path) -> None:
     made = Path(folder(tmp_path, "m", LARGE))
-    found = model_of(made)
+    found = model_of(made, "target")
     assert found.num_bytes == pytest.approx(16.06e9, rel=0.001)
     assert (found.num_layers, found.num_kv_heads) == (32, 8)
     (made / "a.safetensors").write_bytes(b"x" * 10)
     (made / "b.safetensors").write_bytes(b"x" * 5)
-    assert model_of(made).num_bytes == 15
+    assert model_of(made, "target").num_bytes == 15
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": "many"},
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": -8},
+        {"num_hidden_layers": 1e400},
+        {"hidden_size": [1]},
+        {"vocab_size": 10**400},
+        {"head_dim": {}},
+    ],
+)
+def test_a_shape_that_is_none_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    made = Path(folder(tmp_path, "m", LARGE))
+    (made / "config.json").write_text(json.dumps({**json.loads((made / "config.json").read_text()), **change}))
+    with pytest.raises(ModelError, match=rf"draft model: .*config.json: {next(iter(change))} should be") as found:
+        model_of(made, "draft")
+    assert "\n" not in str(found.value)
+
+
+def test_a_large_config_is_not_read(tmp_path: Path) -> None:
+    made = Path(folder(tmp_path, "m", LARGE))
+    with (made / "config.json").open("ab") as file:
+        file.truncate(1 << 40)  # sparse: reading it whole would take all memory
+    with pytest.raises(ModelError, match=r"target model: .* has more than"):
+        model_of(made, "target")
+
+
+def test_a_weight_file_that_is_a_link_to_nowhere_is_one_line(tmp_path: Path) -> None:
+    made = Path(folder(tmp_path, "m", LARGE))
+    (made / "a.safetensors").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"target model: .*a.safetensors cannot be read: No such file"):
+        model_of(made, "target")
 
 
 def test_a_large_target_is_on_all_gpus_for_latency(tmp_path: Path) -> None:

@@ -6,15 +6,15 @@ of both per GPU, with the reason in words. Knows the models by their files and `
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from outrider.cli.stack.gpus import Gpus
+from outrider.cli.stack.preflight import read_config
 from outrider.config import Settings
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelError
 
 Load: TypeAlias = Literal["latency", "throughput"]
 """What to optimise: the time a token of few users, or the tokens a second of many."""
@@ -29,6 +29,8 @@ _WORTH = 2.0
 _MOST_OF_A_GPU = 0.6
 """Of its memory for the weights of one replica of both models; the rest is for the KV cache and for graphs."""
 _BYTES_PER_PARAMETER = 2
+_MOST = 1 << 30
+"""Of any number of a model's shape; what comes of them fits a float."""
 
 _CHOSEN_HERE = (("target", "device"), ("target", "tensor_parallel_size"), ("draft", "device"))
 
@@ -54,7 +56,8 @@ class Model:
 
 
 def arrange(settings: Settings, gpus: Gpus, load: Load, explicit: Collection[tuple[str, str]]) -> Arrangement:
-    """The arrangement for a load; ``ConfigError`` where the settings place the models already.
+    """The arrangement for a load; ``ConfigError`` where the settings place the models already, ``ModelError`` for a
+    model folder from which no size can be read.
 
     With fewer than two GPUs there is no choice, and the reason says so.
     """
@@ -64,8 +67,8 @@ def arrange(settings: Settings, gpus: Gpus, load: Load, explicit: Collection[tup
     if len(gpus) < 2:
         return Arrangement(settings, reason=f"--optimize {load} chooses nothing with {len(gpus)} GPUs")
     has_draft = settings.draft.method.has_model and settings.draft.model is not None
-    target = model_of(Path(settings.target.model))
-    draft_bytes = model_of(Path(str(settings.draft.model))).num_bytes if has_draft else 0.0
+    target = model_of(Path(settings.target.model), "target")
+    draft_bytes = model_of(Path(str(settings.draft.model)), "draft").num_bytes if has_draft else 0.0
     if load == "throughput" and _fits(target.num_bytes + draft_bytes, gpus):
         return _replicas(settings, gpus, target.num_bytes + draft_bytes)
     return _over_all(settings, gpus, load, target)
@@ -106,23 +109,46 @@ def _on_first(settings: Settings) -> Settings:
     return replace(settings, target=settings.target.model_copy(update=first), draft=draft)
 
 
-def model_of(folder: Path) -> Model:
-    """Size of the model in a folder; without weight files their bytes are estimated from the shapes, at 16 bits."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    on_disk = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    layers, heads = int(config.get("num_hidden_layers", 1)), int(config.get("num_attention_heads", 1))
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    num_bytes = float(on_disk) or _BYTES_PER_PARAMETER * _parameters(config, layers, heads, kv_heads)
-    return Model(num_bytes, layers, kv_heads)
+def model_of(folder: Path, role: str) -> Model:
+    """Size of the model in a folder; without weight files their bytes are estimated from the shapes, at 16 bits.
+
+    ``ModelError``, which names the model by its ``role``, for a shape that is none or a file that cannot be read.
+    """
+    config = _Shape(folder, role)
+    layers, heads = config.number("num_hidden_layers"), config.number("num_attention_heads")
+    kv_heads = config.number("num_key_value_heads", default=heads)
+    try:
+        on_disk = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    except OSError as error:
+        raise ModelError(f"{role} model: {error.filename} cannot be read: {error.strerror}") from error
+    return Model(
+        float(on_disk) or _BYTES_PER_PARAMETER * config.num_parameters(layers, heads, kv_heads), layers, kv_heads
+    )
 
 
-def _parameters(config: dict[str, Any], layers: int, heads: int, kv_heads: int) -> float:
-    """Parameters of a dense Llama-like decoder."""
-    hidden, intermediate = (float(config.get(key, 0)) for key in ("hidden_size", "intermediate_size"))
-    head_size = float(config.get("head_dim") or hidden / heads)
-    attention = 2 * hidden * head_size * (heads + kv_heads)
-    embeddings = float(config.get("vocab_size", 0)) * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    return layers * (attention + 3 * hidden * intermediate) + embeddings
+class _Shape:
+    """The numbers of a config.json."""
+
+    def __init__(self, folder: Path, role: str) -> None:
+        self._config, self._where = read_config(folder, role), f"{role} model: {folder / 'config.json'}"
+
+    def number(self, key: str, default: int = 1) -> int:
+        """A number from 1 on; the default for one that is not given."""
+        value = self._config.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, int) or not 1 <= value <= _MOST:
+            found = repr(value)[:60] if isinstance(value, str | float | int) else f"a {type(value).__name__}"
+            raise ModelError(f"{self._where}: {key} should be a whole number from 1 to {_MOST}, not {found}")
+        return value
+
+    def num_parameters(self, layers: int, heads: int, kv_heads: int) -> float:
+        """Parameters of a dense Llama-like decoder."""
+        hidden, intermediate, vocab = map(self.number, ("hidden_size", "intermediate_size", "vocab_size"))
+        head_size = self.number("head_dim", default=max(1, hidden // heads))
+        attention = 2.0 * hidden * head_size * (heads + kv_heads)
+        embeddings = vocab * hidden * (1 if self._config.get("tie_word_embeddings") else 2)
+        return layers * (attention + 3 * hidden * intermediate) + embeddings
 
 
 def _gigabytes(num_bytes: float) -> str:

@@ -9,6 +9,7 @@ import errno
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 from outrider.bounded_files import read_bounded
 from outrider.cli.stack.plan import LOOPBACK
@@ -71,7 +72,7 @@ def check_model_folder(folder: Path, role: str, *, needs_tokenizer: bool, needs_
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ModelError(f"{role} model: {folder} {problem}")
-    _check_config(folder / "config.json", role)
+    read_config(folder, role)
     if needs_weights and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{role} model: {folder} has no *.safetensors")
     if needs_tokenizer and not (folder / "tokenizer.json").is_file():
@@ -93,13 +94,15 @@ def check_tokenizers(target: Path, draft: Path) -> None:
         check_same_ids(names_of(target.resolve().name, draft.resolve().name), tokens_of_target, tokens_of_draft)
 
 
-def _check_config(path: Path, role: str) -> None:
+def read_config(folder: Path, role: str) -> dict[str, Any]:
+    """The content of a model's config.json; ``ModelError`` of one line for one that cannot be read."""
+    path = folder / "config.json"
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise ModelError(f"{role} model: {path} is no regular file")
     try:
         config = json.loads(read_bounded(path))
     except FileNotFoundError:
-        raise ModelError(f"{role} model: {path.parent} has no config.json") from None
+        raise ModelError(f"{role} model: {folder} has no config.json") from None
     except RecursionError as error:
         raise ModelError(f"{role} model: {path} cannot be read: it is nested too deeply") from error
     except OSError as error:
@@ -108,6 +111,7 @@ def _check_config(path: Path, role: str) -> None:
         raise ModelError(f"{role} model: {path} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{role} model: {path} should hold a JSON object")
+    return config
 
 
 def check_files(section: Section) -> None:

@@ -5,8 +5,8 @@ Shape letters: ``B`` sessions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import KeysView, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class SteadyStep:
     reserved_lengths: Ints  # [B] tokens that the sequences can grow to
     num_token_ids: Ints  # [B] of ``Open``
     arrived_ns: int
+    _keys: dict[SessionKey, None] | None = field(default=None, init=False)
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -50,9 +51,11 @@ class SteadyStep:
         return int(self.columns.token_ids.size) + num_drafts
 
     @property
-    def keys(self) -> list[SessionKey]:
-        """Of the sessions."""
-        return [session.key for session in self.sessions]
+    def keys(self) -> KeysView[SessionKey]:
+        """Of the sessions, in their order. Made once: each command that comes beside the step looks for its own."""
+        if self._keys is None:
+            self._keys = dict.fromkeys([session.key for session in self.sessions])
+        return self._keys.keys()
 
 
 def joined(columns: Sequence[CommandColumns], items: Sequence[Any]) -> CommandColumns:

@@ -266,6 +266,7 @@ class Twins:
         books = []
         for core in self.cores:
             sessions = core.sessions.sessions()
+            assert core._steady._waiting.keys() <= {one.key for one in sessions}
             books.append(
                 [
                     (one.key, one.generation, one.lookahead_credit, list(one.sequence.token_ids),
