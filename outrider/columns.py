@@ -11,22 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from outrider.ports import Extend, ItemTiming, Score, Scores
 from outrider.prefix_hash import PrefixHash, chain_size
-from outrider.types import TokenScores
+from outrider.types import SparseScores, TokenScores
 from outrider.values import step_value
 
 Column = NDArray[Any]
 MAX_ROW_TOKENS = 64
 """Committed tokens of a command that goes as a row. More are a prompt, which travels packed and in parts."""
+_NO_PROBS = np.zeros(0, dtype=np.float32)
 EventT_co = TypeVar("EventT_co", covariant=True)
 
 
 @step_value(frozen=True, slots=True)
 class AnswerColumns(Generic[EventT_co]):
-    """Proposals without evidence, or scores that are tokens, of sessions that differ."""
+    """Proposals without evidence, scores that are tokens, or sparse scores of plain steps, of sessions that differ."""
 
     sessions: Column  # [B] uint64
     generations: Column  # [B] uint64
@@ -35,14 +37,28 @@ class AnswerColumns(Generic[EventT_co]):
     token_ids: Column  # [T] uint32
     timings_ns: Sequence[int]  # [5 B] the fields of ``ItemTiming``, or none
     make: Callable[[int, int, int, tuple[int, ...]], EventT_co]
-    """The event of session, generation, base length and tokens."""
+    """The event of session, generation, base length and tokens; not for sparse scores."""
+    outside_masses: Column | None = None  # [T] float32
+    """Of ``SparseScores`` without supports: then ``token_ids`` are int32, and may be -1. None: of any other answers."""
 
     def events(self, places: Sequence[int]) -> Iterator[EventT_co]:
         """The answers at these places, one by one."""
         heads = list(zip(self.sessions.tolist(), self.generations.tolist(), self.base_lengths.tolist(), strict=True))
+        if self.outside_masses is not None:
+            yield from self._sparse_scores(heads, places, self.outside_masses)
+            return
         rows = list(_rows(self.counts, self.token_ids))
         for place in places:
             yield self.make(*heads[place], rows[place])
+
+    def _sparse_scores(
+        self, heads: Sequence[tuple[int, int, int]], places: Sequence[int], masses: Column
+    ) -> Iterator[Any]:
+        ends = self.counts.cumsum().tolist()
+        starts = [0, *ends]
+        for place in places:
+            own = slice(starts[place], ends[place])
+            yield Scores(*heads[place], SparseScores(_NO_PROBS, masses[own], self.token_ids[own]))
 
     def timings(self, places: Sequence[int]) -> list[ItemTiming | None]:
         """The items' times at these places; None where the service did not say."""

@@ -16,14 +16,14 @@ from outrider.columns import AnswerColumns, token_scores
 from outrider.config import CoordinatorSettings
 from outrider.demo import TARGET
 from outrider.generation import GenerationRequest
-from outrider.ports import Extend, ItemTiming, Proposal, Score, Scores
-from outrider.types import SamplingParams
+from outrider.ports import Extend, ItemTiming, Prepare, Proposal, Score, Scores
+from outrider.types import SamplingParams, SparseScores
 from outrider_coordinator.requests.steady_driver import SteadyDriver
 from outrider_coordinator.service import Coordinator
 from outrider_coordinator.session import actions
 from outrider_coordinator.session.loop import SessionLoop
 from outrider_coordinator.session.service_state import DraftFacts
-from outrider_coordinator.session.steady_batches import DraftingBatch, ScoringBatch
+from outrider_coordinator.session.steady_batches import DraftingBatch, PlainBatch, ScoringBatch
 from outrider_coordinator.speculation import DraftLengthPolicy
 from tests.coordinator.driving import make_plan
 
@@ -32,6 +32,8 @@ TIMING = ItemTiming(1, 2, 3, 4, 10)
 
 
 def columns_of(events: list[Any], make: Any) -> AnswerColumns[Any]:
+    if isinstance(events[0], Scores) and isinstance(events[0].form, SparseScores):
+        return sparse_columns_of(events)
     rows = [event.token_ids if isinstance(event, Proposal) else event.form.token_ids for event in events]
     return AnswerColumns(
         np.array([event.session for event in events], dtype="<u8"),
@@ -44,44 +46,68 @@ def columns_of(events: list[Any], make: Any) -> AnswerColumns[Any]:
     )
 
 
+def sparse_columns_of(events: list[Any]) -> AnswerColumns[Any]:
+    forms = [event.form for event in events]
+    return AnswerColumns(
+        np.array([event.session for event in events], dtype="<u8"),
+        np.array([event.generation for event in events], dtype="<u8"),
+        np.array([event.base_length for event in events], dtype="<u4"),
+        np.array([form.outside_token_ids.size for form in forms], dtype="<u4"),
+        np.concatenate([form.outside_token_ids for form in forms]),
+        (),
+        token_scores,
+        np.concatenate([form.outside_mass for form in forms]),
+    )
+
+
 def commands_of(loop: SessionLoop) -> list[Any]:
     taken = loop.take_actions()
     return [action.command for action in taken if isinstance(action, actions.ToDraft | actions.ToTarget)]
 
 
-def answer(chance: random.Random, command: Extend | Score) -> Proposal | Scores:
+def answer(chance: random.Random, command: Extend | Score, *, is_sampled: bool = False) -> Proposal | Scores:
     """Mostly what is asked for; now and then of another text, generation or vocabulary, or fewer tokens."""
     base = command.num_kept_tokens + len(command.token_ids) - (chance.random() < 0.03)
     generation = command.generation - (chance.random() < 0.03)
-    highest = VOCAB + (chance.random() < 0.05)
+    highest = VOCAB + (chance.random() < (0.005 if is_sampled else 0.05))
     if isinstance(command, Extend):
         count = command.draft_length - (chance.random() < 0.2)
         return Proposal(
             command.session, generation, base, tuple(chance.randrange(highest) for _ in range(max(0, count)))
         )
+    if is_sampled:
+        mass = np.array([1.0 if chance.random() < 0.997 else 0.5], dtype=np.float32)
+        drawn = np.array([chance.randrange(highest) if chance.random() < 0.997 else -1], dtype=np.int32)
+        return Scores(command.session, generation, base, SparseScores(np.zeros(0, dtype=np.float32), mass, drawn))
     own = [token if chance.random() < 0.8 else chance.randrange(highest) for token in command.draft_token_ids]
     return token_scores(command.session, generation, base, (*own, chance.randrange(highest)))
 
 
-def new_loop(chance: random.Random, seed: int, policy: DraftLengthPolicy) -> SessionLoop:
+def new_loop(
+    chance: random.Random, seed: int, policy: DraftLengthPolicy, *, temperature: float = 0.0, num_more: int = 0
+) -> SessionLoop:
     plan = make_plan(
         vocab_size=VOCAB,
         prompt=(1,) * chance.choice((2, 240, 300)),
-        max_tokens=chance.randrange(20, 90),
-        temperature=0.0,
+        max_tokens=chance.randrange(20, 90) + num_more,
+        temperature=temperature,
         seed=seed,
         stop_token_ids=(5,) * chance.randrange(2),
     )
     return SessionLoop(plan, policy, draft=DraftFacts(max_length=chance.choice((0, 280))))
 
 
-@pytest.mark.parametrize("length", [1, 4])
-def test_columns_hold_what_the_state_machines_send(length: int) -> None:
+@pytest.mark.parametrize(("length", "temperature"), [(1, 0.0), (4, 0.0), (0, 0.0), (0, 1.0)])
+def test_columns_hold_what_the_state_machines_send(length: int, temperature: float) -> None:
     chance = random.Random(length)
+    num_prepared = 0
     count: Counter[str] = Counter()
     for seed in range(12):
         policy = DraftLengthPolicy(length)
-        loops = [new_loop(chance, seed, policy) for _ in range(NUM_SESSIONS)]
+        num_more = 0 if length else 60
+        loops = [
+            new_loop(chance, seed, policy, temperature=temperature, num_more=num_more) for _ in range(NUM_SESSIONS)
+        ]
         waiting: dict[int, Any] = {}
         for number, loop in enumerate(loops):
             loop.start(number)
@@ -94,8 +120,9 @@ def test_columns_hold_what_the_state_machines_send(length: int) -> None:
             sessions = [loop for loop in loops if loop.commands.session in waiting]
             kind = type(chance.choice(list(waiting.values())))
             asked = {number: command for number, command in waiting.items() if isinstance(command, kind)}
-            events = [answer(chance, command) for command in asked.values()]
-            taken = take(chance, sessions, events, kind, policy)
+            events = [answer(chance, command, is_sampled=temperature > 0) for command in asked.values()]
+            batch_kind: Any = DraftingBatch if kind is Extend else ScoringBatch if length else PlainBatch
+            taken = take(chance, sessions, events, batch_kind, policy)
             for event in events:
                 loop = loops[event.session]
                 if event.generation != asked[event.session].generation:
@@ -105,7 +132,9 @@ def test_columns_hold_what_the_state_machines_send(length: int) -> None:
                     loop.on_draft_event(event)
                 else:
                     loop.on_target_event(event)
-                sent = [command for command in commands_of(loop) if isinstance(command, Extend | Score)]
+                said = commands_of(loop)
+                sent = [command for command in said if isinstance(command, Extend | Score)]
+                num_prepared += sum(isinstance(command, Prepare) for command in said if event.session in taken)
                 if event.session in taken:
                     count["taken"] += 1
                     assert sent == [taken[event.session]]
@@ -113,13 +142,13 @@ def test_columns_hold_what_the_state_machines_send(length: int) -> None:
                 waiting.pop(event.session)
                 waiting |= {event.session: sent[-1]} if sent else {}
     assert count["taken"] > count["left"] > 0
+    assert bool(num_prepared) == (not length)
 
 
 def take(
-    chance: random.Random, sessions: list[SessionLoop], events: list[Any], kind: type, policy: DraftLengthPolicy
+    chance: random.Random, sessions: list[SessionLoop], events: list[Any], batch_kind: Any, policy: DraftLengthPolicy
 ) -> dict[int, Any]:
     """By session the commands that a batch makes of the answers, some of them left out and in any order."""
-    batch_kind: Any = DraftingBatch if kind is Extend else ScoringBatch
     held = [loop for loop in sessions if batch_kind.may_hold(loop)]
     if not held:
         return {}
@@ -132,8 +161,9 @@ def take(
     is_whole = chance.random() < 0.5 and len(places) == len(held) == len(events)
     if is_whole:
         batch = batch_kind([next(one for one in held if one.commands.session == event.session) for event in events])
-    columns = columns_of(events, Proposal if kind is Extend else token_scores)
-    more = () if kind is Extend else (policy.lengths,)
+    is_drafting = batch_kind is DraftingBatch
+    columns = columns_of(events, Proposal if is_drafting else token_scores)
+    more = () if is_drafting else (policy,)
     taken_rows = np.array([rows[events[place].session] for place in places])
     which = (slice(None), slice(None)) if is_whole else (np.array(places), taken_rows)
     found = batch.take(*which, columns, *more)
@@ -153,7 +183,9 @@ async def generate(coordinator: Coordinator, request: GenerationRequest, *, num_
     raise AssertionError("a stream has no result")
 
 
-async def outputs(*, columns: bool, draft_length: str = "fixed") -> list[Any]:
+async def outputs(
+    *, columns: bool, draft_length: str = "fixed", lengths: tuple[int, ...] = (0, 1, 4, 7), temperature: float = 0.0
+) -> list[Any]:
     plan, times = turn.TurnPlan(acceptance=0.8), turn.StepTimes(0, 1)
     cores = {role: turn._core(role, plan, times) for role in ("target", "draft")}
     target, draft = [turn.WiredPort[Any, Any](core, role, times, columns=columns) for role, core in cores.items()]
@@ -166,11 +198,12 @@ async def outputs(*, columns: bool, draft_length: str = "fixed") -> list[Any]:
         request = GenerationRequest(
             prompt_token_ids=tuple(chance.randrange(100) for _ in range(chance.choice((3, 250)))),
             max_tokens=chance.randrange(30, 160),
-            sampling=SamplingParams(temperature=0.0),
+            sampling=SamplingParams(temperature=temperature),
+            seed=number,
             stop_token_ids=(chance.randrange(2048),) if number % 3 else (),
             stop=("never said",) if number % 7 == 0 else (),
             ignore_eos=True,
-            num_speculative_tokens=chance.choice((1, 4, 7)),
+            num_speculative_tokens=chance.choice(lengths),
         )
         streams.append((request, generate(coordinator, request, num_deltas=5 if number == 4 else None)))
     found = await asyncio.gather(*(stream for _, stream in streams))
@@ -180,7 +213,10 @@ async def outputs(*, columns: bool, draft_length: str = "fixed") -> list[Any]:
     return [one for one in found if one[0] != "cancelled"]
 
 
-async def test_outputs_and_counts_are_those_without_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("lengths", "temperature"), [((1, 4, 7), 0.0), ((0, 1, 4), 0.0), ((0,), 0.0), ((0,), 1.0)])
+async def test_outputs_and_counts_are_those_without_columns(
+    lengths: tuple[int, ...], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     num_confirmed = 0
     confirm = SteadyDriver._confirm_scores
 
@@ -190,9 +226,9 @@ async def test_outputs_and_counts_are_those_without_columns(monkeypatch: pytest.
         confirm(self, *arguments)
 
     monkeypatch.setattr(SteadyDriver, "_confirm_scores", counted)
-    plain = await outputs(columns=False)
+    plain = await outputs(columns=False, lengths=lengths, temperature=temperature)
     assert not num_confirmed
-    assert await outputs(columns=True) == plain
+    assert await outputs(columns=True, lengths=lengths, temperature=temperature) == plain
     assert num_confirmed > 100
 
 

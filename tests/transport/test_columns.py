@@ -129,6 +129,18 @@ def test_sampled_steps_without_drafts_go_as_columns() -> None:
     assert list(map(plain, batch.events)) == list(map(plain, events))
 
 
+def test_sampled_steps_without_drafts_may_stay_columns() -> None:
+    events = [sampled(index) for index in range(8)]
+    events[3].form.outside_token_ids[0] = -1  # type: ignore[union-attr]
+    message, _ = sent(events)
+    batch = target_events_from_proto(message, keeps_columns=True)
+    assert not batch.events and batch.columns is not None
+    assert list(map(plain, batch.columns.events(range(8)))) == list(map(plain, events))
+    again = target_events_to_proto(batch, columns=True)
+    assert again == message
+    assert target_events_from_proto(sent([sampled(index, 1) for index in range(8)])[0], keeps_columns=True).events
+
+
 @pytest.mark.parametrize("timed", [True, False])
 def test_what_is_not_steady_goes_one_by_one_beside_columns(timed: bool) -> None:
     events: list[Any] = []
@@ -241,6 +253,9 @@ def test_random_columns_are_read_or_refused() -> None:
             events = target_events_from_proto(message).events
         except ProtocolError:
             continue
+        kept = target_events_from_proto(message, keeps_columns=True)
+        if kept.columns is not None:
+            assert list(map(repr, kept.columns.events(range(len(events))))) == list(map(repr, events))
         num_read += 1
         assert len(events) == len(group.sessions) // 8
         assert all(isinstance(event, ports.Scores | ports.SessionFailed) for event in events)

@@ -83,7 +83,12 @@ class SessionDriver:
         self._policy = request_manager.policy
         self._lifecycle = lifecycle
         self._output = OutputScheduler()
-        self._steady = SteadyDriver(request_manager.policy, self.draft_waits, self._end_with)
+        self._steady = SteadyDriver(
+            request_manager.policy,
+            self.draft_waits,
+            act_on=lambda request: self._act_on(request, _now()),
+            fail=self._end_with,
+        )
 
     def on_target_batch(self, replica: TargetReplica, batch: EventBatch[TargetEvent]) -> None:
         """Judge all scores of a message, and send the commands that follow."""
@@ -219,6 +224,7 @@ class SessionDriver:
             return self._act_on(request, arrived)
         if isinstance(command, Score):
             self._send_to_target(request, command)
+            self._act_on(request, arrived)  # a ``Prepare`` may follow
         else:
             self.draft_waits.begin(request, request.loop.step)
             self._send_to_draft(request, command)

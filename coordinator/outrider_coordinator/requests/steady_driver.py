@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from outrider.columns import AnswerColumns
+from outrider.columns import AnswerColumns, ExtendColumns
 from outrider.errors import IntegrityError
 from outrider.ports import DraftEvent, EventBatch, Extend, Score, TargetEvent
 from outrider_coordinator.acceptance import NextToken, Verdict
@@ -28,16 +28,18 @@ from outrider_coordinator.session.steady_batches import (
     AnsweredScores,
     DraftingBatch,
     Places,
+    PlainBatch,
     ScoringBatch,
 )
 from outrider_coordinator.speculation import DraftLengthPolicy
 from outrider_coordinator.stats.request_timings import RequestTimings
 
 _now = RequestTimings.now
+_DRAFTED: tuple[type[DraftingBatch | ScoringBatch], ...] = (DraftingBatch, ScoringBatch)
 _FEWEST = 4
 """Fewer sessions do not travel as columns."""
 
-BatchT = TypeVar("BatchT", DraftingBatch, ScoringBatch)
+BatchT = TypeVar("BatchT", DraftingBatch, ScoringBatch | PlainBatch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +49,8 @@ class _Waiting(Generic[BatchT]):
     batch: BatchT
     requests: Sequence[RequestState]
     target: TargetReplica
-    draft: DraftReplica
+    draft: DraftReplica | None
+    """None with a ``PlainBatch`` alone."""
 
 
 _Places = dict[int, tuple[_Waiting[BatchT], int]]
@@ -69,12 +72,17 @@ class SteadyDriver:
     """The steady sessions of one coordinator."""
 
     def __init__(
-        self, policy: DraftLengthPolicy, draft_waits: DraftWaits, fail: Callable[[RequestState, Exception], None]
+        self,
+        policy: DraftLengthPolicy,
+        draft_waits: DraftWaits,
+        *,
+        act_on: Callable[[RequestState], object],
+        fail: Callable[[RequestState, Exception], None],
     ) -> None:
-        """``fail`` ends a request with an error."""
-        self._policy, self._draft_waits, self._fail = policy, draft_waits, fail
+        """``act_on`` does what a request's session asks for; ``fail`` ends a request with an error."""
+        self._policy, self._draft_waits, self._act_on, self._fail = policy, draft_waits, act_on, fail
         self._drafting: _Places[DraftingBatch] = {}
-        self._scoring: _Places[ScoringBatch] = {}
+        self._scoring: _Places[ScoringBatch | PlainBatch] = {}
         self._sent: list[_Sent] = []
         self._touched: dict[RequestState, None] = {}
         """Requests that may have become steady."""
@@ -96,14 +104,16 @@ class SteadyDriver:
     def take_scores(
         self, replica: TargetReplica, batch: EventBatch[TargetEvent], arrived: float
     ) -> EventBatch[TargetEvent]:
-        """Judge the scores of steady sessions, and ask their drafts for the next step; what is left of the message."""
+        """Judge the scores of steady sessions, and ask for the next step; what is left of the message."""
         answers = batch.columns
         if answers is None:
             return batch
         sent = []
         for waiting, places, rows in _found(self._scoring, answers):
-            if waiting.target is replica and (taken := waiting.batch.take(places, rows, answers, self._policy.lengths)):
-                waiting.draft.send_columns(taken.commands)
+            if waiting.target is replica and (taken := waiting.batch.take(places, rows, answers, self._policy)):
+                asked = waiting.target if isinstance(waiting.batch, PlainBatch) else waiting.draft
+                if asked is not None:
+                    asked.send_columns(taken.commands)
                 sent.append(_Sent(waiting, taken, answers, arrived, _now()))
         return self._rest(batch, answers, sent)
 
@@ -148,7 +158,8 @@ class SteadyDriver:
         return ended
 
     def _confirm_proposals(self, sent: _Sent, taken: AnsweredProposals, requests: Sequence[RequestState]) -> None:
-        self._draft_waits.heard(sent.waiting.draft, requests)
+        if sent.waiting.draft is not None:
+            self._draft_waits.heard(sent.waiting.draft, requests)
         timings = sent.answers.timings(taken.places)
         proposals = sent.answers.events(taken.places)
         generations = taken.commands.generations.tolist()
@@ -163,7 +174,7 @@ class SteadyDriver:
             request.note(DraftWaitEnded(timing), sent.arrived, sent.handled)
 
     def _confirm_scores(self, sent: _Sent, taken: AnsweredScores, requests: Sequence[RequestState]) -> None:
-        commands = taken.commands
+        commands, is_drafting = taken.commands, isinstance(taken.commands, ExtendColumns)
         heads = zip(
             requests, sent.answers.generations[taken.places].tolist(), taken.num_accepted, taken.next_token_ids,
             sent.answers.timings(taken.places), commands.draft_lengths.tolist(), commands.generations.tolist(),
@@ -181,23 +192,26 @@ class SteadyDriver:
                 continue
             if found is not None:
                 request.note(found[0], sent.arrived, sent.handled)
-            self._draft_waits.begin(request, loop.step)
+            if is_drafting:
+                self._draft_waits.begin(request, loop.step)
+            elif loop.actions:  # a ``Prepare``
+                self._act_on(request)
 
     def _put_down(self, requests: Iterable[RequestState]) -> None:
-        drafting, scoring = defaultdict[Any, list[RequestState]](list), defaultdict[Any, list[RequestState]](list)
+        groups = defaultdict[Any, list[RequestState]](list)
         for request in requests:
-            pair = request.place.target, request.place.draft
-            if None in pair or request.trace.notes is not None:
+            target, draft = request.place.target, request.place.draft
+            if target is None or request.trace.notes is not None:
                 continue
-            if DraftingBatch.may_hold(request.loop):
-                drafting[pair].append(request)
-            elif ScoringBatch.may_hold(request.loop):
-                scoring[pair].append(request)
-        for groups, kind, places in ((drafting, DraftingBatch, self._drafting), (scoring, ScoringBatch, self._scoring)):
-            for (target, draft), own in groups.items():
-                if len(own) >= _FEWEST and target.connection.reads_columns and draft.connection.reads_columns:
-                    waiting: Any = _Waiting(kind([request.loop for request in own]), own, target, draft)
-                    places.update({request.session: (waiting, row) for row, request in enumerate(own)})
+            if PlainBatch.may_hold(request.loop):
+                groups[PlainBatch, target, None].append(request)
+            elif draft is not None and (kind := next((one for one in _DRAFTED if one.may_hold(request.loop)), None)):
+                groups[kind, target, draft].append(request)
+        for (kind, target, draft), own in groups.items():
+            if len(own) >= _FEWEST and all(one.connection.reads_columns for one in (target, draft) if one is not None):
+                waiting: Any = _Waiting(kind([request.loop for request in own]), own, target, draft)
+                places: Any = self._drafting if kind is DraftingBatch else self._scoring
+                places.update({request.session: (waiting, row) for row, request in enumerate(own)})
 
 
 def _found(known: _Places[BatchT], answers: AnswerColumns[Any]) -> Iterator[tuple[_Waiting[BatchT], Places, Places]]:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from outrider.columns import CommandColumns
+from outrider.columns import CommandColumns, ScoreColumns
 from outrider.ports import Extend, HiddenStateChunk, Opened, Release, Score
 
 _LONGEST_STEP = 64
@@ -59,10 +59,11 @@ class LinkQueue:
         if (is_plain := _is_plain(command)) is not None:
             self.waiting[command.session] = is_plain
 
-    def put_drafting(self, sessions: Sequence[int]) -> None:
-        """Queue one command each of these sessions, of steps with drafts."""
+    def put_columns(self, columns: CommandColumns) -> None:
+        """Queue one command each of many sessions."""
         self._wait()
-        self.waiting |= dict.fromkeys(sessions, False)
+        is_plain = isinstance(columns, ScoreColumns) and not columns.draft_lengths.any()
+        self.waiting |= dict.fromkeys(columns.sessions.tolist(), is_plain)
 
     def _wait(self) -> None:
         if not self.is_waiting:

@@ -116,10 +116,10 @@ class ReplicaConnection(Generic[CommandT, EventT]):
             self._link_queue.put(command)
 
     def send_columns(self, columns: CommandColumns) -> None:
-        """Likewise for commands of many sessions, of steps with drafts."""
+        """Likewise for commands of many sessions: all of plain steps, or all of steps with drafts."""
         if self._link is not None:
             self._outbox.append(columns)
-            self._link_queue.put_drafting(columns.sessions.tolist())
+            self._link_queue.put_columns(columns)
 
     @property
     def reads_columns(self) -> bool:

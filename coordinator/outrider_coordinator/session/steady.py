@@ -49,11 +49,14 @@ def take_verdict(
 ) -> tuple[StepEnded, Extend | Score | None] | None:
     """``target_events.on_scores`` where the generation goes on: the step that ends, and the command of the next one.
 
-    Without a command the next step has begun by ``steps.begin``, whose actions are the session's. ``generation``: of
-    the scores. ``length``: the draft length, where it was chosen before.
+    Without a command the next step has begun by ``steps.begin``, whose actions are the session's; with one, a
+    ``Prepare`` may be among these, to follow it. ``generation``: of the scores. ``length``: the draft length, where it
+    was chosen before; 0: a plain step.
     """
     draft, target, output, tokens = session.draft, session.target, session.output, session.tokens
-    if generation != target.asked or not session.is_plain_request or steps.is_to_follow(session):
+    if generation != target.asked or not session.is_plain_request:
+        return None
+    if length is None and steps.is_to_follow(session):
         return None
     proposal, num_accepted, base = session.proposal, verdict.num_accepted, tokens.length
     new = (*proposal.token_ids[:num_accepted], verdict.next_token_id)
@@ -76,6 +79,7 @@ def _begin(session: SessionState, length: int | None) -> Extend | Score | None:
     draft, target, policy = session.draft, session.target, session.policy
     if session.is_paused:
         return None
+    is_chosen = length is not None
     if length is None:
         length = policy.length(session.speculation)
     if length:
@@ -85,9 +89,10 @@ def _begin(session: SessionState, length: int | None) -> Extend | Score | None:
         if not length or not is_fed or draft.asked is not None or draft.readiness is not Readiness.OPEN:
             return None
         return _ask_draft(session, length)
-    if target.lookahead_credit <= steps.LEAST_LOOKAHEAD_STEPS or target.readiness is not Readiness.OPEN:
+    if target.readiness is not Readiness.OPEN:
         return None
-    return None if policy.is_catching_up(session.speculation) else _ask_target(session)
+    is_plain = is_chosen or not policy.is_catching_up(session.speculation)
+    return _ask_target(session) if is_plain else None
 
 
 def _ask_draft(session: SessionState, length: int) -> Extend:
@@ -106,4 +111,5 @@ def _ask_target(session: SessionState) -> Score:
     command = session.commands.score(target, NOTHING_DRAFTED)
     target.asked = command.generation
     target.note_score(is_plain=True)
+    steps.renew_lookahead(session)
     return command

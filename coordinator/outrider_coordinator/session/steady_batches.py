@@ -4,12 +4,14 @@ Whatever a service answers to a steady session, its next command is known but fo
 all are made of columns, by array operations, as soon as the answers are there; the state machines run after the
 commands have left, and confirm them (``steady``). A session that is out of the ordinary is in no such batch.
 
+There are batches that wait for proposals, for scores of proposals, and for scores of plain steps.
+
 Shape letters: ``B`` sessions of a batch, ``N`` answers, ``K`` draft tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +21,21 @@ from numpy.typing import NDArray
 from outrider.columns import AnswerColumns, ExtendColumns, ScoreColumns
 from outrider.prefix_hash import BLOCK_TOKENS, CHAIN_BYTES, following
 from outrider.types import JudgingRule
+from outrider_coordinator.acceptance.evidence import TARGET_SUM_TOLERANCE
+from outrider_coordinator.session import steps
 from outrider_coordinator.session.service_state import Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
-from outrider_coordinator.speculation.session_state import ControlledSession
+from outrider_coordinator.speculation import DraftLengthPolicy
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Places = Ints | slice
 """Of answers, or rows of a batch: all of them as a slice, of which arrays are views."""
-LengthsOf = Callable[[Sequence[ControlledSession]], Sequence[int]]
 _NO_CHAIN = bytes(CHAIN_BYTES)
 _ANY_LENGTH = 1 << 40
 _TOKEN_RULES = (JudgingRule.GREEDY, JudgingRule.COUPLED)
+_PLAIN_RULES = (*_TOKEN_RULES, JudgingRule.REJECTION)
+"""Whose plain step is judged by taking the token that the target drew."""
 
 
 @dataclass(slots=True)
@@ -52,7 +57,8 @@ class AnsweredScores:
     rows: list[int]
     num_accepted: list[int]
     next_token_ids: list[int]
-    commands: ExtendColumns
+    commands: ExtendColumns | ScoreColumns
+    """To the drafts; or to the target, where both steps are plain."""
 
 
 class DraftingBatch:
@@ -163,11 +169,13 @@ class ScoringBatch:
         )
 
     def take(
-        self, places: Places, rows: Places, answers: AnswerColumns[Any], lengths_of: LengthsOf
+        self, places: Places, rows: Places, answers: AnswerColumns[Any], policy: DraftLengthPolicy
     ) -> AnsweredScores | None:
         """The verdicts on these rows, whose answers are at ``places``, and the ``Extend`` that follow; None if none can
-        be taken. ``lengths_of``: the draft lengths of sessions' next steps.
+        be taken.
         """
+        if answers.outside_masses is not None:
+            return None
         drafted, bases = self._counts[rows], self._bases[rows]
         counts = answers.counts[places].astype(np.int64)
         fits = (answers.generations[places] == self._asked[rows]) & (answers.base_lengths[places] == bases)
@@ -181,7 +189,7 @@ class ScoringBatch:
         fits &= own.max(axis=1) < self._limits[rows]
         fits &= ~_any_ending(own, self._endings, accepted)
         remaining = self._remaining[rows] - accepted - 1
-        wanted = _ints(lengths_of([self._speculations[row] for row in _listed(rows, bases)]))
+        wanted = _ints(policy.lengths([self._speculations[row] for row in _listed(rows, bases)]))
         lengths = np.minimum(np.minimum(wanted, remaining - 1), self._longest[rows] - bases - accepted - 1)
         fits &= (remaining > 0) & (lengths > 0)
         if not fits.any():
@@ -211,6 +219,92 @@ class ScoringBatch:
         )
         places_taken, rows_taken = _listed(places, kept), _listed(rows, kept)
         return AnsweredScores(places_taken, rows_taken, accepted.tolist(), following_ids.tolist(), commands)
+
+
+class PlainBatch:
+    """Sessions that wait for scores of a plain step, and are expected to go on with another."""
+
+    def __init__(self, sessions: Sequence[SessionState]) -> None:
+        """``sessions`` for which ``may_hold`` is true."""
+        hashes = [session.tokens.prefix_hash(session.tokens.length) for session in sessions]
+        rules = [session.engine_request.rules for session in sessions]
+        self.sessions = sessions
+        self.numbers = _ints([session.commands.session for session in sessions])
+        """Of the sessions, on their links."""
+        self._asked = _ints([session.target.asked or 0 for session in sessions])
+        self._bases = _ints([session.tokens.length for session in sessions])
+        self._generations = _ints([session.commands.next_generation for session in sessions])
+        self._remaining = _ints([session.output.num_remaining for session in sessions])
+        self._limits = _ints([own.num_token_ids for own in rules])
+        self._is_sparse = np.array([own.rule is JudgingRule.REJECTION for own in rules])
+        self._endings = sorted(frozenset().union(*(session.output.ending_token_ids for session in sessions)))
+        self._rests = _ints([rest for _, rest in hashes])
+        self._chains = _chains([chain for chain, _ in hashes])
+        self._speculations = [session.speculation for session in sessions]
+        self._has_draft = np.array([session.draft.is_usable for session in sessions])
+        self._reads_states = any(session.draft.reads_states for session in sessions)
+
+    @staticmethod
+    def may_hold(session: SessionState) -> bool:
+        """Whether the target's next command is known but for one token."""
+        return (
+            not session.proposal.token_ids
+            and session.status is SessionStatus.SCORING
+            and not session.is_paused
+            and session.target.asked is not None
+            and session.target.part is None
+            and session.target.held == session.tokens.length - 1
+            and session.is_plain_request
+            and not session.output.has_stops
+            and session.engine_request.rules.rule in _PLAIN_RULES
+            and session.target.readiness is Readiness.OPEN
+            and not session.commands.trace_parent
+        )
+
+    def take(
+        self, places: Places, rows: Places, answers: AnswerColumns[Any], policy: DraftLengthPolicy
+    ) -> AnsweredScores | None:
+        """The tokens of these rows, whose answers are at ``places``, and the ``Score`` that follow; None if none can be
+        taken.
+        """
+        bases, remaining = self._bases[rows], self._remaining[rows] - 1
+        fits = (answers.generations[places] == self._asked[rows]) & (answers.base_lengths[places] == bases)
+        fits &= answers.counts[places] == 1
+        if not fits.any():
+            return None
+        starts = (answers.counts.cumsum() - answers.counts)[places]
+        at = np.minimum(starts, max(answers.token_ids.size - 1, 0))  # where there is no token, none is taken
+        tokens = answers.token_ids[at].astype(np.int64)
+        fits &= (tokens >= 0) & (tokens < self._limits[rows]) & (remaining > 0)
+        fits &= self._is_sparse[rows] == (answers.outside_masses is not None)
+        if answers.outside_masses is not None:
+            fits &= np.abs(answers.outside_masses[at].astype(np.float64) - 1.0) <= TARGET_SUM_TOLERANCE
+        if self._endings:
+            fits &= ~np.isin(tokens, self._endings)
+        fits &= self._go_on_plain(_listed(rows, self._bases), policy) | ~self._has_draft[rows]
+        if self._reads_states:
+            own = [self.sessions[row] for row in _listed(rows, self._bases)]
+            fits &= ~np.array([steps.is_to_follow(session) for session in own])
+        if not fits.any():
+            return None
+        if not fits.all():
+            places, rows = _those(places, answers.counts)[fits], _those(rows, self._bases)[fits]
+            bases, tokens = bases[fits], tokens[fits]
+        commands = ScoreColumns(
+            self.numbers[rows],
+            self._generations[rows],
+            bases,
+            self._chains[rows][bases >= BLOCK_TOKENS].tobytes(),
+            self._rests[rows],
+            np.ones(bases.size, dtype=np.int64),
+            tokens,
+            np.zeros(bases.size, dtype=np.int64),
+            tokens[:0],
+        )
+        return AnsweredScores(_listed(places, bases), _listed(rows, bases), [0] * bases.size, tokens.tolist(), commands)
+
+    def _go_on_plain(self, rows: Sequence[int], policy: DraftLengthPolicy) -> Bools:
+        return np.array(policy.are_plain([self._speculations[row] for row in rows]))
 
 
 def _those(places: Places, values: NDArray[Any]) -> Ints:

@@ -177,9 +177,15 @@ def score(session: SessionState, timing: ItemTiming | None = None) -> None:
     if part is not None:
         return
     side.note_score(is_plain=not session.proposal.token_ids)
+    renew_lookahead(session)
+
+
+def renew_lookahead(session: SessionState) -> None:
+    """Let the target compute plain steps ahead of the one that was asked for, if more are expected and few are left."""
+    side = session.target
     if side.lookahead_credit < LEAST_LOOKAHEAD_STEPS and _goes_on_plain(session):
         side.lookahead_credit = LOOKAHEAD_STEPS
-        actions.append(ToTarget(session.commands.prepare(LOOKAHEAD_STEPS)))
+        session.actions.append(ToTarget(session.commands.prepare(LOOKAHEAD_STEPS)))
 
 
 def _part_length(session: SessionState, first: int) -> int | None:

@@ -116,6 +116,12 @@ class DraftLengthPolicy:
             return [session.limit for session in sessions]
         return [self.length(session) for session in sessions]
 
+    def are_plain(self, sessions: Sequence[ControlledSession]) -> list[bool]:
+        """Whether each session's next step is plain, and its draft is not brought text meanwhile."""
+        if not self._controller_of:
+            return [not length for length in self.lengths(sessions)]
+        return [not (self.length(session) or self.is_catching_up(session)) for session in sessions]
+
     def will_draft(self, session: ControlledSession, num_tokens: int) -> bool:
         """Whether it drafts as soon as its prompt of ``num_tokens`` was taken in, so that its draft needs that too."""
         if self.is_off_by_load or not session.limit:

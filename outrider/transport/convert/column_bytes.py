@@ -28,7 +28,7 @@ def to_bytes(code: str, values: Sequence[int]) -> bytes:
 
 
 def array_bytes(values: NDArray[Any], dtype: DTypeLike) -> bytes:
-    """An array of integers that fit the type."""
+    """An array of numbers that fit the type."""
     return values.astype(dtype, copy=False).tobytes()
 
 

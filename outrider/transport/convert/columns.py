@@ -110,7 +110,11 @@ def write_answer_arrays(message: pb.AnswerColumns, answers: AnswerColumns[Any]) 
     message.generations = array_bytes(answers.generations, "<u8")
     message.base_lengths = array_bytes(answers.base_lengths, "<u4")
     message.counts = array_bytes(answers.counts, "<u4")
-    message.token_ids = array_bytes(answers.token_ids, "<u4")
+    if answers.outside_masses is None:
+        message.token_ids = array_bytes(answers.token_ids, "<u4")
+    else:
+        message.token_ids = array_bytes(answers.token_ids, "<i4")
+        message.outside_mass = array_bytes(answers.outside_masses, "<f4")
 
 
 def _token_ids(answer: Any) -> Sequence[int]:  # noqa: ANN401 - of a group
@@ -169,11 +173,16 @@ def scores_from_columns(message: pb.AnswerColumns) -> Iterator[ports.Scores | po
 def token_columns(
     message: pb.DraftEvents | pb.TargetEvents, make: Callable[[int, int, int, tuple[int, ...]], Any]
 ) -> AnswerColumns[Any] | None:
-    """The answers of a message of events as columns; None unless its columns are of tokens alone, in one group."""
+    """The answers of a message of events as columns; None unless its columns are in one group, and of tokens, with the
+    mass outside of a support that has no ids, if with anything.
+    """
     if len(message.columns) != 1:
         return None
     group = message.columns[0]
-    if group.support_counts or group.support_token_ids or group.outside_mass or group.support_sizes:
+    if group.support_counts or group.support_token_ids or group.support_sizes or group.support_probs:
+        return None
+    is_sparse = bool(group.outside_mass)
+    if is_sparse and make is not token_scores:
         return None
     size = len(group.sessions) // SESSION_BYTES
     bound = LINK_POSITIONS if make is token_scores else LINK_DRAFT_TOKEN_IDS
@@ -186,9 +195,10 @@ def token_columns(
         from_bytes("generations", group.generations, "<u8", size),
         from_bytes("base_lengths", group.base_lengths, "<u4", size),
         counts,
-        _token_column(group, int(counts.sum()), "<u4"),
+        _token_column(group, int(counts.sum()), "<i4" if is_sparse else "<u4"),
         numbers,
         make,
+        from_bytes("outside_mass", group.outside_mass, "<f4", int(counts.sum())) if is_sparse else None,
     )
 
 
