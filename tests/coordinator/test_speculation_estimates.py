@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from outrider_coordinator.speculation.acceptance_estimate import PRIOR, AcceptanceEstimate, SessionAcceptance
 from outrider_coordinator.speculation.draft_length import best_choice, choice_of, usefulness
-from outrider_coordinator.speculation.linear_fit import LinearFit
+from outrider_coordinator.speculation.estimates.acceptance_estimate import PRIOR, AcceptanceEstimate, SessionAcceptance
+from outrider_coordinator.speculation.estimates.linear_fit import LinearFit
+from outrider_coordinator.speculation.estimates.step_times import RoundPrice, StepTimes
 from outrider_coordinator.speculation.mode_selector import Mode, SwitchPrice
-from outrider_coordinator.speculation.step_times import RoundPrice, StepTimes
 
 
 def fit() -> LinearFit:

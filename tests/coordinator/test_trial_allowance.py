@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from outrider_coordinator.speculation import Mode
-from outrider_coordinator.speculation.trial_allowance import TrialAllowance, expected_loss_s
+from outrider_coordinator.speculation.exploration.trial_allowance import TrialAllowance, expected_loss_s
 from tests.coordinator.simulated_load import H200, Bursts, BusyCoordinator, Controlled, Load
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 
 from outrider_coordinator.speculation.catch_up import CatchUp
+from outrider_coordinator.speculation.estimates.round_timer import VerdictBatch
 from outrider_coordinator.speculation.mode_choice import Load, ModeChoice
 from outrider_coordinator.speculation.mode_selector import Mode
-from outrider_coordinator.speculation.round_timer import VerdictBatch
 from outrider_coordinator.speculation.session_state import ControlledSession
 
 _LONGEST_INTERVAL_S = 0.25

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from outrider_coordinator.speculation.step_times import RoundPrice
+from outrider_coordinator.speculation.estimates.step_times import RoundPrice
 
 _LENGTHS_PAST_BEST = 2
 """Lengths that are looked at past the best: the rate falls there."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from outrider_coordinator.speculation.draft_length import Choice, choice_of, longest_of
+from outrider_coordinator.speculation.estimates.step_times import StepTimes
 from outrider_coordinator.speculation.session_state import ControlledSession
-from outrider_coordinator.speculation.step_times import StepTimes
 
 START_LENGTHS = (4, 4, 2, 2, 4, 1, 3, 5, 2, 4, 1, 3)
 """Draft lengths of the first speculative rounds: they differ, so that prices can be told apart."""

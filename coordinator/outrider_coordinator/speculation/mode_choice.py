@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_coordinator.speculation.acceptance_estimate import HIGHEST, AcceptanceEstimate
-from outrider_coordinator.speculation.acceptance_probe import AcceptanceProbe
 from outrider_coordinator.speculation.draft_length import best_choice, usefulness
+from outrider_coordinator.speculation.estimates.acceptance_estimate import HIGHEST, AcceptanceEstimate
+from outrider_coordinator.speculation.estimates.round_timer import RoundTimer, VerdictBatch
+from outrider_coordinator.speculation.exploration.acceptance_probe import AcceptanceProbe
+from outrider_coordinator.speculation.exploration.trial_allowance import expected_loss_s
+from outrider_coordinator.speculation.exploration.trials import ModeTrial
 from outrider_coordinator.speculation.length_planner import LengthPlanner
 from outrider_coordinator.speculation.mode_selector import Mode, ModeSelector, SwitchPrice
-from outrider_coordinator.speculation.round_timer import RoundTimer, VerdictBatch
 from outrider_coordinator.speculation.session_state import ControlledSession
-from outrider_coordinator.speculation.trial_allowance import expected_loss_s
-from outrider_coordinator.speculation.trials import ModeTrial
 
 _IMBALANCE, _MAX_IMBALANCE = 0.016, 0.08
 _HOPE_OF_ACCEPTANCE = 0.6

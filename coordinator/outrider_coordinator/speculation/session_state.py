@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_coordinator.speculation.acceptance_estimate import PRIOR, SessionAcceptance
+from outrider_coordinator.speculation.estimates.acceptance_estimate import PRIOR, SessionAcceptance
 
 _NEW_ROUNDS = 12
 

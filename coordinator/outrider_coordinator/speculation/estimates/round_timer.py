@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider_coordinator.speculation.estimates.step_times import StepTimes
 from outrider_coordinator.speculation.mode_selector import Mode
-from outrider_coordinator.speculation.step_times import StepTimes
 
 ROUNDS_NOT_AHEAD = 2
 """Plain rounds in a row after which a target computes ahead."""

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider_coordinator.speculation.linear_fit import LinearFit
+from outrider_coordinator.speculation.estimates.linear_fit import LinearFit
 
 _NUM_KEPT = 9
 """Rounds of a kind that are kept."""

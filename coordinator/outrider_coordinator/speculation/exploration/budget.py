@@ -1,10 +1,4 @@
-"""Exploration: steps taken to learn prices and acceptance, held to a share of the time by their measured price.
-
-Four kinds exist. While decoding is plain, a *probe* lets a few sessions draft to measure acceptance
-(``acceptance_probe``), and a *trial* lets all sessions speculate where speculative rounds of about so many rows are
-hardly known. While decoding is speculative, a *refresh* decodes a few plain rounds, and one round in some has another
-draft length (``length_planner``).
-"""
+"""Exploration budget: when an exploration of one kind may begin, from what those before it cost."""
 
 from __future__ import annotations
 

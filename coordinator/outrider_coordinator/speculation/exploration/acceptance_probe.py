@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider_coordinator.speculation.exploration import Excursion, ExplorationBudget
+from outrider_coordinator.speculation.exploration.budget import Excursion, ExplorationBudget
 from outrider_coordinator.speculation.session_state import ControlledSession
 
 _LENGTH, _STEPS = 2, 2

@@ -7,10 +7,10 @@ their text, so it is made only where speculation may well be better.
 
 from __future__ import annotations
 
-from outrider_coordinator.speculation.exploration import Excursion, ExplorationBudget
+from outrider_coordinator.speculation.estimates.round_timer import ROUNDS_NOT_AHEAD
+from outrider_coordinator.speculation.exploration.budget import Excursion, ExplorationBudget
+from outrider_coordinator.speculation.exploration.trial_allowance import TrialAllowance
 from outrider_coordinator.speculation.mode_selector import Mode
-from outrider_coordinator.speculation.round_timer import ROUNDS_NOT_AHEAD
-from outrider_coordinator.speculation.trial_allowance import TrialAllowance
 
 _NUM_ROUNDS = {Mode.PLAIN: ROUNDS_NOT_AHEAD + 4, Mode.SPECULATIVE: 5}
 """Of a trial, besides those that are not counted."""
