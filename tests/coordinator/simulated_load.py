@@ -245,9 +245,12 @@ class Controlled:
         self.gained = {session: count + 1 for session, count in zip(sessions, accepted, strict=True)}
         load.note(1e3 * (now - load.now), sum(accepted) + rows, max(lengths))
         controller.begin(load.now)
-        for session, length, count in zip(sessions, lengths, accepted, strict=True):
+        for session, length in zip(sessions, lengths, strict=True):
             self._lags[session] = 0 if length else self._lags[session] + 1
-            controller.note_verdict(session, length, count, draft_lag=self._lags[session])
+        controller.note_verdicts(
+            (session, length, count, self._lags[session])
+            for session, length, count in zip(sessions, lengths, accepted, strict=True)
+        )
         controller.end(rows=rows, tokens=rows + sum(lengths), seconds=target / 1e3)
         controller.choose()
 

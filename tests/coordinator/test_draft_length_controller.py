@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from outrider_coordinator.speculation import ControlledSession, DraftLengthController, Mode
+from outrider_coordinator.speculation import ControlledSession, DraftLengthController, Mode, mode_choice
+from outrider_coordinator.speculation.draft_length import Choice, best_choice
+from outrider_coordinator.speculation.exploration.trials import ModeTrial
 from outrider_coordinator.speculation.mode_choice import ModeChoice
 from tests.coordinator.simulated_load import (
     H200,
@@ -251,3 +255,47 @@ def test_requests_that_want_no_draft_leave_nothing_to_choose() -> None:
     controlled = Controlled(Load(H200(), lambda now, number: 0.9), max_length=0)
     controlled.run(2, 1.0)
     assert [session.length for session in controlled.sessions] == [0, 0]
+
+
+def test_what_is_expected_of_speculation_is_computed_once_while_nothing_is_drafted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Plain decoding looks at all sessions now and then; with many of them that would take much of a round."""
+    num_looks = 0
+
+    def counted(*arguments: Any, **named: Any) -> Choice | None:
+        nonlocal num_looks
+        num_looks += 1
+        return best_choice(*arguments, **named)
+
+    monkeypatch.setattr(mode_choice, "best_choice", counted)
+    controlled = Controlled(Load(H200(), lambda now, number: 0.2, seed=5, noise=0.002))
+    controlled.run(24, 2.0)
+    assert controlled.controller.mode is Mode.PLAIN
+    before, probes = num_looks, controlled.controller.num_probes
+    num_rounds = 0
+    while controlled.controller.num_probes == probes:
+        controlled.round()
+        num_rounds += 1
+    assert num_looks <= before + 2 < before + num_rounds // 16
+    before = num_looks
+    for _ in range(64):
+        controlled.round()
+    assert num_looks > before  # a probe has said something of drafts
+
+
+@pytest.mark.parametrize("num_sessions", [32, 48, 63, 64])
+def test_sessions_are_few_or_many_by_one_rule(num_sessions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer than 64 are few: speculation is tried at once, and what its first rounds said against it is checked."""
+    is_few = num_sessions < 64
+    controlled = Controlled(Load(H200(), lambda now, number: 0.95, seed=1))
+    controlled.resize(num_sessions)
+    for _ in range(3):
+        controlled.round()
+    assert (controlled.controller.mode is Mode.SPECULATIVE) is is_few
+
+    checks = []
+    monkeypatch.setattr(ModeTrial, "begin_if_due", lambda self, *_, is_check, **__: checks.append(is_check))
+    choice = ModeChoice(8)
+    choice._begin_trial_if_due(controlled.controller._load(), choice._trials[Mode.SPECULATIVE], 5e-3, 1e-2, 1e-2)
+    assert checks == [is_few]

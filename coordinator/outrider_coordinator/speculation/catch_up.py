@@ -7,6 +7,8 @@ little. So all sessions go on plainly until nearly all drafts have their text, w
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from outrider_coordinator.speculation.session_state import ControlledSession
 
 LONGEST_INLINE_FEED = 16
@@ -22,27 +24,19 @@ class CatchUp:
 
     def __init__(self) -> None:
         self.is_active = False
-        self._lagging: set[ControlledSession] = set()
         self._began: float | None = None
         """None while no catch-up is due."""
 
-    def note(self, session: ControlledSession) -> None:
-        """The session's lag has changed."""
-        if session.draft_lag > LONGEST_INLINE_FEED and session.limit:
-            self._lagging.add(session)
-        else:
-            self._lagging.discard(session)
-
-    def leave(self, session: ControlledSession) -> None:
-        """The session leaves the target."""
-        self._lagging.discard(session)
-
-    def update(self, now: float, num_sessions: int, *, is_wanted: bool) -> None:
+    def update(self, now: float, sessions: Collection[ControlledSession], *, is_wanted: bool) -> None:
         """Begin or end a catch-up; ``is_wanted``: sessions are to draft."""
         share = _BEGIN if self._began is None else _END
-        if not is_wanted or len(self._lagging) <= share * num_sessions:
+        if not is_wanted or _num_lagging(sessions) <= share * len(sessions):
             self._began, self.is_active = None, False
             return
         if self._began is None:
             self._began = now
         self.is_active = now - self._began < _LONGEST_S
+
+
+def _num_lagging(sessions: Collection[ControlledSession]) -> int:
+    return sum(session.draft_lag > LONGEST_INLINE_FEED and session.limit > 0 for session in sessions)

@@ -8,12 +8,13 @@ times alone, never on what was drawn.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from outrider_coordinator.speculation.catch_up import CatchUp
 from outrider_coordinator.speculation.estimates.round_timer import VerdictBatch
 from outrider_coordinator.speculation.mode_choice import Load, ModeChoice
 from outrider_coordinator.speculation.mode_selector import Mode
-from outrider_coordinator.speculation.session_state import ControlledSession
+from outrider_coordinator.speculation.session_state import ControlledSession, SessionVerdict
 
 _LONGEST_INTERVAL_S = 0.25
 """Longest interval between two messages of a target that is busy."""
@@ -120,7 +121,6 @@ class DraftLengthController:
             self._note_request(session)
             self._num_prompts -= not session.has_begun
             self._choice.probe.leave(session)
-            self._catch_up.leave(session)
 
     def _note_request(self, session: ControlledSession) -> None:
         if session.began_s is not None:
@@ -133,18 +133,35 @@ class DraftLengthController:
             self._busy_s += min(now - self._batch.now, _LONGEST_INTERVAL_S)
         self._batch = VerdictBatch(now)
 
+    def note_verdicts(self, verdicts: Iterable[SessionVerdict]) -> None:
+        """Steps of sessions were judged. Of plain ones there are as many as sessions in every message, so they are
+        added up.
+        """
+        sessions, now = self._sessions, self._batch.now
+        num_rows = num_timed = 0
+        sum_seconds = 0.0
+        for session, num_drafted, num_accepted, draft_lag in verdicts:
+            if num_drafted or not session.has_begun:
+                self.note_verdict(session, num_drafted, num_accepted, draft_lag=draft_lag)
+            elif session in sessions:
+                num_rows += 1
+                if (began := session.note_verdict(now, 0, draft_lag)) is not None:
+                    num_timed += 1
+                    sum_seconds += now - began
+        self._batch.add_plain(num_rows, num_timed, sum_seconds)
+
     def note_verdict(self, session: ControlledSession, num_drafted: int, num_accepted: int, *, draft_lag: int) -> None:
         """A step of the session was judged; ``draft_lag``: committed tokens that its draft lacks."""
         if session not in self._sessions:
             return
         began = session.note_verdict(self._batch.now, num_drafted, draft_lag)
         self._batch.note(began, num_drafted, num_accepted)
-        self._catch_up.note(session)
         if not session.has_begun:
             session.has_begun, session.began_s = True, self._busy_s
             self._num_prompts -= 1
             self._has_prompts_ended |= not self._num_prompts
         if num_drafted:
+            self._choice.note_drafts()
             session.acceptance.note(num_drafted, num_accepted, self._choice.acceptance.mean)
             self._choice.acceptance.note(num_drafted, num_accepted, session.expected)
             self._choice.probe.note_verdict(session, num_drafted, num_accepted)
@@ -171,6 +188,7 @@ class DraftLengthController:
     def note_draft(self, draft_length: int, tokens: int, seconds: float) -> None:
         """Proposals that were drawn together: the longest one's length, the draft tokens of all, their time."""
         if draft_length and seconds > 0.0:
+            self._choice.note_drafts()
             self._choice.timer.times.note_draft(draft_length, tokens, seconds)
 
     def note_draft_text(self, num_tokens: int, seconds: float) -> None:
@@ -185,7 +203,7 @@ class DraftLengthController:
 
     def _update_catch_up(self) -> None:
         is_wanted = self._choice.is_speculating and not self._num_prompts
-        self._catch_up.update(self._busy_s, len(self._sessions), is_wanted=is_wanted)
+        self._catch_up.update(self._busy_s, self._sessions, is_wanted=is_wanted)
 
     # Choosing.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_coordinator.speculation.draft_length import best_choice, usefulness
+from outrider_coordinator.speculation.draft_length import Choice, best_choice, usefulness
 from outrider_coordinator.speculation.estimates.acceptance_estimate import HIGHEST, AcceptanceEstimate
 from outrider_coordinator.speculation.estimates.round_timer import RoundTimer, VerdictBatch
 from outrider_coordinator.speculation.exploration.acceptance_probe import AcceptanceProbe
@@ -29,10 +29,12 @@ _DOUBT = 1.2
 """So many times slower than expected speculation may turn out for each doubling of the sessions past those with which
 it is known.
 """
-_FEW_SESSIONS = 32
+_FEW_SESSIONS = 63
 """So many sessions' drafts take in their text so fast that nothing is doubted. With more, a server that knows nothing
 of speculation begins plainly, and tries it later.
 """
+_SAME_SECONDS = 0.03
+"""Plain rounds whose durations differ by a smaller share leave what is expected of speculation as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,18 @@ class Load:
         return not self.has_prompts and (self.is_new or self.steady_s > _STEADY_S)
 
 
+@dataclass(slots=True)
+class _Expected:
+    """Expectations of speculation, which last while decoding is plain and nothing is drafted."""
+
+    sessions: tuple[ControlledSession, ...]
+    plain_seconds: float
+    useful: np.ndarray  # [B, K]
+    best: Choice | None
+    hoped_rate: float | None = None
+    """Tokens a second if more was accepted than expected; None: not asked for yet."""
+
+
 def imbalance(num_sessions: int) -> float:
     """Share of the time by which the last of so many sessions ends later under speculation than the mean one: sessions
     gain unequally, and the last ones have forwards to themselves.
@@ -66,9 +80,18 @@ def imbalance(num_sessions: int) -> float:
     return min(_IMBALANCE * math.log2(max(num_sessions, 1)), _MAX_IMBALANCE)
 
 
+def _doublings_past_few(num_sessions: int) -> int:
+    """How many times sessions have doubled since the few with which nothing is doubted; below 1: they are few."""
+    return num_sessions.bit_length() - _FEW_SESSIONS.bit_length()
+
+
 def _saved_share(rate: float, other: float) -> float:
     """Of the time, where decoding turns from one rate to the other."""
     return 1.0 - rate / other if other > rate else 0.0
+
+
+def _is_same(seconds: float, others: float) -> bool:
+    return abs(seconds - others) <= _SAME_SECONDS * others
 
 
 class ModeChoice:
@@ -84,6 +107,8 @@ class ModeChoice:
         self.probe = AcceptanceProbe()
         self.switch_price = SwitchPrice()
         self._trials = {mode: ModeTrial(mode) for mode in Mode}
+        self._expected: _Expected | None = None
+        """By the last choice; None where something was learned since that may change it."""
         self.has_tried = False
         """A trial has ended since the last choice: the switch to the mode that was tried is free."""
 
@@ -105,6 +130,10 @@ class ModeChoice:
             if trial.note_round(now, batch.num_tokens, share, self.rates[mode.other], counts=counts):
                 self.has_tried = True
 
+    def note_drafts(self) -> None:
+        """Something was learned of drafts: what they cost, or how many tokens were accepted."""
+        self._expected = None
+
     def cancel_trials(self, now: float) -> None:
         """End trials without a result: the load has changed."""
         for mode, trial in self._trials.items():
@@ -119,26 +148,36 @@ class ModeChoice:
             for session in sessions:
                 session.length = 0
             return True
-        useful = self._usefulness(sessions)
-        best = best_choice(useful, self.timer.times, self.timer.share, near=self.lengths.base_length)
         plain_seconds = self.timer.plain_seconds(len(sessions))
+        expected = self._expect(sessions, plain_seconds)
+        best = expected.best
         if best is None or plain_seconds <= 0.0:
             return False
         rate = best.rate / (1.0 + imbalance(len(sessions)))
         self.rates = {Mode.PLAIN: len(sessions) / plain_seconds, Mode.SPECULATIVE: rate}
         has_changed = self._select_mode(load, plain_seconds, best.seconds)
         if self.is_speculating:
-            self.lengths.set_lengths(sessions, useful, best, self.timer.times, self.timer.share)
+            self.lengths.set_lengths(sessions, expected.useful, best, self.timer.times, self.timer.share)
         elif not self.probe.is_active:
             for session in sessions:
                 session.length = 0
-        if not self.is_speculating and not load.has_prompts and self._may_pay(useful):
+        if not self.is_speculating and not load.has_prompts and self._may_pay(expected):
             self.probe.begin_if_due(load.now, sessions, self.acceptance.mean)
         return has_changed
 
+    def _expect(self, sessions: tuple[ControlledSession, ...], plain_seconds: float) -> _Expected:
+        known = self._expected
+        if known is None or known.sessions != sessions or not _is_same(known.plain_seconds, plain_seconds):
+            useful = self._usefulness(sessions)
+            self._expected = known = _Expected(sessions, plain_seconds, useful, self._best(useful))
+        return known
+
+    def _best(self, useful: np.ndarray) -> Choice | None:  # useful [B, K]
+        return best_choice(useful, self.timer.times, self.timer.share, near=self.lengths.base_length)
+
     def _begins_plainly(self, num_sessions: int) -> bool:
         """Whether decoding is to turn plain since nothing is known and the price of learning grows with sessions."""
-        if self.selector.mode is Mode.PLAIN or num_sessions.bit_length() <= _FEW_SESSIONS.bit_length():
+        if self.selector.mode is Mode.PLAIN or _doublings_past_few(num_sessions) <= 0:
             return False
         return self.timer.doublings_past_known(num_sessions) is None
 
@@ -149,7 +188,7 @@ class ModeChoice:
 
     def _sure_rates(self, num_sessions: int) -> dict[Mode, float]:
         """The rates, speculation's less what may be wrong where it was timed with fewer sessions only."""
-        past_few = num_sessions.bit_length() - _FEW_SESSIONS.bit_length()
+        past_few = _doublings_past_few(num_sessions)
         past_known = self.timer.doublings_past_known(num_sessions)
         doubt = math.inf if past_known is None and past_few > 0 else _DOUBT ** max(min(past_known or 0, past_few), 0)
         return {Mode.PLAIN: self.rates[Mode.PLAIN], Mode.SPECULATIVE: self.rates[Mode.SPECULATIVE] / doubt}
@@ -170,6 +209,7 @@ class ModeChoice:
             self.probe.cancel(load.now)
             if other is Mode.PLAIN:
                 self.acceptance.lighten()
+                self.note_drafts()
                 self.probe.restart()
             return True
         if load.is_steady and not self.probe.is_active:
@@ -189,7 +229,7 @@ class ModeChoice:
     ) -> None:
         num_sessions = len(load.sessions)
         num_rounds = trial.num_rounds(self.timer.num_cold_rounds)
-        is_check = trial.may_check and self.timer.is_young and num_sessions <= _FEW_SESSIONS
+        is_check = trial.may_check and self.timer.is_young and _doublings_past_few(num_sessions) <= 0
         has_begun = trial.begin_if_due(
             load.now,
             load.steady_s,
@@ -204,12 +244,15 @@ class ModeChoice:
         )
         if has_begun and is_check:
             self.timer.times.forget_speculation()
+            self.note_drafts()
 
-    def _may_pay(self, useful: np.ndarray) -> bool:  # useful [B, K]
+    def _may_pay(self, expected: _Expected) -> bool:
         """Whether speculation would be worth it if more was accepted than expected."""
-        hoped = (1.0 - (1.0 - useful) * _HOPE_OF_ACCEPTANCE) * (useful > 0.0)
-        best = best_choice(hoped, self.timer.times, self.timer.share, near=self.lengths.base_length)
-        return best is not None and best.rate > self.rates[Mode.PLAIN]
+        if expected.hoped_rate is None:
+            useful = expected.useful
+            best = self._best((1.0 - (1.0 - useful) * _HOPE_OF_ACCEPTANCE) * (useful > 0.0))
+            expected.hoped_rate = 0.0 if best is None else best.rate
+        return expected.hoped_rate > self.rates[Mode.PLAIN]
 
     def _usefulness(self, sessions: tuple[ControlledSession, ...]) -> np.ndarray:  # -> [B, K]
         mean = self.acceptance.mean

@@ -7,6 +7,7 @@ or throwing drafts away would bias the output.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from outrider.limits import MAX_DRAFT_LENGTH
 from outrider.ports import DraftEvent, EventBatch, ForwardReport, Proposal
 from outrider_coordinator.speculation.controller import DraftLengthController
 from outrider_coordinator.speculation.mode_selector import Mode
-from outrider_coordinator.speculation.session_state import ControlledSession
+from outrider_coordinator.speculation.session_state import ControlledSession, SessionVerdict
 from outrider_coordinator.stats.spec_decode_stats import WithoutDraft
 
 _log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class DraftLengthPolicy:
         self._controller_of: dict[ControlledSession, DraftLengthController] = {}
         self._ended: dict[DraftLengthController, ForwardReport | None] = {}
         """Whose last message was heard but not learned from yet, and that message's report."""
-        self._verdicts: list[tuple[ControlledSession, int, int, int]] = []
+        self._verdicts: list[SessionVerdict] = []
         """Verdicts that were not learned from yet."""
 
     def set_load(self, num_requests: int) -> None:
@@ -88,7 +89,7 @@ class DraftLengthPolicy:
 
         It is learned from once the commands of the message have left, unless it ends a prompt: others wait for that.
         """
-        if session not in self._controller_of:
+        if not self.is_controlled:
             return
         self._verdicts.append((session, num_drafted, num_accepted, draft_lag))
         if not session.has_begun:
@@ -96,17 +97,21 @@ class DraftLengthPolicy:
 
     def _note_verdicts(self) -> None:
         verdicts, self._verdicts = self._verdicts, []
-        for session, num_drafted, num_accepted, draft_lag in verdicts:
-            controller = self._controller_of.get(session)
+        for controller, own in itertools.groupby(verdicts, key=self._controller_of_verdict):
             if controller is not None:
-                controller.note_verdict(session, num_drafted, num_accepted, draft_lag=draft_lag)
+                controller.note_verdicts(own)
+
+    def _controller_of_verdict(self, verdict: SessionVerdict) -> DraftLengthController | None:
+        return self._controller_of.get(verdict[0])
 
     def length(self, session: ControlledSession) -> int:
         """The draft length of a session's next step, before it is trimmed to what fits."""
         if self.is_off_by_load:
             return 0
         controller = self._controller_of.get(session)
-        return session.limit if controller is None else controller.length(session)
+        if controller is None:
+            return session.limit
+        return controller.length(session) if session.length else 0
 
     def lengths(self, sessions: Sequence[ControlledSession]) -> list[int]:
         """``length`` of each session."""
@@ -140,6 +145,8 @@ class DraftLengthPolicy:
 
     def is_catching_up(self, session: ControlledSession) -> bool:
         """Whether the session's draft is to be brought its text, for steps to come."""
+        if not session.length:
+            return False
         controller = self._controller_of.get(session)
         return controller is not None and not self.is_off_by_load and controller.is_catching_up(session)
 
@@ -150,10 +157,12 @@ class DraftLengthPolicy:
         if self.is_off_by_load:
             return WithoutDraft.LOAD
         controller = self._controller_of.get(session)
-        if controller is None or controller.length(session):
+        if controller is None:
             return None
         if not session.length:
             return WithoutDraft.NOT_WORTH
+        if controller.length(session):
+            return None
         if controller.has_prompts:
             return WithoutDraft.PROMPTS
         return WithoutDraft.CATCHING_UP if controller.is_catching_up(session) else WithoutDraft.NOT_WORTH

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from outrider_coordinator.speculation.estimates.acceptance_estimate import PRIOR, SessionAcceptance
 
 _NEW_ROUNDS = 12
+
+SessionVerdict: TypeAlias = "tuple[ControlledSession, int, int, int]"
+"""A judged step: its session, the drafted and the accepted tokens, and the committed tokens that its draft lacks."""
 
 
 class ControlledSession:

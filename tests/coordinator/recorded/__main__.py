@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from outrider.demo import DRAFT, TARGET
 from outrider_coordinator.speculation import ControlledSession, DraftLengthController
+from outrider_coordinator.speculation.session_state import SessionVerdict
 from tests.support.stack import Stack, run_stack
 
-EVENTS = ("enter", "leave", "begin", "note_verdict", "end", "note_draft")
+EVENTS = ("enter", "leave", "begin", "end", "note_draft")
 
 
 def listen(into: list[list[Any]]) -> None:
@@ -39,6 +41,14 @@ def listen(into: list[list[Any]]) -> None:
             return _method(self, *arguments, **named)
 
         setattr(DraftLengthController, name, heard)
+    note_verdicts = DraftLengthController.note_verdicts
+
+    def heard_verdicts(self: DraftLengthController, verdicts: Iterable[SessionVerdict]) -> None:
+        verdicts = list(verdicts)
+        into.extend(["note_verdict", *map(plain, verdict)] for verdict in verdicts)
+        note_verdicts(self, verdicts)
+
+    setattr(DraftLengthController, "note_verdicts", heard_verdicts)  # noqa: B010
 
 
 async def record(into: list[list[Any]]) -> None:

@@ -37,6 +37,12 @@ class VerdictGroup:
             self.num_timed += 1
             self.sum_seconds += now - began
 
+    def add(self, num_rows: int, num_timed: int, sum_seconds: float) -> None:
+        """So many verdicts at once."""
+        self.num_rows += num_rows
+        self.num_timed += num_timed
+        self.sum_seconds += sum_seconds
+
     @property
     def seconds(self) -> float | None:
         """Mean round duration; None unless most rounds were timed."""
@@ -64,6 +70,11 @@ class VerdictBatch:
         group.note(began, self.now)
         self.num_drafted += num_drafted
         self.draft_length = max(self.draft_length, num_drafted)
+
+    def add_plain(self, num_rows: int, num_timed: int, sum_seconds: float) -> None:
+        """Verdicts of steps without draft tokens, of which so many were timed, and the sum of those times."""
+        self.num_tokens += num_rows
+        self.plain.add(num_rows, num_timed, sum_seconds)
 
     @property
     def num_rows(self) -> int:
