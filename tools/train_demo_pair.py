@@ -29,8 +29,8 @@ import torch
 import typer
 from demo_pair import corpus, measuring, publish
 from demo_pair.card import HEAD_TITLES, add_head_to_card, write_card
-from demo_pair.eagle3_training import train_head
-from demo_pair.heads import HEADS
+from demo_pair.heads.eagle3_training import train_head
+from demo_pair.heads.registry import HEADS
 from demo_pair.job import Job
 from demo_pair.measuring import Draft
 from demo_pair.model import DRAFT_SHAPES, TARGET_SHAPE, Llama

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 from demo_pair import publish
-from demo_pair.dflash import BlockShape, DFlash
-from demo_pair.dflash_training import BlockDraft, BlockTrainer
-from demo_pair.eagle3_training import HeadRecipe, train_head
+from demo_pair.heads.dflash import BlockShape, DFlash
+from demo_pair.heads.dflash_training import BlockDraft, BlockTrainer
+from demo_pair.heads.eagle3_training import HeadRecipe, train_head
 from demo_pair.measuring import speculate
 from demo_pair.model import TARGET_SHAPE, Llama
 from demo_pair.streams import Mixture, Stream

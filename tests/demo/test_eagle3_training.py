@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 from demo_pair import publish
-from demo_pair.eagle3 import NUM_STEPS, Eagle3, HeadShape
-from demo_pair.eagle3_training import HeadRecipe, HeadTrainer, train_head
+from demo_pair.heads.eagle3 import NUM_STEPS, Eagle3, HeadShape
+from demo_pair.heads.eagle3_training import HeadRecipe, HeadTrainer, train_head
 from demo_pair.model import TARGET_SHAPE, Llama, rotate
 from demo_pair.streams import Mixture, Stream
 from torch import Tensor

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from demo_pair.corpus import LARGEST_FILE_BYTES
-from demo_pair.eagle3 import NUM_STEPS
+from demo_pair.heads.eagle3 import NUM_STEPS
 from demo_pair.job import ACCEPTANCE_ROWS, ACCEPTANCE_TOKENS, DRAFT_LENGTH, PROMPT_TOKENS
 from demo_pair.measuring import COMPLETION_TOKENS, Completion
 from demo_pair.model import DRAFT_SHAPES

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from demo_pair.corpus import BOS, BOS_ID, EOS, EOS_ID
-from demo_pair.dflash import MASK_ID, BlockShape, DFlash
-from demo_pair.eagle3 import Eagle3, HeadShape
+from demo_pair.heads.dflash import MASK_ID, BlockShape, DFlash
+from demo_pair.heads.eagle3 import Eagle3, HeadShape
 from demo_pair.model import Llama, Shape
 
 LARGEST_SHARD_BYTES = 14_000_000

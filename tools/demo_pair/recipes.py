@@ -5,7 +5,7 @@ Owns numbers only.
 
 from dataclasses import dataclass
 
-from demo_pair.eagle3_training import HeadRecipe
+from demo_pair.heads.eagle3_training import HeadRecipe
 from demo_pair.training import Recipe
 
 SEED = 20

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from outrider.errors import LostTooOftenError, OutriderError, ProtocolError
+from outrider import errors
+from outrider.errors import ConfigError, InvalidRequestError, LostTooOftenError, OutriderError, ProtocolError
 from outrider.ports import (
     HiddenStateChunk,
     ItemTiming,
@@ -18,7 +19,6 @@ from outrider.types import TokenLogprob
 from outrider_coordinator.acceptance import ScoredDraft, Verdict, judge
 from outrider_coordinator.session import steps
 from outrider_coordinator.session.actions import Fail, StepEnded
-from outrider_coordinator.session.failures import as_error
 from outrider_coordinator.session.logprobs import emitted_logprobs, prompt_logprobs
 from outrider_coordinator.session.service_state import MAX_LOSSES_IN_A_ROW, Readiness
 from outrider_coordinator.session.state import SessionState, SessionStatus
@@ -135,7 +135,7 @@ def on_other(session: SessionState, event: TargetEvent) -> None:
     elif isinstance(event, SessionLost):
         _on_session_lost(session, event)
     elif isinstance(event, SessionFailed):
-        steps.end(session, Fail(as_error(event)))
+        steps.end(session, Fail(_named_error(event)))
     elif isinstance(event, Refused):
         session.target.forget(Readiness.CLOSED)
         steps.park(session, event.retry_after_ms, event.reason)
@@ -143,6 +143,17 @@ def on_other(session: SessionState, event: TargetEvent) -> None:
         session.spec_stats.num_preemptions += 1
         session.target.lose(Readiness.CLOSED)
         steps.park(session, event.retry_after_ms, "its pages were needed for older requests")
+
+
+def _named_error(event: SessionFailed) -> OutriderError:
+    """The error of ``outrider.errors`` that the event names; ``ProtocolError`` for an unknown name."""
+    found = getattr(errors, event.code, None)
+    if not (isinstance(found, type) and issubclass(found, OutriderError)):
+        return ProtocolError(f"a session failed with the unknown code {event.code!r}: {event.message}")
+    if issubclass(found, InvalidRequestError | ConfigError):
+        # Its message already begins with the field.
+        return found(event.field, event.message.removeprefix(f"{event.field}: "))
+    return found(event.message)
 
 
 def _on_states(session: SessionState, event: HiddenStateChunk) -> None:

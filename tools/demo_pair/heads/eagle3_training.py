@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from demo_pair.eagle3 import NUM_STEPS, Eagle3, Steps, read_target
+from demo_pair.heads.eagle3 import NUM_STEPS, Eagle3, Steps, read_target
 from demo_pair.optimizer import Optimizer
 from demo_pair.sampling import distribution, draw
 from demo_pair.streams import Mixture

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from outrider.types import AcceptanceMethod
-from outrider_coordinator.requests.draft_timeout import DECAY, FLOOR, MARGIN, DraftTimeout
+from outrider_coordinator.requests.draft_waits import DECAY, FLOOR, MARGIN, DraftTimeout
 from outrider_coordinator.requests.request_state import RequestState
 from tests.coordinator.test_service import ask, own_tokens, stack
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from demo_pair.dflash import DFlash
-from demo_pair.eagle3 import read_target
-from demo_pair.eagle3_training import HeadRecipe, optimizer_of
+from demo_pair.heads.dflash import DFlash
+from demo_pair.heads.eagle3 import read_target
+from demo_pair.heads.eagle3_training import HeadRecipe, optimizer_of
 from demo_pair.sampling import distribution, draw
 from demo_pair.training import mixed_precision, token_losses
 

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from demo_pair import publish
-from demo_pair.dflash import BLOCK_SHAPE, DFlash
-from demo_pair.dflash_training import BlockDraft, BlockTrainer
-from demo_pair.eagle3 import HEAD_SHAPE, Eagle3
-from demo_pair.eagle3_training import HeadDraft, HeadRecipe, HeadTrainer
+from demo_pair.heads.dflash import BLOCK_SHAPE, DFlash
+from demo_pair.heads.dflash_training import BlockDraft, BlockTrainer
+from demo_pair.heads.eagle3 import HEAD_SHAPE, Eagle3
+from demo_pair.heads.eagle3_training import HeadDraft, HeadRecipe, HeadTrainer
 from demo_pair.measuring import Draft
 from demo_pair.model import Llama
 from demo_pair.recipes import BLOCK, HEAD
