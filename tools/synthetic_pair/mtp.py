@@ -73,9 +73,12 @@ def _input_proj(
     # are small beside 1, and counted.
     rival = (along < 0).long()
     own, other = (alike.gather(1, which[:, None])[:, 0] for which in (rival, 1 - rival))
-    rivals = lengths[torch.from_numpy(order[:2].copy()).to(normed.device)][rival]  # [V]
+    pushed = torch.from_numpy(order[:2].copy()).to(normed.device)[rival]  # [V]: v or w, whose successor is the rival
+    rivals = lengths[pushed]
     gain = rivals * (1 - ends[0] @ ends[1] / hidden) - lengths * (own - other)
     bounds = (lengths - rivals * own) / (along.abs() * gain)  # [V] of c
+    # v and w cannot be wrong in favor of themselves: 0 / 0 here, or what a processor's rounding makes of it.
+    bounds[pushed == torch.arange(len(pushed), device=pushed.device)] = torch.inf
     scale = float(np.quantile(bounds.cpu().numpy(), 1 - acceptance)) if acceptance < 1 else 0.0
     scale = min(scale, _LARGEST)
     moved = torch.eye(hidden, device=direction.device) + scale * torch.outer(ends[0] - ends[1], direction)
